@@ -1,0 +1,38 @@
+//! A hook through which the host's own accesses to buffers can be watched.
+//!
+//! Device work passes through a driver that can be watched or simulated; a host view of a buffer is plain memory access.
+//! Every view that this workspace hands out announces itself here, so that a race checker sees both sides. Without a
+//! hook it costs one relaxed load.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// What the host does with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HostAccess {
+    /// The host may read the range from now on.
+    Read,
+    /// The host may read and write the range from now on.
+    Write,
+}
+
+/// Called on the accessing thread, before the access, with the range's address and length in bytes.
+pub type Hook = fn(address: usize, bytes: usize, access: HostAccess);
+
+static HOOK: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Installs the hook for the process; the last one wins.
+pub fn set_hook(hook: Hook) {
+    HOOK.store(hook as *mut (), Ordering::Release);
+}
+
+/// Announces an access of the host to memory that a device may know. Called by every host view of this workspace;
+/// frameworks that write through raw pointers may call it too.
+#[inline]
+pub fn note(address: usize, bytes: usize, access: HostAccess) {
+    let hook = HOOK.load(Ordering::Acquire);
+    if !hook.is_null() {
+        // SAFETY: the only non-null value ever stored is a `Hook` cast to a pointer by `set_hook`.
+        let hook = unsafe { std::mem::transmute::<*mut (), Hook>(hook) };
+        hook(address, bytes, access);
+    }
+}

@@ -1,0 +1,3 @@
+//! Vocabulary and traits.
+
+pub mod host_access;

@@ -1,0 +1,137 @@
+//! The primary context of a device, bound for the length of a call from whichever thread makes it.
+
+use std::{marker::PhantomData, ptr, sync::Arc};
+
+use cust::sys::CUcontext;
+
+use crate::{Device, Result, check, ffi, record_drop_error};
+
+/// A device's primary context: the one that PyTorch, cudarc, cust and the CUDA runtime share, so that memory, streams
+/// and events may be passed between them.
+///
+/// Clones share one reference; the context is released when the last clone goes. Usable from any thread.
+#[derive(Clone, Debug)]
+pub struct Context {
+    shared: Arc<Retained>,
+}
+
+#[derive(Debug)]
+struct Retained {
+    device: Device,
+    raw: CUcontext,
+}
+
+// SAFETY: a context handle may be used from any thread; binding it is per thread and done by `enter`.
+unsafe impl Send for Retained {}
+// SAFETY: as above; the driver synchronises access to a context itself.
+unsafe impl Sync for Retained {}
+
+impl Context {
+    /// Retains the device's primary context, creating it if this process has none yet (that takes about 200 ms on a
+    /// data-centre GPU). The calling thread's current context stays as it is.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn primary(device: Device) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid and the handle came from the driver.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            ffi::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw())
+        })?;
+        Ok(Self { shared: Arc::new(Retained { device, raw }) })
+    }
+
+    /// The device this is the context of.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.shared.device
+    }
+
+    /// The driver's handle, valid while `self` lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUcontext {
+        self.shared.raw
+    }
+
+    /// Makes this context current on the calling thread until the guard is dropped; nothing is done where it already is.
+    ///
+    /// # Errors
+    /// The driver's code.
+    #[inline]
+    pub fn enter(&self) -> Result<ContextGuard<'_>> {
+        let mut current = ptr::null_mut();
+        // SAFETY: the out pointer is valid for the call.
+        check("cuCtxGetCurrent", unsafe { ffi::cuCtxGetCurrent(&mut current) })?;
+        let pushed = current != self.shared.raw;
+        if pushed {
+            // SAFETY: the context is retained by `self`, which outlives the guard.
+            check("cuCtxPushCurrent", unsafe { ffi::cuCtxPushCurrent_v2(self.shared.raw) })?;
+        }
+        Ok(ContextGuard { pushed, context: PhantomData, not_send: PhantomData })
+    }
+
+    /// Free and total bytes of the device's memory at this moment.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn memory_info(&self) -> Result<(usize, usize)> {
+        let _bound = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both out pointers are valid for the call.
+        check("cuMemGetInfo", unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// The numerically greatest (least urgent) and least (most urgent) stream priority of the device.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn stream_priority_range(&self) -> Result<(i32, i32)> {
+        let _bound = self.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both out pointers are valid for the call.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            ffi::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        Ok((least, greatest))
+    }
+
+    /// Blocks the host until all work of the context is done. For shutting down, never for a transfer.
+    ///
+    /// # Errors
+    /// The driver's code, also one that earlier asynchronous work caused.
+    pub fn synchronize(&self) -> Result<()> {
+        let _bound = self.enter()?;
+        // SAFETY: a context is current.
+        check("cuCtxSynchronize", unsafe { ffi::cuCtxSynchronize() })
+    }
+}
+
+impl Drop for Retained {
+    fn drop(&mut self) {
+        // SAFETY: this releases the one reference that `primary` retained.
+        let code = unsafe { ffi::cuDevicePrimaryCtxRelease_v2(self.device.as_raw()) };
+        record_drop_error(check("cuDevicePrimaryCtxRelease", code));
+    }
+}
+
+/// Keeps a context current on this thread; dropping it gives the thread back what it had.
+#[must_use = "the context is bound only while the guard lives"]
+#[derive(Debug)]
+pub struct ContextGuard<'a> {
+    pushed: bool,
+    context: PhantomData<&'a Context>,
+    /// The driver's stack of contexts belongs to a thread.
+    not_send: PhantomData<*const ()>,
+}
+
+impl Drop for ContextGuard<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut popped = ptr::null_mut();
+            // SAFETY: `enter` pushed one entry on this thread and guards cannot leave their thread.
+            let code = unsafe { ffi::cuCtxPopCurrent_v2(&mut popped) };
+            record_drop_error(check("cuCtxPopCurrent", code));
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! A CUDA device by ordinal: its name, identity, memory and attributes.
+
+use std::os::raw::c_int;
+
+use crate::{Driver, DriverError, Result, check, ffi};
+
+/// Attribute numbers of the driver API (`CU_DEVICE_ATTRIBUTE_*`) that this workspace asks for, as integers.
+///
+/// Source: `CUdevice_attribute` in the CUDA driver API; numbers are stable across versions.
+pub mod attribute {
+    /// Copies and kernels can overlap; how many copy engines there are.
+    pub const ASYNC_ENGINE_COUNT: u32 = 40;
+    /// Multiprocessors on the device.
+    pub const MULTIPROCESSOR_COUNT: u32 = 16;
+    /// The device shares its memory with the host.
+    pub const INTEGRATED: u32 = 18;
+    /// The device can map host memory.
+    pub const CAN_MAP_HOST_MEMORY: u32 = 19;
+    /// Host and device share one address space.
+    pub const UNIFIED_ADDRESSING: u32 = 41;
+    /// Major number of the compute capability.
+    pub const COMPUTE_CAPABILITY_MAJOR: u32 = 75;
+    /// Minor number of the compute capability.
+    pub const COMPUTE_CAPABILITY_MINOR: u32 = 76;
+    /// Streams have priorities.
+    pub const STREAM_PRIORITIES_SUPPORTED: u32 = 78;
+    /// Managed memory can be allocated.
+    pub const MANAGED_MEMORY: u32 = 83;
+    /// Ordinary host memory is accessible to the device.
+    pub const PAGEABLE_MEMORY_ACCESS: u32 = 88;
+    /// Host and device can use managed memory at the same time.
+    pub const CONCURRENT_MANAGED_ACCESS: u32 = 89;
+    /// Host memory can be registered.
+    pub const HOST_REGISTER_SUPPORTED: u32 = 99;
+    /// The device can use a registered host pointer as it is.
+    pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: u32 = 91;
+    /// Stream-ordered memory pools.
+    pub const MEMORY_POOLS_SUPPORTED: u32 = 115;
+}
+
+/// A device that the driver knows. Copy it freely; it owns nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Device {
+    ordinal: u32,
+    handle: c_int,
+}
+
+impl Device {
+    /// Finds the device with this ordinal, initialising the driver if need be.
+    ///
+    /// # Errors
+    /// Those of [`Driver::get`]; [`DriverError::NoDevice`] where there is none at all,
+    /// [`DriverError::UnknownDevice`] where the ordinal is too large.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        let count = Driver::get()?.device_count()?;
+        if count == 0 {
+            return Err(DriverError::NoDevice);
+        }
+        let signed = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let Some(signed) = signed else { return Err(DriverError::UnknownDevice { ordinal, count }) };
+        let mut handle = 0;
+        // SAFETY: the out pointer is valid for the call.
+        check("cuDeviceGet", unsafe { ffi::cuDeviceGet(&mut handle, signed) })?;
+        Ok(Self { ordinal, handle })
+    }
+
+    /// All devices, in ordinal order; empty where the driver shows none.
+    ///
+    /// # Errors
+    /// Those of [`Driver::get`].
+    pub fn all() -> Result<Vec<Self>> {
+        (0..Driver::get()?.device_count()?).map(Self::new).collect()
+    }
+
+    /// The ordinal this device was asked for by.
+    #[must_use]
+    pub fn ordinal(self) -> u32 {
+        self.ordinal
+    }
+
+    /// The driver's handle (`CUdevice`).
+    #[must_use]
+    pub fn as_raw(self) -> c_int {
+        self.handle
+    }
+
+    /// The same device in cust's terms.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn to_cust(self) -> Result<cust::device::Device> {
+        cust::device::Device::get_device(self.ordinal)
+            .map_err(|error| DriverError::Call { call: "cuDeviceGet", code: error as u32, name: error.to_string() })
+    }
+
+    /// The marketing name, for example `NVIDIA H200`.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn name(self) -> Result<String> {
+        let mut bytes = [0_u8; 256];
+        // SAFETY: the buffer is as long as the length given, less one so that a terminator always remains.
+        check("cuDeviceGetName", unsafe { ffi::cuDeviceGetName(bytes.as_mut_ptr().cast(), 255, self.handle) })?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+    }
+
+    /// The device's UUID, which stays the same across processes and reboots.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn uuid(self) -> Result<[u8; 16]> {
+        let mut uuid = cust::sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the out pointer is valid for the call.
+        check("cuDeviceGetUuid", unsafe { ffi::cuDeviceGetUuid(&mut uuid, self.handle) })?;
+        Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// Bytes of memory on the device.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn total_memory(self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: the out pointer is valid for the call.
+        check("cuDeviceTotalMem", unsafe { ffi::cuDeviceTotalMem_v2(&mut bytes, self.handle) })?;
+        Ok(bytes)
+    }
+
+    /// A device attribute by its number; [`attribute`] names the usual ones.
+    ///
+    /// # Errors
+    /// The driver's code, for example for an attribute that this driver does not know.
+    pub fn attribute(self, number: u32) -> Result<i32> {
+        let mut value = 0;
+        // SAFETY: the out pointer is valid for the call; an unknown number is refused by the driver.
+        check("cuDeviceGetAttribute", unsafe { ffi::cuDeviceGetAttribute(&mut value, number, self.handle) })?;
+        Ok(value)
+    }
+
+    /// Compute capability as (major, minor).
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn compute_capability(self) -> Result<(i32, i32)> {
+        Ok((
+            self.attribute(attribute::COMPUTE_CAPABILITY_MAJOR)?,
+            self.attribute(attribute::COMPUTE_CAPABILITY_MINOR)?,
+        ))
+    }
+}

@@ -1,0 +1,21 @@
+//! The driver's result codes that this crate acts on, as integers.
+//!
+//! Source: `CUresult` in the CUDA driver API. Codes are stable across versions; new ones are only added.
+
+pub(crate) const SUCCESS: u32 = 0;
+pub(crate) const OUT_OF_MEMORY: u32 = 2;
+pub(crate) const STUB_LIBRARY: u32 = 34;
+pub(crate) const NO_DEVICE: u32 = 100;
+pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const NOT_SUPPORTED: u32 = 801;
+pub(crate) const UNKNOWN: u32 = 999;
+
+/// Not a driver's code: no driver could be loaded.
+pub(crate) const ABSENT_DRIVER: u32 = 0xFFFF_0001;
+/// Not a driver's code: the driver lacks the function.
+pub(crate) const ABSENT_FUNCTION: u32 = 0xFFFF_0002;
+
+/// Codes after which the context cannot be used any more: ECC and NVLink errors, illegal address, launch timeout,
+/// a kernel's assertion, hardware stack error, illegal instruction, misaligned address, invalid address space, invalid
+/// program counter, launch failure.
+pub(crate) const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];

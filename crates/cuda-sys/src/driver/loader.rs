@@ -1,0 +1,129 @@
+//! Where the driver's functions come from: the system's library, opened once, or an implementation installed before.
+
+use std::{
+    env,
+    ffi::{CStr, OsString, c_void},
+    ptr::NonNull,
+    sync::OnceLock,
+};
+
+use libloading::Library;
+
+use crate::InstallError;
+
+/// The variable that names the driver library to open instead of the system's.
+const PATH_VARIABLE: &str = "TRANSLOAD_CUDA_DRIVER";
+
+/// An implementation of the CUDA driver.
+///
+/// # Safety
+/// * Each pointer that [`symbol`](Self::symbol) returns must be a function with the C ABI and the signature that the
+///   CUDA driver API gives the name, and must stay callable from any thread for the life of the process.
+/// * A name that is not implemented must answer `None`.
+pub unsafe trait SymbolSource: Send + Sync + 'static {
+    /// What messages call this implementation, for example `transload-cuda-sim`.
+    fn name(&self) -> &'static str;
+
+    /// Whether results obtained on it must be called simulated.
+    fn is_simulated(&self) -> bool;
+
+    /// The function exported under `name`.
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>>;
+}
+
+enum Loaded {
+    Library { library: Library, origin: &'static str },
+    Installed(&'static dyn SymbolSource),
+    Nothing { tried: Vec<String> },
+}
+
+static LOADED: OnceLock<Loaded> = OnceLock::new();
+
+/// Puts `source` in the place of the system's driver, for this process and for good.
+///
+/// # Errors
+/// [`InstallError`] where a driver call (or another `install`) came first; installing the same source again is fine.
+pub fn install(source: &'static dyn SymbolSource) -> Result<(), InstallError> {
+    match LOADED.get_or_init(|| Loaded::Installed(source)) {
+        Loaded::Installed(present) if std::ptr::addr_eq(*present, source) => Ok(()),
+        _ => Err(InstallError { in_use: origin() }),
+    }
+}
+
+fn loaded() -> &'static Loaded {
+    LOADED.get_or_init(open)
+}
+
+pub(crate) fn is_simulated() -> bool {
+    matches!(loaded(), Loaded::Installed(source) if source.is_simulated())
+}
+
+pub(crate) fn origin() -> &'static str {
+    match loaded() {
+        Loaded::Library { origin, .. } => origin,
+        Loaded::Installed(source) => source.name(),
+        Loaded::Nothing { .. } => "no driver",
+    }
+}
+
+/// What was tried, where nothing could be opened; empty where a driver is loaded.
+pub(crate) fn tried() -> Vec<String> {
+    match loaded() {
+        Loaded::Nothing { tried } => tried.clone(),
+        _ => Vec::new(),
+    }
+}
+
+/// Whether any driver stands behind the functions.
+pub(super) fn is_present() -> bool {
+    !matches!(loaded(), Loaded::Nothing { .. })
+}
+
+pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
+    match loaded() {
+        Loaded::Library { library, .. } => {
+            // SAFETY: the symbol is only copied as an address here; who calls it names its type.
+            let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
+            symbol.ok().and_then(|address| NonNull::new(*address))
+        }
+        Loaded::Installed(source) => source.symbol(name),
+        Loaded::Nothing { .. } => None,
+    }
+}
+
+fn candidates() -> Vec<OsString> {
+    if let Some(path) = env::var_os(PATH_VARIABLE) {
+        return vec![path];
+    }
+    let usual: &[&str] = if cfg!(windows) {
+        &["nvcuda.dll"]
+    } else {
+        // The last one is where the Windows Subsystem for Linux keeps the host's driver.
+        &["libcuda.so.1", "libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1"]
+    };
+    usual.iter().map(OsString::from).collect()
+}
+
+fn open() -> Loaded {
+    let mut tried = Vec::new();
+    for candidate in candidates() {
+        // SAFETY: opening the driver runs its initialisers; they make no demand on the caller. The library is never
+        // closed, because functions of it are cached for the life of the process.
+        match unsafe { Library::new(&candidate) } {
+            Ok(library) => {
+                let origin = candidate.to_string_lossy().into_owned().leak();
+                return Loaded::Library { library, origin };
+            }
+            Err(error) => {
+                let file = candidate.to_string_lossy().into_owned();
+                let reason = error.to_string();
+                // The loader's own text usually begins with the file's name.
+                tried.push(if reason.contains(&file) { reason } else { format!("{file}: {reason}") });
+            }
+        }
+    }
+    if env::var_os(PATH_VARIABLE).is_none() {
+        tried.push(format!("the variable {PATH_VARIABLE} (not set)"));
+    }
+    Loaded::Nothing { tried }
+}

@@ -1,0 +1,50 @@
+//! Functions that `cust` 0.3 (CUDA 11.4) does not declare. Each may be absent from the running driver: the call then
+//! returns a code that [`check`](crate::check) turns into [`DriverError::MissingFunction`](crate::DriverError).
+//!
+//! Signatures: CUDA driver API reference, 12.x and 13.x. Where a version changed a signature, the versioned name is used.
+
+use std::os::raw::{c_uint, c_ulonglong, c_void};
+
+use cust::sys::{CUcontext, CUdeviceptr, CUstream};
+
+use super::table::driver_functions;
+
+/// `CUmemLocation` of CUDA 12.2 and later: a place that memory can be in.
+///
+/// `kind` is `CU_MEM_LOCATION_TYPE_*` as an integer: 1 device, 2 host, 3 host NUMA node, 4 the current host NUMA node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemLocation {
+    /// What `id` counts.
+    pub kind: c_uint,
+    /// Ordinal of the device or of the NUMA node; 0 for the host.
+    pub id: i32,
+}
+
+/// `CUmemcpyAttributes` of CUDA 12.8 and later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemcpyAttributes {
+    /// `CU_MEMCPY_SRC_ACCESS_ORDER_*`: 1 stream order, 2 during the call, 3 any.
+    pub src_access_order: c_uint,
+    /// Where the source is; ignored for memory that the driver knows.
+    pub src_location: MemLocation,
+    /// Where the destination is; ignored for memory that the driver knows.
+    pub dst_location: MemLocation,
+    /// `CU_MEMCPY_FLAG_*`.
+    pub flags: c_uint,
+}
+
+driver_functions! {
+    fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
+    fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
+    fn cuMemPrefetchAsync_v2(pointer: CUdeviceptr, count: usize, location: MemLocation, flags: c_uint, stream: CUstream);
+    fn cuMemAdvise_v2(pointer: CUdeviceptr, count: usize, advice: c_uint, location: MemLocation);
+    fn cuMemcpyBatchAsync_v2(
+        destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
+        attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize, stream: CUstream,
+    );
+    fn cuGetProcAddress_v2(
+        symbol: *const std::os::raw::c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut c_uint,
+    );
+}

@@ -1,0 +1,168 @@
+//! A trace of driver calls, the same on a real driver and on a software one.
+//!
+//! Off, it costs one relaxed load a call. On, every call of the process is recorded with its arguments; tests show
+//! with it that a method ran as described.
+//!
+//! ```
+//! # #[cfg(any(target_os = "linux", windows))] {
+//! let trace = transload_cuda_sys::trace::start();
+//! let _ = transload_cuda_sys::Driver::get();
+//! for call in trace.calls() {
+//!     println!("{call}");
+//! }
+//! # }
+//! ```
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread::{self, ThreadId},
+};
+
+use parking_lot::Mutex;
+
+/// How many traces are being taken.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+static CALLS: Mutex<Log> = Mutex::new(Log { calls: Vec::new(), dropped: 0 });
+
+struct Log {
+    calls: Vec<Call>,
+    /// Calls at the front of the log that nobody needs any more.
+    dropped: usize,
+}
+
+/// One driver call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The function's name.
+    pub name: &'static str,
+    /// The code it returned.
+    pub code: u32,
+    /// Its arguments as integers, pointers as addresses; a structure passed by value is 0.
+    pub arguments: Vec<u64>,
+    /// Who called.
+    pub thread: ThreadId,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}(", self.name)?;
+        for (index, argument) in self.arguments.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{argument:#x}")?;
+        }
+        write!(f, ") = {}", self.code)
+    }
+}
+
+/// A trace being taken; ends when dropped. Several may overlap.
+#[derive(Debug)]
+#[must_use = "the trace ends when this is dropped"]
+pub struct Trace {
+    from: usize,
+}
+
+/// Starts a trace of all driver calls of the process.
+pub fn start() -> Trace {
+    let log = CALLS.lock();
+    ACTIVE.fetch_add(1, Ordering::SeqCst);
+    Trace { from: log.dropped + log.calls.len() }
+}
+
+impl Trace {
+    /// Every call that returned since the trace began, in the order in which they returned.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        let log = CALLS.lock();
+        let start = self.from.saturating_sub(log.dropped);
+        log.calls.get(start..).map(<[Call]>::to_vec).unwrap_or_default()
+    }
+
+    /// The calls made by the current thread.
+    #[must_use]
+    pub fn calls_of_this_thread(&self) -> Vec<Call> {
+        let this = thread::current().id();
+        self.calls().into_iter().filter(|call| call.thread == this).collect()
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let mut log = CALLS.lock();
+        if ACTIVE.fetch_sub(1, Ordering::SeqCst) == 1 {
+            log.dropped += log.calls.len();
+            log.calls = Vec::new();
+        }
+    }
+}
+
+#[inline]
+pub(super) fn record(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
+    if ACTIVE.load(Ordering::Relaxed) != 0 {
+        append(Call { name, code, arguments: arguments(), thread: thread::current().id() });
+    }
+}
+
+#[cold]
+fn append(call: Call) {
+    CALLS.lock().calls.push(call);
+}
+
+/// An argument of a driver function as one integer.
+pub(super) trait Word {
+    fn word(&self) -> u64;
+}
+
+impl<T> Word for *const T {
+    fn word(&self) -> u64 {
+        self.addr() as u64
+    }
+}
+
+impl<T> Word for *mut T {
+    fn word(&self) -> u64 {
+        self.addr() as u64
+    }
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => { $(
+        impl Word for $type {
+            // Sign extension is wanted: -1 is the host's ordinal.
+            #[allow(clippy::cast_sign_loss, clippy::cast_lossless, trivial_numeric_casts)]
+            fn word(&self) -> u64 {
+                *self as u64
+            }
+        }
+    )* };
+}
+integers!(u8, u16, u32, u64, usize, i32);
+
+impl Word for f32 {
+    fn word(&self) -> u64 {
+        u64::from(self.to_bits())
+    }
+}
+
+impl Word for super::newer::MemLocation {
+    fn word(&self) -> u64 {
+        (u64::from(self.kind) << 32) | u64::from(self.id.cast_unsigned())
+    }
+}
+
+macro_rules! opaque {
+    ($($type:ty),*) => { $(
+        impl Word for $type {
+            fn word(&self) -> u64 {
+                0
+            }
+        }
+    )* };
+}
+opaque!(
+    cust::sys::CUipcEventHandle,
+    cust::sys::CUipcMemHandle,
+    cust::sys::CUhostFn,
+    cust::sys::CUstreamCallback,
+    cust::sys::CUoccupancyB2DSize
+);

@@ -1,0 +1,128 @@
+//! What can go wrong below the safe layers: four ways of having no driver, and a driver's own error codes.
+
+use std::fmt;
+
+use crate::driver::{Version, code, ffi};
+
+/// The result of a call into this crate.
+pub type Result<T, E = DriverError> = std::result::Result<T, E>;
+
+/// Why a driver call could not be made or did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// No CUDA driver library could be opened.
+    #[error("no CUDA driver found; tried {}", tried.join(", "))]
+    NotFound {
+        /// Each file that was tried, with the loader's reason.
+        tried: Vec<String>,
+    },
+    /// The driver is there but reports no usable device.
+    #[error("the CUDA driver reports no device (is one attached, and visible through CUDA_VISIBLE_DEVICES?)")]
+    NoDevice,
+    /// The driver is older than this crate supports.
+    #[error("the CUDA driver supports CUDA {found}; {needed} or newer is needed")]
+    TooOld {
+        /// The CUDA version that the driver supports.
+        found: Version,
+        /// The oldest version that this crate works with.
+        needed: Version,
+    },
+    /// The running driver does not have this function.
+    #[error("the running CUDA driver has no function {name}")]
+    MissingFunction {
+        /// Name of the function as exported by the driver.
+        name: &'static str,
+    },
+    /// The ordinal names no device.
+    #[error("there is no CUDA device {ordinal}; valid ordinals are 0 to {}", count - 1)]
+    UnknownDevice {
+        /// What was asked for.
+        ordinal: u32,
+        /// How many devices there are; at least 1.
+        count: u32,
+    },
+    /// The driver answered with an error code.
+    #[error("{call} failed: {name} ({code})")]
+    Call {
+        /// The driver function.
+        call: &'static str,
+        /// The true code, also where a binding's enum does not list it.
+        code: u32,
+        /// The driver's own name of the code, or `unknown CUDA error`.
+        name: String,
+    },
+}
+
+impl DriverError {
+    /// The driver's numeric code where the driver gave one.
+    #[must_use]
+    pub fn code(&self) -> Option<u32> {
+        match self {
+            Self::Call { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the driver ran out of memory (`CUDA_ERROR_OUT_OF_MEMORY`).
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.code() == Some(code::OUT_OF_MEMORY)
+    }
+
+    /// Whether the context is unusable from here on (a sticky error: only a new process, or a reset of the device's
+    /// primary context by its owner, recovers).
+    ///
+    /// Source: the CUDA driver API's descriptions of these codes ("To continue using CUDA, the process must be
+    /// terminated and relaunched").
+    #[must_use]
+    pub fn is_sticky(&self) -> bool {
+        matches!(self.code(), Some(code) if code::STICKY.contains(&code))
+    }
+}
+
+/// Why [`install`](crate::install) refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a CUDA driver is already in use ({in_use}); another one can only be installed before the first driver call")]
+pub struct InstallError {
+    /// What the process uses.
+    pub in_use: &'static str,
+}
+
+/// Turns the integer that a function of [`ffi`] returned into a typed error.
+///
+/// # Errors
+/// [`DriverError::NotFound`] where there is no driver, [`DriverError::MissingFunction`] where the driver lacks `call`,
+/// else [`DriverError::Call`] for every code but `CUDA_SUCCESS`.
+#[inline]
+pub fn check(call: &'static str, code: u32) -> Result<()> {
+    if code == code::SUCCESS { Ok(()) } else { Err(describe(call, code)) }
+}
+
+#[cold]
+fn describe(call: &'static str, code: u32) -> DriverError {
+    match code {
+        code::ABSENT_DRIVER => DriverError::NotFound { tried: crate::driver::tried() },
+        code::ABSENT_FUNCTION => DriverError::MissingFunction { name: call },
+        code::NO_DEVICE => DriverError::NoDevice,
+        _ => DriverError::Call { call, code, name: name_of(code) },
+    }
+}
+
+/// The driver's name of a code.
+fn name_of(code: u32) -> String {
+    let mut text = std::ptr::null();
+    // SAFETY: the out pointer is valid; on success the driver stores a pointer to a static, NUL-terminated string.
+    let found = unsafe { ffi::cuGetErrorName(code, &mut text) };
+    if found != code::SUCCESS || text.is_null() {
+        return "unknown CUDA error".to_owned();
+    }
+    // SAFETY: as above; the string lives as long as the driver, which is never unloaded.
+    unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major(), self.minor())
+    }
+}

@@ -1,0 +1,109 @@
+//! A CUDA event: a point in a stream that others can wait for, ask about, or measure time from.
+
+use std::{ptr, time::Duration};
+
+use cust::sys::CUevent;
+
+use crate::{AsStream, Context, Result, check, driver::code, ffi, record_drop_error};
+
+/// Whether an event can measure time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventTiming {
+    /// The event keeps a timestamp; recording is dearer.
+    Enabled,
+    /// The event only orders.
+    Disabled,
+}
+
+/// An event. Usable from any thread.
+#[derive(Debug)]
+pub struct Event {
+    context: Context,
+    raw: CUevent,
+}
+
+// SAFETY: the driver allows an event to be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Creates an event on `context`'s device.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn new(context: &Context, timing: EventTiming) -> Result<Self> {
+        /// `CU_EVENT_DISABLE_TIMING`.
+        const DISABLE_TIMING: u32 = 2;
+        let flags = match timing {
+            EventTiming::Enabled => 0,
+            EventTiming::Disabled => DISABLE_TIMING,
+        };
+        let _bound = context.enter()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid and a context is current.
+        check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut raw, flags) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    /// The driver's handle, valid while `self` lives.
+    #[must_use]
+    pub fn as_raw(&self) -> CUevent {
+        self.raw
+    }
+
+    /// Records the work enqueued on `stream` so far. The stream must be of the event's own context.
+    ///
+    /// # Errors
+    /// The driver's code.
+    #[inline]
+    pub fn record(&self, stream: &impl AsStream) -> Result<()> {
+        let _bound = self.context.enter()?;
+        // SAFETY: both handles are valid by their types' invariants; the driver refuses a stream of another context.
+        check("cuEventRecord", unsafe { ffi::cuEventRecord(self.raw, stream.as_raw()) })
+    }
+
+    /// Whether the recorded work is done; true for an event never recorded.
+    ///
+    /// # Errors
+    /// The driver's code, also one that the recorded work caused.
+    #[inline]
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the handle is valid by this type's invariant.
+        match unsafe { ffi::cuEventQuery(self.raw) } {
+            code::NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Blocks the host until the recorded work is done.
+    ///
+    /// # Errors
+    /// The driver's code, also one that the recorded work caused.
+    #[inline]
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the handle is valid by this type's invariant.
+        check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(self.raw) })
+    }
+
+    /// Device time between two recorded events with timing; resolution about 0.5 µs.
+    ///
+    /// # Errors
+    /// The driver's code: both must have been recorded and be done.
+    pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: both handles are valid, the out pointer for the call.
+        let code = unsafe { ffi::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw) };
+        check("cuEventElapsedTime", code)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds).max(0.0) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        record_drop_error(self.context.enter().and_then(|_bound| {
+            // SAFETY: the event is owned and not used after this; the driver frees it once its work is done.
+            check("cuEventDestroy", unsafe { ffi::cuEventDestroy_v2(self.raw) })
+        }));
+    }
+}

@@ -1,0 +1,47 @@
+//! The CUDA driver, loaded on first use, beneath [`cust`]; thin handles for device, context, stream and event.
+//!
+//! A program that links this crate starts on a machine without CUDA. The driver (`libcuda.so.1`, `nvcuda.dll`) is
+//! opened by the first call; [`Driver::get`] says as a typed error whether it is missing, too old or without devices.
+//!
+//! * [`ffi`] holds every driver function that `cust` declares, and newer ones that `cust` does not know. Enums cross
+//!   the boundary as integers, because a newer driver may use values that a binding's enum lacks.
+//! * `cust` is re-exported. Its own declarations end in the same loaded functions, through hidden symbol aliases.
+//!   Call [`Driver::get`] before the first call into `cust`: it pulls the aliases into the link and initialises the driver.
+//! * [`install`] puts another implementation of the driver in place before first use (the software driver of
+//!   `transload-cuda-sim` does this).
+//!
+//! # Threads
+//! Every item may be used from any thread. Handles bind their context for the length of a call and restore what the
+//! thread had before.
+//!
+//! On macOS this crate is empty.
+//!
+//! # Example
+//! ```
+//! # #[cfg(any(target_os = "linux", windows))] {
+//! use transload_cuda_sys::{Device, Driver};
+//!
+//! match Driver::get() {
+//!     Ok(driver) => println!("CUDA driver {}, {:?} devices", driver.version(), driver.device_count()),
+//!     Err(reason) => println!("no CUDA here: {reason}"),
+//! }
+//! # }
+//! ```
+#![cfg(any(target_os = "linux", windows))]
+
+mod context;
+mod device;
+mod driver;
+mod drop_errors;
+mod error;
+mod event;
+mod stream;
+
+pub use context::{Context, ContextGuard};
+pub use cust;
+pub use device::{Device, attribute};
+pub use driver::{Driver, SymbolSource, Version, ffi, install, trace};
+pub use drop_errors::{record_drop_error, take_drop_errors};
+pub use error::{DriverError, InstallError, Result, check};
+pub use event::{Event, EventTiming};
+pub use stream::{AsStream, RawStream, Stream, StreamOptions};

@@ -1,0 +1,158 @@
+//! A CUDA stream: created with a real priority and without the implicit barrier of the default stream, or foreign.
+
+use std::ptr;
+
+use cust::sys::{CUevent, CUstream};
+
+use crate::{Context, Event, Result, check, driver::code, ffi, record_drop_error};
+
+/// A raw stream handle (`CUstream`) as this workspace passes it between crates.
+pub type RawStream = CUstream;
+
+/// Something that work can be enqueued on: our streams, and wrappers of foreign ones.
+///
+/// # Safety
+/// * [`as_raw`](Self::as_raw) must return a stream of [`context`](Self::context) that stays valid while `self` lives.
+pub unsafe trait AsStream {
+    /// The driver's handle.
+    fn as_raw(&self) -> RawStream;
+    /// The context that the stream belongs to.
+    fn context(&self) -> &Context;
+}
+
+/// How a stream is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// The driver's priority: smaller is more urgent; the driver clamps it into
+    /// [`Context::stream_priority_range`]. Priorities order kernels, not copies.
+    pub priority: i32,
+    /// Whether the stream waits for the legacy default stream and that one for it. Off by default (`NON_BLOCKING`).
+    pub blocking: bool,
+}
+
+/// A stream. Usable from any thread; calls on one stream from several threads take effect in some order.
+#[derive(Debug)]
+pub struct Stream {
+    context: Context,
+    raw: CUstream,
+    owned: bool,
+}
+
+// SAFETY: the driver allows a stream to be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Creates a stream (about 5 µs).
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn new(context: &Context, options: StreamOptions) -> Result<Self> {
+        /// `CU_STREAM_NON_BLOCKING`; cust's own `Stream::new` drops this flag.
+        const NON_BLOCKING: u32 = 1;
+        let flags = if options.blocking { 0 } else { NON_BLOCKING };
+        let _bound = context.enter()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid and a context is current.
+        check("cuStreamCreateWithPriority", unsafe {
+            ffi::cuStreamCreateWithPriority(&mut raw, flags, options.priority)
+        })?;
+        Ok(Self { context: context.clone(), raw, owned: true })
+    }
+
+    /// Takes in a stream that someone else owns (a framework's, cust's `Stream::as_inner`, or null for the legacy
+    /// default stream). It is not destroyed on drop.
+    ///
+    /// # Safety
+    /// * `raw` is a stream of `context` (or a default stream) and outlives the returned value.
+    #[must_use]
+    pub unsafe fn from_raw(context: &Context, raw: RawStream) -> Self {
+        Self { context: context.clone(), raw, owned: false }
+    }
+
+    /// The priority that the driver gave the stream.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn priority(&self) -> Result<i32> {
+        let _bound = self.context.enter()?;
+        let mut priority = 0;
+        // SAFETY: the handle is valid by this type's invariant, the out pointer for the call.
+        check("cuStreamGetPriority", unsafe { ffi::cuStreamGetPriority(self.raw, &mut priority) })?;
+        Ok(priority)
+    }
+
+    /// Whether the stream takes part in the legacy default stream's implicit ordering.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn is_blocking(&self) -> Result<bool> {
+        let _bound = self.context.enter()?;
+        let mut flags = 0;
+        // SAFETY: as in `priority`.
+        check("cuStreamGetFlags", unsafe { ffi::cuStreamGetFlags(self.raw, &mut flags) })?;
+        Ok(flags & 1 == 0)
+    }
+
+    /// Whether everything enqueued so far is done.
+    ///
+    /// # Errors
+    /// The driver's code, also one that the stream's own work caused.
+    pub fn is_idle(&self) -> Result<bool> {
+        let _bound = self.context.enter()?;
+        // SAFETY: the handle is valid by this type's invariant.
+        match unsafe { ffi::cuStreamQuery(self.raw) } {
+            code::NOT_READY => Ok(false),
+            code => check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// Blocks the host until everything enqueued so far is done.
+    ///
+    /// # Errors
+    /// The driver's code, also one that the stream's own work caused.
+    pub fn synchronize(&self) -> Result<()> {
+        let _bound = self.context.enter()?;
+        // SAFETY: the handle is valid by this type's invariant.
+        check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Makes later work of this stream wait for what `event` recorded last. The host does not wait. The event may
+    /// belong to another device.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn wait_event(&self, event: &Event) -> Result<()> {
+        let _bound = self.context.enter()?;
+        let raw: CUevent = event.as_raw();
+        // SAFETY: both handles are valid by their types' invariants; 0 is the only defined flags word here.
+        check("cuStreamWaitEvent", unsafe { ffi::cuStreamWaitEvent(self.raw, raw, 0) })
+    }
+}
+
+// SAFETY: the handle is valid while `self` lives: owned, or promised by the caller of `from_raw`.
+unsafe impl AsStream for Stream {
+    #[inline]
+    fn as_raw(&self) -> RawStream {
+        self.raw
+    }
+
+    #[inline]
+    fn context(&self) -> &Context {
+        &self.context
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        record_drop_error(self.context.enter().and_then(|_bound| {
+            // SAFETY: the stream is owned and not used after this. Work still enqueued completes; the driver frees the
+            // stream's resources then.
+            check("cuStreamDestroy", unsafe { ffi::cuStreamDestroy_v2(self.raw) })
+        }));
+    }
+}
