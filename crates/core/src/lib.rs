@@ -1,3 +1,54 @@
-//! Vocabulary and traits.
+//! Vocabulary and traits for moving tensors between any two memories of a machine.
+//!
+//! A [`Backend`] gives [`RawBuffer`]s and [`Queue`]s. [`submit`] enqueues an [`Operation`] on a queue in the order that
+//! the buffers' fences ask for, and answers with a [`Fence`]. A [`Transfer`] is a submitted movement of bytes: it runs
+//! whether or not it is awaited, and its memory stays owned until the hardware is done, also when it is dropped.
+//!
+//! No backend is implemented here; `transload-backend-cpu` and `transload-backend-cuda` do that.
+//!
+//! # Reading order
+//! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and [`Timeline`]
+//! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].
 
+mod backend;
+mod buffer;
+mod cost;
+mod device;
+mod error;
+mod fence;
+mod hazard;
 pub mod host_access;
+mod host_view;
+mod method;
+mod observer;
+mod operation;
+mod place;
+mod queue;
+mod raw_buffer;
+mod reclaim;
+mod report;
+mod size_class;
+mod storage;
+mod transfer;
+
+pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
+pub use buffer::Buffer;
+pub use cost::{CostBasis, CostModel, PathCost};
+pub use device::{DeviceId, ParseDeviceError};
+pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
+pub use fence::{Fence, Timeline, TimelineId, next_timeline_id};
+pub use host_view::{HostView, HostViewMut};
+pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
+pub use observer::{Observer, TransferEvent};
+pub use operation::{Operation, Pattern, Pitched, submit};
+pub use place::{MemoryKind, Place, TransferPath};
+pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
+pub use raw_buffer::{BufferId, RawBuffer};
+pub use reclaim::Reclaimer;
+pub use report::TransferReport;
+pub use size_class::SizeClass;
+pub use storage::Storage;
+pub use transfer::{Completion, Transfer};
+
+/// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
+pub use bytemuck::Pod;

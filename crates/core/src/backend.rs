@@ -1,0 +1,223 @@
+//! A family of devices: its memory, its queues, and what it knows of its paths.
+
+use std::fmt;
+
+use crate::{
+    DeviceId, Error, ErrorKind, MemoryKind, PathCost, Place, QueueLease, RawBuffer, Result, StreamPriority,
+    WorkloadType,
+};
+
+/// A device as a backend presents it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Which.
+    pub id: DeviceId,
+    /// Its name for people.
+    pub name: String,
+    /// Bytes of memory in all, where known.
+    pub total_memory: Option<u64>,
+    /// The kinds of memory that [`Backend::allocate`] gives for it.
+    pub kinds: Vec<MemoryKind>,
+    /// An identity that outlives the process, where there is one: part of a calibration's key.
+    pub uuid: Option<[u8; 16]>,
+    /// The driver's version and origin, for people.
+    pub driver: String,
+    /// Whether a software driver plays the device.
+    pub simulated: bool,
+}
+
+impl DeviceInfo {
+    /// A device with a name and nothing else known.
+    #[must_use]
+    pub fn new(id: DeviceId, name: impl Into<String>) -> Self {
+        Self {
+            id,
+            name: name.into(),
+            total_memory: None,
+            kinds: Vec::new(),
+            uuid: None,
+            driver: String::new(),
+            simulated: false,
+        }
+    }
+}
+
+/// Bytes of a device's memory at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Free.
+    pub free: u64,
+    /// In all.
+    pub total: u64,
+}
+
+/// What a backend keeps alive. Empty after every handle was dropped and [`Backend::drain`] returned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ledger {
+    /// Allocations that are alive, also those that wait for their last operation.
+    pub allocations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// How many of them were dropped and wait.
+    pub parked: u64,
+    /// Leased queues.
+    pub leases: u64,
+}
+
+impl Ledger {
+    /// Whether nothing is alive.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { allocations, bytes, parked, leases } = self;
+        write!(f, "{allocations} allocations of {bytes} bytes ({parked} parked), {leases} leased queues")
+    }
+}
+
+/// Advice on where unified memory should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryAdvice {
+    /// Mostly read: readers may keep copies.
+    SetReadMostly,
+    /// Takes [`SetReadMostly`](Self::SetReadMostly) back.
+    UnsetReadMostly,
+    /// Should stay on the device.
+    SetPreferredLocation(DeviceId),
+    /// Takes [`SetPreferredLocation`](Self::SetPreferredLocation) back.
+    UnsetPreferredLocation,
+    /// The device will use it and should have it mapped.
+    SetAccessedBy(DeviceId),
+    /// Takes [`SetAccessedBy`](Self::SetAccessedBy) back.
+    UnsetAccessedBy(DeviceId),
+}
+
+/// Whether one device reaches another's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerAccess {
+    /// It does not.
+    Unavailable,
+    /// It could; not yet enabled.
+    Available,
+    /// It does.
+    Enabled,
+}
+
+/// A buffer that another device can use, and whether bytes had to be moved for it.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The buffer.
+    pub buffer: RawBuffer,
+    /// Whether it is a copy.
+    pub copied: bool,
+}
+
+fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Unsupported, format!("the {} backend has no {what}", backend.name())))
+}
+
+/// A family of devices. All methods may be called from any thread.
+pub trait Backend: Send + Sync + 'static {
+    /// The family's name, for example `cuda`.
+    fn name(&self) -> &'static str;
+
+    /// The devices, in ordinal order.
+    fn devices(&self) -> Vec<DeviceInfo>;
+
+    /// Allocates `bytes` (at least 1) of a kind of memory for a device. Host memory that this backend makes for its
+    /// device (pinned, mapped) has the place of the host.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] for a kind it does not have, [`ErrorKind::InvalidArgument`]
+    /// for 0 bytes, [`ErrorKind::OutOfMemory`].
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer>;
+
+    /// Free and total bytes of a device's memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], or the driver's.
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
+
+    /// Leases a queue of a device for work of a priority and kind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], or the driver's.
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+    ) -> Result<QueueLease>;
+
+    /// The device whose queues copy directly from `src` to `dst`, if any do.
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
+
+    /// Costs to choose by before anything was measured.
+    fn default_costs(&self) -> Vec<PathCost>;
+
+    /// What is alive.
+    fn ledger(&self) -> Ledger;
+
+    /// Waits for all work in flight and frees what was parked.
+    ///
+    /// # Errors
+    /// The first error of work that failed.
+    fn drain(&self) -> Result<()>;
+
+    /// Pins host memory that exists, so that copy engines reach it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+        let _ = buffer;
+        unsupported(self, "registration of host memory")
+    }
+
+    /// Advises on unified memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
+        let _ = (buffer, advice);
+        unsupported(self, "memory advice")
+    }
+
+    /// Whether `device` reaches the memory of `peer`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], or the driver's.
+    fn peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<PeerAccess> {
+        let _ = (device, peer);
+        Ok(PeerAccess::Unavailable)
+    }
+
+    /// Lets `device` reach the memory of `peer`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where it cannot.
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        let _ = (device, peer);
+        unsupported(self, "peer access")
+    }
+
+    /// A buffer with the bytes of `buffer` that `device` can use, without moving them if it can be done.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+        let _ = (buffer, device);
+        unsupported(self, "sharing")
+    }
+}
+
+impl fmt::Debug for dyn Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Backend({})", self.name())
+    }
+}

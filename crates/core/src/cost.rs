@@ -1,0 +1,107 @@
+//! What a method costs on a path: a curve through measured points, or a latency and a bandwidth.
+
+use std::{fmt, time::Duration};
+
+use crate::{TransferMethod, TransferPath};
+
+/// Where a prediction comes from; every report names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CostBasis {
+    /// The backend's default costs: not measured on this machine.
+    BuiltIn,
+    /// Measured on this machine.
+    Measured,
+    /// Set by the user.
+    User,
+}
+
+impl fmt::Display for CostBasis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::BuiltIn => "built-in table, not measured here",
+            Self::Measured => "measured here",
+            Self::User => "set by the user",
+        })
+    }
+}
+
+/// Time as a function of size: linear between points of ascending size, and beyond the last in its slope.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CostModel {
+    /// Bytes and seconds, ascending in bytes, at least two.
+    points: Vec<(u64, f64)>,
+}
+
+impl CostModel {
+    /// A latency and a bandwidth in bytes per second.
+    #[must_use]
+    pub fn linear(latency: Duration, bytes_per_second: f64) -> Self {
+        const FAR: u64 = 1 << 40;
+        let latency = latency.as_secs_f64();
+        let rate = if bytes_per_second > 0.0 { bytes_per_second } else { f64::MIN_POSITIVE };
+        Self { points: vec![(0, latency), (FAR, latency + FAR as f64 / rate)] }
+    }
+
+    /// Through measured points; `None` where there are fewer than two different sizes. Sorted, the faster time of a
+    /// size given twice is kept.
+    #[must_use]
+    pub fn through(points: &[(u64, Duration)]) -> Option<Self> {
+        let mut points: Vec<_> = points.iter().map(|(bytes, time)| (*bytes, time.as_secs_f64())).collect();
+        points.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        points.dedup_by_key(|point| point.0);
+        (points.len() >= 2).then_some(Self { points })
+    }
+
+    /// The time that `bytes` are predicted to take.
+    #[must_use]
+    pub fn predict(&self, bytes: u64) -> Duration {
+        let right =
+            self.points.partition_point(|point| point.0 < bytes).clamp(1, self.points.len().max(2) - 1);
+        let (Some(left), Some(right)) = (self.points.get(right - 1), self.points.get(right)) else {
+            return Duration::ZERO;
+        };
+        let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
+        let seconds = left.1 + slope * (bytes as f64 - left.0 as f64);
+        Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+    }
+}
+
+/// A backend's default cost of one method on one path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathCost {
+    /// From where to where.
+    pub path: TransferPath,
+    /// How.
+    pub method: TransferMethod,
+    /// At what cost.
+    pub model: CostModel,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prediction_passes_through_every_measured_point_and_goes_on_in_the_last_slope() {
+        let micros = Duration::from_micros;
+        let model =
+            CostModel::through(&[(1 << 20, micros(30)), (4096, micros(8)), (2 << 20, micros(50))]).unwrap();
+        assert_eq!(model.predict(4096), micros(8));
+        assert_eq!(model.predict(1 << 20), micros(30));
+        assert_eq!(model.predict(3 << 20).as_micros(), 70);
+        let between = model.predict(500_000);
+        assert!(between > micros(8) && between < micros(30));
+    }
+
+    #[test]
+    fn a_model_needs_two_sizes() {
+        assert_eq!(CostModel::through(&[(1, Duration::ZERO), (1, Duration::from_secs(1))]), None);
+    }
+
+    #[test]
+    fn latency_and_bandwidth_add_up() {
+        let model = CostModel::linear(Duration::from_micros(10), 1e9);
+        assert_eq!(model.predict(0), Duration::from_micros(10));
+        assert_eq!(model.predict(1_000_000).as_micros(), 1010);
+    }
+}

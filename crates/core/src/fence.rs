@@ -1,0 +1,119 @@
+//! When work is done: a queue's timeline counts its operations, a fence is one point on it.
+
+use std::{
+    any::Any,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use crate::{DeviceId, Result};
+
+/// Identifies a timeline within the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TimelineId(u64);
+
+/// A fresh identity for a backend's new timeline.
+#[must_use]
+pub fn next_timeline_id() -> TimelineId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    TimelineId(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The completion of a queue's operations, in order: point *n* is reached when its first *n* operations are done.
+///
+/// All methods may be called from any thread.
+pub trait Timeline: Send + Sync + 'static {
+    /// Its identity.
+    fn id(&self) -> TimelineId;
+
+    /// The device whose work it counts.
+    fn device(&self) -> DeviceId;
+
+    /// The last point *known* to be reached: an atomic load, no question to the driver. An operation that failed is
+    /// over too, and a lost device reaches every point, so that memory can be reclaimed.
+    fn reached(&self) -> u64;
+
+    /// Asks whether `point` is reached; never blocks.
+    ///
+    /// # Errors
+    /// The error of the operation at `point`, or of the device.
+    fn poll(&self, point: u64) -> Result<bool>;
+
+    /// Blocks the calling thread until `point` is reached.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    fn wait(&self, point: u64) -> Result<()>;
+
+    /// Arranges that `waker` is woken once `point` is reached or failed. Where that is already so it answers `true`
+    /// and keeps nothing.
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool;
+
+    /// How long the operation at `point` occupied the device, by the device's own clock: only for operations enqueued
+    /// with [`Timing::Measured`](crate::Timing::Measured), and only once.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn take_duration(&self, point: u64) -> Result<Option<Duration>>;
+
+    /// For the backend's own queues, which can wait for it without the host.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A point on a [`Timeline`]. Cheap to clone; keeps the timeline (and so its stream or workers' queue) alive.
+#[derive(Clone)]
+pub struct Fence {
+    timeline: Arc<dyn Timeline>,
+    point: u64,
+}
+
+impl Fence {
+    /// The fence of the timeline's `point`-th operation.
+    #[must_use]
+    pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
+        Self { timeline, point }
+    }
+
+    /// The timeline.
+    #[must_use]
+    pub fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    /// The point.
+    #[must_use]
+    pub fn point(&self) -> u64 {
+        self.point
+    }
+
+    /// Whether it is known, without asking the driver, that the work is over.
+    #[must_use]
+    pub fn is_known_done(&self) -> bool {
+        self.timeline.reached() >= self.point
+    }
+
+    /// Whether the work is over, asking the driver; an error counts as over.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.is_known_done() || self.timeline.poll(self.point).unwrap_or(true)
+    }
+
+    /// Blocks the calling thread until the work is done.
+    ///
+    /// # Errors
+    /// The work's own error, or the device's.
+    pub fn wait(&self) -> Result<()> {
+        self.timeline.wait(self.point)
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fence({} #{} @{})", self.timeline.device(), self.timeline.id().0, self.point)
+    }
+}

@@ -1,0 +1,249 @@
+//! Who used which bytes of an allocation last, and so what an operation must wait for.
+//!
+//! Every operation *claims* the ranges it touches before it is enqueued and *commits* its fence afterwards. Claims on
+//! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
+//! circle. The table's lock is never held across a call into a backend.
+
+use std::ops::Range;
+
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+
+use crate::{Error, ErrorKind, Fence, Result};
+
+/// What an operation does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+impl Access {
+    fn conflicts_with(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
+/// The fences that an operation must come after. Inline up to eight.
+pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
+
+/// Identifies one entry of one table until it is committed or withdrawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket(u64);
+
+#[derive(Debug)]
+enum State {
+    /// Claimed; its operation is being enqueued by some thread right now.
+    Pending(Ticket),
+    /// Enqueued; over when the fence is.
+    Submitted(Fence),
+    /// A host view is open.
+    Viewed(Ticket),
+}
+
+#[derive(Debug)]
+struct Entry {
+    range: Range<usize>,
+    access: Access,
+    state: State,
+}
+
+/// The uses of one allocation that are not known to be over.
+#[derive(Debug, Default)]
+pub(crate) struct Hazards {
+    table: Mutex<Table>,
+    /// Signalled when a pending entry is resolved.
+    resolved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    entries: SmallVec<[Entry; 6]>,
+    last_ticket: u64,
+}
+
+impl Table {
+    fn add(&mut self, range: Range<usize>, access: Access, state: impl FnOnce(Ticket) -> State) -> Ticket {
+        self.last_ticket += 1;
+        let ticket = Ticket(self.last_ticket);
+        self.entries.push(Entry { range, access, state: state(ticket) });
+        ticket
+    }
+
+    fn position(&self, ticket: Ticket) -> Option<usize> {
+        self.entries.iter().position(
+            |entry| matches!(entry.state, State::Pending(this) | State::Viewed(this) if this == ticket),
+        )
+    }
+
+    fn forget_what_is_over(&mut self) {
+        self.entries
+            .retain(|entry| !matches!(&entry.state, State::Submitted(fence) if fence.is_known_done()));
+    }
+
+    /// Whether a conflicting use that is not yet a fence stands in the way.
+    fn obstacle(&self, range: &Range<usize>, access: Access) -> Obstacle {
+        let mut obstacle = Obstacle::None;
+        for entry in self.conflicts(range, access) {
+            match entry.state {
+                State::Viewed(_) => return Obstacle::View(entry.access),
+                State::Pending(_) => obstacle = Obstacle::Pending,
+                State::Submitted(_) => {}
+            }
+        }
+        obstacle
+    }
+
+    fn conflicts(&self, range: &Range<usize>, access: Access) -> impl Iterator<Item = &Entry> {
+        self.entries
+            .iter()
+            .filter(move |entry| access.conflicts_with(entry.access) && overlaps(&entry.range, range))
+    }
+}
+
+enum Obstacle {
+    None,
+    Pending,
+    View(Access),
+}
+
+fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+impl Hazards {
+    /// Claims a range for an operation about to be enqueued, and collects what it must come after.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
+    pub(crate) fn claim(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        after: &mut Dependencies,
+    ) -> Result<Ticket> {
+        let mut table = self.table.lock();
+        loop {
+            match table.obstacle(&range, access) {
+                Obstacle::View(open) => return Err(busy(&range, open)),
+                // Another thread is between its claim and its commit: a call into a driver, no more.
+                Obstacle::Pending => self.resolved.wait(&mut table),
+                Obstacle::None => break,
+            }
+        }
+        table.forget_what_is_over();
+        for entry in table.conflicts(&range, access) {
+            if let State::Submitted(fence) = &entry.state {
+                after.push(fence.clone());
+            }
+        }
+        Ok(table.add(range, access, State::Pending))
+    }
+
+    /// Turns a claim into a use that is over when `fence` is.
+    pub(crate) fn commit(&self, ticket: Ticket, fence: Fence) {
+        let mut table = self.table.lock();
+        if let Some(index) = table.position(ticket) {
+            let mut entry = table.entries.swap_remove(index);
+            // The operation came after every conflicting use of its range, so whoever comes after it need not know
+            // those any more; and an earlier read of the same timeline is implied by this one.
+            table.entries.retain(|old| match &old.state {
+                State::Submitted(earlier) => {
+                    let covered = entry.range.start <= old.range.start && old.range.end <= entry.range.end;
+                    let implied = entry.access == Access::Write
+                        || (old.access == Access::Read
+                            && earlier.timeline().id() == fence.timeline().id()
+                            && earlier.point() <= fence.point());
+                    !(covered && implied)
+                }
+                _ => true,
+            });
+            entry.state = State::Submitted(fence);
+            table.entries.push(entry);
+        }
+        drop(table);
+        self.resolved.notify_all();
+    }
+
+    /// Takes a claim back: its operation was not enqueued.
+    pub(crate) fn withdraw(&self, ticket: Ticket) {
+        let mut table = self.table.lock();
+        if let Some(index) = table.position(ticket) {
+            table.entries.swap_remove(index);
+        }
+        drop(table);
+        self.resolved.notify_all();
+    }
+
+    /// Opens a host view: waits for conflicting operations, or with `wait` false answers Busy.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] where a conflicting view is open, or would have to wait. The error of an operation that was
+    /// waited for does not stop the view: who awaits the transfer is told.
+    pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
+        let mut after = Dependencies::new();
+        loop {
+            let mut table = self.table.lock();
+            match table.obstacle(&range, access) {
+                Obstacle::View(open) => return Err(busy(&range, open)),
+                Obstacle::Pending if !wait => return Err(in_flight(&range)),
+                Obstacle::Pending => {
+                    self.resolved.wait(&mut table);
+                    continue;
+                }
+                Obstacle::None => {}
+            }
+            table.forget_what_is_over();
+            for entry in table.conflicts(&range, access) {
+                if let State::Submitted(fence) = &entry.state {
+                    after.push(fence.clone());
+                }
+            }
+            if after.is_empty() {
+                return Ok(table.add(range, access, State::Viewed));
+            }
+            drop(table);
+            for fence in after.drain(..) {
+                if wait {
+                    let _reported_by_the_transfer = fence.wait();
+                } else if !fence.is_over() {
+                    return Err(in_flight(&range));
+                }
+            }
+        }
+    }
+
+    /// Closes a host view.
+    pub(crate) fn close_view(&self, ticket: Ticket) {
+        self.withdraw(ticket);
+    }
+
+    /// The fences of all uses that are not known to be over.
+    pub(crate) fn outstanding(&self) -> Dependencies {
+        let mut table = self.table.lock();
+        table.forget_what_is_over();
+        table
+            .entries
+            .iter()
+            .filter_map(|entry| match &entry.state {
+                State::Submitted(fence) => Some(fence.clone()),
+                _ => None,
+            })
+            .collect()
+    }
+}
+
+fn busy(range: &Range<usize>, open: Access) -> Error {
+    let view = if open == Access::Write { "a writable host view" } else { "a host view" };
+    Error::new(
+        ErrorKind::Busy,
+        format!("{view} is open on bytes {} to {}; close it first", range.start, range.end),
+    )
+}
+
+fn in_flight(range: &Range<usize>) -> Error {
+    Error::new(
+        ErrorKind::Busy,
+        format!("bytes {} to {} are used by a transfer in flight; wait for it first", range.start, range.end),
+    )
+}

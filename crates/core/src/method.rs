@@ -1,0 +1,105 @@
+//! The five ways in which bytes move, and why one of them cannot be taken.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+/// How bytes move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TransferMethod {
+    /// One copy by the queue, from or to the caller's memory.
+    DirectCopy,
+    /// Through pinned host memory, in chunks, on several threads and queues.
+    HostStaged,
+    /// One side is memory that migrates: prefetched to where it is needed.
+    UnifiedMemory,
+    /// Between devices without the host, or over other devices' links.
+    PeerToPeer,
+    /// The destination's device uses the bytes where they are.
+    ZeroCopy,
+}
+
+impl TransferMethod {
+    /// Every method.
+    pub const ALL: [Self; 5] =
+        [Self::DirectCopy, Self::HostStaged, Self::UnifiedMemory, Self::PeerToPeer, Self::ZeroCopy];
+
+    /// The name as it stands in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DirectCopy => "DirectCopy",
+            Self::HostStaged => "HostStaged",
+            Self::UnifiedMemory => "UnifiedMemory",
+            Self::PeerToPeer => "PeerToPeer",
+            Self::ZeroCopy => "ZeroCopy",
+        }
+    }
+
+    /// Position in [`ALL`](Self::ALL).
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for TransferMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// Why a method cannot be taken for a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// This version of the library does not do it yet.
+    NotImplemented,
+    /// No queue of either side copies between these places.
+    NoQueue,
+    /// Both sides are the same device.
+    SameDevice,
+    /// Neither side is a device other than the host.
+    NoDevice,
+    /// Neither side is unified memory.
+    NotUnified,
+    /// The two devices do not reach each other's memory.
+    NoPeerAccess,
+    /// The destination's device cannot use the source's memory in place.
+    NotShareable,
+    /// The caller forbade it, or asked for another one.
+    Forbidden,
+}
+
+impl fmt::Display for RejectReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotImplemented => "not implemented yet",
+            Self::NoQueue => "no queue of either side copies between these places",
+            Self::SameDevice => "both sides are on the same device",
+            Self::NoDevice => "both sides are on the host",
+            Self::NotUnified => "neither side is unified memory",
+            Self::NoPeerAccess => "the devices do not reach each other's memory",
+            Self::NotShareable => "the destination's device cannot use the source in place",
+            Self::Forbidden => "forbidden by the caller",
+        })
+    }
+}
+
+/// A method that was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejected {
+    /// Which.
+    pub method: TransferMethod,
+    /// Why.
+    pub reason: RejectReason,
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.method, self.reason)
+    }
+}
+
+/// The methods that were not taken; inline, since there are five methods in all.
+pub type Rejections = SmallVec<[Rejected; 5]>;

@@ -1,0 +1,262 @@
+//! What a queue can be asked to do, and the one way of asking: claim, enqueue, commit.
+
+use smallvec::SmallVec;
+
+use crate::{
+    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Result, Timing,
+    hazard::{Access, Dependencies, Ticket},
+};
+
+/// A pattern that memory is filled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// One byte.
+    U8(u8),
+    /// Two bytes; the length must be a multiple of 2.
+    U16(u16),
+    /// Four bytes; the length must be a multiple of 4.
+    U32(u32),
+}
+
+impl Pattern {
+    /// Its length in bytes.
+    #[must_use]
+    pub fn width(self) -> usize {
+        match self {
+            Self::U8(_) => 1,
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+        }
+    }
+}
+
+/// Rows of equal length at regular distances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pitched {
+    /// Bytes of a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+    /// Bytes from one row's beginning to the next in the source; at least `width`.
+    pub src_pitch: usize,
+    /// Likewise in the destination.
+    pub dst_pitch: usize,
+}
+
+/// Work for a queue.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Operation<'a> {
+    /// Copies all of `src` over all of `dst`; both of one length.
+    Copy {
+        /// From here.
+        src: &'a RawBuffer,
+        /// To here.
+        dst: &'a RawBuffer,
+    },
+    /// Copies rows.
+    CopyPitched {
+        /// From here.
+        src: &'a RawBuffer,
+        /// To here.
+        dst: &'a RawBuffer,
+        /// Which rows.
+        rows: Pitched,
+    },
+    /// Copies each pair's first over its second; the order among them is not defined. Gathers and scatters are batches.
+    CopyBatch {
+        /// Sources and destinations, each pair of one length.
+        pairs: &'a [(RawBuffer, RawBuffer)],
+    },
+    /// Fills memory with a pattern.
+    Fill {
+        /// What to fill.
+        dst: &'a RawBuffer,
+        /// With what.
+        pattern: Pattern,
+    },
+    /// Moves unified memory to where it will be used; its content stays.
+    Prefetch {
+        /// What to move.
+        buffer: &'a RawBuffer,
+        /// Where to.
+        to: DeviceId,
+    },
+}
+
+/// The buffers of an operation and what it does to each, in the order in which they are claimed.
+type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
+
+impl<'a> Operation<'a> {
+    fn uses(&self) -> Uses<'a> {
+        let mut uses = Uses::new();
+        match *self {
+            Self::Copy { src, dst } | Self::CopyPitched { src, dst, .. } => {
+                uses.push((src, Access::Read));
+                uses.push((dst, Access::Write));
+            }
+            Self::CopyBatch { pairs } => {
+                for (src, dst) in pairs {
+                    uses.push((src, Access::Read));
+                    uses.push((dst, Access::Write));
+                }
+            }
+            Self::Fill { dst, .. } => uses.push((dst, Access::Write)),
+            // Migration must not run beside another user of the pages.
+            Self::Prefetch { buffer, .. } => uses.push((buffer, Access::Write)),
+        }
+        // This order is what keeps two submitters from waiting for each other in a circle.
+        uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
+        uses
+    }
+
+    /// Checks what holds for any queue: equal lengths, no overlap, a writable destination, whole patterns.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfRange`] or [`ErrorKind::Overlap`].
+    pub fn validate(&self) -> Result<()> {
+        let pair = |src: &RawBuffer, dst: &RawBuffer| {
+            if src.len() != dst.len() {
+                let text =
+                    format!("source has {} bytes, destination {}; both must agree", src.len(), dst.len());
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+            apart(src, dst)
+        };
+        match *self {
+            Self::Copy { src, dst } => pair(src, dst),
+            Self::CopyPitched { src, dst, rows } => {
+                rows_within("source", src.len(), rows.src_pitch, rows)?;
+                rows_within("destination", dst.len(), rows.dst_pitch, rows)?;
+                apart(src, dst)
+            }
+            Self::CopyBatch { pairs } => {
+                pairs.iter().try_for_each(|(src, dst)| pair(src, dst))?;
+                batch_apart(pairs)
+            }
+            Self::Fill { dst, pattern } => {
+                if !dst.len().is_multiple_of(pattern.width()) {
+                    let text =
+                        format!("{} bytes are no whole number of patterns of {}", dst.len(), pattern.width());
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
+                writable(dst)
+            }
+            Self::Prefetch { .. } => Ok(()),
+        }
+    }
+}
+
+fn writable(dst: &RawBuffer) -> Result<()> {
+    if dst.is_writable() {
+        return Ok(());
+    }
+    Err(Error::new(ErrorKind::InvalidArgument, "the destination wraps memory that may not be written"))
+}
+
+fn apart(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    if src.overlaps(dst) {
+        let text = format!(
+            "source bytes {:?} and destination bytes {:?} of one allocation overlap; choose disjoint ranges",
+            src.range(),
+            dst.range()
+        );
+        return Err(Error::new(ErrorKind::Overlap, text));
+    }
+    writable(dst)
+}
+
+/// No destination of a batch may touch any other range of it, since the order among the pairs is not defined.
+fn batch_apart(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
+    let mut ranges: Vec<_> = pairs
+        .iter()
+        .flat_map(|(src, dst)| [(src.id(), src.range(), false), (dst.id(), dst.range(), true)])
+        .filter(|(_, range, _)| !range.is_empty())
+        .collect();
+    ranges.sort_by_key(|(id, range, _)| (*id, range.start, range.end));
+    let mut furthest: Option<(crate::BufferId, usize, usize)> = None;
+    for (id, range, written) in ranges {
+        // Ends of all ranges so far, and of the written ones among them.
+        let (any, by_write) = match furthest {
+            Some((last, any, by_write)) if last == id => (any, by_write),
+            _ => (0, 0),
+        };
+        if range.start < by_write || (written && range.start < any) {
+            let text = format!("two pairs of the batch touch byte {} of one allocation", range.start);
+            return Err(Error::new(ErrorKind::Overlap, text));
+        }
+        let by_write = if written { by_write.max(range.end) } else { by_write };
+        furthest = Some((id, any.max(range.end), by_write));
+    }
+    Ok(())
+}
+
+fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()> {
+    let end = rows
+        .height
+        .checked_sub(1)
+        .and_then(|gaps| gaps.checked_mul(pitch))
+        .and_then(|start| start.checked_add(rows.width));
+    match end {
+        Some(end) if end <= len && pitch >= rows.width && rows.width > 0 => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::OutOfRange,
+            format!(
+                "{} rows of {} bytes every {pitch} bytes do not fit the {which} of {len} bytes",
+                rows.height, rows.width
+            ),
+        )),
+    }
+}
+
+/// Claims of an operation about to be enqueued; taken back if it is not.
+struct Claims<'a> {
+    held: SmallVec<[(&'a RawBuffer, Ticket); 4]>,
+}
+
+impl Claims<'_> {
+    fn commit(mut self, fence: &Fence) {
+        for (buffer, ticket) in self.held.drain(..) {
+            buffer.hazards().commit(ticket, fence.clone());
+        }
+    }
+}
+
+impl Drop for Claims<'_> {
+    fn drop(&mut self) {
+        for (buffer, ticket) in self.held.drain(..) {
+            buffer.hazards().withdraw(ticket);
+        }
+    }
+}
+
+/// Enqueues an operation in the order that its buffers ask for: after every conflicting use enqueued before, before
+/// every one enqueued later, whatever queues those are on. The buffers' memory stays alive until it is done.
+///
+/// Does not wait for the operation. It waits for earlier work only where the queue cannot do so itself: when that work
+/// belongs to another backend.
+///
+/// # Errors
+/// Those of [`Operation::validate`]; [`ErrorKind::Busy`] where a host view is open on a range; the queue's own. On an
+/// error nothing was enqueued.
+pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
+    operation.validate()?;
+    let mut after = Dependencies::new();
+    let mut claims = Claims { held: SmallVec::new() };
+    for (buffer, access) in operation.uses() {
+        let ticket = buffer.hazards().claim(buffer.range(), access, &mut after)?;
+        claims.held.push((buffer, ticket));
+    }
+    for fence in &after {
+        if !queue.can_wait_for(fence) {
+            // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+            let _over = fence.wait();
+        }
+    }
+    after.retain(|fence| !fence.is_known_done());
+    // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
+    // the memory alive from then on.
+    let fence = unsafe { queue.enqueue(operation, &after, timing) }?;
+    claims.commit(&fence);
+    Ok(fence)
+}

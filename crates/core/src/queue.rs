@@ -1,0 +1,119 @@
+//! An ordered line of asynchronous work on a device: a CUDA stream, a wgpu queue, a line of the CPU's workers.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use crate::{DeviceId, Fence, Operation, Place, Result, Timeline};
+
+/// How urgent work is. On CUDA it orders kernels, not copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StreamPriority {
+    /// Before everything else.
+    High,
+    /// The usual.
+    #[default]
+    Normal,
+    /// When nothing else is to do.
+    Low,
+}
+
+/// What a queue is mostly used for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WorkloadType {
+    /// Kernels.
+    Compute,
+    /// Copies and fills.
+    #[default]
+    Memory,
+    /// Both.
+    Mixed,
+    /// Little work, many waits: fences and barriers.
+    Coordination,
+}
+
+/// Whether an operation's time on the device is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Timing {
+    /// Not measured.
+    #[default]
+    Off,
+    /// Measured by the device's clock around the operation; see [`Timeline::take_duration`].
+    Measured,
+}
+
+/// An ordered line of work. All methods may be called from any thread; operations enqueued from several threads take
+/// effect in some order.
+pub trait Queue: Send + Sync + 'static {
+    /// The device that does the work.
+    fn device(&self) -> DeviceId;
+
+    /// The priority it was made with.
+    fn priority(&self) -> StreamPriority;
+
+    /// Counts the completion of its operations.
+    fn timeline(&self) -> &Arc<dyn Timeline>;
+
+    /// Whether it can copy directly from `src` to `dst`.
+    fn can_copy(&self, src: Place, dst: Place) -> bool;
+
+    /// Whether it can wait for the fence without the host.
+    fn can_wait_for(&self, fence: &Fence) -> bool;
+
+    /// Enqueues the operation behind everything enqueued before and behind the fences in `after`, without waiting for it
+    /// to be done. (CUDA's driver copies pageable memory during the call.)
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) for an operation that the queue cannot do; the driver's errors.
+    /// On an error nothing was enqueued that touches the buffers.
+    ///
+    /// # Safety
+    /// * The operation's buffers must stay alive, and nothing else may use their bytes in conflict with it, until the
+    ///   returned fence is over. [`submit`](crate::submit) sees to both.
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence>;
+
+    /// How many operations are enqueued and not known to be over.
+    fn outstanding(&self) -> u64;
+
+    /// The driver's handle as an integer (a `CUstream`), for interop; `None` where there is no such thing.
+    fn raw_handle(&self) -> Option<usize> {
+        None
+    }
+
+    /// Called when a lease of the queue ends.
+    fn released(&self) {}
+}
+
+/// A queue that was leased; ends when dropped, with work still in flight if need be. May outlive the backend's handle.
+pub struct QueueLease {
+    queue: Arc<dyn Queue>,
+}
+
+impl QueueLease {
+    /// A lease of `queue`. Ends with [`Queue::released`].
+    #[must_use]
+    pub fn new(queue: Arc<dyn Queue>) -> Self {
+        Self { queue }
+    }
+}
+
+impl Deref for QueueLease {
+    type Target = dyn Queue;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.queue
+    }
+}
+
+impl Drop for QueueLease {
+    fn drop(&mut self) {
+        self.queue.released();
+    }
+}
+
+impl fmt::Debug for QueueLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueLease")
+            .field("device", &self.device())
+            .field("priority", &self.priority())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! Owned, reference-counted bytes in one kind of memory on one device; a slice is a cheap view.
+
+use std::{
+    fmt,
+    ops::{Bound, RangeBounds},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    Error, ErrorKind, HostView, HostViewMut, Place, Reclaimer, Result, Storage,
+    hazard::{Access, Hazards},
+};
+
+/// Identifies an allocation within the process. Slices of one buffer share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(u64);
+
+/// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no
+/// operation in flight touches it. Usable from any thread.
+#[derive(Clone)]
+pub struct RawBuffer {
+    block: Arc<Block>,
+    offset: usize,
+    len: usize,
+}
+
+struct Block {
+    id: BufferId,
+    /// Empty only while the block is being dropped.
+    storage: Option<Box<dyn Storage>>,
+    place: Place,
+    host_address: Option<NonNull<u8>>,
+    device_address: Option<u64>,
+    hazards: Hazards,
+    reclaimer: Arc<Reclaimer>,
+}
+
+// SAFETY: the addresses are only copies of what the storage, which is Send, answers.
+unsafe impl Send for Block {}
+// SAFETY: as above; access to the bytes is ordered by `hazards`.
+unsafe impl Sync for Block {}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let Some(storage) = self.storage.take() else { return };
+        let until = self.hazards.outstanding();
+        if until.is_empty() {
+            drop(storage);
+        } else {
+            self.reclaimer.park(until, storage);
+        }
+    }
+}
+
+impl RawBuffer {
+    /// A buffer over a backend's memory; `reclaimer` takes the memory where it is dropped while in use.
+    #[must_use]
+    pub fn new(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let len = storage.len();
+        let block = Block {
+            id: BufferId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            place: storage.place(),
+            host_address: storage.host_address(),
+            device_address: storage.device_address(),
+            storage: Some(storage),
+            hazards: Hazards::default(),
+            reclaimer: Arc::clone(reclaimer),
+        };
+        Self { block: Arc::new(block), offset: 0, len }
+    }
+
+    /// Its allocation's identity.
+    #[must_use]
+    pub fn id(&self) -> BufferId {
+        self.block.id
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes from the beginning of the allocation.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Where it is, and what kind of memory.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        self.block.place
+    }
+
+    /// Whether bytes may be put there.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.storage().is_some_and(Storage::is_writable)
+    }
+
+    /// The backend's memory behind the buffer, for that backend's own use.
+    #[must_use]
+    pub fn storage(&self) -> Option<&dyn Storage> {
+        self.block.storage.as_deref()
+    }
+
+    /// Address as the device sees it. The buffer must be kept alive while the address is used.
+    #[must_use]
+    pub fn device_address(&self) -> Option<u64> {
+        self.block.device_address.map(|address| address + self.offset as u64)
+    }
+
+    /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
+    #[must_use]
+    pub fn host_address(&self) -> Option<NonNull<u8>> {
+        // SAFETY: a slice's offset lies within the allocation, or at its end.
+        self.block.host_address.map(|address| unsafe { address.add(self.offset) })
+    }
+
+    /// A view of a range of bytes; shares the allocation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => Some(*start),
+            Bound::Excluded(before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.checked_add(1),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => Some(self.len),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= self.len => {
+                Ok(Self { block: Arc::clone(&self.block), offset: self.offset + start, len: end - start })
+            }
+            _ => Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!(
+                    "bytes {:?} to {:?} are not within this buffer of {} bytes",
+                    range.start_bound(),
+                    range.end_bound(),
+                    self.len
+                ),
+            )),
+        }
+    }
+
+    /// Whether both touch a common byte of one allocation.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.id() == other.id()
+            && self.offset < other.offset + other.len
+            && other.offset < self.offset + self.len
+    }
+
+    /// Reads from the host: blocks until operations that write the range are done.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for memory that the host cannot address, [`ErrorKind::Busy`] where a writable view is
+    /// open on the range.
+    pub fn read(&self) -> Result<HostView<'_>> {
+        HostView::open(self, true)
+    }
+
+    /// As [`read`](Self::read), but answers [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub fn try_read(&self) -> Result<HostView<'_>> {
+        HostView::open(self, false)
+    }
+
+    /// Writes from the host: blocks until operations that use the range are done.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read), [`ErrorKind::Busy`] for any open view; [`ErrorKind::InvalidArgument`] for memory that
+    /// may not be written.
+    pub fn write(&self) -> Result<HostViewMut<'_>> {
+        HostViewMut::open(self, true)
+    }
+
+    /// As [`write`](Self::write), but answers [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for `write`.
+    pub fn try_write(&self) -> Result<HostViewMut<'_>> {
+        HostViewMut::open(self, false)
+    }
+
+    /// Blocks until no operation enqueued so far uses the range any more.
+    ///
+    /// # Errors
+    /// The error of one that failed.
+    pub fn wait_idle(&self) -> Result<()> {
+        self.block.hazards.outstanding().iter().try_for_each(crate::Fence::wait)
+    }
+
+    pub(crate) fn hazards(&self) -> &Hazards {
+        &self.block.hazards
+    }
+
+    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len
+    }
+
+    pub(crate) fn open_view(
+        &self,
+        access: Access,
+        wait: bool,
+    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
+        let Some(address) = self.host_address() else {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("the host cannot address {} memory; transfer it to a host buffer", self.place()),
+            ));
+        };
+        if access == Access::Write && !self.is_writable() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "this buffer wraps memory that may not be written",
+            ));
+        }
+        let ticket = self.hazards().open_view(self.range(), access, wait)?;
+        Ok((address, ticket))
+    }
+}
+
+impl fmt::Debug for RawBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawBuffer(#{} {} [{}..+{}])", self.block.id.0, self.place(), self.offset, self.len)
+    }
+}

@@ -1,0 +1,86 @@
+//! What a transfer did, and what it was predicted to do.
+
+use std::{fmt, time::Duration};
+
+use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferMethod, TransferPath};
+
+/// How a transfer went. Allocates nothing.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct TransferReport {
+    /// From where to where.
+    pub path: TransferPath,
+    /// How.
+    pub method: TransferMethod,
+    /// Whose queue did the work.
+    pub lane: DeviceId,
+    /// How many queues took part.
+    pub lanes: u32,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Into how many pieces they were cut.
+    pub chunks: u32,
+    /// Host time that submission took: choosing, waiting for room, and calls into the driver.
+    pub submitting: Duration,
+    /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
+    /// after the end this includes that while: it is no measure of the transfer's speed.
+    pub elapsed: Duration,
+    /// Device time of the movement by the device's own clock, where this transfer was measured.
+    pub moving: Option<Duration>,
+    /// The predicted time.
+    pub predicted: Duration,
+    /// What the prediction rests on.
+    pub basis: CostBasis,
+    /// What was not taken, and why.
+    pub rejected: Rejections,
+    /// Whether a software driver played the device.
+    pub simulated: bool,
+}
+
+impl TransferReport {
+    /// A report of a transfer about to be submitted, with one lane and one chunk and all times zero.
+    #[must_use]
+    pub fn planned(path: TransferPath, method: TransferMethod, lane: DeviceId, bytes: u64) -> Self {
+        Self {
+            path,
+            method,
+            lane,
+            lanes: 1,
+            bytes,
+            chunks: 1,
+            submitting: Duration::ZERO,
+            elapsed: Duration::ZERO,
+            moving: None,
+            predicted: Duration::ZERO,
+            basis: CostBasis::BuiltIn,
+            rejected: Rejections::new(),
+            simulated: false,
+        }
+    }
+
+    /// The class that its size falls into.
+    #[must_use]
+    pub fn size_class(&self) -> SizeClass {
+        SizeClass::of(self.bytes)
+    }
+
+    /// Bytes per second by the device's clock, where measured.
+    #[must_use]
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        let seconds = self.moving?.as_secs_f64();
+        (seconds > 0.0).then(|| self.bytes as f64 / seconds)
+    }
+}
+
+impl fmt::Display for TransferReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes {} by {} on {}", self.bytes, self.path, self.method, self.lane)?;
+        if let Some(rate) = self.bytes_per_second() {
+            write!(f, ", {:.2} GB/s", rate / 1e9)?;
+        }
+        if self.simulated {
+            f.write_str(" (simulated)")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! Six classes of transfer sizes, for statistics and display. Decisions are never made by class.
+
+use std::fmt;
+
+/// The class that a transfer's size falls into.
+///
+/// ```
+/// use transload_core::SizeClass;
+///
+/// assert_eq!(SizeClass::of(4096), SizeClass::UpTo4KiB);
+/// assert_eq!(SizeClass::of(4097), SizeClass::UpTo64KiB);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SizeClass {
+    /// At most 4 KiB.
+    UpTo4KiB,
+    /// At most 64 KiB.
+    UpTo64KiB,
+    /// At most 1 MiB.
+    UpTo1MiB,
+    /// At most 16 MiB.
+    UpTo16MiB,
+    /// At most 128 MiB.
+    UpTo128MiB,
+    /// More than 128 MiB.
+    Larger,
+}
+
+impl SizeClass {
+    /// Every class, smallest first.
+    pub const ALL: [Self; 6] =
+        [Self::UpTo4KiB, Self::UpTo64KiB, Self::UpTo1MiB, Self::UpTo16MiB, Self::UpTo128MiB, Self::Larger];
+
+    /// The class of `bytes`.
+    #[must_use]
+    pub fn of(bytes: u64) -> Self {
+        Self::ALL
+            .into_iter()
+            .find(|class| class.largest().is_some_and(|largest| bytes <= largest))
+            .unwrap_or(Self::Larger)
+    }
+
+    /// The largest size of the class in bytes; `None` for the last one.
+    #[must_use]
+    pub fn largest(self) -> Option<u64> {
+        match self {
+            Self::UpTo4KiB => Some(4 << 10),
+            Self::UpTo64KiB => Some(64 << 10),
+            Self::UpTo1MiB => Some(1 << 20),
+            Self::UpTo16MiB => Some(16 << 20),
+            Self::UpTo128MiB => Some(128 << 20),
+            Self::Larger => None,
+        }
+    }
+
+    /// Position in [`ALL`](Self::ALL).
+    #[must_use]
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+impl fmt::Display for SizeClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::UpTo4KiB => "≤4 KiB",
+            Self::UpTo64KiB => "≤64 KiB",
+            Self::UpTo1MiB => "≤1 MiB",
+            Self::UpTo16MiB => "≤16 MiB",
+            Self::UpTo128MiB => "≤128 MiB",
+            Self::Larger => ">128 MiB",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_bound_belongs_to_its_class_and_the_next_byte_to_the_next() {
+        for class in SizeClass::ALL {
+            let Some(largest) = class.largest() else { continue };
+            assert_eq!(SizeClass::of(largest), class);
+            assert_eq!(SizeClass::of(largest + 1).index(), class.index() + 1);
+        }
+        assert_eq!(SizeClass::of(0), SizeClass::UpTo4KiB);
+        assert_eq!(SizeClass::of(u64::MAX), SizeClass::Larger);
+    }
+}

@@ -1,0 +1,44 @@
+//! What a backend puts behind a buffer: memory with an owner.
+
+use std::{any::Any, ptr::NonNull};
+
+use crate::Place;
+
+/// Memory of one kind on one device; dropping it gives the memory back.
+///
+/// A [`RawBuffer`] drops its storage only when no operation in flight touches it. `drop` may run on any thread and must
+/// not block on the device.
+///
+/// # Safety
+/// * [`host_address`](Self::host_address), where given, must be readable (and writable if
+///   [`is_writable`](Self::is_writable)) for [`len`](Self::len) bytes, initialised, and aligned to 16 bytes unless the
+///   memory is foreign, until `self` is dropped.
+/// * [`device_address`](Self::device_address), where given, must be valid for `len` bytes on the devices that the
+///   place's kind promises, until `self` is dropped.
+/// * None of the answers may change.
+pub unsafe trait Storage: Send + Sync + 'static {
+    /// Whose memory, and of what kind.
+    fn place(&self) -> Place;
+
+    /// Its length in bytes.
+    fn len(&self) -> usize;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Where the host sees it.
+    fn host_address(&self) -> Option<NonNull<u8>>;
+
+    /// Where the device sees it.
+    fn device_address(&self) -> Option<u64>;
+
+    /// Whether bytes may be put there.
+    fn is_writable(&self) -> bool {
+        true
+    }
+
+    /// For the backend's own queues.
+    fn as_any(&self) -> &dyn Any;
+}

@@ -1,0 +1,160 @@
+//! A submitted movement of bytes: runs by itself, is awaited or waited for, and may be dropped at any time.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use crate::{Error, Fence, Result, TransferReport};
+
+/// Who is told once about a transfer's end.
+pub trait Completion: Send + Sync + 'static {
+    /// Its bytes are in place, or it failed.
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>);
+
+    /// Its handle was dropped before the end was observed.
+    fn abandoned(&self, report: &TransferReport);
+}
+
+/// A transfer under way. It was enqueued when this was made: two transfers run side by side whatever the order in which
+/// they are awaited. Dropping it neither cancels the transfer nor waits for it; the memory stays owned until it is done.
+///
+/// Works with any async runtime, or none: [`wait`](Self::wait) blocks instead.
+#[must_use = "the outcome of a transfer is only known to who awaits it"]
+pub struct Transfer {
+    state: State,
+}
+
+// Boxing the larger variant would allocate on every transfer.
+#[allow(clippy::large_enum_variant)]
+enum State {
+    Refused(Error),
+    Running(Running),
+    Taken,
+}
+
+struct Running {
+    fence: Fence,
+    report: TransferReport,
+    begun: Instant,
+    completion: Option<Arc<dyn Completion>>,
+}
+
+impl Transfer {
+    /// A transfer that was enqueued with `fence`; `begun` is when its submission began.
+    pub fn submitted(
+        fence: Fence,
+        report: TransferReport,
+        begun: Instant,
+        completion: Option<Arc<dyn Completion>>,
+    ) -> Self {
+        Self { state: State::Running(Running { fence, report, begun, completion }) }
+    }
+
+    /// A transfer that was not enqueued.
+    pub fn refused(error: Error) -> Self {
+        Self { state: State::Refused(error) }
+    }
+
+    /// The error with which the transfer was refused, if it was never enqueued.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&Error> {
+        match &self.state {
+            State::Refused(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The fence of the whole transfer, for other queues to wait for; `None` where it was refused.
+    #[must_use]
+    pub fn fence(&self) -> Option<&Fence> {
+        match &self.state {
+            State::Running(running) => Some(&running.fence),
+            _ => None,
+        }
+    }
+
+    /// Whether it is over, for better or worse; never blocks.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.fence().is_none_or(Fence::is_over)
+    }
+
+    /// Blocks the calling thread until the bytes are in place.
+    ///
+    /// # Errors
+    /// The error with which the transfer was refused or failed.
+    pub fn wait(mut self) -> Result<TransferReport> {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Refused(error) => Err(error),
+            State::Running(running) => {
+                let outcome = running.fence.wait();
+                running.end(outcome)
+            }
+            State::Taken => Err(taken()),
+        }
+    }
+}
+
+impl Running {
+    fn end(mut self, outcome: Result<()>) -> Result<TransferReport> {
+        self.report.elapsed = self.begun.elapsed();
+        let outcome = outcome.and_then(|()| {
+            self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
+            Ok(())
+        });
+        if let Some(completion) = self.completion.take() {
+            completion.ended(&self.report, outcome.as_ref().copied());
+        }
+        outcome.map(|()| self.report)
+    }
+}
+
+impl Future for Transfer {
+    type Output = Result<TransferReport>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Running(running) = &self.state {
+            let timeline = running.fence.timeline();
+            if !running.fence.is_over() && !timeline.wake_at(running.fence.point(), context.waker()) {
+                return Poll::Pending;
+            }
+        }
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Refused(error) => Poll::Ready(Err(error)),
+            State::Running(running) => {
+                let outcome = running.fence.timeline().poll(running.fence.point()).map(|_over| ());
+                Poll::Ready(running.end(outcome))
+            }
+            State::Taken => Poll::Ready(Err(taken())),
+        }
+    }
+}
+
+fn taken() -> Error {
+    Error::new(crate::ErrorKind::InvalidArgument, "this transfer's outcome was already taken")
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        if let State::Running(running) = std::mem::replace(&mut self.state, State::Taken)
+            && let Some(completion) = &running.completion
+        {
+            completion.abandoned(&running.report);
+        }
+    }
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            State::Refused(error) => write!(f, "Transfer(refused: {error})"),
+            State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
+            State::Taken => f.write_str("Transfer(taken)"),
+        }
+    }
+}
