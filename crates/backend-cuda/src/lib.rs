@@ -1,1 +1,38 @@
-//! .
+//! Transload's backend for CUDA devices: core's traits over `transload-memory` and `transload-streams`.
+//!
+//! # Threads
+//! Every item may be used from any thread.
+//!
+//! On macOS this crate is empty.
+//!
+//! # Example
+//! ```
+//! # #[cfg(any(target_os = "linux", windows))] {
+//! use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+//! use transload_core::{Backend, Buffer, DeviceId};
+//!
+//! async fn round_trip() -> transload_core::Result<()> {
+//!     let backend = CudaBackend::initialize(CudaBackendConfig::default()).await?;
+//!     let buffer = backend.create_buffer::<f32>(0, 1024)?;
+//!     buffer.fill(1.5)?;
+//!     let mut back = vec![0.0; 1024];
+//!     buffer.copy_to_host(&mut back)?;
+//!     assert_eq!(back, [1.5; 1024]);
+//!     Ok(())
+//! }
+//! # let _ = round_trip;
+//! # }
+//! ```
+#![cfg(any(target_os = "linux", windows))]
+
+mod backend;
+mod buffer;
+mod config;
+mod costs;
+mod device;
+
+pub use backend::CudaBackend;
+pub use buffer::CudaBuffer;
+pub use config::CudaBackendConfig;
+pub use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
+pub use transload_streams::{CudaEvent, CudaStream};

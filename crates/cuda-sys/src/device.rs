@@ -89,8 +89,11 @@ impl Device {
     /// # Errors
     /// The driver's code.
     pub fn to_cust(self) -> Result<cust::device::Device> {
-        cust::device::Device::get_device(self.ordinal)
-            .map_err(|error| DriverError::Call { call: "cuDeviceGet", code: error as u32, name: error.to_string() })
+        cust::device::Device::get_device(self.ordinal).map_err(|error| DriverError::Call {
+            call: "cuDeviceGet",
+            code: error as u32,
+            name: error.to_string(),
+        })
     }
 
     /// The marketing name, for example `NVIDIA H200`.
@@ -100,7 +103,9 @@ impl Device {
     pub fn name(self) -> Result<String> {
         let mut bytes = [0_u8; 256];
         // SAFETY: the buffer is as long as the length given, less one so that a terminator always remains.
-        check("cuDeviceGetName", unsafe { ffi::cuDeviceGetName(bytes.as_mut_ptr().cast(), 255, self.handle) })?;
+        check("cuDeviceGetName", unsafe {
+            ffi::cuDeviceGetName(bytes.as_mut_ptr().cast(), 255, self.handle)
+        })?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
     }

@@ -83,7 +83,9 @@ impl DriverError {
 
 /// Why [`install`](crate::install) refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a CUDA driver is already in use ({in_use}); another one can only be installed before the first driver call")]
+#[error(
+    "a CUDA driver is already in use ({in_use}); another one can only be installed before the first driver call"
+)]
 pub struct InstallError {
     /// What the process uses.
     pub in_use: &'static str,

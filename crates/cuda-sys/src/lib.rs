@@ -29,6 +29,7 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod capture;
 mod context;
 mod device;
 mod driver;
@@ -37,6 +38,7 @@ mod error;
 mod event;
 mod stream;
 
+pub use capture::RelaxedCapture;
 pub use context::{Context, ContextGuard};
 pub use cust;
 pub use device::{Device, attribute};

@@ -1,1 +1,48 @@
-//! .
+//! CUDA memory: device, pinned, mapped and unified.
+//!
+//! [`CudaMemoryManager`] allocates [`RawBuffer`](transload_core::RawBuffer)s of every kind for one [`CudaDevice`]. A
+//! buffer is given back when its last handle is gone and no operation in flight touches it; giving it back never waits
+//! for the device (what the driver frees only by waiting is freed on a thread of its own).
+//!
+//! # Threads
+//! Every item may be used from any thread.
+//!
+//! On macOS this crate is empty.
+//!
+//! # Example
+//! ```
+//! # #[cfg(any(target_os = "linux", windows))] {
+//! use transload_core::MemoryKind;
+//! use transload_memory::{CudaDevice, CudaMemoryManager};
+//!
+//! fn upload_area() -> transload_core::Result<()> {
+//!     let device = CudaDevice::new(0)?;
+//!     let memory = CudaMemoryManager::new(&device)?;
+//!     let pinned = memory.allocate(MemoryKind::Pinned, 1 << 20)?;
+//!     pinned.write()?.fill(7);
+//!     Ok(())
+//! }
+//!
+//! if let Err(error) = upload_area() {
+//!     println!("no CUDA here: {error}");
+//! }
+//! # }
+//! ```
+#![cfg(any(target_os = "linux", windows))]
+
+mod borrowed;
+mod device;
+mod device_memory;
+mod error;
+mod feature;
+mod host_memory;
+mod janitor;
+mod manager;
+mod tally;
+mod unified_memory;
+
+pub use borrowed::{Borrowed, borrow, borrow_mut};
+pub use device::CudaDevice;
+pub use error::lift;
+pub use feature::CudaFeature;
+pub use manager::CudaMemoryManager;

@@ -1,1 +1,49 @@
-//! .
+//! CUDA streams as queues of work: real priorities, fences by events, completion without host functions.
+//!
+//! [`CudaStream`] implements core's `Queue`: what is enqueued through it is ordered by the buffers' fences, also against
+//! other streams, without the host. Completion is found by asking events (1.3 µs on an H200), not by a host function
+//! (16 µs). Dropping a stream neither waits for its work nor cuts it short.
+//!
+//! # Threads
+//! Every item may be used from any thread.
+//!
+//! On macOS this crate is empty.
+//!
+//! # Example
+//! ```
+//! # #[cfg(any(target_os = "linux", windows))] {
+//! use transload_core::{MemoryKind, StreamPriority};
+//! use transload_memory::{CudaDevice, CudaMemoryManager};
+//! use transload_streams::CudaStream;
+//!
+//! fn round_trip() -> transload_core::Result<()> {
+//!     let device = CudaDevice::new(0)?;
+//!     let memory = CudaMemoryManager::new(&device)?;
+//!     let (host, there) = (memory.allocate(MemoryKind::Pinned, 4096)?, memory.allocate(MemoryKind::Device, 4096)?);
+//!     host.write()?.fill(7);
+//!     let stream = CudaStream::new_with_priority(&device, StreamPriority::High)?;
+//!     let up = stream.copy_from_host_async(&host, &there);
+//!     up.wait()?;
+//!     Ok(())
+//! }
+//!
+//! if let Err(error) = round_trip() {
+//!     println!("no CUDA here: {error}");
+//! }
+//! # }
+//! ```
+#![cfg(any(target_os = "linux", windows))]
+
+mod copies;
+mod enqueue;
+mod event;
+mod lanes;
+mod line;
+mod priority;
+mod reactor;
+mod stream;
+mod timeline;
+
+pub use event::CudaEvent;
+pub use lanes::StreamLanes;
+pub use stream::CudaStream;

@@ -9,8 +9,8 @@ mod newer;
 mod table;
 pub mod trace;
 
-pub use loader::{SymbolSource, install};
 pub(crate) use loader::tried;
+pub use loader::{SymbolSource, install};
 
 use std::sync::OnceLock;
 

@@ -1,0 +1,185 @@
+//! The CUDA backend: every device of the process behind core's `Backend`.
+
+use std::{fmt, sync::Arc};
+
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, PathCost, Place, Pod,
+    QueueLease, RawBuffer, Result, StreamPriority, WorkloadType,
+};
+use transload_cuda_sys::Driver;
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
+
+use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member};
+
+/// The devices of the CUDA driver. Cheap to share; usable from any thread.
+pub struct CudaBackend {
+    driver: Driver,
+    members: Vec<Member>,
+}
+
+impl CudaBackend {
+    /// Loads the driver and lists the devices. Contexts are made on first use of each device, so this takes some
+    /// milliseconds once per process. It needs no async runtime and does not suspend.
+    ///
+    /// # Errors
+    /// `NoDriver` naming what was tried, `NoDevice`, `DriverTooOld`, `UnknownDevice` for an ordinal in the
+    /// configuration that does not exist.
+    pub async fn initialize(config: CudaBackendConfig) -> Result<Arc<Self>> {
+        Self::open(&config)
+    }
+
+    /// As [`initialize`](Self::initialize), outside async code.
+    ///
+    /// # Errors
+    /// As for `initialize`.
+    pub fn open(config: &CudaBackendConfig) -> Result<Arc<Self>> {
+        let driver = Driver::get().map_err(lift)?;
+        let ordinals = match &config.devices {
+            Some(ordinals) => ordinals.clone(),
+            None => (0..driver.device_count().map_err(lift)?).collect(),
+        };
+        if ordinals.is_empty() {
+            return Err(Error::new(ErrorKind::NoDevice, "the CUDA driver shows no device"));
+        }
+        let mut members: Vec<Member> = Vec::with_capacity(ordinals.len());
+        for ordinal in ordinals {
+            if members.iter().any(|member| member.device.ordinal() == ordinal) {
+                continue;
+            }
+            members.push(Member::new(driver, CudaDevice::new(ordinal)?, config.streams_per_priority)?);
+        }
+        Ok(Arc::new(Self { driver, members }))
+    }
+
+    /// A typed buffer of `len` elements in the memory of the device with this ordinal. Its content is undefined.
+    ///
+    /// # Errors
+    /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
+    pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
+        let member = self.member(DeviceId::Cuda(ordinal))?;
+        CudaBuffer::new(member.memory()?, &member.lanes, len)
+    }
+
+    /// A device of this backend.
+    ///
+    /// # Errors
+    /// `UnknownDevice` naming the valid ones.
+    pub fn device(&self, ordinal: u32) -> Result<&CudaDevice> {
+        self.member(DeviceId::Cuda(ordinal)).map(|member| &member.device)
+    }
+
+    /// The memory of a device; makes its context.
+    ///
+    /// # Errors
+    /// `UnknownDevice`, or the driver's.
+    pub fn memory(&self, ordinal: u32) -> Result<&CudaMemoryManager> {
+        self.member(DeviceId::Cuda(ordinal))?.memory()
+    }
+
+    /// Whether every device of the backend has a capability.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn supports_feature(&self, feature: CudaFeature) -> Result<bool> {
+        for member in &self.members {
+            if !member.device.supports_feature(feature)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the devices are a software driver's.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.driver.is_simulated()
+    }
+
+    fn member(&self, device: DeviceId) -> Result<&Member> {
+        self.members.iter().find(|member| member.device.id() == device).ok_or_else(|| {
+            let valid: Vec<String> =
+                self.members.iter().map(|member| member.device.id().to_string()).collect();
+            Error::new(
+                ErrorKind::UnknownDevice,
+                format!("the CUDA backend has no device {device}; valid are {}", valid.join(", ")),
+            )
+        })
+    }
+
+    fn has(&self, device: DeviceId) -> bool {
+        self.members.iter().any(|member| member.device.id() == device)
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.members.iter().map(|member| member.info().clone()).collect()
+    }
+
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.member(device)?.memory()?.allocate(kind, bytes)
+    }
+
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.member(device)?.memory()?.info()
+    }
+
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        _workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        self.member(device)?.lanes.lease(priority)
+    }
+
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        match (src.device, dst.device) {
+            (from, to) if from == to => self.has(from).then_some(from),
+            (DeviceId::Cpu, device) | (device, DeviceId::Cpu) => self.has(device).then_some(device),
+            // Between devices bytes go by peer copies or through the host, not by one queue's plain copy.
+            _ => None,
+        }
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        self.members.iter().flat_map(|member| costs::of(member.device.id())).collect()
+    }
+
+    fn ledger(&self) -> Ledger {
+        let mut sum = Ledger::default();
+        for member in &self.members {
+            sum.leases += member.lanes.leases() as u64;
+            if let Some(memory) = member.memory_if_used() {
+                let ledger = memory.ledger();
+                sum.allocations += ledger.allocations;
+                sum.bytes += ledger.bytes;
+                sum.parked += ledger.parked;
+            }
+        }
+        sum
+    }
+
+    fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        // Every device is drained, also after an error.
+        for member in &self.members {
+            outcome = outcome.and(member.lanes.synchronize());
+            if let Some(memory) = member.memory_if_used() {
+                outcome = outcome.and(memory.drain());
+            }
+        }
+        outcome
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices: Vec<DeviceId> = self.members.iter().map(|member| member.device.id()).collect();
+        f.debug_struct("CudaBackend").field("driver", &self.driver).field("devices", &devices).finish()
+    }
+}

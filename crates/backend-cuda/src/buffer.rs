@@ -1,0 +1,96 @@
+//! A typed buffer in a CUDA device's memory.
+
+use std::marker::PhantomData;
+
+use transload_core::{
+    Buffer, Error, ErrorKind, MemoryKind, Operation, Pattern, Pod, QueueLease, RawBuffer, Result,
+    StreamPriority, Timing, submit,
+};
+use transload_memory::{CudaMemoryManager, borrow, borrow_mut};
+use transload_streams::StreamLanes;
+
+/// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work use
+/// [`raw`](Buffer::raw) with the transfer manager. Usable from any thread.
+#[derive(Debug)]
+pub struct CudaBuffer<T> {
+    raw: RawBuffer,
+    queue: QueueLease,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> CudaBuffer<T> {
+    pub(crate) fn new(memory: &CudaMemoryManager, lanes: &StreamLanes, len: usize) -> Result<Self> {
+        let bytes = size_of::<T>().checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "{len} elements of {} bytes are no valid size: 1 to {} bytes are",
+                    size_of::<T>(),
+                    usize::MAX
+                ),
+            )
+        })?;
+        let queue = lanes.lease(StreamPriority::Normal)?;
+        Ok(Self { raw: memory.allocate(MemoryKind::Device, bytes)?, queue, element: PhantomData })
+    }
+
+    fn run(&self, operation: &Operation<'_>) -> Result<()> {
+        submit(&*self.queue, operation, Timing::Off)?.wait()
+    }
+
+    fn check_len(&self, given: usize) -> Result<()> {
+        if given == self.len() {
+            return Ok(());
+        }
+        let text = format!("the host slice has {given} elements; it must have the buffer's {}", self.len());
+        Err(Error::new(ErrorKind::InvalidArgument, text))
+    }
+}
+
+impl<T: Pod> Buffer<T> for CudaBuffer<T> {
+    fn raw(&self) -> &RawBuffer {
+        &self.raw
+    }
+
+    fn fill(&self, value: T) -> Result<()> {
+        let bytes = bytemuck::bytes_of(&value);
+        let pattern = match *bytes {
+            [first, ..] if bytes.iter().all(|byte| *byte == first) => Pattern::U8(first),
+            [a, b] => Pattern::U16(u16::from_ne_bytes([a, b])),
+            [a, b, c, d] => Pattern::U32(u32::from_ne_bytes([a, b, c, d])),
+            _ => return self.fill_by_doubling(bytes),
+        };
+        self.run(&Operation::Fill { dst: &self.raw, pattern })
+    }
+
+    fn copy_from_host(&self, source: &[T]) -> Result<()> {
+        self.check_len(source.len())?;
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let source = unsafe { borrow(source) };
+        self.run(&Operation::Copy { src: &source, dst: &self.raw })
+    }
+
+    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
+        self.check_len(destination.len())?;
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let destination = unsafe { borrow_mut(destination) };
+        self.run(&Operation::Copy { src: &self.raw, dst: &destination })
+    }
+}
+
+impl<T: Pod> CudaBuffer<T> {
+    /// Writes the element once and copies what is there behind itself until the buffer is full.
+    fn fill_by_doubling(&self, element: &[u8]) -> Result<()> {
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let source = unsafe { borrow(element) };
+        let mut done = element.len();
+        self.run(&Operation::Copy { src: &source, dst: &self.raw.slice(..done)? })?;
+        while done < self.raw.len() {
+            let next = done.min(self.raw.len() - done);
+            let (src, dst) = (self.raw.slice(..next)?, self.raw.slice(done..done + next)?);
+            self.run(&Operation::Copy { src: &src, dst: &dst })?;
+            done += next;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! Keeps calls of ours from invalidating a graph that someone else is capturing.
+
+use crate::{Result, check, ffi, record_drop_error};
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread's calls never invalidate a capture.
+const RELAXED: u32 = 2;
+
+/// While it lives, driver calls of this thread that a capture in *global* mode forbids (allocating, freeing, asking
+/// events) leave the captures of other threads valid.
+///
+/// Source: `cuThreadExchangeStreamCaptureMode` in the CUDA driver API.
+#[must_use = "the mode is exchanged back when this is dropped"]
+#[derive(Debug)]
+pub struct RelaxedCapture {
+    before: u32,
+    /// The mode belongs to a thread.
+    not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl RelaxedCapture {
+    /// Exchanges the calling thread's capture mode.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn enter() -> Result<Self> {
+        Ok(Self { before: exchange(RELAXED)?, not_send: std::marker::PhantomData })
+    }
+}
+
+fn exchange(mut mode: u32) -> Result<u32> {
+    // SAFETY: the pointer is valid for the call; the driver reads the new mode and stores the old one.
+    check("cuThreadExchangeStreamCaptureMode", unsafe { ffi::cuThreadExchangeStreamCaptureMode(&mut mode) })?;
+    Ok(mode)
+}
+
+impl Drop for RelaxedCapture {
+    fn drop(&mut self) {
+        record_drop_error(exchange(self.before).map(|_| ()));
+    }
+}

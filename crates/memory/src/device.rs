@@ -1,0 +1,87 @@
+//! A CUDA device with its primary context, made on first use.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use transload_core::{DeviceId, Result};
+use transload_cuda_sys::{Context, Device};
+
+use crate::{CudaFeature, lift};
+
+/// A CUDA device of this process. Clones share it.
+#[derive(Clone)]
+pub struct CudaDevice {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    device: Device,
+    /// Made on first use: a context takes about 200 ms and device memory, and a machine may have eight devices.
+    context: OnceLock<Context>,
+}
+
+impl CudaDevice {
+    /// The device with this ordinal. Loads the driver at the first call; makes no context yet.
+    ///
+    /// # Errors
+    /// `NoDriver`, `NoDevice`, `DriverTooOld`, or `UnknownDevice` naming the valid ordinals.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        let device = Device::new(ordinal).map_err(lift)?;
+        Ok(Self { shared: Arc::new(Shared { device, context: OnceLock::new() }) })
+    }
+
+    /// Its identity.
+    #[must_use]
+    pub fn id(&self) -> DeviceId {
+        DeviceId::Cuda(self.ordinal())
+    }
+
+    /// Its ordinal.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.shared.device.ordinal()
+    }
+
+    /// The driver's view of it.
+    #[must_use]
+    pub fn driver(&self) -> Device {
+        self.shared.device
+    }
+
+    /// Its primary context; the first call makes it, or joins the one that the process already has.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn context(&self) -> Result<&Context> {
+        if let Some(context) = self.shared.context.get() {
+            return Ok(context);
+        }
+        let made = Context::primary(self.shared.device).map_err(lift)?;
+        // Where two threads came first, the loser's reference is released again.
+        Ok(self.shared.context.get_or_init(|| made))
+    }
+
+    /// Whether the device has a capability.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn supports_feature(&self, feature: CudaFeature) -> Result<bool> {
+        self.shared.device.attribute(feature.attribute()).map(|value| value != 0).map_err(lift)
+    }
+
+    /// Compute capability as (major, minor).
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn compute_capability(&self) -> Result<(i32, i32)> {
+        self.shared.device.compute_capability().map_err(lift)
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({})", self.id())
+    }
+}

@@ -1,0 +1,205 @@
+//! The device's own memory: from a stream-ordered pool where the driver has one, so that freeing does not wait.
+
+use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
+
+use transload_core::{DeviceId, MemoryKind, Place, Storage};
+use transload_cuda_sys::{
+    AsStream, Context, DriverError, RelaxedCapture, Stream, StreamOptions, check,
+    cust::sys::{CUmemPoolProps, CUmemoryPool},
+    ffi, record_drop_error,
+};
+
+use crate::{
+    janitor::{Address, Janitor},
+    tally::Counted,
+};
+
+/// Where device memory comes from.
+pub(crate) enum DeviceSource {
+    /// A pool of ours and the stream on which it allocates and frees.
+    Pool(Arc<Pool>),
+    /// `cuMemAlloc`: freeing waits for the device.
+    Plain,
+}
+
+impl DeviceSource {
+    pub(crate) fn new(context: &Context, has_pools: bool) -> Result<Self, DriverError> {
+        if has_pools { Pool::new(context).map(|pool| Self::Pool(Arc::new(pool))) } else { Ok(Self::Plain) }
+    }
+
+    pub(crate) fn allocate(&self, context: &Context, bytes: usize) -> Result<u64, DriverError> {
+        let _bound = context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        match self {
+            Self::Pool(pool) => pool.allocate(bytes),
+            Self::Plain => {
+                let mut address = 0;
+                // SAFETY: the out pointer is valid and a context is current.
+                check("cuMemAlloc", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
+                Ok(address)
+            }
+        }
+    }
+
+    /// Gives memory that is free but kept back to the device.
+    pub(crate) fn trim(&self) -> Result<(), DriverError> {
+        match self {
+            Self::Pool(pool) => pool.trim(),
+            Self::Plain => Ok(()),
+        }
+    }
+}
+
+/// Two words with the alignment of the pointer that the structure contains.
+#[repr(align(8))]
+#[derive(Clone, Copy)]
+struct Aligned(#[allow(dead_code)] [u32; 2]);
+
+pub(crate) struct Pool {
+    raw: CUmemoryPool,
+    /// Carries nothing but allocations and frees, so it is always nearly idle.
+    stream: Stream,
+}
+
+// SAFETY: a pool's handle may be used from any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    fn new(context: &Context) -> Result<Self, DriverError> {
+        /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+        const PINNED: u32 = 1;
+        /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+        const DEVICE: u32 = 1;
+        /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD`.
+        const RELEASE_THRESHOLD: u32 = 4;
+
+        let stream = Stream::new(context, StreamOptions::default())?;
+        let _bound = context.enter()?;
+        // `CUmemPoolProps`: two 4-byte enums, the location (two 4-byte words), a pointer, reserved bytes that must be 0.
+        // Built from integers, because cust's enums lack values of newer drivers.
+        let mut properties = [[0_u32; 2]; size_of::<CUmemPoolProps>() / 8].map(Aligned);
+        properties[0] = Aligned([PINNED, 0]);
+        properties[1] = Aligned([DEVICE, context.device().as_raw().cast_unsigned()]);
+        let properties = properties.as_ptr().cast::<CUmemPoolProps>();
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid; the properties have the structure's size and layout, and the driver copies
+        // them byte by byte.
+        check("cuMemPoolCreate", unsafe { ffi::cuMemPoolCreate(&mut raw, properties) })?;
+        let pool = Self { raw, stream };
+        // With the default threshold of 0 the pool gives its memory back at every synchronisation.
+        let mut keep = u64::MAX;
+        // SAFETY: the attribute is an unsigned 64-bit number.
+        check("cuMemPoolSetAttribute", unsafe {
+            ffi::cuMemPoolSetAttribute(pool.raw, RELEASE_THRESHOLD, (&raw mut keep).cast())
+        })?;
+        Ok(pool)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        let mut address = 0;
+        // SAFETY: the out pointer, the pool and the stream are valid.
+        check("cuMemAllocFromPoolAsync", unsafe {
+            ffi::cuMemAllocFromPoolAsync(&mut address, bytes, self.raw, self.stream.as_raw())
+        })?;
+        // Other streams may use the memory from here on. The stream holds nothing but earlier frees.
+        self.stream.synchronize()?;
+        Ok(address)
+    }
+
+    fn free(&self, address: u64) -> Result<(), DriverError> {
+        let _bound = self.stream.context().enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        // SAFETY: the address came from this pool, no operation uses it any more, and it is freed once.
+        check("cuMemFreeAsync", unsafe { ffi::cuMemFreeAsync(address, self.stream.as_raw()) })
+    }
+
+    fn trim(&self) -> Result<(), DriverError> {
+        self.stream.synchronize()?;
+        let _bound = self.stream.context().enter()?;
+        // SAFETY: the pool is valid.
+        check("cuMemPoolTrimTo", unsafe { ffi::cuMemPoolTrimTo(self.raw, 0) })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        record_drop_error(self.stream.context().enter().and_then(|_bound| {
+            // SAFETY: every allocation of the pool holds a reference to it, so all are freed.
+            check("cuMemPoolDestroy", unsafe { ffi::cuMemPoolDestroy(self.raw) })
+        }));
+    }
+}
+
+/// An allocation on a device.
+pub(crate) struct DeviceMemory {
+    address: u64,
+    bytes: usize,
+    device: DeviceId,
+    context: Context,
+    origin: Origin,
+    /// Taken when the memory goes back.
+    counted: Option<Counted>,
+}
+
+enum Origin {
+    Pool(Arc<Pool>),
+    Plain(Arc<Janitor>),
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(
+        address: u64,
+        bytes: usize,
+        context: &Context,
+        source: &DeviceSource,
+        janitor: &Arc<Janitor>,
+        counted: Counted,
+    ) -> Self {
+        let origin = match source {
+            DeviceSource::Pool(pool) => Origin::Pool(Arc::clone(pool)),
+            DeviceSource::Plain => Origin::Plain(Arc::clone(janitor)),
+        };
+        let device = DeviceId::Cuda(context.device().ordinal());
+        Self { address, bytes, device, context: context.clone(), origin, counted: Some(counted) }
+    }
+}
+
+// SAFETY: the address is a device allocation of `bytes` bytes owned until drop.
+unsafe impl Storage for DeviceMemory {
+    fn place(&self) -> Place {
+        Place::new(self.device, MemoryKind::Device)
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        Some(self.address)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        match (&self.origin, self.counted.take()) {
+            (Origin::Pool(pool), counted) => {
+                record_drop_error(pool.free(self.address));
+                drop(counted);
+            }
+            (Origin::Plain(janitor), Some(counted)) => {
+                janitor.free(self.context.clone(), Address::Device(self.address), counted);
+            }
+            (Origin::Plain(_), None) => {}
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The driver's errors in core's terms.
+
+use transload_core::{Error, ErrorKind, MemoryKind, MemoryShortage, Place};
+use transload_cuda_sys::{Context, DriverError};
+
+/// Turns a driver's error into core's; the driver's own is its cause.
+#[must_use]
+pub fn lift(error: DriverError) -> Error {
+    let (kind, message) = match &error {
+        DriverError::NotFound { .. } => (ErrorKind::NoDriver, "CUDA is not available"),
+        DriverError::NoDevice => (ErrorKind::NoDevice, "CUDA is not available"),
+        DriverError::TooOld { .. } => (ErrorKind::DriverTooOld, "CUDA is not usable"),
+        DriverError::MissingFunction { .. } => {
+            (ErrorKind::MissingFunction, "the CUDA driver is too old for this")
+        }
+        DriverError::UnknownDevice { .. } => (ErrorKind::UnknownDevice, "unknown device"),
+        other if other.is_sticky() => (
+            ErrorKind::DeviceLost,
+            "the CUDA context is unusable from here on; only a new process recovers it",
+        ),
+        other if other.is_out_of_memory() => (ErrorKind::OutOfMemory, "CUDA"),
+        _ => (ErrorKind::Device, "CUDA"),
+    };
+    Error::caused_by(kind, message, error)
+}
+
+/// As [`lift`], with the numbers of an out-of-memory error.
+pub(crate) fn lift_allocation(
+    error: DriverError,
+    context: &Context,
+    place: Place,
+    requested: usize,
+) -> Error {
+    if !error.is_out_of_memory() {
+        return lift(error);
+    }
+    let shortage = match place.kind {
+        // The driver's numbers are the device's.
+        MemoryKind::Device | MemoryKind::Unified => {
+            let info = context.memory_info().ok();
+            MemoryShortage {
+                requested: requested as u64,
+                free: info.map(|(free, _)| free as u64),
+                total: info.map(|(_, total)| total as u64),
+            }
+        }
+        _ => MemoryShortage { requested: requested as u64, free: None, total: None },
+    };
+    Error::out_of_memory(place, shortage)
+}

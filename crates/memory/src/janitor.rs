@@ -1,0 +1,113 @@
+//! A thread for the calls that wait for the device: freeing pinned, managed and unpooled memory.
+//!
+//! The driver frees such memory only after the device's work is done, so the caller of `drop` must not do it.
+
+use std::{sync::Arc, thread};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{Error, ErrorKind, Result};
+use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
+
+use crate::tally::Counted;
+
+/// Memory to be freed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Address {
+    /// Made by `cuMemAlloc` or `cuMemAllocManaged`.
+    Device(u64),
+    /// Made by `cuMemHostAlloc`.
+    Host(usize),
+}
+
+struct Job {
+    context: Context,
+    address: Address,
+    /// Kept until the memory is really free, so that an empty ledger means what it says.
+    counted: Counted,
+}
+
+#[derive(Default)]
+struct Desk {
+    jobs: Vec<Job>,
+    busy: bool,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    desk: Mutex<Desk>,
+    work: Condvar,
+    idle: Condvar,
+}
+
+/// Handle of the thread; the thread ends once the last handle is gone and everything is freed.
+pub(crate) struct Janitor {
+    shared: Arc<Shared>,
+}
+
+impl Janitor {
+    pub(crate) fn start() -> Result<Arc<Self>> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        thread::Builder::new().name("transload-free".to_owned()).spawn(move || run(&theirs)).map_err(
+            |error| Error::caused_by(ErrorKind::Io, "starting the thread that frees memory", error),
+        )?;
+        Ok(Arc::new(Self { shared }))
+    }
+
+    /// Leaves memory to be freed; does not wait.
+    pub(crate) fn free(&self, context: Context, address: Address, counted: Counted) {
+        self.shared.desk.lock().jobs.push(Job { context, address, counted });
+        self.shared.work.notify_one();
+    }
+
+    /// Blocks until everything left so far is freed.
+    pub(crate) fn drain(&self) {
+        let mut desk = self.shared.desk.lock();
+        while desk.busy || !desk.jobs.is_empty() {
+            self.shared.idle.wait(&mut desk);
+        }
+    }
+}
+
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        self.shared.desk.lock().closed = true;
+        self.shared.work.notify_one();
+    }
+}
+
+fn run(shared: &Shared) {
+    loop {
+        let mut desk = shared.desk.lock();
+        while desk.jobs.is_empty() {
+            if desk.closed {
+                return;
+            }
+            shared.work.wait(&mut desk);
+        }
+        let jobs = std::mem::take(&mut desk.jobs);
+        desk.busy = true;
+        drop(desk);
+        for Job { context, address, counted } in jobs {
+            record_drop_error(release(&context, address));
+            drop(counted);
+        }
+        shared.desk.lock().busy = false;
+        shared.idle.notify_all();
+    }
+}
+
+fn release(context: &Context, address: Address) -> Result<(), DriverError> {
+    let _bound = context.enter()?;
+    let _capture = RelaxedCapture::enter()?;
+    match address {
+        // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.
+        Address::Device(address) => check("cuMemFree", unsafe { ffi::cuMemFree_v2(address) }),
+        Address::Host(address) => {
+            let pointer = std::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: as above.
+            check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })
+        }
+    }
+}

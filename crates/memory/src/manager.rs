@@ -1,0 +1,190 @@
+//! Allocates every kind of CUDA memory for one device, and knows what is alive.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use transload_core::{
+    DeviceId, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer, Reclaimer,
+    Result,
+};
+use transload_cuda_sys::{Context, DriverError};
+
+use crate::{
+    CudaDevice, CudaFeature,
+    device_memory::{DeviceMemory, DeviceSource},
+    error::lift_allocation,
+    host_memory::HostMemory,
+    janitor::Janitor,
+    lift,
+    tally::Tally,
+    unified_memory::UnifiedMemory,
+};
+
+/// Memory of one device: allocation is thread-safe, freeing never waits for the device.
+pub struct CudaMemoryManager {
+    device: CudaDevice,
+    context: Context,
+    source: OnceLock<DeviceSource>,
+    pools: bool,
+    managed: bool,
+    concurrent: bool,
+    janitor: Arc<Janitor>,
+    reclaimer: Arc<Reclaimer>,
+    tally: Arc<Tally>,
+}
+
+impl CudaMemoryManager {
+    /// A manager for the device; makes or joins its primary context.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        Ok(Self {
+            device: device.clone(),
+            context: device.context()?.clone(),
+            source: OnceLock::new(),
+            pools: device.supports_feature(CudaFeature::MemoryPools)?,
+            managed: device.supports_feature(CudaFeature::ManagedMemory)?,
+            concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
+            janitor: Janitor::start()?,
+            reclaimer: Arc::new(Reclaimer::new()),
+            tally: Arc::default(),
+        })
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &CudaDevice {
+        &self.device
+    }
+
+    /// The kinds of memory that [`allocate`](Self::allocate) gives.
+    #[must_use]
+    pub fn kinds(&self) -> Vec<MemoryKind> {
+        let mut kinds = vec![MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Device];
+        if self.managed {
+            kinds.push(MemoryKind::Unified);
+        }
+        kinds
+    }
+
+    /// Allocates `bytes` (at least 1) of a kind. Device and fresh pinned memory has no defined content.
+    ///
+    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again.
+    /// Unified memory beyond what the device has free is refused, since oversubscribing it can stall the device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
+    /// numbers, or the driver's.
+    pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
+        }
+        self.reclaimer.sweep();
+        match self.try_allocate(kind, bytes) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                self.give_back()?;
+                self.try_allocate(kind, bytes)
+            }
+            other => other,
+        }
+    }
+
+    fn try_allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        let device = self.device.id();
+        let count = || self.tally.enter(bytes);
+        let storage: Result<Box<dyn transload_core::Storage>, DriverError> = match kind {
+            MemoryKind::Device => self.source()?.allocate(&self.context, bytes).map(|address| {
+                let source = self.source.get().unwrap_or(&DeviceSource::Plain);
+                Box::new(DeviceMemory::new(address, bytes, &self.context, source, &self.janitor, count()))
+                    as _
+            }),
+            MemoryKind::Pinned | MemoryKind::Mapped => {
+                HostMemory::allocate(&self.context, kind, bytes, &self.janitor, count)
+                    .map(|memory| Box::new(memory) as _)
+            }
+            MemoryKind::Unified if self.managed => {
+                self.refuse_oversubscription(bytes)?;
+                UnifiedMemory::allocate(&self.context, bytes, self.concurrent, &self.janitor, count)
+                    .map(|memory| Box::new(memory) as _)
+            }
+            MemoryKind::Unified | MemoryKind::Pageable => return Err(self.no_such_kind(kind)),
+        };
+        let owner =
+            if matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped) { DeviceId::Cpu } else { device };
+        let place = Place::new(owner, kind);
+        let storage = storage.map_err(|error| lift_allocation(error, &self.context, place, bytes))?;
+        Ok(RawBuffer::new(storage, &self.reclaimer))
+    }
+
+    fn source(&self) -> Result<&DeviceSource> {
+        if let Some(source) = self.source.get() {
+            return Ok(source);
+        }
+        let made = DeviceSource::new(&self.context, self.pools).map_err(lift)?;
+        Ok(self.source.get_or_init(|| made))
+    }
+
+    fn refuse_oversubscription(&self, bytes: usize) -> Result<()> {
+        let MemoryInfo { free, total } = self.info()?;
+        if bytes as u64 <= free {
+            return Ok(());
+        }
+        let shortage = MemoryShortage { requested: bytes as u64, free: Some(free), total: Some(total) };
+        Err(Error::out_of_memory(Place::new(self.device.id(), MemoryKind::Unified), shortage))
+    }
+
+    fn no_such_kind(&self, kind: MemoryKind) -> Error {
+        let valid: Vec<String> = self.kinds().iter().map(ToString::to_string).collect();
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("{} gives no {kind} memory; valid are {}", self.device.id(), valid.join(", ")),
+        )
+    }
+
+    /// Frees what is parked and over, and gives cached memory back to the device.
+    fn give_back(&self) -> Result<()> {
+        self.reclaimer.sweep();
+        self.janitor.drain();
+        self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
+    }
+
+    /// Free and total bytes of the device's memory.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn info(&self) -> Result<MemoryInfo> {
+        let (free, total) = self.context.memory_info().map_err(lift)?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    /// What is alive.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.allocations = self.tally.allocations();
+        ledger.bytes = self.tally.bytes();
+        ledger.parked = self.reclaimer.len() as u64;
+        ledger
+    }
+
+    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back.
+    ///
+    /// # Errors
+    /// The first error of an operation that failed; all memory is freed all the same.
+    pub fn drain(&self) -> Result<()> {
+        let outcome = self.reclaimer.drain();
+        outcome.and(self.give_back())
+    }
+}
+
+impl fmt::Debug for CudaMemoryManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaMemoryManager")
+            .field("device", &self.device)
+            .field("ledger", &self.ledger())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,293 @@
+//! Operations as driver calls on a stream: core's `Queue`.
+
+use std::{
+    os::raw::c_void,
+    sync::{Arc, atomic::Ordering},
+};
+
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Pitched, Place, Queue, RawBuffer,
+    Result, StreamPriority, Timeline, Timing,
+};
+use transload_cuda_sys::{
+    DriverError, RawStream, check,
+    cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
+    ffi,
+};
+use transload_memory::lift;
+
+use crate::{CudaStream, timeline::StreamTimeline};
+
+impl Queue for CudaStream {
+    fn device(&self) -> DeviceId {
+        self.timeline.device()
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.own.priority
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        let here = |place: Place| place.device == self.timeline.device();
+        let host = |place: Place| place.device.is_cpu();
+        (here(src) && (here(dst) || host(dst))) || (host(src) && here(dst))
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        fence.timeline().as_any().is::<StreamTimeline>()
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        self.own.check()?;
+        let calls = Calls::of(operation, self)?;
+        let _bound = self.own.context().enter().map_err(lift)?;
+        for fence in after {
+            let Some(other) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {
+                return Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a stream cannot wait for this kind of fence",
+                ));
+            };
+            // What is earlier in the same stream is done earlier.
+            if !std::ptr::eq(other, &raw const *self.own) {
+                self.own.wait_for(other, fence.point()).map_err(lift)?;
+            }
+        }
+        let start = match timing {
+            Timing::Off => None,
+            Timing::Measured => Some(self.own.record_start().map_err(lift)?),
+        };
+        // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
+        // checked to agree.
+        let enqueued = unsafe { calls.make(self.own.raw()) };
+        match enqueued.and_then(|()| self.own.record_end(start)) {
+            Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
+            Err(error) => {
+                // Without a fence nobody would wait for what was enqueued before the error.
+                let _first_error_counts = self.own.stream().synchronize();
+                Err(lift(error))
+            }
+        }
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.own.outstanding()
+    }
+
+    fn raw_handle(&self) -> Option<usize> {
+        Some(self.own.raw().addr())
+    }
+
+    fn released(&self) {
+        self.own.leases.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A buffer's address as a driver call wants it.
+#[derive(Clone, Copy)]
+enum Side {
+    Host(*mut c_void),
+    /// Device or unified memory: the driver's own address.
+    Device(u64),
+}
+
+fn side(buffer: &RawBuffer) -> Result<Side> {
+    let address = match buffer.place().kind {
+        MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(Side::Device),
+        _ => buffer.host_address().map(|address| Side::Host(address.as_ptr().cast())),
+    };
+    address.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("{} memory has no address for a CUDA stream", buffer.place()),
+        )
+    })
+}
+
+/// What to call the driver with; everything that can be refused is refused before the first call.
+enum Calls<'a> {
+    Copy(Side, Side, usize),
+    CopyPitched(Side, Side, Pitched),
+    CopyBatch(&'a [(RawBuffer, RawBuffer)]),
+    Fill(u64, usize, Pattern),
+    Prefetch(u64, usize, DeviceId),
+}
+
+impl<'a> Calls<'a> {
+    fn of(operation: &Operation<'a>, stream: &CudaStream) -> Result<Self> {
+        let reachable = |src: &RawBuffer, dst: &RawBuffer| {
+            if stream.can_copy(src.place(), dst.place()) {
+                return Ok(());
+            }
+            let text = format!(
+                "a stream of {} copies between its own and host memory, not {} → {}",
+                stream.device(),
+                src.place(),
+                dst.place()
+            );
+            Err(Error::new(ErrorKind::Unsupported, text))
+        };
+        match *operation {
+            Operation::Copy { src, dst } => {
+                reachable(src, dst)?;
+                Ok(Self::Copy(side(src)?, side(dst)?, src.len()))
+            }
+            Operation::CopyPitched { src, dst, rows } => {
+                reachable(src, dst)?;
+                Ok(Self::CopyPitched(side(src)?, side(dst)?, rows))
+            }
+            Operation::CopyBatch { pairs } => {
+                for (src, dst) in pairs {
+                    reachable(src, dst)?;
+                    side(src)?;
+                    side(dst)?;
+                }
+                Ok(Self::CopyBatch(pairs))
+            }
+            Operation::Fill { dst, pattern } => match side(dst)? {
+                Side::Device(address) => Ok(Self::Fill(address, dst.len(), pattern)),
+                Side::Host(_) => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a stream fills device and unified memory; fill host memory through a host view",
+                )),
+            },
+            Operation::Prefetch { buffer, to } => match (buffer.place().kind, buffer.device_address()) {
+                (MemoryKind::Unified, Some(address)) if matches!(to, DeviceId::Cpu | DeviceId::Cuda(_)) => {
+                    Ok(Self::Prefetch(address, buffer.len(), to))
+                }
+                _ => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "only unified memory can be prefetched, to cpu or cuda:N; not {} to {to}",
+                        buffer.place()
+                    ),
+                )),
+            },
+            _ => Err(Error::new(ErrorKind::Unsupported, "a CUDA stream does not know this operation")),
+        }
+    }
+
+    /// # Safety
+    /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
+    ///   what is enqueued here.
+    unsafe fn make(&self, stream: RawStream) -> Result<(), DriverError> {
+        match *self {
+            // SAFETY: the caller's promise.
+            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
+            // SAFETY: the caller's promise.
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream) },
+            Self::CopyBatch(pairs) => {
+                for (src, dst) in pairs {
+                    let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
+                    // SAFETY: the caller's promise.
+                    unsafe { copy(from, to, src.len(), stream) }?;
+                }
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
+            Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
+        }
+    }
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    match (src, dst) {
+        (Side::Host(src), Side::Device(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyHtoDAsync", code)
+        }
+        (Side::Device(src), Side::Host(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyDtoHAsync", code)
+        }
+        (Side::Device(src), Side::Device(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyDtoDAsync", code)
+        }
+        // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
+        (Side::Host(src), Side::Host(dst)) => check("cuMemcpyAsync", unsafe {
+            ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
+        }),
+    }
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -> Result<(), DriverError> {
+    let kind = |side| match side {
+        Side::Host(_) => CUmemorytype_enum::CU_MEMORYTYPE_HOST,
+        Side::Device(_) => CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
+    };
+    let host = |side| match side {
+        Side::Host(address) => address,
+        Side::Device(_) => std::ptr::null_mut(),
+    };
+    let device = |side| match side {
+        Side::Device(address) => address,
+        Side::Host(_) => 0,
+    };
+    let parameters = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: kind(src),
+        srcHost: host(src),
+        srcDevice: device(src),
+        srcArray: std::ptr::null_mut(),
+        srcPitch: rows.src_pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: kind(dst),
+        dstHost: host(dst),
+        dstDevice: device(dst),
+        dstArray: std::ptr::null_mut(),
+        dstPitch: rows.dst_pitch,
+        WidthInBytes: rows.width,
+        Height: rows.height,
+    };
+    // SAFETY: the caller's promise; the driver copies the structure during the call.
+    check("cuMemcpy2DAsync", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
+    match pattern {
+        Pattern::U8(value) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemsetD8Async(address, value, bytes, stream) };
+            check("cuMemsetD8Async", code)
+        }
+        Pattern::U16(value) => check("cuMemsetD16Async", unsafe {
+            // SAFETY: as above; the length is a multiple of the pattern's.
+            ffi::cuMemsetD16Async(address, value, bytes / 2, stream)
+        }),
+        Pattern::U32(value) => check("cuMemsetD32Async", unsafe {
+            // SAFETY: as above.
+            ffi::cuMemsetD32Async(address, value, bytes / 4, stream)
+        }),
+    }
+}
+
+fn prefetch(address: u64, bytes: usize, to: DeviceId, stream: RawStream) -> Result<(), DriverError> {
+    /// `CU_DEVICE_CPU`.
+    const HOST: i32 = -1;
+    let target = match to {
+        DeviceId::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
+        _ => HOST,
+    };
+    // SAFETY: the range is a live managed allocation; migration keeps its content.
+    check("cuMemPrefetchAsync", unsafe { ffi::cuMemPrefetchAsync(address, bytes, target, stream) })
+}

@@ -1,0 +1,63 @@
+//! A user's own event: recorded on a stream, waited for by others, asked, or measured from.
+
+use std::time::Duration;
+
+use transload_core::Result;
+use transload_cuda_sys::{Event, EventTiming};
+use transload_memory::{CudaDevice, lift};
+
+use crate::CudaStream;
+
+/// A point in a stream's work. Usable from any thread.
+#[derive(Debug)]
+pub struct CudaEvent {
+    event: Event,
+}
+
+impl CudaEvent {
+    /// An event on the device that keeps a timestamp.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        Event::new(device.context()?, EventTiming::Enabled).map(|event| Self { event }).map_err(lift)
+    }
+
+    /// Records the work enqueued on `stream` so far. The stream must be of the event's device.
+    ///
+    /// # Errors
+    /// The driver's, for example for a stream of another device.
+    pub fn record(&self, stream: &CudaStream) -> Result<()> {
+        self.event.record(stream.driver()).map_err(lift)
+    }
+
+    /// Whether the recorded work is done; true for an event never recorded.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn is_done(&self) -> Result<bool> {
+        self.event.is_done().map_err(lift)
+    }
+
+    /// Blocks until the recorded work is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn synchronize(&self) -> Result<()> {
+        self.event.synchronize().map_err(lift)
+    }
+
+    /// Device time from `start` to this event; both must have been recorded and be done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
+        self.event.elapsed_since(&start.event).map_err(lift)
+    }
+
+    /// The driver's event.
+    #[must_use]
+    pub fn driver(&self) -> &Event {
+        &self.event
+    }
+}

@@ -1,0 +1,132 @@
+//! One thread that asks events and wakes tasks: the asynchronous side of completion.
+//!
+//! It asks without pause while something completed a moment ago, then in growing intervals, and rests while nobody waits.
+
+use std::{
+    sync::{Arc, OnceLock},
+    task::Waker,
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{Error, ErrorKind, Result, Timeline};
+use transload_cuda_sys::RelaxedCapture;
+
+use crate::timeline::StreamTimeline;
+
+/// How long it asks without pause after the last completion or request: longer than a small copy takes.
+const BUSY: Duration = Duration::from_micros(200);
+/// The longest interval between questions.
+const SLOWEST: Duration = Duration::from_micros(500);
+
+/// The process's reactor.
+pub(crate) struct Reactor {
+    watched: Mutex<Watched>,
+    wake_up: Condvar,
+}
+
+#[derive(Default)]
+struct Watched {
+    timelines: Vec<Arc<StreamTimeline>>,
+    /// Counts requests, so that a pause is cut short by a new one.
+    requests: u64,
+}
+
+impl Reactor {
+    /// The reactor, started at the first call. Its thread lives as long as the process.
+    pub(crate) fn get() -> Result<&'static Self> {
+        static REACTOR: Reactor = Reactor {
+            watched: Mutex::new(Watched { timelines: Vec::new(), requests: 0 }),
+            wake_up: Condvar::new(),
+        };
+        static STARTED: OnceLock<Result<()>> = OnceLock::new();
+        STARTED
+            .get_or_init(|| {
+                let spawned =
+                    thread::Builder::new().name("transload-reactor".to_owned()).spawn(|| REACTOR.run());
+                spawned
+                    .map(|_| ())
+                    .map_err(|error| Error::caused_by(ErrorKind::Io, "starting the reactor's thread", error))
+            })
+            .clone()
+            .map(|()| &REACTOR)
+    }
+
+    /// Asks for the timeline's events until nobody waits for it any more.
+    pub(crate) fn watch(&self, timeline: Arc<StreamTimeline>) {
+        let mut watched = self.watched.lock();
+        if !watched.timelines.iter().any(|known| known.id() == timeline.id()) {
+            watched.timelines.push(timeline);
+        }
+        watched.requests += 1;
+        drop(watched);
+        self.wake_up.notify_one();
+    }
+
+    fn run(&self) {
+        // A failure leaves the thread in the usual mode, in which it might disturb a capture but nothing else.
+        let _capture = RelaxedCapture::enter();
+        let mut round: Vec<Arc<StreamTimeline>> = Vec::new();
+        let mut woken: Vec<Waker> = Vec::new();
+        let mut active = Instant::now();
+        let mut requests = 0;
+        loop {
+            self.next_round(&mut round, &mut requests, &mut active);
+            let mut finished = false;
+            for timeline in &round {
+                if !timeline.wake_what_is_over(&mut woken) {
+                    finished = true;
+                }
+            }
+            if !woken.is_empty() {
+                active = Instant::now();
+            }
+            // Outside all locks: a waker may run a task that submits.
+            for waker in woken.drain(..) {
+                waker.wake();
+            }
+            if finished {
+                self.forget_idle();
+            }
+            round.clear();
+        }
+    }
+
+    /// Waits until something is to be asked, and takes it.
+    fn next_round(&self, round: &mut Vec<Arc<StreamTimeline>>, requests: &mut u64, active: &mut Instant) {
+        let mut watched = self.watched.lock();
+        while watched.timelines.is_empty() {
+            self.wake_up.wait(&mut watched);
+        }
+        if watched.requests == *requests {
+            let quiet = active.elapsed();
+            if quiet > BUSY {
+                // In proportion to how long the work already takes, so that the delay stays a small part of it.
+                self.wake_up.wait_for(&mut watched, (quiet / 16).min(SLOWEST));
+            }
+        }
+        if watched.requests != *requests {
+            *requests = watched.requests;
+            *active = Instant::now();
+        }
+        round.extend(watched.timelines.iter().cloned());
+    }
+
+    fn forget_idle(&self) {
+        // Whoever registers a waker calls `watch` afterwards, so a timeline forgotten here in error comes back.
+        let mut forgotten = Vec::new();
+        let mut watched = self.watched.lock();
+        let mut index = 0;
+        while let Some(timeline) = watched.timelines.get(index) {
+            if timeline.is_awaited() {
+                index += 1
+            } else {
+                forgotten.push(watched.timelines.swap_remove(index))
+            }
+        }
+        drop(watched);
+        // The last handle of a stream may go here: outside the lock.
+        drop(forgotten);
+    }
+}
