@@ -104,7 +104,10 @@ impl Pool {
             ffi::cuMemAllocFromPoolAsync(&mut address, bytes, self.raw, self.stream.as_raw())
         })?;
         // Other streams may use the memory from here on. The stream holds nothing but earlier frees.
-        self.stream.synchronize()?;
+        if let Err(error) = self.stream.synchronize() {
+            record_drop_error(self.free(address));
+            return Err(error);
+        }
         Ok(address)
     }
 

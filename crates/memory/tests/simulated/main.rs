@@ -1,0 +1,113 @@
+//! What the memory manager does on devices that only the software driver can be.
+#![cfg(any(target_os = "linux", windows))]
+
+use transload_core::{ErrorKind, MemoryKind};
+use transload_cuda_sim::SimDevice;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+
+const OUT_OF_MEMORY: u32 = 2;
+const ILLEGAL_ADDRESS: u32 = 700;
+
+fn manager(sim: SimDevice) -> CudaMemoryManager {
+    CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap()
+}
+
+fn builder() -> transload_cuda_sim::SimDeviceBuilder {
+    transload_cuda_sim::install().unwrap();
+    SimDevice::builder()
+}
+
+#[test]
+fn a_device_without_pools_gives_memory_from_the_driver_and_frees_it_off_the_callers_thread() {
+    let sim = builder().memory_pools(false).build();
+    let memory = manager(sim);
+    let trace = transload_cuda_sys::trace::start();
+    drop(memory.allocate(MemoryKind::Device, 1000).unwrap());
+    let mine: Vec<_> = trace.calls_of_this_thread().iter().map(|call| call.name).collect();
+    assert!(mine.contains(&"cuMemAlloc_v2"), "{mine:?}");
+    assert!(
+        !mine.contains(&"cuMemFree_v2"),
+        "freeing waits for the device, so the caller must not: {mine:?}"
+    );
+    memory.drain().unwrap();
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn a_device_without_managed_memory_says_which_kinds_it_has() {
+    let memory = manager(builder().managed_memory(false).build());
+    let error = memory.allocate(MemoryKind::Unified, 100).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("valid are pinned, mapped, device"), "{error}");
+}
+
+#[test]
+fn unified_memory_without_concurrent_access_is_not_shown_to_the_host() {
+    let memory = manager(builder().pre_pascal().build());
+    let buffer = memory.allocate(MemoryKind::Unified, 100).unwrap();
+    assert_eq!(buffer.write().unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn unified_memory_beyond_what_is_free_is_refused_before_the_driver_is_asked() {
+    let sim = builder().total_memory(1 << 20).build();
+    let memory = manager(sim);
+    let error = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap_err();
+    assert_eq!(error.memory_shortage().unwrap().free, Some(1 << 20));
+    assert_eq!(sim.ledger().managed, 0);
+}
+
+#[test]
+fn memory_that_a_pool_keeps_back_serves_another_kind_of_request_before_it_is_out_of_memory() {
+    let memory = manager(builder().total_memory(8 << 20).build());
+    let whole = memory.allocate(MemoryKind::Device, 7 << 20).unwrap();
+    assert_eq!(memory.allocate(MemoryKind::Device, 7 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    drop(whole);
+    assert!(memory.allocate(MemoryKind::Unified, 1 << 20).is_ok() || memory.drain().is_ok());
+    memory.drain().unwrap();
+    assert!(memory.allocate(MemoryKind::Device, 7 << 20).is_ok());
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks() {
+    for nth in 1..200 {
+        let sim = builder().build();
+        sim.fail_call(None, nth, OUT_OF_MEMORY);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| CudaMemoryManager::new(&device))
+            .and_then(|memory| {
+                let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
+                let outcome = kinds.iter().try_for_each(|kind| memory.allocate(*kind, 5000).map(drop));
+                // Memory that an error left behind is freed by another thread: drained, it is gone.
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        let over = sim.calls() < nth;
+        if let Err(error) = outcome {
+            assert!(
+                matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Device),
+                "call {nth}: {error:?}"
+            );
+        }
+        // A free that was made to fail leaves its memory behind: that error is recorded, not lost.
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if over {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn a_lost_device_is_reported_as_lost() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    let buffer = memory.allocate(MemoryKind::Pinned, 100).unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    let error = memory.allocate(MemoryKind::Device, 100).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    drop(buffer);
+    let _reported = memory.drain();
+}

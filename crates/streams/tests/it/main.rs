@@ -1,0 +1,8 @@
+//! What streams promise, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+#![cfg(any(target_os = "linux", windows))]
+
+mod completion;
+mod copies;
+mod order;
+mod setup;
+mod streams;

@@ -1,0 +1,53 @@
+//! A device with its memory, and bytes that tell where they came from.
+
+use transload_core::{MemoryKind, RawBuffer};
+use transload_cuda_sim::harness::{self, TestDevice};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+
+pub(crate) struct Setup {
+    pub(crate) test: TestDevice,
+    pub(crate) device: CudaDevice,
+    pub(crate) memory: CudaMemoryManager,
+}
+
+impl Setup {
+    pub(crate) fn new() -> Self {
+        let test = harness::device();
+        let device = CudaDevice::new(test.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        Self { test, device, memory }
+    }
+
+    pub(crate) fn pinned(&self, content: &[u8]) -> RawBuffer {
+        let buffer = self.memory.allocate(MemoryKind::Pinned, content.len()).unwrap();
+        buffer.write().unwrap().copy_from_slice(content);
+        buffer
+    }
+
+    pub(crate) fn device(&self, bytes: usize) -> RawBuffer {
+        self.memory.allocate(MemoryKind::Device, bytes).unwrap()
+    }
+
+    /// Gives everything back and checks that nothing is alive.
+    pub(crate) fn finish(self) {
+        let Self { test, device, memory } = self;
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        drop((memory, device));
+        test.assert_ledger_empty();
+        test.assert_no_races();
+    }
+}
+
+/// Bytes from a small generator, different for each seed.
+pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}

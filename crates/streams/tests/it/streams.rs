@@ -1,0 +1,89 @@
+//! Streams themselves: priorities the driver confirms, foreign handles, early destruction, leases.
+
+use transload_core::{Pattern, Queue, StreamPriority};
+use transload_cuda_sys::AsStream;
+use transload_streams::{CudaStream, StreamLanes};
+
+use crate::setup::{Setup, noise};
+
+#[test]
+fn the_driver_confirms_each_priority_and_that_streams_do_not_block() {
+    let setup = Setup::new();
+    let (least, greatest) = setup.device.context().unwrap().stream_priority_range().unwrap();
+    let priority = |wanted| {
+        let stream = CudaStream::new_with_priority(&setup.device, wanted).unwrap();
+        assert!(!stream.driver().is_blocking().unwrap(), "{wanted:?} must not wait for the default stream");
+        assert_eq!(stream.priority(), wanted);
+        stream.driver_priority().unwrap()
+    };
+    assert_eq!(priority(StreamPriority::High), greatest);
+    assert_eq!(priority(StreamPriority::Low), least);
+    let normal = priority(StreamPriority::Normal);
+    assert!(greatest <= normal && normal <= least);
+    if least - greatest >= 2 {
+        assert!(greatest < normal && normal < least, "three priorities are three numbers");
+    }
+}
+
+#[test]
+fn a_stream_dropped_with_work_on_it_finishes_the_work() {
+    let setup = Setup::new();
+    let content = noise(2 << 20, 6);
+    let (host, there, back) =
+        (setup.pinned(&content), setup.device(2 << 20), setup.pinned(&vec![0; 2 << 20]));
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let up = stream.copy_from_host_async(&host, &there);
+    drop(stream);
+    let other = CudaStream::new(&setup.device).unwrap();
+    other.copy_to_host_async(&there, &back).wait().unwrap();
+    assert!(*back.read().unwrap() == content[..]);
+    up.wait().unwrap();
+    drop((other, host, there, back));
+    setup.finish();
+}
+
+#[test]
+fn a_foreign_stream_is_used_and_not_destroyed() {
+    let setup = Setup::new();
+    let owner = CudaStream::new(&setup.device).unwrap();
+    let there = setup.device(1000);
+    // SAFETY: the stream is of this context and outlives what is done through the second handle.
+    let foreign =
+        unsafe { CudaStream::from_raw(&setup.device, owner.as_raw(), StreamPriority::Normal) }.unwrap();
+    foreign.memset_async(&there, Pattern::U8(3)).wait().unwrap();
+    drop(foreign);
+    owner.memset_async(&there, Pattern::U8(4)).wait().unwrap();
+    let back = setup.pinned(&[0; 1000]);
+    owner.copy_to_host_async(&there, &back).wait().unwrap();
+    assert_eq!(*back.read().unwrap(), [4; 1000]);
+}
+
+#[test]
+fn a_fence_of_foreign_work_orders_later_work() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let fence = stream.fence().unwrap();
+    fence.wait().unwrap();
+    assert!(fence.is_known_done());
+}
+
+#[test]
+fn leases_spread_over_the_streams_of_their_priority_and_end() {
+    let setup = Setup::new();
+    let lanes = StreamLanes::new(&setup.device, 2);
+    let first = lanes.lease(StreamPriority::High).unwrap();
+    let second = lanes.lease(StreamPriority::High).unwrap();
+    assert_ne!(first.raw_handle(), second.raw_handle(), "a free stream is preferred");
+    let third = lanes.lease(StreamPriority::High).unwrap();
+    assert!(
+        [first.raw_handle(), second.raw_handle()].contains(&third.raw_handle()),
+        "two streams serve three leases"
+    );
+    let low = lanes.lease(StreamPriority::Low).unwrap();
+    assert_eq!(low.priority(), StreamPriority::Low);
+    assert_eq!(lanes.leases(), 4);
+    drop((first, second, third));
+    assert_eq!(lanes.leases(), 1);
+    drop(lanes);
+    assert_eq!(low.outstanding(), 0, "a lease outlives its lanes");
+}

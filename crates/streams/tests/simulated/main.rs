@@ -1,0 +1,149 @@
+//! What streams do where the driver fails, is slow, or is watched: only the software driver can be told to.
+#![cfg(any(target_os = "linux", windows))]
+
+use transload_core::{ErrorKind, MemoryKind, Pattern};
+use transload_cuda_sim::SimDevice;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::CudaStream;
+
+const UNKNOWN: u32 = 999;
+const ILLEGAL_ADDRESS: u32 = 700;
+
+fn builder() -> transload_cuda_sim::SimDeviceBuilder {
+    transload_cuda_sim::install().unwrap();
+    SimDevice::builder()
+}
+
+#[test]
+fn a_copy_is_not_in_place_before_it_is_waited_for() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let (there, back) = (
+        memory.allocate(MemoryKind::Device, 100).unwrap(),
+        memory.allocate(MemoryKind::Pinned, 100).unwrap(),
+    );
+    back.write().unwrap().fill(1);
+    drop(stream.memset_async(&there, Pattern::U8(2)));
+    let down = stream.copy_to_host_async(&there, &back);
+    assert_eq!(back.try_read().unwrap_err().kind(), ErrorKind::Busy);
+    assert!(back.write().unwrap().iter().all(|byte| *byte == 2), "a view waits for the copy");
+    down.wait().unwrap();
+}
+
+#[test]
+fn conflicting_work_on_many_streams_has_no_race_under_any_of_a_hundred_seeds() {
+    for seed in 0..100 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let buffers: Vec<_> = (0..3).map(|_| memory.allocate(MemoryKind::Device, 600_000).unwrap()).collect();
+        let host = memory.allocate(MemoryKind::Pinned, 600_000).unwrap();
+        host.write().unwrap().fill(9);
+        for (index, buffer) in buffers.iter().enumerate() {
+            drop(streams[index].copy_from_host_async(&host, buffer));
+        }
+        drop(streams[1].copy_device_to_device_async(&buffers[0], &buffers[1]));
+        drop(streams[2].copy_device_to_device_async(&buffers[1], &buffers[2]));
+        drop(streams[0].memset_async(&buffers[0], Pattern::U8(1)));
+        let down = streams[0].copy_to_host_async(&buffers[2], &host);
+        assert!(host.read().unwrap().iter().all(|byte| *byte == 9), "seed {seed}");
+        down.wait().unwrap();
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn a_wait_left_out_is_found_as_a_race() {
+    let sim = builder().record_accesses(true).build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (one, two) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+    let (a, b) =
+        (memory.allocate(MemoryKind::Device, 64).unwrap(), memory.allocate(MemoryKind::Device, 64).unwrap());
+    let address = |buffer: &transload_core::RawBuffer| buffer.device_address().unwrap();
+    // SAFETY: the ranges are valid; that the second copy may read half of the first is the planted fault.
+    unsafe {
+        one.copy_raw_async(address(&a), address(&b), 64).unwrap();
+        two.copy_raw_async(address(&b), address(&a), 64).unwrap();
+    }
+    one.synchronize().unwrap();
+    two.synchronize().unwrap();
+    assert!(!sim.races().is_empty(), "the checker must see copies that nothing orders");
+}
+
+fn copy_up_and_down(memory: &CudaMemoryManager, device: &CudaDevice) -> transload_core::Result<()> {
+    let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+    let (host, there) =
+        (memory.allocate(MemoryKind::Pinned, 5000)?, memory.allocate(MemoryKind::Device, 5000)?);
+    host.write()?.fill(1);
+    let up = one.copy_from_host_async(&host, &there);
+    let down = two.copy_to_host_async(&there, &host);
+    let (up, down) = (up.wait(), pollster::block_on(down));
+    up?;
+    down.map(|_| ())
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
+    for nth in 1..400 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = copy_up_and_down(&memory, &device);
+                // Memory that an error left behind is freed by another thread: drained, it is gone.
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn a_lost_device_fails_what_is_in_flight_and_what_comes_after_and_gives_memory_back() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 100).unwrap();
+    let in_flight = stream.memset_async(&there, Pattern::U8(1));
+    sim.poison(ILLEGAL_ADDRESS);
+    assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+    let after = stream.memset_async(&there, Pattern::U8(2));
+    assert_eq!(after.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+    drop(there);
+    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+}
+
+#[test]
+fn a_wait_that_an_earlier_wait_implies_is_not_enqueued_again() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (writer, reader) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+    let there = memory.allocate(MemoryKind::Device, 64).unwrap();
+    let (left, right) = (there.slice(..32).unwrap(), there.slice(32..).unwrap());
+    let targets: Vec<_> = (0..2).map(|_| memory.allocate(MemoryKind::Device, 32).unwrap()).collect();
+    drop(writer.memset_async(&left, Pattern::U8(1)));
+    drop(writer.memset_async(&right, Pattern::U8(1)));
+    let trace = transload_cuda_sys::trace::start();
+    drop(reader.copy_device_to_device_async(&right, &targets[0]));
+    drop(reader.copy_device_to_device_async(&left, &targets[1]));
+    let waits = trace.calls_of_this_thread().iter().filter(|call| call.name == "cuStreamWaitEvent").count();
+    assert_eq!(waits, 1, "the wait for the second fill implies the first");
+    reader.synchronize().unwrap();
+}
