@@ -13,17 +13,26 @@ const OUTPUT: &str = "crates/cuda-sys/src/driver/generated.rs";
 /// Writes the generated file, or with `check` fails where the committed one differs.
 pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
     let bindings = cust_raw_source(sh)?;
-    let text = generate(&bindings)?;
+    let text = formatted(sh, &generate(&bindings)?)?;
     let path = sh.current_dir().join(OUTPUT);
     if check {
-        let committed = fs::read_to_string(&path).unwrap_or_default();
-        ensure!(committed == text, "{OUTPUT} is not current: run `cargo xtask codegen` and commit the result");
+        // A checkout may have changed the ends of lines.
+        let committed = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
+        ensure!(
+            committed == text,
+            "{OUTPUT} is not current: run `cargo xtask codegen` and commit the result"
+        );
         println!("{OUTPUT} is current");
     } else {
         fs::write(&path, text).with_context(|| format!("writing {OUTPUT}"))?;
         println!("wrote {OUTPUT}");
     }
     Ok(())
+}
+
+/// As `cargo fmt` would leave it, so that formatting the workspace changes nothing here.
+fn formatted(sh: &Shell, text: &str) -> Result<String> {
+    Ok(cmd!(sh, "rustfmt --edition 2024 --emit stdout").quiet().stdin(text).read()? + "\n")
 }
 
 /// The text of `cust_raw/src/cuda.rs` in the version that Cargo.lock names.
@@ -55,7 +64,9 @@ fn generate(bindings: &str) -> Result<String> {
         let Some((declaration, _)) = block.split_once(';') else { continue };
         let Some(rest) = declaration.trim().strip_prefix("pub fn ") else { continue };
         let (name, rest) = rest.split_once('(').context("a declaration without parameters")?;
-        let (parameters, result) = rest.rsplit_once("->").with_context(|| format!("a declaration without a result: {name}({rest}"))?;
+        let (parameters, result) = rest
+            .rsplit_once("->")
+            .with_context(|| format!("a declaration without a result: {name}({rest}"))?;
         let parameters = parameters.trim_end().strip_suffix(')').context("parameters without an end")?;
         if result.trim() != "CUresult" {
             bail!("{name} returns {result}, which the shims do not know");

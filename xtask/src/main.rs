@@ -1,6 +1,21 @@
 //! The workspace's own chores. `cargo xtask help` lists them.
 
+mod artifacts;
+mod bench;
+mod bundle;
+mod chart;
+mod ci;
 mod codegen;
+mod date;
+mod outside;
+mod record;
+mod render;
+mod report;
+mod results;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -15,20 +30,63 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run every test and doctest of the workspace; further arguments go to `cargo test`.
+    Test {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Measure every path over a ladder of sizes; table, JSON and an HTML report. Needs no GPU.
+    Bench(bench::Options),
+    /// Build and run small projects outside the tree, with each linker, as programs and as C libraries.
+    Outside,
+    /// Collect stripped programs and tests in target/bundle, for a machine without Rust.
+    Bundle,
+    /// Merge results of the benchmark into one record under docs/benchmarks.
+    Record(record::Options),
+    /// Render docs/benchmarks/*.json into docs/benchmarks/README.md.
+    Render {
+        /// Change nothing; fail where the committed page is not current.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Check what people forget: module headers, arrows between crates, generated files, and the like.
+    Tidy {
+        /// Change nothing; without it, generated files are brought up to date first.
+        #[arg(long)]
+        check: bool,
+    },
     /// Generate the list of driver functions beneath cust from cust_raw's source.
     Codegen {
         /// Change nothing; fail where the committed file is not current.
         #[arg(long)]
         check: bool,
     },
+    /// Everything a change must pass, the tests last.
+    Ci,
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    run(Cli::parse().command).unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(command: Command) -> Result<ExitCode> {
     let sh = Shell::new()?;
     if let Some(root) = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent() {
         sh.change_dir(root);
     }
-    match Cli::parse().command {
-        Command::Codegen { check } => codegen::run(&sh, check),
+    match command {
+        Command::Test { arguments } => return test::run(&sh, &arguments),
+        Command::Bench(options) => bench::run(&sh, &options)?,
+        Command::Outside => outside::run(&sh)?,
+        Command::Bundle => bundle::run(&sh)?,
+        Command::Record(options) => record::run(&sh, &options)?,
+        Command::Render { check } => render::run(&sh, check)?,
+        Command::Tidy { check } => tidy::run(&sh, check)?,
+        Command::Codegen { check } => codegen::run(&sh, check)?,
+        Command::Ci => return ci::run(&sh),
     }
+    Ok(ExitCode::SUCCESS)
 }

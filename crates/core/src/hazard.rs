@@ -107,8 +107,9 @@ enum Obstacle {
     View(Access),
 }
 
+/// An empty range has no byte to conflict about, wherever it lies.
 fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start < b.end && b.start < a.end
+    a.start.max(b.start) < a.end.min(b.end)
 }
 
 impl Hazards {

@@ -163,9 +163,8 @@ impl RawBuffer {
     /// Whether both touch a common byte of one allocation.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        self.id() == other.id()
-            && self.offset < other.offset + other.len
-            && other.offset < self.offset + self.len
+        let (ours, theirs) = (self.range(), other.range());
+        self.id() == other.id() && ours.start.max(theirs.start) < ours.end.min(theirs.end)
     }
 
     /// Reads from the host: blocks until operations that write the range are done.

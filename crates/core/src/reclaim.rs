@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::{Fence, Result, Storage, hazard::Dependencies};
 
@@ -15,9 +15,18 @@ use crate::{Fence, Result, Storage, hazard::Dependencies};
 /// never waits.
 #[derive(Default)]
 pub struct Reclaimer {
-    parked: Mutex<Vec<Parked>>,
-    /// Length of the list, to make sweeping an empty one a single load.
+    list: Mutex<List>,
+    /// Signalled when somebody has put back what was in hand.
+    put_back: Condvar,
+    /// How many are in the list or in hand, to make sweeping an empty one a single load.
     count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct List {
+    parked: Vec<Parked>,
+    /// How many some thread has taken out to look at. They are neither gone nor free: `drain` waits for them.
+    in_hand: usize,
 }
 
 struct Parked {
@@ -39,9 +48,9 @@ impl Reclaimer {
     }
 
     pub(crate) fn park(&self, until: Dependencies, storage: Box<dyn Storage>) {
-        let mut parked = self.parked.lock();
-        parked.push(Parked { until, storage });
-        self.count.store(parked.len(), Ordering::Release);
+        let mut list = self.list.lock();
+        list.parked.push(Parked { until, storage });
+        self.count.store(list.parked.len() + list.in_hand, Ordering::Release);
     }
 
     /// How many allocations wait.
@@ -62,11 +71,10 @@ impl Reclaimer {
             return 0;
         }
         // Fences are polled and memory is freed outside the lock: both call into a driver.
-        let waiting = self.take();
-        let (over, waiting): (Vec<_>, Vec<_>) = waiting.into_iter().partition(Parked::is_over);
+        let mut hand = Hand::take(self, &mut self.list.lock());
+        let over: Vec<_> = hand.parked.extract_if(.., |parked| parked.is_over()).collect();
         let freed = over.len();
         drop(over);
-        self.put_back(waiting);
         freed
     }
 
@@ -76,30 +84,51 @@ impl Reclaimer {
     /// The first error of an operation that was waited for; all memory is freed all the same.
     pub fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
-        while !self.is_empty() {
-            for parked in self.take() {
+        loop {
+            let mut list = self.list.lock();
+            if list.parked.is_empty() {
+                if list.in_hand == 0 {
+                    return outcome;
+                }
+                self.put_back.wait(&mut list);
+                continue;
+            }
+            let mut hand = Hand::take(self, &mut list);
+            drop(list);
+            for parked in hand.parked.drain(..) {
                 for fence in &parked.until {
                     outcome = outcome.and(fence.wait());
                 }
                 drop(parked.storage);
             }
         }
-        outcome
     }
+}
 
-    fn take(&self) -> Vec<Parked> {
-        let mut parked = self.parked.lock();
-        self.count.store(0, Ordering::Release);
-        std::mem::take(&mut *parked)
+/// What one thread has taken out of the list. Dropped, it puts back what is left.
+struct Hand<'a> {
+    reclaimer: &'a Reclaimer,
+    parked: Vec<Parked>,
+    taken: usize,
+}
+
+impl<'a> Hand<'a> {
+    fn take(reclaimer: &'a Reclaimer, list: &mut List) -> Self {
+        let parked = std::mem::take(&mut list.parked);
+        let taken = parked.len();
+        list.in_hand += taken;
+        Self { reclaimer, parked, taken }
     }
+}
 
-    fn put_back(&self, waiting: Vec<Parked>) {
-        if waiting.is_empty() {
-            return;
-        }
-        let mut parked = self.parked.lock();
-        parked.extend(waiting);
-        self.count.store(parked.len(), Ordering::Release);
+impl Drop for Hand<'_> {
+    fn drop(&mut self) {
+        let mut list = self.reclaimer.list.lock();
+        list.in_hand -= self.taken;
+        list.parked.append(&mut self.parked);
+        self.reclaimer.count.store(list.parked.len() + list.in_hand, Ordering::Release);
+        drop(list);
+        self.reclaimer.put_back.notify_all();
     }
 }
 
@@ -108,7 +137,7 @@ impl Drop for Reclaimer {
     /// hands; `drain` before that leaves nothing.
     fn drop(&mut self) {
         self.sweep();
-        for parked in self.take() {
+        for parked in self.list.get_mut().parked.drain(..) {
             std::mem::forget(parked.storage);
         }
     }

@@ -6,7 +6,7 @@ use crate::Place;
 
 /// Memory of one kind on one device; dropping it gives the memory back.
 ///
-/// A [`RawBuffer`] drops its storage only when no operation in flight touches it. `drop` may run on any thread and must
+/// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight touches it. `drop` may run on any thread and must
 /// not block on the device.
 ///
 /// # Safety

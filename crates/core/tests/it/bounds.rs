@@ -1,0 +1,82 @@
+//! Ranges that leave a buffer, are reversed or overflow are typed errors.
+
+use std::ops::Bound;
+
+use transload_core::{ErrorKind, Operation, Pattern, Pitched};
+
+use crate::mock::buffer;
+
+#[test]
+fn slices_within_share_the_allocation_and_others_are_out_of_range() {
+    let whole = buffer(100);
+    for (slice, offset, len) in [
+        (whole.slice(..), 0, 100),
+        (whole.slice(100..), 100, 0),
+        (whole.slice(99..=99), 99, 1),
+        (whole.slice((Bound::Excluded(9), Bound::Unbounded)), 10, 90),
+    ] {
+        let slice = slice.unwrap();
+        assert_eq!((slice.offset(), slice.len(), slice.id()), (offset, len, whole.id()));
+    }
+    let inner = whole.slice(40..60).unwrap();
+    assert_eq!(inner.slice(5..10).unwrap().offset(), 45);
+    #[allow(clippy::reversed_empty_ranges)]
+    let refused = [
+        whole.slice(0..101),
+        whole.slice(101..),
+        whole.slice(60..40),
+        whole.slice(0..=usize::MAX),
+        whole.slice((Bound::Excluded(usize::MAX), Bound::Unbounded)),
+        whole.slice(usize::MAX..),
+        inner.slice(0..21),
+    ];
+    for refused in refused {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfRange);
+        assert!(error.to_string().contains("buffer of "), "{error}");
+    }
+}
+
+#[test]
+fn rows_must_fit_both_sides_and_their_products_may_not_overflow() {
+    let (src, dst) = (buffer(100), buffer(50));
+    let check = |width, height, src_pitch, dst_pitch| {
+        let rows = Pitched { width, height, src_pitch, dst_pitch };
+        Operation::CopyPitched { src: &src, dst: &dst, rows }.validate().map_err(|error| error.kind())
+    };
+    // The last row needs no room for the rest of its pitch.
+    assert_eq!(check(10, 5, 22, 10), Ok(()));
+    assert_eq!(check(10, 5, 20, 10), Ok(()));
+    for (width, height, src_pitch, dst_pitch) in [
+        (10, 5, 23, 10),
+        (10, 6, 10, 10),
+        (10, 5, 9, 10),
+        (10, 5, 10, 9),
+        (0, 5, 10, 10),
+        (10, 0, 10, 10),
+        (usize::MAX, 1, usize::MAX, usize::MAX),
+        (1, usize::MAX, usize::MAX, 1),
+        (8, 3, usize::MAX / 2 + 1, 8),
+        (2, 2, usize::MAX, 2),
+    ] {
+        assert_eq!(
+            check(width, height, src_pitch, dst_pitch),
+            Err(ErrorKind::OutOfRange),
+            "{width} × {height}"
+        );
+    }
+}
+
+#[test]
+fn copies_of_two_lengths_and_broken_patterns_are_refused() {
+    let (a, b) = (buffer(100), buffer(99));
+    let kind = |operation: Operation<'_>| operation.validate().unwrap_err().kind();
+    assert_eq!(kind(Operation::Copy { src: &a, dst: &b }), ErrorKind::InvalidArgument);
+    assert_eq!(kind(Operation::Copy { src: &a, dst: &a }), ErrorKind::Overlap);
+    assert_eq!(kind(Operation::Fill { dst: &b, pattern: Pattern::U16(0) }), ErrorKind::InvalidArgument);
+    assert_eq!(kind(Operation::Fill { dst: &b, pattern: Pattern::U32(0) }), ErrorKind::InvalidArgument);
+    let touching = [a.slice(..60).unwrap(), a.slice(40..).unwrap()];
+    let error = Operation::Copy { src: &touching[0], dst: &touching[1] }.validate().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Overlap);
+    assert!(error.to_string().contains("0..60") && error.to_string().contains("40..100"), "{error}");
+}

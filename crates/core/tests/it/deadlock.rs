@@ -1,0 +1,66 @@
+//! Submitters that want the same buffers in opposite order do not wait for each other in a circle.
+
+use std::{
+    sync::{Arc, atomic::Ordering, mpsc},
+    thread,
+    time::Duration,
+};
+
+use transload_core::{Operation, RawBuffer, Timing, submit};
+
+use crate::mock::{MockQueue, buffer};
+
+/// Fails instead of hanging for ever.
+fn within_a_minute(what: impl FnOnce() + Send + 'static) {
+    let (done, over) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        what();
+        let _nobody_waits_any_more = done.send(());
+    });
+    if over.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("a circle: not over after a minute");
+    }
+    worker.join().unwrap();
+}
+
+fn side_by_side(
+    rounds: usize,
+    each: impl Fn(usize, usize, &MockQueue, &[RawBuffer; 2]) + Send + Sync + 'static,
+) {
+    within_a_minute(move || {
+        let buffers = Arc::new([buffer(100), buffer(100)]);
+        let each = &each;
+        thread::scope(|scope| {
+            for index in 0..2 {
+                let buffers = Arc::clone(&buffers);
+                scope.spawn(move || {
+                    let queue = MockQueue::new();
+                    queue.at_once.store(true, Ordering::SeqCst);
+                    (0..rounds).for_each(|round| each(index, round, &queue, &buffers));
+                    assert_eq!(queue.count(), rounds as u64);
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn copies_both_ways_from_two_threads_never_stop_each_other() {
+    side_by_side(10_000, |index, _, queue, [x, y]| {
+        let (src, dst) = if index == 0 { (x, y) } else { (y, x) };
+        queue.copy(src, dst).unwrap();
+    });
+}
+
+#[test]
+fn batches_of_interleaved_ranges_from_two_threads_never_stop_each_other() {
+    side_by_side(5_000, |index, round, queue, [x, y]| {
+        let part = |buffer: &RawBuffer, at: usize| buffer.slice(at * 10..at * 10 + 10 + index * 5).unwrap();
+        let mut pairs = vec![(part(x, 0), part(y, 6)), (part(y, 2), part(x, 4)), (part(x, 7), part(y, 0))];
+        pairs.rotate_left(round % 3);
+        if index == 1 {
+            pairs.iter_mut().for_each(|(src, dst)| std::mem::swap(src, dst));
+        }
+        submit(queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap();
+    });
+}

@@ -1,0 +1,122 @@
+//! An operation comes after exactly those that conflict with it.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use transload_core::{ErrorKind, Operation, Timing, submit};
+
+use crate::mock::{MockQueue, buffer, key};
+
+#[test]
+fn a_write_waits_for_the_reads_and_the_write_before_it() {
+    let (first, second, third) = (MockQueue::new(), MockQueue::new(), MockQueue::new());
+    let (shared, a, b) = (buffer(100), buffer(100), buffer(100));
+    let write = first.write(&shared).unwrap();
+    let read_a = second.copy(&shared, &a).unwrap();
+    assert_eq!(second.last_after(), [key(&write)], "read after write");
+    let read_b = third.copy(&shared, &b).unwrap();
+    assert_eq!(third.last_after(), [key(&write)], "a read does not wait for a read");
+    let overwrite = first.write(&shared).unwrap();
+    let mut expected = [key(&write), key(&read_a), key(&read_b)];
+    expected.sort();
+    assert_eq!(first.last_after(), expected, "write after write and reads");
+    second.copy(&shared, &a).unwrap();
+    let mut expected = [key(&overwrite), key(&read_a)];
+    expected.sort();
+    assert_eq!(second.last_after(), expected, "after the last write only, and what used the destination");
+}
+
+#[test]
+fn reads_do_not_wait_for_reads() {
+    let (first, second) = (MockQueue::new(), MockQueue::new());
+    let (shared, a, b) = (buffer(100), buffer(100), buffer(100));
+    first.copy(&shared, &a).unwrap();
+    second.copy(&shared, &b).unwrap();
+    assert_eq!(second.last_after(), []);
+}
+
+#[test]
+fn disjoint_ranges_do_not_conflict_and_touching_ones_do() {
+    let (first, second) = (MockQueue::new(), MockQueue::new());
+    let shared = buffer(100);
+    let part = |range: std::ops::Range<usize>| shared.slice(range).unwrap();
+    let write = first.write(&part(10..50)).unwrap();
+    for apart in [0..10, 50..100, 10..10, 30..30] {
+        second.write(&part(apart.clone())).unwrap();
+        assert_eq!(second.last_after(), [], "{apart:?}");
+    }
+    let touching = MockQueue::new();
+    touching.copy(&part(49..50), &buffer(1)).unwrap();
+    assert_eq!(touching.last_after(), [key(&write)]);
+}
+
+#[test]
+fn what_is_known_to_be_over_is_not_waited_for() {
+    let (first, second) = (MockQueue::new(), MockQueue::new());
+    let shared = buffer(100);
+    let write = first.write(&shared).unwrap();
+    first.complete(write.point());
+    second.write(&shared).unwrap();
+    assert_eq!(second.last_after(), []);
+}
+
+#[test]
+fn the_table_stays_small_under_ten_thousand_operations_that_nobody_polls() {
+    let queues = [MockQueue::new(), MockQueue::new(), MockQueue::new()];
+    let (shared, other) = (buffer(100), buffer(100));
+    for round in 0..10_000_usize {
+        let queue = &queues[round % 3];
+        let part = if round % 5 == 0 { shared.slice(20..80).unwrap() } else { shared.clone() };
+        match round % 2 {
+            0 => queue.write(&part).map(|_| ()).unwrap(),
+            _ => queue.copy(&shared, &other).map(|_| ()).unwrap(),
+        }
+        // Dependencies are the entries of the table that conflict: here all of both tables.
+        assert!(queue.last_after().len() <= 8, "round {round}: {:?}", queue.last_after());
+    }
+    let others = [buffer(100), buffer(100), buffer(100)];
+    for round in 0..10_000_usize {
+        queues[round % 3].copy(&shared, &others[round % 3]).unwrap();
+    }
+    queues[0].write(&shared).unwrap();
+    assert!(queues[0].last_after().len() <= 8, "one entry for the reads of a queue");
+    assert_eq!(queues[0].line().polls.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_refused_operation_leaves_no_trace() {
+    let (queue, other) = (MockQueue::new(), MockQueue::new());
+    let (a, b) = (buffer(100), buffer(100));
+    queue.refuse.store(true, Ordering::SeqCst);
+    for _ in 0..1000 {
+        assert_eq!(queue.copy(&a, &b).unwrap_err().kind(), ErrorKind::Device);
+    }
+    other.copy(&b, &a).unwrap();
+    assert_eq!(other.last_after(), []);
+    other.complete(1);
+    assert!(a.try_write().is_ok() && b.try_write().is_ok());
+
+    // Refused by the second buffer, after the first was claimed.
+    let view = b.write().unwrap();
+    assert_eq!(other.copy(&a, &b).unwrap_err().kind(), ErrorKind::Busy);
+    assert!(a.try_write().is_ok());
+    drop(view);
+}
+
+#[test]
+fn a_batch_with_an_empty_pair_inside_another_pairs_range_does_not_wait_for_itself() {
+    let (a, b) = (buffer(100), buffer(100));
+    let queue = MockQueue::new();
+    let pair = |at: std::ops::Range<usize>| (b.slice(at.clone()).unwrap(), a.slice(at).unwrap());
+    let pairs = [pair(50..50), pair(0..100)];
+    let (done, outcome) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let fence = submit(&queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off);
+        let _test_is_over = done.send(fence.map(|_| ()));
+    });
+    let begun = Instant::now();
+    let outcome = outcome.recv_timeout(Duration::from_secs(20));
+    outcome.unwrap_or_else(|_| panic!("not submitted after {:?}", begun.elapsed())).unwrap();
+}

@@ -1,0 +1,14 @@
+//! What core promises, one module per promise, over a backend whose work ends when the test says so.
+
+// Clippy's allowance for tests does not reach their helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod batch;
+mod bounds;
+mod deadlock;
+mod errors;
+mod hazards;
+mod mock;
+mod reclaim;
+mod transfers;
+mod views;

@@ -1,0 +1,286 @@
+//! A backend in miniature: memory that notes when it is freed, queues whose operations end by hand.
+
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result,
+    Storage, StreamPriority, Timeline, TimelineId, Timing, next_timeline_id, submit,
+};
+
+pub(crate) const DEVICE: DeviceId = DeviceId::Other("mock", 0);
+
+/// Memory of a test.
+pub(crate) struct MockStorage {
+    address: NonNull<u8>,
+    len: usize,
+    kind: MemoryKind,
+    writable: bool,
+    freed: Arc<AtomicBool>,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for MockStorage {}
+// SAFETY: nothing but the address is reachable.
+unsafe impl Sync for MockStorage {}
+
+impl Drop for MockStorage {
+    fn drop(&mut self) {
+        self.freed.store(true, Ordering::SeqCst);
+        let bytes = std::ptr::slice_from_raw_parts_mut(self.address.as_ptr(), self.len);
+        // SAFETY: leaked from a boxed slice in `memory`.
+        drop(unsafe { Box::from_raw(bytes) });
+    }
+}
+
+// SAFETY: a boxed slice of this length, leaked until drop. (Bytes need no alignment in these tests.)
+unsafe impl Storage for MockStorage {
+    fn place(&self) -> Place {
+        Place::new(DEVICE, self.kind)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.kind.is_host_visible().then_some(self.address)
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A buffer, and whether its memory was freed.
+pub(crate) fn memory(
+    reclaimer: &Arc<Reclaimer>,
+    kind: MemoryKind,
+    len: usize,
+    writable: bool,
+) -> (RawBuffer, Arc<AtomicBool>) {
+    let address = NonNull::from(Box::leak(vec![0_u8; len].into_boxed_slice())).cast();
+    let freed = Arc::new(AtomicBool::new(false));
+    let storage = MockStorage { address, len, kind, writable, freed: Arc::clone(&freed) };
+    (RawBuffer::new(Box::new(storage), reclaimer), freed)
+}
+
+/// A buffer for tests that do not look at its end.
+pub(crate) fn buffer(len: usize) -> RawBuffer {
+    memory(&Arc::default(), MemoryKind::Pageable, len, true).0
+}
+
+/// A queue that notes after which fences each operation was enqueued. An operation does nothing and ends by
+/// [`complete`](Self::complete).
+pub(crate) struct MockQueue {
+    line: Arc<MockLine>,
+    timeline: Arc<dyn Timeline>,
+    enqueued: Mutex<Vec<Vec<Fence>>>,
+    pub(crate) refuse: AtomicBool,
+    /// Ends every operation as it is enqueued.
+    pub(crate) at_once: AtomicBool,
+}
+
+pub(crate) struct MockLine {
+    id: TimelineId,
+    reached: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// How often anybody has asked.
+    pub(crate) polls: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    wakers: Vec<(u64, Waker)>,
+    failures: Vec<(u64, Error)>,
+    last: u64,
+}
+
+impl MockQueue {
+    pub(crate) fn new() -> Self {
+        let line = Arc::new(MockLine {
+            id: next_timeline_id(),
+            reached: AtomicU64::new(0),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            polls: AtomicU64::new(0),
+        });
+        let timeline: Arc<dyn Timeline> = line.clone();
+        Self {
+            line,
+            timeline,
+            enqueued: Mutex::default(),
+            refuse: AtomicBool::new(false),
+            at_once: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn line(&self) -> &MockLine {
+        &self.line
+    }
+
+    /// Submits a copy; answers its fence.
+    pub(crate) fn copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
+        submit(self, &Operation::Copy { src, dst }, Timing::Off)
+    }
+
+    /// Submits something that writes.
+    pub(crate) fn write(&self, dst: &RawBuffer) -> Result<Fence> {
+        submit(self, &Operation::Fill { dst, pattern: transload_core::Pattern::U8(0) }, Timing::Off)
+    }
+
+    /// What the last operation had to come after, as timeline and point, sorted.
+    pub(crate) fn last_after(&self) -> Vec<(TimelineId, u64)> {
+        let enqueued = self.enqueued.lock();
+        let mut after: Vec<_> =
+            enqueued.last().unwrap().iter().map(|fence| (fence.timeline().id(), fence.point())).collect();
+        after.sort();
+        after
+    }
+
+    /// How many operations were enqueued.
+    pub(crate) fn count(&self) -> u64 {
+        self.line.state.lock().last
+    }
+
+    /// Ends all operations up to a point.
+    pub(crate) fn complete(&self, point: u64) {
+        let mut state = self.line.state.lock();
+        self.line.reached.fetch_max(point, Ordering::SeqCst);
+        let (due, waiting) = std::mem::take(&mut state.wakers).into_iter().partition(|(at, _)| *at <= point);
+        state.wakers = waiting;
+        drop(state);
+        self.line.changed.notify_all();
+        let due: Vec<(u64, Waker)> = due;
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// As `complete`, the last one with an error.
+    pub(crate) fn fail(&self, point: u64, text: &'static str) {
+        self.line.state.lock().failures.push((point, Error::new(ErrorKind::Device, text)));
+        self.complete(point);
+    }
+}
+
+pub(crate) fn key(fence: &Fence) -> (TimelineId, u64) {
+    (fence.timeline().id(), fence.point())
+}
+
+impl Queue for MockQueue {
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn priority(&self) -> StreamPriority {
+        StreamPriority::Normal
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, _: Place, _: Place) -> bool {
+        true
+    }
+
+    fn can_wait_for(&self, _: &Fence) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, _: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
+        if self.refuse.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Device, "refused by the test"));
+        }
+        let mut enqueued = self.enqueued.lock();
+        // One is enough for `last_after`, and ten thousand would keep as many fences alive.
+        enqueued.clear();
+        enqueued.push(after.to_vec());
+        let mut state = self.line.state.lock();
+        state.last += 1;
+        let point = state.last;
+        drop(state);
+        drop(enqueued);
+        if self.at_once.load(Ordering::SeqCst) {
+            self.complete(point);
+        }
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.count() - self.timeline.reached()
+    }
+}
+
+impl MockLine {
+    fn outcome(state: &State, point: u64) -> Result<()> {
+        match state.failures.iter().find(|(at, _)| *at == point) {
+            Some((_, error)) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Timeline for MockLine {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        self.polls.fetch_add(1, Ordering::SeqCst);
+        if self.reached() < point {
+            return Ok(false);
+        }
+        Self::outcome(&self.state.lock(), point).map(|()| true)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        while self.reached() < point {
+            self.changed.wait(&mut state);
+        }
+        Self::outcome(&state, point)
+    }
+
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        let mut state = self.state.lock();
+        if self.reached() >= point {
+            return true;
+        }
+        state.wakers.push((point, waker.clone()));
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,216 @@
+//! Memory that is dropped while in use is freed after its last operation, never before.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Waker,
+    thread,
+    time::Duration,
+};
+
+use transload_core::{
+    DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Reclaimer, Result, StreamPriority,
+    Timeline, TimelineId, Timing, next_timeline_id, submit,
+};
+
+use crate::mock::{DEVICE, MockQueue, memory};
+
+fn pair(reclaimer: &Arc<Reclaimer>) -> (RawBuffer, Arc<AtomicBool>) {
+    memory(reclaimer, MemoryKind::Pageable, 100, true)
+}
+
+fn is(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::SeqCst)
+}
+
+#[test]
+fn unused_memory_is_freed_at_once_with_its_last_handle() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (buffer, freed) = pair(&reclaimer);
+    let slice = buffer.slice(5..).unwrap();
+    drop(buffer);
+    assert!(!is(&freed));
+    drop(slice);
+    assert!(is(&freed) && reclaimer.is_empty());
+}
+
+#[test]
+fn used_memory_is_parked_and_a_sweep_frees_it_only_after_all_its_fences_without_waiting() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (reader, writer) = (MockQueue::new(), MockQueue::new());
+    let ((src, src_freed), (dst, dst_freed)) = (pair(&reclaimer), pair(&reclaimer));
+    writer.copy(&src, &dst).unwrap();
+    reader.copy(&src, &pair(&reclaimer).0).unwrap();
+    drop((src, dst));
+    assert_eq!(reclaimer.len(), 3);
+    // Returns although nothing has ended.
+    assert_eq!(reclaimer.sweep(), 0);
+    assert_eq!(reclaimer.len(), 3);
+
+    writer.complete(1);
+    assert_eq!(reclaimer.sweep(), 1);
+    assert!(is(&dst_freed) && !is(&src_freed), "the other queue still reads it");
+    reader.complete(1);
+    assert_eq!(reclaimer.sweep(), 2);
+    assert!(is(&src_freed) && reclaimer.is_empty());
+}
+
+#[test]
+fn memory_of_an_operation_that_failed_is_freed_too() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let queue = MockQueue::new();
+    let (buffer, freed) = pair(&reclaimer);
+    queue.write(&buffer).unwrap();
+    drop(buffer);
+    queue.fail(1, "broken");
+    assert_eq!(reclaimer.sweep(), 1);
+    assert!(is(&freed));
+}
+
+#[test]
+fn drain_waits_and_tells_the_first_error() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let queue = MockQueue::new();
+    let parked: Vec<_> = (0..3)
+        .map(|_| {
+            let (buffer, freed) = pair(&reclaimer);
+            queue.write(&buffer).unwrap();
+            freed
+        })
+        .collect();
+    thread::scope(|scope| {
+        let drain = scope.spawn(|| {
+            let outcome = reclaimer.drain();
+            (outcome, queue.timeline().reached())
+        });
+        queue.complete(1);
+        queue.fail(2, "second");
+        queue.fail(3, "third");
+        let (outcome, reached) = drain.join().unwrap();
+        assert_eq!(reached, 3);
+        assert_eq!(outcome.unwrap_err().to_string(), "second");
+    });
+    assert!(parked.iter().all(|freed| is(freed)) && reclaimer.is_empty());
+}
+
+#[test]
+fn a_reclaimer_dropped_with_work_in_flight_leaks_rather_than_frees() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let queue = MockQueue::new();
+    let ((in_flight, leaked), (over, freed)) = (pair(&reclaimer), pair(&reclaimer));
+    queue.write(&over).unwrap();
+    queue.write(&in_flight).unwrap();
+    drop((in_flight, over));
+    queue.complete(1);
+    drop(reclaimer);
+    assert!(is(&freed));
+    queue.complete(2);
+    assert!(!is(&leaked));
+}
+
+/// A timeline that stops whoever polls it, twice: when they come and when they go.
+struct Slow {
+    id: TimelineId,
+    reached: AtomicU64,
+    polled: Arc<Barrier>,
+}
+
+impl Timeline for Slow {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        self.polled.wait();
+        self.polled.wait();
+        Ok(false)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        self.reached.store(point, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct SlowQueue(Arc<dyn Timeline>);
+
+impl Queue for SlowQueue {
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn priority(&self) -> StreamPriority {
+        StreamPriority::Normal
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.0
+    }
+
+    fn can_copy(&self, _: Place, _: Place) -> bool {
+        true
+    }
+
+    fn can_wait_for(&self, _: &Fence) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, _: &Operation<'_>, _: &[Fence], _: Timing) -> Result<Fence> {
+        Ok(Fence::new(Arc::clone(&self.0), 1))
+    }
+
+    fn outstanding(&self) -> u64 {
+        1
+    }
+}
+
+#[test]
+fn drain_leaves_nothing_behind_that_a_sweep_has_in_its_hands() {
+    let polled = Arc::new(Barrier::new(2));
+    let line = Slow { id: next_timeline_id(), reached: AtomicU64::new(0), polled: Arc::clone(&polled) };
+    let queue = SlowQueue(Arc::new(line));
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (buffer, freed) = pair(&reclaimer);
+    let fill = Operation::Fill { dst: &buffer, pattern: transload_core::Pattern::U8(0) };
+    submit(&queue, &fill, Timing::Off).unwrap();
+    drop(buffer);
+    thread::scope(|scope| {
+        let sweep = scope.spawn(|| reclaimer.sweep());
+        // The sweeping thread has taken the list and asks whether the work is over.
+        polled.wait();
+        let counted = reclaimer.len();
+        let drain = scope.spawn(|| {
+            reclaimer.drain().unwrap();
+            is(&freed)
+        });
+        // Only now may the sweep put it back.
+        polled.wait();
+        sweep.join().unwrap();
+        assert_eq!(counted, 1, "still counted while it is looked at");
+        assert!(drain.join().unwrap(), "drain returned before the memory was freed");
+    });
+    assert!(reclaimer.is_empty());
+}

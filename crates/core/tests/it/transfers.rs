@@ -1,0 +1,164 @@
+//! A transfer runs by itself; whoever looks at its end is told once.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Completion, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, Result, Transfer, TransferMethod,
+    TransferPath, TransferReport,
+};
+
+use crate::mock::{DEVICE, MockQueue, buffer, memory};
+
+/// Writes down what it is told.
+#[derive(Default)]
+struct Diary(Mutex<Vec<String>>);
+
+impl Completion for Diary {
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        let outcome = outcome.map_or_else(ToString::to_string, |()| "ok".to_owned());
+        self.0.lock().push(format!("ended {} {outcome}", report.bytes));
+    }
+
+    fn abandoned(&self, report: &TransferReport) {
+        self.0.lock().push(format!("abandoned {}", report.bytes));
+    }
+}
+
+impl Diary {
+    fn read(&self) -> Vec<String> {
+        self.0.lock().clone()
+    }
+}
+
+fn transfer(fence: Fence, diary: &Arc<Diary>) -> Transfer {
+    let place = Place::new(DEVICE, MemoryKind::Pageable);
+    let report =
+        TransferReport::planned(TransferPath::new(place, place), TransferMethod::DirectCopy, DEVICE, 100);
+    Transfer::submitted(fence, report, Instant::now(), Some(diary.clone()))
+}
+
+fn started(queue: &MockQueue) -> (Transfer, Arc<Diary>) {
+    let diary = Arc::new(Diary::default());
+    let fence = queue.copy(&buffer(100), &buffer(100)).unwrap();
+    (transfer(fence, &diary), diary)
+}
+
+#[test]
+fn a_refused_transfer_answers_its_error_however_it_is_asked() {
+    let refused = || Transfer::refused(Error::new(ErrorKind::Unsupported, "no way"));
+    assert_eq!(refused().refusal().unwrap().kind(), ErrorKind::Unsupported);
+    assert!(refused().fence().is_none() && refused().is_over());
+    assert_eq!(refused().wait().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(pollster::block_on(refused()).unwrap_err().to_string(), "no way");
+}
+
+#[test]
+fn a_transfer_is_awaited_and_its_report_tells_how_long() {
+    let queue = MockQueue::new();
+    let (transfer, diary) = started(&queue);
+    assert!(!transfer.is_over() && transfer.refusal().is_none());
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| pollster::block_on(transfer));
+        queue.complete(1);
+        let report = waiting.join().unwrap().unwrap();
+        assert_eq!((report.bytes, report.moving), (100, None));
+        assert!(!report.elapsed.is_zero());
+    });
+    assert_eq!(diary.read(), ["ended 100 ok"]);
+}
+
+#[test]
+fn a_transfer_is_waited_for_without_a_runtime() {
+    let queue = MockQueue::new();
+    let (transfer, diary) = started(&queue);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| transfer.wait());
+        queue.complete(1);
+        assert!(waiting.join().unwrap().is_ok());
+    });
+    assert_eq!(diary.read(), ["ended 100 ok"]);
+}
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_poll_before_the_end_is_woken_at_the_end_and_one_after_it_is_an_error_not_a_panic() {
+    let queue = MockQueue::new();
+    let (transfer, diary) = started(&queue);
+    let mut transfer = pin!(transfer);
+    let flag = Arc::new(Flag::default());
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut context = Context::from_waker(&waker);
+    assert!(transfer.as_mut().poll(&mut context).is_pending());
+    assert!(!flag.0.load(Ordering::SeqCst));
+    queue.complete(1);
+    assert!(flag.0.load(Ordering::SeqCst));
+    assert!(matches!(transfer.as_mut().poll(&mut context), Poll::Ready(Ok(_))));
+    for _ in 0..2 {
+        let Poll::Ready(Err(error)) = transfer.as_mut().poll(&mut context) else { panic!("not an error") };
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+    assert!(transfer.fence().is_none() && transfer.is_over());
+    assert_eq!(diary.read(), ["ended 100 ok"]);
+}
+
+#[test]
+fn the_error_of_a_failed_operation_reaches_who_awaits_and_who_waits() {
+    let queue = MockQueue::new();
+    let (awaited, awaited_diary) = started(&queue);
+    let (waited, waited_diary) = started(&queue);
+    queue.fail(1, "link down");
+    queue.fail(2, "link still down");
+    assert!(awaited.is_over());
+    assert_eq!(pollster::block_on(awaited).unwrap_err().to_string(), "link down");
+    assert_eq!(waited.wait().unwrap_err().to_string(), "link still down");
+    assert_eq!(awaited_diary.read(), ["ended 100 link down"]);
+    assert_eq!(waited_diary.read(), ["ended 100 link still down"]);
+}
+
+#[test]
+fn dropping_a_transfer_tells_once_that_it_was_abandoned_and_keeps_its_memory_alive() {
+    let queue = MockQueue::new();
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (dst, freed) = memory(&reclaimer, MemoryKind::Pageable, 100, true);
+    let diary = Arc::new(Diary::default());
+    let fence = queue.copy(&buffer(100), &dst).unwrap();
+    let transfer = transfer(fence, &diary);
+    drop(dst);
+    drop(transfer);
+    assert_eq!(diary.read(), ["abandoned 100"]);
+    reclaimer.sweep();
+    assert!(!freed.load(Ordering::SeqCst));
+    queue.complete(1);
+    reclaimer.sweep();
+    assert!(freed.load(Ordering::SeqCst));
+    assert_eq!(diary.read().len(), 1);
+}
+
+#[test]
+fn two_transfers_run_whatever_the_order_of_the_awaits() {
+    let queue = MockQueue::new();
+    let ((first, _), (second, _)) = (started(&queue), started(&queue));
+    assert_eq!(queue.count(), 2, "both are under way before any is awaited");
+    queue.complete(2);
+    assert!(second.wait().is_ok());
+    assert!(first.wait().is_ok());
+}

@@ -1,0 +1,113 @@
+//! A host view keeps conflicting operations out, and waits for those that were there before.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use transload_core::{
+    ErrorKind, MemoryKind,
+    host_access::{self, HostAccess},
+};
+
+use crate::mock::{MockQueue, buffer, memory};
+
+#[test]
+fn an_open_view_makes_conflicting_operations_busy() {
+    let queue = MockQueue::new();
+    let (a, b) = (buffer(100), buffer(100));
+    let kind = || queue.copy(&a, &b).unwrap_err().kind();
+
+    let reading = a.read().unwrap();
+    queue.copy(&a, &b).unwrap();
+    queue.complete(1);
+    assert_eq!(queue.copy(&b, &a).unwrap_err().kind(), ErrorKind::Busy);
+    drop(reading);
+
+    let writing = a.write().unwrap();
+    assert_eq!(kind(), ErrorKind::Busy);
+    assert_eq!(a.read().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(a.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    drop(writing);
+
+    let part = b.slice(..50).unwrap();
+    let view = part.read().unwrap();
+    assert_eq!(kind(), ErrorKind::Busy);
+    queue.write(&b.slice(50..).unwrap()).unwrap();
+    drop(view);
+    assert_eq!(queue.count(), 2);
+    queue.copy(&a, &b).unwrap();
+}
+
+#[test]
+fn try_answers_busy_during_an_operation_and_read_waits_for_its_end() {
+    let queue = MockQueue::new();
+    let (a, b) = (buffer(100), buffer(100));
+    let fence = queue.copy(&a, &b).unwrap();
+    assert_eq!(b.try_read().unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(a.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    assert!(a.try_read().is_ok(), "reading beside a reader");
+    assert!(b.slice(..0).unwrap().try_write().is_ok(), "no byte of it is in use");
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let view = b.read().unwrap();
+            (view.len(), fence.is_known_done())
+        });
+        let writer = scope.spawn(|| a.write().map(|view| view.len()).unwrap());
+        queue.complete(1);
+        assert_eq!(reader.join().unwrap(), (100, true));
+        assert_eq!(writer.join().unwrap(), 100);
+    });
+}
+
+#[test]
+fn the_failure_of_an_operation_does_not_stop_a_view() {
+    let queue = MockQueue::new();
+    let b = buffer(100);
+    let fence = queue.write(&b).unwrap();
+    queue.fail(1, "broken");
+    assert!(b.try_read().is_ok());
+    assert!(fence.wait().is_err());
+}
+
+#[test]
+fn what_a_view_writes_the_next_one_reads() {
+    let b = buffer(10);
+    b.slice(3..5).unwrap().write().unwrap().copy_from_slice(&[7, 8]);
+    assert_eq!(*b.read().unwrap(), [0, 0, 0, 7, 8, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn memory_that_the_host_cannot_reach_or_write_has_no_view() {
+    let (device, _) = memory(&Default::default(), MemoryKind::Device, 10, true);
+    let error = device.read().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("mock:0/device"), "{error}");
+    let (sealed, _) = memory(&Default::default(), MemoryKind::Pageable, 10, false);
+    assert!(sealed.read().is_ok());
+    assert_eq!(sealed.write().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(MockQueue::new().write(&sealed).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+static WATCHED: Mutex<Vec<(usize, usize, HostAccess)>> = Mutex::new(Vec::new());
+static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+
+#[test]
+fn every_view_announces_its_range_to_the_hook() {
+    let b = buffer(1000);
+    let address = b.host_address().unwrap().as_ptr().addr();
+    ADDRESS.store(address, Ordering::SeqCst);
+    // Other tests run beside this one.
+    host_access::set_hook(|at, bytes, access| {
+        let ours = ADDRESS.load(Ordering::SeqCst);
+        if (ours..ours + 1000).contains(&at) {
+            WATCHED.lock().unwrap().push((at - ours, bytes, access));
+        }
+    });
+    drop(b.slice(10..30).unwrap().read().unwrap());
+    drop(b.write().unwrap());
+    assert_eq!(*WATCHED.lock().unwrap(), [(10, 20, HostAccess::Read), (0, 1000, HostAccess::Write)]);
+}

@@ -1,0 +1,80 @@
+//! The main job: builds the benchmark, runs it, and draws what it measured.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use xshell::{Shell, cmd};
+
+use crate::{artifacts, report, results::Results};
+
+const PACKAGE: &str = "transload-benches";
+const PROGRAM: &str = "transload-bench";
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Fewer sizes and repetitions.
+    #[arg(long)]
+    quick: bool,
+    /// Where the results go as JSON; in the report's folder where not given.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// The report's folder; target/bench where not given.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Further arguments for the benchmark itself.
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+/// Builds, runs, draws.
+pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
+    // Paths on the command line are relative to where the user stands, not to the workspace.
+    let here = std::env::current_dir()?;
+    let out = match &options.out {
+        Some(out) => here.join(out),
+        None => artifacts::target_directory(sh)?.join("bench"),
+    };
+    let json = options.json.as_ref().map_or_else(|| out.join("results.json"), |json| here.join(json));
+    for folder in [Some(out.as_path()), json.parent()].into_iter().flatten() {
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    }
+    // Results of an earlier run must not pass for this one's.
+    if json.exists() {
+        fs::remove_file(&json).with_context(|| format!("removing {}", json.display()))?;
+    }
+    let program = build(sh)?;
+    let quick = options.quick.then_some("--quick");
+    let arguments = &options.arguments;
+    let outcome = cmd!(sh, "{program} {quick...} --json {json} {arguments...}").quiet().run();
+    // A run that measured everything but missed a goal has results too.
+    if json.exists() {
+        draw(&json, &out)?;
+    }
+    outcome.with_context(|| format!("{PROGRAM} did not succeed"))?;
+    Ok(())
+}
+
+fn build(sh: &Shell) -> Result<PathBuf> {
+    eprintln!("building {PROGRAM} (release)");
+    artifacts::build(sh, &["build", "--release", "--package", PACKAGE, "--bin", PROGRAM])?
+        .into_iter()
+        .find(|artifact| artifact.target == PROGRAM)
+        .map(|artifact| artifact.path)
+        .with_context(|| format!("package {PACKAGE} built no program {PROGRAM}"))
+}
+
+fn draw(json: &Path, out: &Path) -> Result<()> {
+    let results = Results::read(json)?;
+    let page = out.join("report.html");
+    fs::write(&page, report::html(&results)).with_context(|| format!("writing {}", page.display()))?;
+    println!("\nresults: {}\nreport:  {}", json.display(), page.display());
+    if results.simulated {
+        println!(
+            "Rows marked `simulated` come from the software driver: they say nothing about any hardware."
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! A folder of stripped programs and tests that runs on a machine without Rust.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde::Serialize;
+use xshell::{Shell, cmd};
+
+use crate::{
+    artifacts::{self, Artifact},
+    date,
+};
+
+/// Packages whose programs travel, and a program that must be among them.
+const PROGRAMS: [(&str, &str); 2] =
+    [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
+
+/// Packages whose tests travel, and a target that must be among them where one is known.
+const TESTED: [(&str, Option<&str>); 6] = [
+    ("transload-cuda-sim", Some("it")),
+    ("transload-memory", None),
+    ("transload-streams", None),
+    ("transload-backend-cuda", None),
+    ("transload-transfer", None),
+    ("transload", None),
+];
+
+/// A C library that other programs load, to see that it leaves their CUDA alone. Bundled where the workspace has it.
+const PROBE: &str = "transload-probe";
+
+/// What fits through the narrowest of the ways to a machine.
+const LARGEST: u64 = 60 << 20;
+
+#[derive(Serialize)]
+struct Manifest {
+    commit: String,
+    /// Whether files differed from the commit.
+    modified: bool,
+    date: String,
+    rustc: String,
+    files: Vec<File>,
+}
+
+#[derive(Debug, Serialize)]
+struct File {
+    name: String,
+    package: String,
+    target: String,
+    kind: String,
+    bytes: u64,
+    #[serde(skip)]
+    from: PathBuf,
+}
+
+/// Builds, copies, writes the manifest.
+pub(crate) fn run(sh: &Shell) -> Result<()> {
+    let files = select(built(sh)?)?;
+    let folder = artifacts::target_directory(sh)?.join("bundle");
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+    let files = copy(files, &folder)?;
+    let total: u64 = files.iter().map(|file| file.bytes).sum();
+    for file in &files {
+        println!("{:>9.2} MiB  {}", mebibytes(file.bytes), file.name);
+    }
+    println!("{:>9.2} MiB  in {} files in {}", mebibytes(total), files.len(), folder.display());
+    let manifest = Manifest {
+        commit: cmd!(sh, "git rev-parse HEAD").quiet().read().context("asking git for the commit")?,
+        modified: !cmd!(sh, "git status --porcelain").quiet().read()?.is_empty(),
+        date: date::today(),
+        rustc: cmd!(sh, "rustc --version").quiet().read()?,
+        files,
+    };
+    fs::write(folder.join("manifest.json"), serde_json::to_string_pretty(&manifest)? + "\n")?;
+    ensure!(
+        total <= LARGEST,
+        "the bundle has {:.1} MiB, more than the {} MiB allowed: leave a test out of it or make one smaller",
+        mebibytes(total),
+        LARGEST >> 20
+    );
+    Ok(())
+}
+
+fn built(sh: &Shell) -> Result<Vec<Artifact>> {
+    let packages = |names: &mut dyn Iterator<Item = &'static str>| -> Vec<&'static str> {
+        names.flat_map(|name| ["--package", name]).collect()
+    };
+    // One call for all packages: cargo then unites their features as it does for the whole workspace.
+    let tested = TESTED.iter().map(|(package, _)| *package);
+    let programs: BTreeSet<&str> = PROGRAMS.iter().map(|(package, _)| *package).collect();
+    eprintln!("building tests (profile dist)");
+    let mut arguments = vec!["test", "--no-run", "--profile", "dist"];
+    arguments.extend(packages(&mut tested.chain(programs.iter().copied())));
+    let mut all = artifacts::build(sh, &arguments)?;
+    eprintln!("building programs (profile dist)");
+    let mut arguments = vec!["build", "--profile", "dist", "--bins"];
+    arguments.extend(packages(&mut programs.into_iter()));
+    all.extend(artifacts::build(sh, &arguments)?);
+    if has_package(sh, PROBE)? {
+        eprintln!("building the probe (profile dist)");
+        all.extend(artifacts::build(sh, &["build", "--profile", "dist", "--package", PROBE])?);
+    }
+    Ok(all)
+}
+
+fn has_package(sh: &Shell, name: &str) -> Result<bool> {
+    let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
+    let metadata: serde_json::Value = serde_json::from_str(&json)?;
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    Ok(packages.iter().any(|package| package["name"] == name))
+}
+
+/// What of all that was built travels, under which name; everything that should travel must be there.
+fn select(built: Vec<Artifact>) -> Result<Vec<File>> {
+    let mut files = Vec::new();
+    let mut names = BTreeSet::new();
+    for artifact in built {
+        let Some(name) = bundled_name(&artifact) else { continue };
+        if !names.insert(name.clone()) {
+            // A program is built for the tests of its package, and again by itself.
+            if artifact.is_test {
+                bail!("two tests would both be called {name}");
+            }
+            continue;
+        }
+        let Artifact { package, target, path, .. } = artifact;
+        let kind = if artifact.is_test { "test".to_owned() } else { artifact.kind };
+        files.push(File { name, package, target, kind, bytes: 0, from: path });
+    }
+    for (package, target) in PROGRAMS {
+        let found =
+            files.iter().any(|file| file.package == package && file.target == target && file.kind == "bin");
+        ensure!(found, "package {package} built no program {target}");
+    }
+    for (package, target) in TESTED {
+        let mut tests = files.iter().filter(|file| file.package == package && file.kind == "test");
+        match target {
+            Some(target) => ensure!(
+                tests.any(|file| file.target == target),
+                "package {package} built no integration test `{target}`"
+            ),
+            None => ensure!(tests.next().is_some(), "package {package} built no test"),
+        }
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+fn bundled_name(artifact: &Artifact) -> Option<String> {
+    let Artifact { package, target, kind, is_test, path } = artifact;
+    if package == PROBE && kind == "cdylib" && !is_test {
+        return path.file_name().map(|name| name.to_string_lossy().into_owned());
+    }
+    let is_program = PROGRAMS.iter().any(|(of, _)| of == package) && kind == "bin" && !is_test;
+    if is_program {
+        return Some(with_extension(target, path));
+    }
+    let is_wanted = *is_test && TESTED.iter().any(|(tested, _)| tested == package);
+    is_wanted.then(|| with_extension(&format!("{package}--{target}"), path))
+}
+
+/// `.exe` where the platform has it.
+fn with_extension(name: &str, path: &Path) -> String {
+    match path.extension() {
+        Some(extension) if extension == "exe" => format!("{name}.exe"),
+        _ => name.to_owned(),
+    }
+}
+
+fn copy(files: Vec<File>, folder: &Path) -> Result<Vec<File>> {
+    files
+        .into_iter()
+        .map(|file| {
+            let to = folder.join(&file.name);
+            let bytes = fs::copy(&file.from, &to)
+                .with_context(|| format!("copying {} to {}", file.from.display(), to.display()))?;
+            Ok(File { bytes, ..file })
+        })
+        .collect()
+}
+
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(package: &str, target: &str, kind: &str, is_test: bool) -> Artifact {
+        let path = PathBuf::from(format!("/x/{target}-0123"));
+        Artifact {
+            package: package.to_owned(),
+            target: target.to_owned(),
+            kind: kind.to_owned(),
+            is_test,
+            path,
+        }
+    }
+
+    fn complete() -> Vec<Artifact> {
+        let mut all: Vec<Artifact> = TESTED
+            .iter()
+            .map(|(package, target)| artifact(package, target.unwrap_or("it"), "test", true))
+            .collect();
+        all.extend(PROGRAMS.iter().map(|(package, target)| artifact(package, target, "bin", false)));
+        all
+    }
+
+    #[test]
+    fn names_are_stable_and_programs_appear_once() {
+        let mut built = complete();
+        built.push(artifact("transload-cli", "transload", "bin", false));
+        built.push(artifact("transload-cli", "it", "test", true));
+        let names: Vec<String> = select(built).unwrap().into_iter().map(|file| file.name).collect();
+        assert!(names.contains(&"transload".to_owned()));
+        assert!(names.contains(&"transload-cuda-sim--it".to_owned()));
+        assert_eq!(names.len(), TESTED.len() + PROGRAMS.len());
+    }
+
+    #[test]
+    fn whatever_is_missing_is_named() {
+        for missing in 0..complete().len() {
+            let mut built = complete();
+            let gone = built.remove(missing);
+            let error = select(built).unwrap_err().to_string();
+            assert!(error.contains(&gone.package), "{error}");
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Everything that a change must pass, in the order of what fails fastest; the tests come last.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use xshell::{Shell, cmd};
+
+use crate::{codegen, outside, render, test, tidy};
+
+/// Runs every check, then the tests, whose exit code is the answer.
+pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
+    step("format");
+    cmd!(sh, "cargo fmt --all -- --check").quiet().run()?;
+    step("generated files");
+    codegen::run(sh, true)?;
+    render::run(sh, true)?;
+    step("tidy");
+    tidy::check(sh)?;
+    step("clippy, every target, warnings denied");
+    cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").quiet().run()?;
+    step("documentation, warnings denied");
+    {
+        let _flags = sh.push_env("RUSTDOCFLAGS", "-D warnings");
+        cmd!(sh, "cargo doc --workspace --no-deps --locked").quiet().run()?;
+    }
+    step("projects outside the tree");
+    outside::run(sh)?;
+    step("tests and doctests");
+    test::run(sh, &[])
+}
+
+fn step(name: &str) {
+    println!("\n== {name}");
+}

@@ -1,0 +1,123 @@
+//! What the benchmark writes: one file of results of one run.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+/// The form of the file that is read here.
+const SCHEMA: u32 = 1;
+
+/// One run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Results {
+    pub(crate) schema: u32,
+    /// Whether any row comes from the software driver.
+    pub(crate) simulated: bool,
+    pub(crate) hardware: String,
+    pub(crate) driver: Option<String>,
+    pub(crate) cuda: Option<String>,
+    pub(crate) cpu: String,
+    pub(crate) date: String,
+    pub(crate) commit: Option<String>,
+    pub(crate) command: String,
+    pub(crate) rows: Vec<ResultRow>,
+}
+
+/// One measured thing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ResultRow {
+    pub(crate) id: String,
+    pub(crate) path: String,
+    pub(crate) method: String,
+    pub(crate) bytes: u64,
+    pub(crate) value: f64,
+    pub(crate) unit: String,
+    pub(crate) p10: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) reference: Option<String>,
+    pub(crate) reference_value: Option<f64>,
+    pub(crate) ratio: Option<f64>,
+    pub(crate) goal: Option<String>,
+    pub(crate) met: Option<bool>,
+    pub(crate) simulated: bool,
+    /// Whether the bytes moved were compared with what was sent.
+    pub(crate) verified: bool,
+}
+
+impl Results {
+    /// Reads a file and checks what its types do not.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} is no file of results", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let results: Self = serde_json::from_str(text)?;
+        ensure!(results.schema == SCHEMA, "schema {} is not {SCHEMA}", results.schema);
+        ensure!(!results.rows.is_empty(), "there are no rows");
+        let any = results.rows.iter().any(|row| row.simulated);
+        ensure!(results.simulated == any, "`simulated` is {}, but the rows say {any}", results.simulated);
+        Ok(results)
+    }
+}
+
+#[cfg(test)]
+pub(crate) fn sample() -> Results {
+    let row = |bytes: u64, value: f64, simulated: bool| ResultRow {
+        id: format!("cpu.pinned-to-cuda:0.device/DirectCopy/{bytes}"),
+        path: "cpu.pinned → cuda:0.device".to_owned(),
+        method: "DirectCopy".to_owned(),
+        bytes,
+        value,
+        unit: "GB/s".to_owned(),
+        p10: value * 0.5,
+        p50: value,
+        p90: value * 2.0,
+        reference: Some("raw".to_owned()),
+        reference_value: Some(value * 2.0),
+        ratio: Some(0.5),
+        goal: Some("≥ 0.97".to_owned()),
+        met: Some(false),
+        simulated,
+        verified: true,
+    };
+    Results {
+        schema: SCHEMA,
+        simulated: true,
+        hardware: "a <machine>".to_owned(),
+        driver: Some("580.1".to_owned()),
+        cuda: Some("13.0".to_owned()),
+        cpu: "a processor".to_owned(),
+        date: "2026-11-20".to_owned(),
+        commit: Some("0eefb92".to_owned()),
+        command: "transload-bench --quick".to_owned(),
+        rows: vec![row(4096, 0.5, true), row(1 << 20, 38.0, true)],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_hides_simulated_rows_is_refused() {
+        let mut results = sample();
+        results.simulated = false;
+        let error = Results::parse(&serde_json::to_string(&results).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("simulated"), "{error}");
+    }
+
+    #[test]
+    fn a_file_survives_writing_and_reading() {
+        let text = serde_json::to_string(&sample()).unwrap();
+        assert_eq!(Results::parse(&text).unwrap().rows.len(), 2);
+    }
+
+    #[test]
+    fn another_schema_is_refused() {
+        let text = serde_json::to_string(&sample()).unwrap().replace("\"schema\":1", "\"schema\":2");
+        assert!(Results::parse(&text).unwrap_err().to_string().contains("schema 2"));
+    }
+}

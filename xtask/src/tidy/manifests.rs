@@ -1,0 +1,249 @@
+//! Rules about packages: floors and arrows, who may use what, and a reason for each dependency.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde_json::Value;
+
+use super::Finding;
+
+/// The house: each package's floor. An arrow may only point to a lower one.
+const FLOORS: [(&str, u8); 15] = [
+    ("transload-core", 0),
+    ("transload-cuda-sys", 0),
+    ("transload-memory", 1),
+    ("transload-cuda-sim", 1),
+    ("transload-streams", 2),
+    ("transload-backend-cpu", 3),
+    ("transload-backend-cuda", 3),
+    ("transload-backend-wgpu", 3),
+    ("transload-transfer", 3),
+    ("transload-profiler", 3),
+    ("transload", 4),
+    ("transload-cli", 5),
+    ("transload-benches", 5),
+    ("transload-probe", 5),
+    ("xtask", 5),
+];
+
+/// Packages that know no device family.
+const NEUTRAL: [&str; 3] = ["transload-core", "transload-transfer", "transload-profiler"];
+
+/// What stands on, or is, CUDA.
+const OF_CUDA: [&str; 8] = [
+    "cust",
+    "cust_raw",
+    "cudarc",
+    "transload-cuda-sys",
+    "transload-cuda-sim",
+    "transload-memory",
+    "transload-streams",
+    "transload-backend-cuda",
+];
+
+const LICENCE: &str = "MIT OR Apache-2.0";
+
+/// A package of the workspace.
+#[derive(Clone, Debug)]
+pub(super) struct Package {
+    pub(super) name: String,
+    pub(super) manifest: PathBuf,
+    description: String,
+    license: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Clone, Debug)]
+struct Dependency {
+    name: String,
+    is_dev: bool,
+}
+
+/// Reads what `cargo metadata` answers.
+pub(super) fn packages(metadata: &Value) -> Result<Vec<Package>> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    Ok(packages
+        .iter()
+        .map(|package| Package {
+            name: text(&package["name"]),
+            manifest: PathBuf::from(text(&package["manifest_path"])),
+            description: text(&package["description"]),
+            license: text(&package["license"]),
+            dependencies: package["dependencies"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|dependency| Dependency {
+                    name: text(&dependency["name"]),
+                    is_dev: dependency["kind"] == "dev",
+                })
+                .collect(),
+        })
+        .collect())
+}
+
+/// Every rule on packages and the arrows between them.
+pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
+    packages
+        .iter()
+        .flat_map(|package| {
+            let name = &package.name;
+            let mut texts = Vec::new();
+            if package.description.len() < 10 {
+                texts.push("has no description".to_owned());
+            }
+            if package.license != LICENCE {
+                texts.push(format!("is licensed `{}`, not `{LICENCE}`", package.license));
+            }
+            match floor(name) {
+                Some(floor) => {
+                    texts.extend(package.dependencies.iter().filter_map(|to| arrow(name, floor, to)));
+                }
+                None => texts.push("has no floor in xtask/src/tidy/manifests.rs".to_owned()),
+            }
+            texts.into_iter().map(|text| Finding::new(name, None, text)).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn floor(name: &str) -> Option<u8> {
+    FLOORS.iter().find(|(package, _)| *package == name).map(|(_, floor)| *floor)
+}
+
+/// What is wrong with one dependency of a package.
+fn arrow(from: &str, from_floor: u8, to: &Dependency) -> Option<String> {
+    let name = to.name.as_str();
+    // Tests may look sideways and at the software driver.
+    if to.is_dev {
+        let is_upward = floor(name).is_some_and(|floor| floor > from_floor);
+        return is_upward.then(|| format!("tests with {name}, which stands on a higher floor"));
+    }
+    if floor(name).is_some_and(|floor| floor >= from_floor) {
+        return Some(format!("depends on {name}, which does not stand on a lower floor"));
+    }
+    if NEUTRAL.contains(&from) && OF_CUDA.contains(&name) {
+        return Some(format!("depends on {name}, but must know core's traits only"));
+    }
+    if name == "transload-cuda-sim" && from_floor < 5 {
+        return Some("depends on the software driver outside tests".to_owned());
+    }
+    if name == "anyhow" && from_floor < 5 {
+        return Some("depends on anyhow: libraries have typed errors".to_owned());
+    }
+    None
+}
+
+/// Versions stand in the workspace's table only.
+pub(super) fn check_versions(package: &str, manifest: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut in_dependencies = false;
+    for (index, line) in manifest.lines().enumerate().map(|(index, line)| (index, line.trim())) {
+        if line.starts_with('[') {
+            in_dependencies = line.ends_with("dependencies]");
+        } else if in_dependencies
+            && line.contains('=')
+            && !line.starts_with('#')
+            && !line.replace(' ', "").contains("workspace=true")
+        {
+            let name = line.split('=').next().unwrap_or(line).trim();
+            let text =
+                format!("line {} gives {name} a version of its own: use the workspace's table", index + 1);
+            findings.push(Finding::new(package, None, text));
+        }
+    }
+    findings
+}
+
+/// Each entry of the workspace's table has a line in the architecture's section on dependencies.
+pub(super) fn check_reasons(table: &str, architecture: &str) -> Vec<Finding> {
+    let section = architecture.split("\n## Dependencies\n").nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let entries = table.split("[workspace.dependencies]").nth(1).unwrap_or_default();
+    let entries = entries.split("\n[").next().unwrap_or_default();
+    entries
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, _)| name.trim())
+        .filter(|name| !name.starts_with("transload"))
+        .filter(|name| !section.contains(&format!("`{name}`")))
+        .map(|name| {
+            let text = format!("gives no reason for the dependency `{name}` under \"Dependencies\"");
+            Finding::new("docs/architecture.md", None, text)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(name: &str, dependencies: &[(&str, bool)]) -> Package {
+        let dependencies = dependencies
+            .iter()
+            .map(|(name, is_dev)| Dependency { name: (*name).to_owned(), is_dev: *is_dev });
+        Package {
+            name: name.to_owned(),
+            manifest: PathBuf::new(),
+            description: "A description.".to_owned(),
+            license: LICENCE.to_owned(),
+            dependencies: dependencies.collect(),
+        }
+    }
+
+    fn broken(name: &str, dependencies: &[(&str, bool)]) -> usize {
+        check(&[package(name, dependencies)]).len()
+    }
+
+    #[test]
+    fn arrows_point_down() {
+        assert_eq!(broken("transload-streams", &[("transload-memory", false), ("parking_lot", false)]), 0);
+        assert_eq!(broken("transload-memory", &[("transload-streams", false)]), 1);
+        assert_eq!(broken("transload-transfer", &[("transload-profiler", false)]), 1);
+        assert_eq!(broken("transload-transfer", &[("transload-backend-cpu", true)]), 0);
+        assert_eq!(broken("transload-core", &[("transload-backend-cpu", true)]), 1);
+    }
+
+    #[test]
+    fn neutral_packages_stand_on_core_alone() {
+        assert_eq!(broken("transload-transfer", &[("transload-core", false)]), 0);
+        assert_eq!(broken("transload-transfer", &[("transload-cuda-sys", false)]), 1);
+        assert_eq!(broken("transload-core", &[("cust", false)]), 1);
+    }
+
+    #[test]
+    fn the_software_driver_and_anyhow_stay_out_of_libraries() {
+        assert_eq!(broken("transload-streams", &[("transload-cuda-sim", false), ("anyhow", false)]), 2);
+        assert_eq!(broken("transload-streams", &[("transload-cuda-sim", true)]), 0);
+        assert_eq!(broken("transload-cli", &[("transload-cuda-sim", false), ("anyhow", false)]), 0);
+    }
+
+    #[test]
+    fn a_package_has_a_floor_a_description_and_the_licence() {
+        assert_eq!(broken("transload-new", &[]), 1);
+        let mut bare = package("transload-core", &[]);
+        bare.description = "x".to_owned();
+        bare.license.clear();
+        assert_eq!(check(&[bare]).len(), 2);
+    }
+
+    #[test]
+    fn versions_stand_in_one_table() {
+        let manifest = "[package]\nversion = \"1\"\n[dependencies]\na = { workspace = true }\nb.workspace = true\n\
+                        # c = \"1\"\n[target.'cfg(unix)'.dev-dependencies]\nd = \"1\"\n[lints]\nworkspace = true\n";
+        let findings = check_versions("p", manifest);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].text.contains("gives d a version"), "{findings:?}");
+    }
+
+    #[test]
+    fn every_entry_of_the_table_has_a_reason() {
+        let table = "[workspace.dependencies]\ntransload-core = {}\na = \"1\"\nb = { version = \"1\" }\n\n[other]\nc = 1\n";
+        let reasons = "# A\n`b`\n## Dependencies\n- `a`: good.\n## After\n`b`\n";
+        let findings = check_reasons(table, reasons);
+        assert_eq!(findings.len(), 1);
+        assert!(findings[0].text.contains("`b`"));
+    }
+}

@@ -1,0 +1,104 @@
+//! Checks what people forget and compilers do not see.
+
+mod manifests;
+mod scan;
+mod sources;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::{codegen, render};
+
+/// A rule that is broken, and where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    /// A file, or a package.
+    at: String,
+    /// A line of the file, from 1.
+    line: Option<usize>,
+    text: String,
+}
+
+impl Finding {
+    fn new(at: &str, line: Option<usize>, text: impl Into<String>) -> Self {
+        Self { at: at.to_owned(), line, text: text.into() }
+    }
+}
+
+/// Every check; without `check_only` the generated files are brought up to date first.
+pub(crate) fn run(sh: &Shell, check_only: bool) -> Result<()> {
+    codegen::run(sh, check_only)?;
+    render::run(sh, check_only)?;
+    check(sh)
+}
+
+/// The checks of sources and manifests.
+pub(crate) fn check(sh: &Shell) -> Result<()> {
+    let root = sh.current_dir();
+    let sources = read_sources(&root)?;
+    let mut findings: Vec<Finding> = sources.iter().flat_map(sources::check).collect();
+    findings.extend(sources::check_exceptions(&sources));
+    let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
+    let packages = manifests::packages(&serde_json::from_str(&json)?)?;
+    findings.extend(manifests::check(&packages));
+    for package in &packages {
+        let text = fs::read_to_string(&package.manifest)
+            .with_context(|| format!("reading {}", package.manifest.display()))?;
+        findings.extend(manifests::check_versions(&package.name, &text));
+    }
+    let table = fs::read_to_string(root.join("Cargo.toml")).context("reading Cargo.toml")?;
+    let reasons =
+        fs::read_to_string(root.join("docs/architecture.md")).context("reading docs/architecture.md")?;
+    findings.extend(manifests::check_reasons(&table, &reasons));
+    findings.sort();
+    for Finding { at, line, text } in &findings {
+        match line {
+            Some(line) => eprintln!("{at}:{line}: {text}"),
+            None => eprintln!("{at}: {text}"),
+        }
+    }
+    if !findings.is_empty() {
+        bail!("tidy found {} things to put right", findings.len());
+    }
+    println!("tidy: {} files and {} packages are in order", sources.len(), packages.len());
+    Ok(())
+}
+
+/// A Rust source file.
+pub(crate) struct Source {
+    /// From the workspace's root, with `/`.
+    path: String,
+    text: String,
+}
+
+fn read_sources(root: &Path) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    for folder in ["crates", "benches", "xtask"] {
+        let mut pending: Vec<PathBuf> = vec![root.join(folder)];
+        while let Some(folder) = pending.pop() {
+            let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+            for entry in entries {
+                let entry = entry?;
+                let (path, name) = (entry.path(), entry.file_name());
+                let is_hidden = name.to_string_lossy().starts_with('.');
+                if entry.file_type()?.is_dir() {
+                    if !is_hidden && name != "target" {
+                        pending.push(path);
+                    }
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let text =
+                        fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+                    let relative = path.strip_prefix(root).unwrap_or(&path);
+                    sources.push(Source { path: relative.to_string_lossy().replace('\\', "/"), text });
+                }
+            }
+        }
+    }
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(sources)
+}
