@@ -1,1 +1,64 @@
-//! .
+//! The command `transload`: shows devices, plans transfers, copies files through a device and back, measures.
+//!
+//! One file for each subcommand. A subcommand makes all of its output before any of it is printed, so that nothing
+//! stands on stdout where it failed; progress and errors go to stderr.
+
+mod args;
+mod bench;
+mod copy;
+mod devices;
+mod exit;
+mod invocation;
+mod output;
+mod plan;
+mod text;
+
+use std::{io::Write, process::ExitCode};
+
+use clap::Parser;
+
+use args::{Arguments, Command};
+use exit::{Exit, Failure};
+use invocation::Invocation;
+
+/// Runs the command with the arguments of the process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            let exit = if error.use_stderr() { Exit::Input } else { Exit::Success };
+            // Nobody is left to be told where this cannot be printed.
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    match run(&arguments).and_then(|output| print(&output)) {
+        Ok(()) => Exit::Success.into(),
+        Err(failure) => {
+            let simulated = if arguments.is_simulated() { " (simulated)" } else { "" };
+            let _ = writeln!(std::io::stderr(), "transload{simulated}: error: {failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let invocation = Invocation::start(arguments)?;
+    match &arguments.command {
+        Command::Devices => devices::run(&invocation),
+        Command::Plan(wanted) => plan::run(&invocation, wanted),
+        Command::Copy(wanted) => copy::run(&invocation, wanted),
+        Command::Bench(wanted) => bench::run(&invocation, wanted),
+    }
+}
+
+fn print(output: &str) -> Result<(), Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
+        // The reader has read what it wanted.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::new(Exit::Io, format!("cannot write the result: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}

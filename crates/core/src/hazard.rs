@@ -9,20 +9,7 @@ use std::ops::Range;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use crate::{Error, ErrorKind, Fence, Result};
-
-/// What an operation does to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Read,
-    Write,
-}
-
-impl Access {
-    fn conflicts_with(self, other: Self) -> bool {
-        self == Self::Write || other == Self::Write
-    }
-}
+use crate::{Access, Error, ErrorKind, Fence, Result};
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;

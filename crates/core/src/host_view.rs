@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::{
-    RawBuffer, Result,
-    hazard::{Access, Ticket},
+    Access, RawBuffer, Result,
+    hazard::Ticket,
     host_access::{self, HostAccess},
 };
 

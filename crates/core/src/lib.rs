@@ -12,6 +12,7 @@
 
 mod backend;
 mod buffer;
+mod claim;
 mod cost;
 mod device;
 mod error;
@@ -33,6 +34,7 @@ mod transfer;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
 pub use buffer::Buffer;
+pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};
 pub use device::{DeviceId, ParseDeviceError};
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};

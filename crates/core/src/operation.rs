@@ -2,10 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{
-    DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Result, Timing,
-    hazard::{Access, Dependencies, Ticket},
-};
+use crate::{Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Result, Timing};
 
 /// A pattern that memory is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +81,7 @@ pub enum Operation<'a> {
     },
 }
 
-/// The buffers of an operation and what it does to each, in the order in which they are claimed.
+/// The buffers of an operation and what it does to each.
 type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
@@ -105,8 +102,6 @@ impl<'a> Operation<'a> {
             // Migration must not run beside another user of the pages.
             Self::Prefetch { buffer, .. } => uses.push((buffer, Access::Write)),
         }
-        // This order is what keeps two submitters from waiting for each other in a circle.
-        uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
         uses
     }
 
@@ -209,27 +204,6 @@ fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<(
     }
 }
 
-/// Claims of an operation about to be enqueued; taken back if it is not.
-struct Claims<'a> {
-    held: SmallVec<[(&'a RawBuffer, Ticket); 4]>,
-}
-
-impl Claims<'_> {
-    fn commit(mut self, fence: &Fence) {
-        for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().commit(ticket, fence.clone());
-        }
-    }
-}
-
-impl Drop for Claims<'_> {
-    fn drop(&mut self) {
-        for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().withdraw(ticket);
-        }
-    }
-}
-
 /// Enqueues an operation in the order that its buffers ask for: after every conflicting use enqueued before, before
 /// every one enqueued later, whatever queues those are on. The buffers' memory stays alive until it is done.
 ///
@@ -241,22 +215,11 @@ impl Drop for Claims<'_> {
 /// error nothing was enqueued.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut after = Dependencies::new();
-    let mut claims = Claims { held: SmallVec::new() };
-    for (buffer, access) in operation.uses() {
-        let ticket = buffer.hazards().claim(buffer.range(), access, &mut after)?;
-        claims.held.push((buffer, ticket));
-    }
-    for fence in &after {
-        if !queue.can_wait_for(fence) {
-            // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
-            let _over = fence.wait();
-        }
-    }
-    after.retain(|fence| !fence.is_known_done());
+    let mut claims = Claims::of(&mut operation.uses())?;
+    claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
-    let fence = unsafe { queue.enqueue(operation, &after, timing) }?;
+    let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
     claims.commit(&fence);
     Ok(fence)
 }

@@ -11,8 +11,7 @@ use std::{
 };
 
 use crate::{
-    Error, ErrorKind, HostView, HostViewMut, Place, Reclaimer, Result, Storage,
-    hazard::{Access, Hazards},
+    Access, Error, ErrorKind, HostView, HostViewMut, Place, Reclaimer, Result, Storage, hazard::Hazards,
 };
 
 /// Identifies an allocation within the process. Slices of one buffer share it.

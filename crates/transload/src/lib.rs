@@ -1,1 +1,54 @@
-//! .
+//! Moves tensors between any two memories of a machine at the speed of the hardware, and says how it did it.
+//!
+//! [`Runtime::discover`] finds the devices of the machine and gives a [`CrossBackendTransferManager`] over all of them.
+//! It works on a machine without a GPU too, and tells why a device is absent.
+//!
+//! ```
+//! use transload::{DeviceId, MemoryKind, Runtime};
+//!
+//! let runtime = Runtime::discover()?;
+//! for device in runtime.devices() {
+//!     println!("{}: {}", device.id, device.name);
+//! }
+//! for (family, reason) in runtime.absent() {
+//!     println!("no {family}: {reason}");
+//! }
+//!
+//! // To the first GPU where there is one, else within the host's memory.
+//! let gpu = runtime.devices().into_iter().find(|device| !device.id.is_cpu());
+//! let (device, kind) = gpu.map_or((DeviceId::Cpu, MemoryKind::Pageable), |gpu| (gpu.id, MemoryKind::Device));
+//! let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1 << 20)?;
+//! let dst = runtime.allocate(device, kind, 1 << 20)?;
+//! src.write()?.fill(7);
+//! let report = runtime.manager().transfer(&src, &dst).wait()?; // or `.await` it
+//! println!("{report}");
+//!
+//! drop((src, dst));
+//! runtime.drain()?;
+//! # Ok::<(), transload::Error>(())
+//! ```
+//!
+//! # What is where
+//! Everything of `transload-core` (devices, buffers, fences, errors) and of `transload-transfer` (the manager, plans,
+//! statistics) is at the root. Host memory is in [`cpu`]. With the feature `cuda`, on Linux and Windows, the module `cuda`
+//! holds that backend; the feature is off by default and does nothing elsewhere.
+
+mod families;
+mod runtime;
+
+pub use runtime::Runtime;
+pub use transload_core::*;
+pub use transload_transfer::*;
+
+/// Host memory and the threads that copy within it.
+pub mod cpu {
+    pub use transload_backend_cpu::*;
+}
+
+/// CUDA devices: the backend, and what it stands on.
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+pub mod cuda {
+    pub use transload_backend_cuda::*;
+    pub use transload_memory as memory;
+    pub use transload_streams as streams;
+}

@@ -4,7 +4,6 @@
 
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
-pub(crate) const STUB_LIBRARY: u32 = 34;
 pub(crate) const NO_DEVICE: u32 = 100;
 pub(crate) const NOT_READY: u32 = 600;
 pub(crate) const NOT_SUPPORTED: u32 = 801;

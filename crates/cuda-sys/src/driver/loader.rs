@@ -116,8 +116,8 @@ fn open() -> Loaded {
             }
             Err(error) => {
                 let file = candidate.to_string_lossy().into_owned();
-                let reason = error.to_string();
-                // The loader's own text usually begins with the file's name.
+                // The system's own words are the cause; they usually begin with the file's name.
+                let reason = std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
                 tried.push(if reason.contains(&file) { reason } else { format!("{file}: {reason}") });
             }
         }

@@ -59,7 +59,7 @@ pub(super) fn code_for_cust(raw: u32) -> u32 {
 #[cold]
 fn rare_code_for_cust(raw: u32) -> u32 {
     match raw {
-        code::ABSENT_DRIVER => code::STUB_LIBRARY,
+        code::ABSENT_DRIVER => code::NO_DEVICE,
         code::ABSENT_FUNCTION => code::NOT_SUPPORTED,
         listed if KNOWN_CODES.binary_search(&listed).is_ok() => listed,
         _ => code::UNKNOWN,

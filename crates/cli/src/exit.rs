@@ -1,0 +1,75 @@
+//! How the command ends: one exit code for each thing that a caller can act on.
+
+use std::{fmt, process::ExitCode};
+
+use transload::{Error, ErrorKind};
+
+/// What `--help` says about exit codes.
+pub(crate) const HELP: &str = "\
+Exit codes:
+  0  done, and verified where bytes were moved
+  1  verification failed: the bytes that came back differ
+  2  bad usage or input: arguments, or a file that is missing, empty or no regular file
+  3  a device or its driver is not available, or failed
+  4  out of memory
+  5  reading the file failed, it changed while it was read, or the result cannot be written
+
+Results go to stdout, progress and errors to stderr. Nothing is printed to stdout unless the exit code is 0.
+The CUDA driver is looked for where TRANSLOAD_CUDA_DRIVER says, else under its usual names.";
+
+/// The exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Success = 0,
+    Differs = 1,
+    Input = 2,
+    Device = 3,
+    Memory = 4,
+    Io = 5,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the command failed: a text for people that says what would be valid, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, text: impl Into<String>) -> Self {
+        Self { exit, text: text.into() }
+    }
+
+    /// Says what was being done, before the text.
+    pub(crate) fn during(mut self, what: &str) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match error.kind() {
+            ErrorKind::InvalidArgument
+            | ErrorKind::OutOfRange
+            | ErrorKind::Overlap
+            | ErrorKind::Unsupported => Exit::Input,
+            ErrorKind::OutOfMemory => Exit::Memory,
+            ErrorKind::Io => Exit::Io,
+            _ => Exit::Device,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}

@@ -1,0 +1,38 @@
+//! Columns for people.
+
+/// Rows under their headings, each column as wide as its widest cell; the columns from `right` on are set to the right.
+pub(crate) fn table<const N: usize>(headings: [&str; N], right: usize, rows: &[[String; N]]) -> String {
+    let mut widths = headings.map(|heading| heading.chars().count());
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut lines = String::new();
+    for row in std::iter::once(&headings.map(str::to_owned)).chain(rows) {
+        let cells = row.iter().zip(widths).enumerate().map(|(index, (cell, width))| {
+            if index >= right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        lines += cells.collect::<Vec<_>>().join("  ").trim_end();
+        lines.push('\n');
+    }
+    lines
+}
+
+/// Named values below each other.
+pub(crate) fn facts(facts: &[(&str, String)]) -> String {
+    let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    facts.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_also_where_letters_take_two_bytes() {
+        let rows = [["µ".to_owned(), "1".to_owned()], ["abc".to_owned(), "22".to_owned()]];
+        assert_eq!(table(["A", "B"], 1, &rows), "A     B\nµ     1\nabc  22\n");
+        assert_eq!(facts(&[("a", "1".to_owned()), ("bcd", "2".to_owned())]), "a    1\nbcd  2\n");
+    }
+}

@@ -1,0 +1,170 @@
+//! Sizes and places as people write them.
+
+use transload::{DeviceId, MemoryKind, Place};
+
+const UNITS: [(&str, u64); 11] = [
+    ("", 1),
+    ("b", 1),
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("bytes", 1),
+];
+
+/// A number of bytes, at least 1: `4096`, `64KiB`, `1GB`.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_lowercase();
+    let factor = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
+    let (false, Some(factor)) = (number.is_empty(), factor) else {
+        return Err(
+            "a size is a whole number, alone or with one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB".to_owned()
+        );
+    };
+    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(factor)) {
+        Some(0) => Err("0 bytes; a size is at least 1 byte".to_owned()),
+        Some(bytes) => Ok(bytes),
+        None => Err(format!("too large; a size is at most {} bytes", u64::MAX)),
+    }
+}
+
+/// `cpu`, `cpu/pinned`, `cuda:0`, `cuda:0/unified`.
+pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
+    let (device, kind) = match text.split_once('/') {
+        Some((device, kind)) => (device, Some(kind)),
+        // The host has one ordinal only, so what follows its colon can be a kind.
+        None => match text.strip_prefix("cpu:") {
+            Some(kind) if kind.starts_with(|c: char| c.is_ascii_alphabetic()) => ("cpu", Some(kind)),
+            _ => (text, None),
+        },
+    };
+    let device: DeviceId = device.parse().map_err(|error: transload::ParseDeviceError| error.to_string())?;
+    // Pinned and mapped memory is the host's, whoever made it.
+    let valid: &[MemoryKind] = if device.is_cpu() {
+        &[MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped]
+    } else {
+        &[MemoryKind::Device, MemoryKind::Unified]
+    };
+    let kind = match kind {
+        None => valid.first().copied(),
+        Some(kind) => valid.iter().find(|valid| valid.to_string() == kind).copied(),
+    };
+    kind.map(|kind| Place::new(device, kind)).ok_or_else(|| {
+        let valid: Vec<_> = valid.iter().map(|kind| Place::new(device, *kind).to_string()).collect();
+        format!("{device} has no such kind of memory; valid are {}", valid.join(", "))
+    })
+}
+
+/// Bytes for people: exact where they are few, else in the largest unit that leaves digits before the point.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const NAMES: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = None;
+    for name in NAMES {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = Some(name);
+    }
+    match unit {
+        None => format!("{bytes} B"),
+        Some(unit) if value.fract() == 0.0 => format!("{value} {unit}"),
+        Some(unit) => format!("{value:.1} {unit}"),
+    }
+}
+
+/// A number of things for people.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A rate for people, in units of 1000.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    if bytes_per_second >= 1e9 {
+        format!("{:.2} GB/s", bytes_per_second / 1e9)
+    } else {
+        format!("{:.2} MB/s", bytes_per_second / 1e6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_whole_numbers_with_binary_or_decimal_units() {
+        for (text, bytes) in [
+            ("1", 1),
+            ("4096", 4096),
+            ("64KiB", 65_536),
+            ("256 MiB", 256 << 20),
+            ("1gb", 1_000_000_000),
+            ("7B", 7),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in [
+            "",
+            "KiB",
+            "1.5GiB",
+            "-1",
+            "+1",
+            "4K",
+            "0x10",
+            "1 2",
+            "0",
+            "0MiB",
+            "99999999999999999999",
+            "20000000TiB",
+        ] {
+            assert!(parse_size(text).is_err_and(|why| why.contains("a size is")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_place_has_its_devices_usual_kind_where_none_is_said() {
+        for (text, printed) in [
+            ("cpu", "cpu/pageable"),
+            ("cpu:pinned", "cpu/pinned"),
+            ("cpu/mapped", "cpu/mapped"),
+            ("cuda:3", "cuda:3/device"),
+            ("cuda", "cuda:0/device"),
+            ("cuda:0/unified", "cuda:0/unified"),
+            ("wgpu:1", "wgpu:1/device"),
+        ] {
+            assert_eq!(parse_place(text).map(|place| place.to_string()), Ok(printed.to_owned()));
+        }
+        for text in [
+            "",
+            "gpu",
+            "cpu:1",
+            "cpu/device",
+            "cpu:",
+            "cuda:0/pinned",
+            "cuda:0/",
+            "/device",
+            "cuda:x",
+            "cpu/pinned/x",
+        ] {
+            assert!(parse_place(text).is_err_and(|why| why.contains("valid are")), "{text}");
+        }
+    }
+
+    #[test]
+    fn amounts_read_well() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(64 << 20), "64 MiB");
+        assert_eq!(bytes((3 << 20) + 1), "3.0 MiB");
+        assert_eq!(bytes(u64::MAX), "16777216 TiB");
+        assert_eq!(rate(55.2e9), "55.20 GB/s");
+        assert_eq!(rate(1.5e6), "1.50 MB/s");
+    }
+}

@@ -1,0 +1,109 @@
+//! Each command on a machine without a GPU, for people and as JSON.
+
+use crate::{file, transload};
+
+const LIBRARY: &str = "/nonexistent/libcuda.so.1";
+
+fn looked_for() -> &'static str {
+    if cfg!(all(feature = "cuda", any(target_os = "linux", windows))) {
+        LIBRARY
+    } else {
+        "no driver was looked for"
+    }
+}
+
+#[test]
+fn devices_lists_the_host_and_why_there_is_no_cuda() {
+    let text = transload(&["devices"]).succeeded();
+    assert!(text.starts_with("DEVICE"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("cpu ") && line.contains("pageable")), "{text}");
+    assert!(text.contains("\nno cuda: ") && text.contains(looked_for()), "{text}");
+    assert!(!text.contains("simulated"), "{text}");
+
+    let json = transload(&["devices", "--json"]).json();
+    assert_eq!(json["command"], "devices");
+    assert_eq!(json["simulated"], false);
+    assert_eq!(json["devices"][0]["id"], "cpu");
+    assert_eq!(json["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(json["absent"][0]["family"], "cuda");
+    assert!(json["absent"][0]["reason"].as_str().unwrap().contains(looked_for()));
+}
+
+#[test]
+fn plan_says_how_how_fast_on_what_basis_and_what_was_rejected() {
+    let text = transload(&["plan", "cpu", "cpu", "256MiB"]).succeeded();
+    for said in [
+        "cpu/pageable → cpu/pageable, 256 MiB (268435456 bytes)",
+        "DirectCopy",
+        "a queue of cpu",
+        "GB/s",
+        "built-in table, not measured here",
+        "rejected   PeerToPeer: both sides are on the host",
+    ] {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+
+    let json = transload(&["--json", "plan", "cpu:pinned", "cpu/pageable", "4096"]).json();
+    assert_eq!(json["from"], "cpu/pinned");
+    assert_eq!(json["bytes"], 4096);
+    assert_eq!(json["method"], "DirectCopy");
+    assert_eq!(json["rejected"].as_array().unwrap().len(), 4);
+    assert!(json["predicted_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn plan_to_an_absent_gpu_says_what_was_looked_for() {
+    for arguments in [["plan", "cpu:pinned", "cuda:0", "256MiB"], ["plan", "cuda:0", "cpu", "256MiB"]] {
+        transload(&arguments).failed(3, &["there is no device cuda:0", looked_for()]);
+    }
+    transload(&["plan", "cpu", "wgpu:0", "1", "--json"]).failed(3, &["no wgpu backend", "there are cpu"]);
+}
+
+#[test]
+fn copy_within_the_host_is_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(&folder, (3 << 20) + 1);
+    let text = transload(&["copy", &file, "--to", "cpu", "--chunk", "1MiB"]).succeeded();
+    for said in
+        ["3145729", "by wall clock", "4 × 1 MiB of pageable memory", "all 3145729 bytes came back equal"]
+    {
+        assert!(text.contains(said), "`{said}` is not said in: {text}");
+    }
+
+    let json = transload(&["copy", &file, "--to", "cpu", "--chunk", "65537B", "--json"]).json();
+    assert_eq!(json["verified"], true);
+    assert_eq!(json["bytes"], (3 << 20) + 1);
+    assert_eq!(json["up"]["chunks"], 48);
+    assert_eq!(json["down"]["chunks"], 48);
+    assert!(json["up"]["wall_bytes_per_second"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn one_byte_is_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(&folder, 1);
+    transload(&["copy", &file, "--to", "cpu"]).succeeded();
+}
+
+#[test]
+fn bench_measures_and_compares() {
+    let text = transload(&["bench", "--quick"]).succeeded();
+    assert!(text.contains("P50") && text.contains("verified") && text.contains("wall clock"), "{text}");
+
+    let json = transload(&["bench", "--quick", "--json"]).json();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        assert_eq!((&row["verified"], &row["simulated"]), (&true.into(), &false.into()));
+        let [p10, p50, p90] = ["p10", "p50", "p90"].map(|name| row[name].as_f64().unwrap());
+        assert!(0.0 < p10 && p10 <= p50 && p50 <= p90);
+    }
+}
+
+#[test]
+fn help_tells_the_exit_codes() {
+    for arguments in [&["--help"][..], &["copy", "--help"], &["plan", "--help"], &["bench", "--help"]] {
+        let text = transload(arguments).succeeded();
+        assert!(text.contains("Exit codes:") && text.contains("4  out of memory"), "{text}");
+    }
+}

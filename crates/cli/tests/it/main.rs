@@ -1,0 +1,82 @@
+//! What the command promises, shown by the built program.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+mod bad_input;
+mod binary;
+mod commands;
+#[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
+mod simulated;
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+/// Runs the program where no CUDA driver can be found.
+fn transload(arguments: &[&str]) -> Ran {
+    let output = Command::new(env!("CARGO_BIN_EXE_transload"))
+        .args(arguments)
+        .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
+        .output()
+        .unwrap();
+    Ran::new(output)
+}
+
+/// How it ended.
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn new(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// It succeeded, and said nothing on stderr, where only progress and errors go.
+    #[track_caller]
+    fn succeeded(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        assert_eq!(self.stderr, "");
+        self.stdout
+    }
+
+    #[track_caller]
+    fn json(self) -> serde_json::Value {
+        serde_json::from_str(&self.succeeded()).unwrap()
+    }
+
+    /// It failed with this code, printed nothing on stdout, and said each of these on stderr.
+    #[track_caller]
+    fn failed(self, code: i32, said: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}", self.stderr);
+        assert_eq!(self.stdout, "");
+        for said in said {
+            assert!(self.stderr.contains(said), "`{said}` is not said in: {}", self.stderr);
+        }
+    }
+}
+
+/// A file of bytes that repeat nowhere near, gone with the folder.
+fn file(folder: &tempfile::TempDir, len: usize) -> String {
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
+    let byte = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    let path: PathBuf = folder.path().join("bytes.bin");
+    fs::write(&path, (0..len).map(byte).collect::<Vec<u8>>()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Whether a tool is there; says so where it is not.
+fn has(tool: &str) -> bool {
+    let there = Command::new(tool).arg("--version").output().is_ok();
+    if !there {
+        println!("skipped: {tool} is not installed");
+    }
+    there
+}

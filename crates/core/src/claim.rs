@@ -1,0 +1,91 @@
+//! The right to use ranges of buffers, held from before work is enqueued until its fence is known.
+
+use std::fmt;
+
+use smallvec::SmallVec;
+
+use crate::{
+    Fence, Queue, RawBuffer, Result,
+    hazard::{Dependencies, Ticket},
+};
+
+/// What an operation does to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// It reads; other readers may run beside it.
+    Read,
+    /// It writes, or moves: nobody else may use the range meanwhile.
+    Write,
+}
+
+impl Access {
+    pub(crate) fn conflicts_with(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
+/// Claims on buffers for work about to be enqueued. Until they are committed, whoever wants to use the ranges in conflict
+/// waits; so nothing slow may happen in between. Dropped without a commit they are withdrawn: the work did not happen.
+///
+/// [`submit`](crate::submit) does all this for one operation of one queue. Work of several operations, or of host threads,
+/// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
+pub struct Claims<'a> {
+    held: SmallVec<[(&'a RawBuffer, Ticket); 4]>,
+    after: Dependencies,
+}
+
+impl<'a> Claims<'a> {
+    /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
+    /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
+    pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
+        // This order is what keeps two submitters from waiting for each other in a circle.
+        uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
+        let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
+        for (buffer, access) in uses.iter() {
+            let ticket = buffer.hazards().claim(buffer.range(), *access, &mut claims.after)?;
+            claims.held.push((buffer, ticket));
+        }
+        Ok(claims)
+    }
+
+    /// The fences that the work must come after.
+    #[must_use]
+    pub fn after(&self) -> &[Fence] {
+        &self.after
+    }
+
+    /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
+    pub(crate) fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
+        for fence in &self.after {
+            if !queue.can_wait_for(fence) {
+                // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+                let _over = fence.wait();
+            }
+        }
+        self.after.retain(|fence| !fence.is_known_done());
+    }
+
+    /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
+    pub fn commit(mut self, fence: &Fence) {
+        for (buffer, ticket) in self.held.drain(..) {
+            buffer.hazards().commit(ticket, fence.clone());
+        }
+    }
+}
+
+impl Drop for Claims<'_> {
+    fn drop(&mut self) {
+        for (buffer, ticket) in self.held.drain(..) {
+            buffer.hazards().withdraw(ticket);
+        }
+    }
+}
+
+impl fmt::Debug for Claims<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claims").field("held", &self.held.len()).field("after", &self.after).finish()
+    }
+}

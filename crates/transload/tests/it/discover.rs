@@ -1,0 +1,126 @@
+//! Discovery with and without CUDA. A process has one driver for good, so what needs another one runs in a child.
+
+use std::process::Command;
+
+use transload::{CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
+
+/// Set in the child.
+const CHILD: &str = "TRANSLOAD_TEST_CHILD";
+
+/// Runs the test alone in a process of its own, where the driver's path leads nowhere.
+fn without_a_driver(test: &str, body: fn()) {
+    if std::env::var_os(CHILD).is_some() {
+        return body();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "the child ran no test: {text}");
+}
+
+fn round_trip(runtime: &Runtime, device: DeviceId, kind: MemoryKind) {
+    let host = |byte: u8| {
+        let buffer = runtime.allocate(DeviceId::Cpu, MemoryKind::Pageable, 100_001).unwrap();
+        buffer.write().unwrap().fill(byte);
+        buffer
+    };
+    let (src, back) = (host(7), host(0));
+    let there = runtime.allocate(device, kind, src.len()).unwrap();
+    runtime.manager().transfer(&src, &there).wait().unwrap();
+    runtime.manager().transfer(&there, &back).wait().unwrap();
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
+}
+
+fn assert_drained(runtime: &Runtime) {
+    runtime.drain().unwrap();
+    for (backend, ledger) in runtime.manager().ledger() {
+        assert!(ledger.is_empty(), "{backend}: {ledger}");
+    }
+}
+
+#[test]
+fn without_cuda_the_host_is_found_and_the_absence_is_explained() {
+    without_a_driver("discover::without_cuda_the_host_is_found_and_the_absence_is_explained", host_only);
+}
+
+fn host_only() {
+    let runtime = Runtime::discover().unwrap();
+    let devices: Vec<DeviceId> = runtime.devices().iter().map(|info| info.id).collect();
+    assert_eq!(devices, [DeviceId::Cpu]);
+
+    let [(family, reason)] = runtime.absent() else { panic!("{:?}", runtime.absent()) };
+    assert_eq!(*family, "cuda");
+    let error = runtime.explain(DeviceId::Cuda(0));
+    assert_eq!(error.kind(), reason.kind());
+    assert!(error.to_string().contains("there is no device cuda:0: "), "{error}");
+    if cfg!(all(feature = "cuda", any(target_os = "linux", windows))) {
+        assert_eq!(error.kind(), ErrorKind::NoDriver);
+        assert!(error.to_string().contains("/nonexistent/libcuda.so.1"), "{error}");
+    } else {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+
+    let refused = runtime.allocate(DeviceId::Cuda(0), MemoryKind::Device, 1).unwrap_err();
+    assert_eq!(refused.to_string(), error.to_string());
+    round_trip(&runtime, DeviceId::Cpu, MemoryKind::Pageable);
+    assert_drained(&runtime);
+}
+
+#[test]
+fn a_family_without_a_backend_is_explained_with_what_there_is() {
+    without_a_driver("discover::a_family_without_a_backend_is_explained_with_what_there_is", other_families);
+}
+
+fn other_families() {
+    let runtime = Runtime::discover().unwrap();
+    for device in [DeviceId::Wgpu(0), DeviceId::Metal(1), DeviceId::Other("npu", 0)] {
+        let error = runtime.explain(device);
+        assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+        assert!(error.to_string().contains(device.family()), "{error}");
+        assert!(error.to_string().contains("there are cpu"), "{error}");
+    }
+    let there = runtime.explain(DeviceId::Cpu);
+    assert_eq!((there.kind(), there.to_string().as_str()), (ErrorKind::InvalidArgument, "cpu is there"));
+}
+
+#[test]
+fn a_manager_with_a_sampling_of_its_own_is_filled() {
+    without_a_driver("discover::a_manager_with_a_sampling_of_its_own_is_filled", own_manager);
+}
+
+fn own_manager() {
+    let manager = CrossBackendTransferManager::builder().sampling(Sampling::Every(1)).build();
+    let runtime = Runtime::discover_into(manager).unwrap();
+    assert_eq!(runtime.manager().sampling(), Sampling::Every(1));
+    assert!(runtime.device(DeviceId::Cpu).is_ok());
+}
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
+fn a_simulated_device_is_found_used_and_leaves_nothing_behind() {
+    transload_cuda_sim::install().unwrap();
+    let sim = transload_cuda_sim::SimDevice::builder().total_memory(8 << 20).build();
+    let id = DeviceId::Cuda(sim.ordinal());
+    let runtime = Runtime::discover().unwrap();
+    assert!(runtime.absent().is_empty());
+    assert!(runtime.device(id).unwrap().simulated);
+    round_trip(&runtime, id, MemoryKind::Device);
+
+    // What is dropped in flight is parked, and drained.
+    let src = runtime.allocate(DeviceId::Cpu, MemoryKind::Pinned, 1 << 20).unwrap();
+    let dst = runtime.allocate(id, MemoryKind::Device, 1 << 20).unwrap();
+    drop(runtime.manager().transfer(&src, &dst));
+    drop((src, dst));
+    assert_drained(&runtime);
+
+    let missing = runtime.explain(DeviceId::Cuda(4000));
+    assert_eq!(missing.kind(), ErrorKind::UnknownDevice);
+    assert!(missing.to_string().contains(&id.to_string()), "{missing}");
+    drop(runtime);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
