@@ -1,1 +1,58 @@
-//! .
+//! Moves bytes between any two memories of a machine, by the method predicted to be fastest, and says why.
+//!
+//! [`CrossBackendTransferManager`] takes backends ([`transload_core::Backend`]) and moves bytes between any two of their
+//! buffers. It knows nothing of them but core's traits. Each transfer is submitted when it is asked for, and answers
+//! with a [`Transfer`](transload_core::Transfer): a future that can be awaited, waited for, or dropped.
+//!
+//! ```
+//! use transload_backend_cpu::CpuBackend;
+//! use transload_core::{DeviceId, MemoryKind};
+//! use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+//!
+//! let manager = CrossBackendTransferManager::new();
+//! manager.register_backend(CpuBackend::new()?)?;
+//! let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
+//! let dst = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
+//! src.write()?.fill(7);
+//!
+//! // What would be done, without moving anything.
+//! let plan = manager.plan(src.place(), dst.place(), 4096, &TransferOptions::new())?;
+//! println!("{plan}");
+//!
+//! // `.await` it in async code; `.wait()` blocks instead.
+//! let report = manager.transfer(&src, &dst).wait()?;
+//! assert_eq!(report.method, plan.method);
+//! assert!(dst.read()?.iter().all(|byte| *byte == 7));
+//! # Ok::<(), transload_core::Error>(())
+//! ```
+//!
+//! # Order of the code
+//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry` and `costs`) for a method, lets
+//! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`).
+//!
+//! # What is not here yet
+//! Only [`DirectCopy`](transload_core::TransferMethod::DirectCopy) moves bytes. The other four methods are rejected, with
+//! the reason where one is known, else with
+//! [`RejectReason::NotImplemented`](transload_core::RejectReason::NotImplemented).
+
+mod builder;
+mod costs;
+mod histogram;
+mod lost;
+mod manager;
+mod methods;
+mod options;
+mod plan;
+mod planner;
+mod registry;
+mod request;
+mod row;
+mod sampling;
+mod stats;
+
+pub use builder::ManagerBuilder;
+pub use manager::CrossBackendTransferManager;
+pub use options::TransferOptions;
+pub use plan::{Alternative, Plan};
+pub use sampling::Sampling;
+pub use stats::TransferStats;

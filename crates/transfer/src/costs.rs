@@ -1,0 +1,86 @@
+//! What each method costs on each path, and what that rests on.
+
+use std::{collections::HashMap, time::Duration};
+
+use transload_core::{CostBasis, CostModel, PathCost, TransferMethod, TransferPath};
+
+/// A cost and where it comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Cost {
+    pub(crate) model: CostModel,
+    pub(crate) basis: CostBasis,
+}
+
+/// Costs by path and method. A user's costs stand above measured ones, those above a backend's defaults.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CostTable {
+    costs: HashMap<(TransferPath, TransferMethod), Cost>,
+}
+
+fn rank(basis: CostBasis) -> u8 {
+    match basis {
+        CostBasis::BuiltIn => 0,
+        CostBasis::Measured => 1,
+        CostBasis::User => 2,
+    }
+}
+
+impl CostTable {
+    /// Takes costs in. What has a better basis stays; of two defaults the first stays, of others the last.
+    pub(crate) fn set(&mut self, costs: Vec<PathCost>, basis: CostBasis) {
+        for PathCost { path, method, model } in costs {
+            let keeps = self.costs.get(&(path, method)).is_some_and(|old| {
+                rank(old.basis) > rank(basis)
+                    || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
+            });
+            if !keeps {
+                self.costs.insert((path, method), Cost { model, basis });
+            }
+        }
+    }
+
+    /// The cost of a method on a path. One that nobody gave is assumed to be slow, 100 µs and 1 GB/s, so that a method
+    /// of unknown cost is taken only where no known one is as good.
+    pub(crate) fn get(&self, path: TransferPath, method: TransferMethod) -> Cost {
+        self.costs.get(&(path, method)).cloned().unwrap_or_else(|| Cost {
+            model: CostModel::linear(Duration::from_micros(100), 1e9),
+            basis: CostBasis::BuiltIn,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{DeviceId, MemoryKind, Place};
+
+    use super::*;
+
+    fn cost(micros: u64) -> Vec<PathCost> {
+        let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        vec![PathCost {
+            path: TransferPath::new(place, place),
+            method: TransferMethod::DirectCopy,
+            model: CostModel::linear(Duration::from_micros(micros), 1e9),
+        }]
+    }
+
+    #[test]
+    fn a_better_basis_is_not_replaced_by_a_weaker_one() {
+        let path = cost(1)[0].path;
+        let mut table = CostTable::default();
+        let micros = |table: &CostTable| {
+            let cost = table.get(path, TransferMethod::DirectCopy);
+            (cost.model.predict(0).as_micros(), cost.basis)
+        };
+        assert_eq!(micros(&table), (100, CostBasis::BuiltIn));
+        table.set(cost(1), CostBasis::BuiltIn);
+        table.set(cost(2), CostBasis::BuiltIn);
+        assert_eq!(micros(&table), (1, CostBasis::BuiltIn));
+        table.set(cost(3), CostBasis::User);
+        table.set(cost(4), CostBasis::Measured);
+        table.set(cost(5), CostBasis::BuiltIn);
+        assert_eq!(micros(&table), (3, CostBasis::User));
+        table.set(cost(6), CostBasis::User);
+        assert_eq!(micros(&table), (6, CostBasis::User));
+    }
+}

@@ -1,0 +1,315 @@
+//! The transfer manager: backends in, transfers out.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use transload_core::{
+    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, PathCost,
+    Place, RawBuffer, Result, SizeClass, Transfer, TransferPath,
+};
+
+use crate::{
+    Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
+    methods::Job,
+    registry::Registry,
+    request::{Ranges, Request},
+    row::{Rows, Watch},
+};
+
+/// Moves bytes between any two buffers of the registered backends.
+///
+/// All methods may be called from any thread, also while transfers are in flight. A failed transfer leaves the manager
+/// usable. Dropping the manager neither waits for transfers in flight nor stops them; [`drain`](Self::drain) waits.
+///
+/// # Queues
+/// A queue is leased from the lane's backend for each transfer, by the transfer's priority and workload, and given back
+/// as soon as the work is enqueued. So the backend spreads transfers over its queues as it sees fit, two transfers run
+/// side by side, and an idle manager holds no lease.
+///
+/// # Order
+/// Transfers that touch common bytes take effect in the order of their submission, whatever queues they are on, as do all
+/// operations on a [`RawBuffer`]. Others are not ordered.
+pub struct CrossBackendTransferManager {
+    registry: Registry,
+    rows: Rows,
+    watch: Arc<Watch>,
+}
+
+impl CrossBackendTransferManager {
+    /// A manager without backends, unobserved, that measures one in 64 transfers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::watched(Watch::default())
+    }
+
+    /// A manager with an observer or another sampling.
+    pub fn builder() -> ManagerBuilder {
+        ManagerBuilder::default()
+    }
+
+    pub(crate) fn watched(watch: Watch) -> Self {
+        let watch = Arc::new(watch);
+        Self { registry: Registry::default(), rows: Rows::new(Arc::clone(&watch)), watch }
+    }
+
+    /// Takes a backend in, with its devices and its default costs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] where one of its devices is registered already; then nothing is changed.
+    pub fn register_backend(&self, backend: Arc<dyn Backend>) -> Result<()> {
+        self.registry.register(backend)
+    }
+
+    /// The devices of all backends, in the order of registration.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceInfo> {
+        self.registry.backends().iter().flat_map(|registered| &registered.devices).cloned().collect()
+    }
+
+    /// The backend that has the device.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
+    pub fn backend(&self, device: DeviceId) -> Result<Arc<dyn Backend>> {
+        self.registry.backend(device)
+    }
+
+    /// Allocates `bytes` of a kind of memory. Pinned and mapped memory of the host is made by the first device that
+    /// offers it; [`allocate_for`](Self::allocate_for) says which.
+    ///
+    /// # Errors
+    /// As for [`Backend::allocate`].
+    pub fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        if !(device.is_cpu() && matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped)) {
+            return self.allocate_for(device, kind, bytes);
+        }
+        let backends = self.registry.backends();
+        let maker = backends.iter().find_map(|registered| {
+            let device = registered.devices.iter().find(|device| device.kinds.contains(&kind))?;
+            Some((&registered.backend, device.id))
+        });
+        match maker {
+            Some((backend, device)) => backend.allocate(device, kind, bytes),
+            None => {
+                Err(Error::new(ErrorKind::Unsupported, format!("no registered device offers {kind} memory")))
+            }
+        }
+    }
+
+    /// Allocates `bytes` of a kind of memory by the backend of `device`: pinned memory for `cuda:1`, say, is the host's,
+    /// and fit for that device's copy engines.
+    ///
+    /// # Errors
+    /// As for [`Backend::allocate`].
+    pub fn allocate_for(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.backend(device)?.allocate(device, kind, bytes)
+    }
+
+    /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. Submitted before this returns; what is
+    /// wrong with it is told by the [`Transfer`], as is how it went. Once it completed with Ok the bytes are in place.
+    ///
+    /// # Errors
+    /// By the transfer, before anything moves: [`ErrorKind::InvalidArgument`] for 0 bytes or a destination that may not
+    /// be written, [`ErrorKind::OutOfRange`], [`ErrorKind::Overlap`], [`ErrorKind::UnknownDevice`],
+    /// [`ErrorKind::Unsupported`] where no method is left, [`ErrorKind::Busy`] where a host view is open on a range,
+    /// [`ErrorKind::DeviceLost`] with the first cause where a device was lost earlier. Afterwards the backend's.
+    pub fn transfer_buffer(
+        &self,
+        src: &RawBuffer,
+        dst: &RawBuffer,
+        src_offset: usize,
+        dst_offset: usize,
+        size: usize,
+    ) -> Transfer {
+        self.transfer_with(src, dst, src_offset, dst_offset, size, &TransferOptions::new())
+    }
+
+    /// Copies all of `src` over all of `dst`, which must have equal lengths.
+    ///
+    /// # Errors
+    /// As for [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
+    pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
+        let begun = Instant::now();
+        self.start(begun, Ranges::whole(src, dst), &TransferOptions::new())
+    }
+
+    /// As [`transfer_buffer`](Self::transfer_buffer), with a say in how.
+    ///
+    /// # Errors
+    /// As for [`transfer_buffer`](Self::transfer_buffer).
+    pub fn transfer_with(
+        &self,
+        src: &RawBuffer,
+        dst: &RawBuffer,
+        src_offset: usize,
+        dst_offset: usize,
+        size: usize,
+        options: &TransferOptions,
+    ) -> Transfer {
+        let begun = Instant::now();
+        self.start(begun, Ranges::checked(src, dst, src_offset, dst_offset, size), options)
+    }
+
+    /// What a transfer would do: nothing is moved and no queue is leased.
+    ///
+    /// # Errors
+    /// Those of a transfer that do not depend on the buffers: [`ErrorKind::InvalidArgument`] for 0 bytes,
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`], [`ErrorKind::DeviceLost`].
+    pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
+        let request = Request::new(TransferPath::new(src, dst), bytes)?;
+        let routes = self.registry.routes(request.path, &self.rows)?;
+        let choice = routes.choose(&request, options, &self.watch.lost)?;
+        let alternatives = routes
+            .predictions(&request, options)
+            .into_iter()
+            .filter(|(candidate, _)| !std::ptr::eq(*candidate, choice.candidate))
+            .map(|(candidate, predicted)| Alternative {
+                method: candidate.method.method(),
+                predicted,
+                basis: candidate.basis(),
+            })
+            .collect();
+        Ok(Plan::new(choice.into_report(), alternatives))
+    }
+
+    /// Sets what methods cost on paths, above what backends gave and what was measured. A cost given earlier for the same
+    /// path and method is replaced; others stay.
+    pub fn set_costs(&self, costs: Vec<PathCost>) {
+        self.registry.set_costs(costs, CostBasis::User);
+    }
+
+    /// What was counted, sorted by path, method and size class. Classes without transfers are left out.
+    #[must_use]
+    pub fn get_transfer_stats(&self) -> Vec<TransferStats> {
+        self.rows.all().iter().flat_map(|row| row.stats().collect::<Vec<_>>()).collect()
+    }
+
+    /// What was counted for one path and size class: one entry for each method that was taken.
+    #[must_use]
+    pub fn stats_for(&self, path: TransferPath, class: SizeClass) -> Vec<TransferStats> {
+        let mut stats = self.get_transfer_stats();
+        stats.retain(|stats| stats.path == path && stats.size_class == class);
+        stats
+    }
+
+    /// How many transfers were refused before anything was enqueued. They are in no statistics of a path.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.watch.refused.load(Ordering::Relaxed)
+    }
+
+    /// Which transfers are measured.
+    #[must_use]
+    pub fn sampling(&self) -> Sampling {
+        self.watch.sampling
+    }
+
+    /// Forgets the statistics, the count of refused transfers and the routes found so far. Costs stay, and so does the
+    /// knowledge of lost devices. Transfers in flight count when they end.
+    pub fn clear_cache(&self) {
+        self.registry.forget_routes();
+        self.watch.refused.store(0, Ordering::Relaxed);
+        self.rows.all().iter().for_each(|row| row.clear());
+    }
+
+    /// Waits for all work in flight on all backends, and frees what was dropped while in use.
+    ///
+    /// # Errors
+    /// The first error of work that failed; all backends are drained all the same.
+    pub fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for registered in self.registry.backends().iter() {
+            let drained = registered.backend.drain();
+            outcome = outcome.and(drained);
+        }
+        outcome
+    }
+
+    /// What each backend keeps alive, by its name.
+    #[must_use]
+    pub fn ledger(&self) -> Vec<(&'static str, Ledger)> {
+        let backends = self.registry.backends();
+        backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
+    }
+
+    /// Built in one piece where it is returned: a [`Transfer`] is some 250 bytes.
+    fn start(&self, begun: Instant, ranges: Result<Ranges<'_>>, options: &TransferOptions) -> Transfer {
+        let ranges = match ranges {
+            Ok(ranges) => ranges,
+            Err(error) => return self.refuse(error),
+        };
+        let request = ranges.request();
+        let routes = match self.registry.routes(request.path, &self.rows) {
+            Ok(routes) => routes,
+            Err(error) => return self.refuse(error),
+        };
+        let choice = match routes.choose(&request, options, &self.watch.lost) {
+            Ok(choice) => choice,
+            Err(error) => return self.refuse(error),
+        };
+        let candidate = choice.candidate;
+        let mut report = choice.into_report();
+        let job = Job {
+            src: &ranges.src,
+            dst: &ranges.dst,
+            priority: options.wanted_priority(),
+            workload: options.wanted_workload(),
+            timing: candidate.row.timing(request.bytes, options.wanted_timing()),
+        };
+        let submitted = candidate.method.submit(&candidate.route, &job);
+        report.submitting = begun.elapsed();
+        match submitted {
+            Ok(fence) => {
+                candidate.row.submitted(&report);
+                let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
+                Transfer::submitted(fence, report, begun, Some(completion))
+            }
+            Err(error) if is_the_callers(error.kind()) => self.refuse(error),
+            // What a driver answers is the path's failure.
+            Err(error) => {
+                report.elapsed = report.submitting;
+                candidate.row.ended(&report, Err(&error));
+                Transfer::refused(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn refuse(&self, error: Error) -> Transfer {
+        self.watch.refused.fetch_add(1, Ordering::Relaxed);
+        Transfer::refused(error)
+    }
+}
+
+/// Whether an error of submission says that the request could not be taken, rather than that something broke.
+fn is_the_callers(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::InvalidArgument
+            | ErrorKind::OutOfRange
+            | ErrorKind::Overlap
+            | ErrorKind::UnknownDevice
+            | ErrorKind::Unsupported
+            | ErrorKind::Busy
+    )
+}
+
+impl Default for CrossBackendTransferManager {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for CrossBackendTransferManager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let backends = self.registry.backends();
+        let devices = backends.iter().flat_map(|registered| &registered.devices).map(|device| device.id);
+        f.debug_struct("CrossBackendTransferManager")
+            .field("devices", &devices.collect::<Vec<_>>())
+            .field("sampling", &self.watch.sampling)
+            .finish_non_exhaustive()
+    }
+}

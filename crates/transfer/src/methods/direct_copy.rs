@@ -1,0 +1,25 @@
+//! One copy by one queue, from or to the caller's memory.
+
+use transload_core::{Fence, Operation, RejectReason, Result, TransferMethod, TransferPath};
+
+use super::{Context, Job, Method, Route};
+
+#[derive(Debug)]
+pub(super) struct DirectCopy;
+
+impl Method for DirectCopy {
+    fn method(&self) -> TransferMethod {
+        TransferMethod::DirectCopy
+    }
+
+    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+        context.copier(path).ok_or(RejectReason::NoQueue)
+    }
+
+    /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
+    /// transfers in one line, and the backend could not spread them.
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        transload_core::submit(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
+    }
+}

@@ -1,0 +1,108 @@
+//! The methods behind one trait. Each decides for itself whether it applies, and submits.
+
+use std::sync::Arc;
+
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, PeerAccess, RawBuffer, RejectReason, Result,
+    StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
+};
+
+use crate::{registry::Registered, request::Request};
+
+mod direct_copy;
+mod host_staged;
+mod peer_to_peer;
+mod unified_memory;
+mod zero_copy;
+
+/// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken.
+pub(crate) static METHODS: [&dyn Method; 5] = [
+    &direct_copy::DirectCopy,
+    &host_staged::HostStaged,
+    &unified_memory::UnifiedMemory,
+    &peer_to_peer::PeerToPeer,
+    &zero_copy::ZeroCopy,
+];
+
+/// A way in which bytes move.
+pub(crate) trait Method: Send + Sync + 'static {
+    /// Which.
+    fn method(&self) -> TransferMethod;
+
+    /// The route that it would take. The answer is kept for the path until a backend is registered or costs change, so
+    /// it must not depend on anything else.
+    ///
+    /// # Errors
+    /// Why it cannot be taken on this path.
+    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason>;
+
+    /// Into how many pieces it would cut a transfer.
+    fn chunks(&self, route: &Route, request: &Request) -> u32 {
+        let _ = (route, request);
+        1
+    }
+
+    /// Submits a transfer on a route that it gave. Does not wait for it. Allocates nothing once warm.
+    ///
+    /// # Errors
+    /// The queue's. On an error nothing is under way.
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+        let _ = (route, job);
+        Err(Error::new(ErrorKind::Unsupported, format!("{} is not implemented yet", self.method())))
+    }
+}
+
+/// Whose queues a method would use.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) lane: DeviceId,
+    pub(crate) lanes: u32,
+    pub(crate) simulated: bool,
+}
+
+/// A transfer for a method to submit.
+#[derive(Debug)]
+pub(crate) struct Job<'a> {
+    pub(crate) src: &'a RawBuffer,
+    pub(crate) dst: &'a RawBuffer,
+    pub(crate) priority: StreamPriority,
+    pub(crate) workload: WorkloadType,
+    pub(crate) timing: Timing,
+}
+
+/// What a method may look at.
+#[derive(Debug)]
+pub(crate) struct Context<'a> {
+    pub(crate) backends: &'a [Registered],
+}
+
+impl Context<'_> {
+    /// The first registered backend with a device whose queues copy directly along the path.
+    fn copier(&self, path: TransferPath) -> Option<Route> {
+        self.backends.iter().find_map(|registered| {
+            let lane = registered.backend.copier(path.src, path.dst)?;
+            let info = registered.device(lane)?;
+            let backend = Arc::clone(&registered.backend);
+            Some(Route { backend, lane, lanes: 1, simulated: info.simulated })
+        })
+    }
+
+    /// Whether one of the devices reaches the other's memory, or could.
+    fn are_peers(&self, a: DeviceId, b: DeviceId) -> bool {
+        self.backends.iter().filter(|registered| registered.device(a).is_some()).any(|registered| {
+            registered.device(b).is_some()
+                && registered.backend.peer_access(a, b).is_ok_and(|access| access != PeerAccess::Unavailable)
+        })
+    }
+
+    /// Whether a third device reaches this one's memory, or could.
+    fn has_peer(&self, device: DeviceId) -> bool {
+        self.devices()
+            .any(|other| other.id != device && !other.id.is_cpu() && self.are_peers(other.id, device))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &DeviceInfo> {
+        self.backends.iter().flat_map(|registered| &registered.devices)
+    }
+}

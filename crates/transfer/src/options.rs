@@ -1,0 +1,96 @@
+//! What a caller may ask of one transfer.
+
+use transload_core::{StreamPriority, Timing, TransferMethod, WorkloadType};
+
+/// How one transfer is to be done. The default lets the manager choose.
+///
+/// ```
+/// use transload_core::{StreamPriority, Timing, TransferMethod};
+/// use transload_transfer::TransferOptions;
+///
+/// let options = TransferOptions::new()
+///     .priority(StreamPriority::High)
+///     .timing(Timing::Measured)
+///     .forbid(TransferMethod::HostStaged);
+/// assert!(options.allows(TransferMethod::DirectCopy) && !options.allows(TransferMethod::HostStaged));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferOptions {
+    priority: StreamPriority,
+    workload: WorkloadType,
+    /// One bit for each method's index.
+    allowed: u8,
+    timing: Option<Timing>,
+}
+
+impl TransferOptions {
+    /// Normal priority, memory workload, any method, timed as the manager samples.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            priority: StreamPriority::Normal,
+            workload: WorkloadType::Memory,
+            allowed: u8::MAX,
+            timing: None,
+        }
+    }
+
+    /// The priority of the queue that is leased for it.
+    #[must_use]
+    pub const fn priority(mut self, priority: StreamPriority) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// The workload of the queue that is leased for it.
+    #[must_use]
+    pub const fn workload(mut self, workload: WorkloadType) -> Self {
+        self.workload = workload;
+        self
+    }
+
+    /// Pins the method: this one or an error. Takes earlier calls of `only` and [`forbid`](Self::forbid) back.
+    #[must_use]
+    pub const fn only(mut self, method: TransferMethod) -> Self {
+        self.allowed = 1 << method as u8;
+        self
+    }
+
+    /// Forbids a method.
+    #[must_use]
+    pub const fn forbid(mut self, method: TransferMethod) -> Self {
+        self.allowed &= !(1 << method as u8);
+        self
+    }
+
+    /// Whether this transfer is measured by the device's clock, whatever the manager samples.
+    #[must_use]
+    pub const fn timing(mut self, timing: Timing) -> Self {
+        self.timing = Some(timing);
+        self
+    }
+
+    /// Whether the method may be taken.
+    #[must_use]
+    pub const fn allows(&self, method: TransferMethod) -> bool {
+        self.allowed & (1 << method as u8) != 0
+    }
+
+    pub(crate) const fn wanted_priority(&self) -> StreamPriority {
+        self.priority
+    }
+
+    pub(crate) const fn wanted_workload(&self) -> WorkloadType {
+        self.workload
+    }
+
+    pub(crate) const fn wanted_timing(&self) -> Option<Timing> {
+        self.timing
+    }
+}
+
+impl Default for TransferOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}

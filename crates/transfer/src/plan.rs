@@ -1,0 +1,88 @@
+//! What would be done for a transfer, without doing it.
+
+use std::{fmt, time::Duration};
+
+use transload_core::{CostBasis, DeviceId, Rejections, TransferMethod, TransferPath, TransferReport};
+
+/// What a transfer would do. The transfer's own report says the same where nothing was registered and no cost was set in
+/// between: both come from one planner.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// From where to where.
+    pub path: TransferPath,
+    /// How many bytes.
+    pub bytes: u64,
+    /// How.
+    pub method: TransferMethod,
+    /// Whose queue would do the work.
+    pub lane: DeviceId,
+    /// How many queues would take part.
+    pub lanes: u32,
+    /// Into how many pieces the bytes would be cut.
+    pub chunks: u32,
+    /// The predicted time.
+    pub predicted: Duration,
+    /// What the prediction rests on.
+    pub basis: CostBasis,
+    /// What cannot be taken, and why.
+    pub rejected: Rejections,
+    /// What could be taken but is predicted to be no faster, fastest first.
+    pub alternatives: Vec<Alternative>,
+    /// Whether a software driver plays the device.
+    pub simulated: bool,
+}
+
+/// A method that applies and was not chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Alternative {
+    /// Which.
+    pub method: TransferMethod,
+    /// The time that it is predicted to take.
+    pub predicted: Duration,
+    /// What the prediction rests on.
+    pub basis: CostBasis,
+}
+
+impl Plan {
+    pub(crate) fn new(report: TransferReport, alternatives: Vec<Alternative>) -> Self {
+        Self {
+            path: report.path,
+            bytes: report.bytes,
+            method: report.method,
+            lane: report.lane,
+            lanes: report.lanes,
+            chunks: report.chunks,
+            predicted: report.predicted,
+            basis: report.basis,
+            rejected: report.rejected,
+            alternatives,
+            simulated: report.simulated,
+        }
+    }
+
+    /// Whether a transfer was done as planned.
+    #[must_use]
+    pub fn agrees_with(&self, report: &TransferReport) -> bool {
+        *self == Self::new(report.clone(), self.alternatives.clone())
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, bytes, method, lane, lanes, chunks, predicted, basis, .. } = self;
+        write!(f, "{bytes} bytes {path} by {method} on {lane}")?;
+        if (*lanes, *chunks) != (1, 1) {
+            write!(f, ", {lanes} lanes, {chunks} chunks")?;
+        }
+        write!(f, ": about {predicted:.1?} ({basis})")?;
+        if self.simulated {
+            f.write_str(" (simulated)")?;
+        }
+        for Alternative { method, predicted, basis } in &self.alternatives {
+            write!(f, "\n  slower: {method}: about {predicted:.1?} ({basis})")?;
+        }
+        self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))
+    }
+}

@@ -1,0 +1,261 @@
+//! The one place where a method is chosen: plans and transfers both ask here.
+
+use std::{sync::Arc, time::Duration};
+
+use smallvec::SmallVec;
+use transload_core::{
+    CostBasis, Error, ErrorKind, RejectReason, Rejected, Rejections, Result, TransferPath, TransferReport,
+};
+
+use crate::{
+    TransferOptions,
+    costs::{Cost, CostTable},
+    lost::LostDevices,
+    methods::{Context, METHODS, Method, Route},
+    request::Request,
+    row::{Row, Rows},
+};
+
+/// What is known of a path before anyone asks: the methods that apply, with their routes and costs, and those that do
+/// not. Kept until a backend is registered or costs change.
+pub(crate) struct PathRoutes {
+    pub(crate) path: TransferPath,
+    candidates: SmallVec<[Candidate; 5]>,
+    rejected: Rejections,
+}
+
+/// A method that applies to a path.
+pub(crate) struct Candidate {
+    pub(crate) method: &'static dyn Method,
+    pub(crate) route: Route,
+    pub(crate) row: Arc<Row>,
+    cost: Cost,
+}
+
+/// What will be done for a request.
+pub(crate) struct Choice<'a> {
+    pub(crate) candidate: &'a Candidate,
+    request: &'a Request,
+    predicted: Duration,
+    rejected: Rejections,
+}
+
+impl PathRoutes {
+    /// Asks every method.
+    pub(crate) fn find(path: TransferPath, context: &Context<'_>, costs: &CostTable, rows: &Rows) -> Self {
+        Self::ask(&METHODS, path, context, costs, rows)
+    }
+
+    fn ask(
+        methods: &[&'static dyn Method],
+        path: TransferPath,
+        context: &Context<'_>,
+        costs: &CostTable,
+        rows: &Rows,
+    ) -> Self {
+        let mut routes = Self { path, candidates: SmallVec::new(), rejected: Rejections::new() };
+        for method in methods.iter().copied() {
+            match method.applicable(path, context) {
+                Ok(route) => {
+                    let row = rows.row(path, method.method());
+                    let cost = costs.get(path, method.method());
+                    routes.candidates.push(Candidate { method, route, row, cost });
+                }
+                Err(reason) => routes.rejected.push(Rejected { method: method.method(), reason }),
+            }
+        }
+        routes
+    }
+
+    /// The cheapest method that applies and is allowed. Every request asks the cost curves themselves, whose points are
+    /// the break points; nothing is remembered per size class.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
+    pub(crate) fn choose<'a>(
+        &'a self,
+        request: &'a Request,
+        options: &TransferOptions,
+        lost: &LostDevices,
+    ) -> Result<Choice<'a>> {
+        // A plain copy: `clone` would go element by element.
+        let mut rejected = Rejections::from_slice(&self.rejected);
+        let mut best: Option<(&Candidate, Duration)> = None;
+        for candidate in &self.candidates {
+            let method = candidate.method.method();
+            if !options.allows(method) {
+                rejected.push(Rejected { method, reason: RejectReason::Forbidden });
+                continue;
+            }
+            let predicted = candidate.cost.model.predict(request.bytes);
+            if best.is_none_or(|(_, least)| predicted < least) {
+                best = Some((candidate, predicted));
+            }
+        }
+        if rejected.len() > self.rejected.len() {
+            rejected.sort_unstable_by_key(|rejected| rejected.method);
+        }
+        let Some((candidate, predicted)) = best else { return Err(none_left(self.path, &rejected)) };
+        lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
+        Ok(Choice { candidate, request, predicted, rejected })
+    }
+
+    /// What the allowed methods would take, cheapest first.
+    pub(crate) fn predictions(
+        &self,
+        request: &Request,
+        options: &TransferOptions,
+    ) -> Vec<(&Candidate, Duration)> {
+        let mut all: Vec<_> = self
+            .candidates
+            .iter()
+            .filter(|candidate| options.allows(candidate.method.method()))
+            .map(|candidate| (candidate, candidate.cost.model.predict(request.bytes)))
+            .collect();
+        all.sort_by_key(|(_, predicted)| *predicted);
+        all
+    }
+}
+
+impl Candidate {
+    pub(crate) fn basis(&self) -> CostBasis {
+        self.cost.basis
+    }
+}
+
+impl Choice<'_> {
+    /// The report of a transfer that is done so, before it is submitted.
+    pub(crate) fn into_report(self) -> TransferReport {
+        let Candidate { method, route, cost, .. } = self.candidate;
+        let Request { path, bytes } = *self.request;
+        let mut report = TransferReport::planned(path, method.method(), route.lane, bytes);
+        report.lanes = route.lanes;
+        report.chunks = method.chunks(route, self.request);
+        report.predicted = self.predicted;
+        report.basis = cost.basis;
+        report.rejected = self.rejected;
+        report.simulated = route.simulated;
+        report
+    }
+}
+
+fn none_left(path: TransferPath, rejected: &Rejections) -> Error {
+    let reasons: Vec<_> = rejected.iter().map(ToString::to_string).collect();
+    Error::new(ErrorKind::Unsupported, format!("no method is left for {path}: {}", reasons.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use transload_backend_cpu::CpuBackend;
+    use transload_core::{Backend, CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod};
+
+    use super::*;
+    use crate::{registry::Registered, row::Watch};
+
+    /// A method that applies where it is told to.
+    struct Fake(TransferMethod, Result<(), RejectReason>);
+
+    impl Method for Fake {
+        fn method(&self) -> TransferMethod {
+            self.0
+        }
+
+        fn applicable(&self, _: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+            let backend = Arc::clone(&context.backends[0].backend);
+            self.1.map(|()| Route { backend, lane: DeviceId::Cpu, lanes: 2, simulated: false })
+        }
+
+        fn chunks(&self, _: &Route, request: &Request) -> u32 {
+            request.bytes.div_ceil(1 << 20) as u32
+        }
+    }
+
+    const DIRECT: &Fake = &Fake(TransferMethod::DirectCopy, Ok(()));
+    const STAGED: &Fake = &Fake(TransferMethod::HostStaged, Ok(()));
+    const PEER: &Fake = &Fake(TransferMethod::PeerToPeer, Err(RejectReason::NoPeerAccess));
+    const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    const PATH: TransferPath = TransferPath::new(HOST, HOST);
+
+    fn routes(methods: &[&'static dyn Method], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
+        let backend: Arc<dyn Backend> = CpuBackend::new().unwrap();
+        let backends = [Registered { devices: backend.devices(), backend }];
+        let mut table = CostTable::default();
+        let costs = costs.iter().map(|(method, model)| PathCost {
+            path: PATH,
+            method: *method,
+            model: model.clone(),
+        });
+        table.set(costs.collect(), CostBasis::Measured);
+        let rows = Rows::new(Arc::new(Watch::default()));
+        PathRoutes::ask(methods, PATH, &Context { backends: &backends }, &table, &rows)
+    }
+
+    fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {
+        let request = Request::new(PATH, bytes)?;
+        Ok(routes.choose(&request, &options, &LostDevices::default())?.into_report())
+    }
+
+    fn crossing() -> [(TransferMethod, CostModel); 2] {
+        // Equal at 3 MB: the break point is within a size class.
+        let micros = Duration::from_micros;
+        [
+            (TransferMethod::DirectCopy, CostModel::linear(micros(10), 1e9)),
+            (TransferMethod::HostStaged, CostModel::linear(micros(1510), 2e9)),
+        ]
+    }
+
+    #[test]
+    fn the_cheapest_method_is_taken_on_either_side_of_a_break_point_within_a_size_class() {
+        let routes = routes(&[DIRECT, STAGED, PEER], &crossing());
+        for (bytes, method) in [
+            (1, TransferMethod::DirectCopy),
+            (2_999_000, TransferMethod::DirectCopy),
+            (3_001_000, TransferMethod::HostStaged),
+            (1 << 34, TransferMethod::HostStaged),
+        ] {
+            let report = report(&routes, bytes, TransferOptions::new()).unwrap();
+            assert_eq!((report.method, report.basis), (method, CostBasis::Measured));
+            let peer = Rejected { method: TransferMethod::PeerToPeer, reason: RejectReason::NoPeerAccess };
+            assert_eq!(report.rejected.as_slice(), [peer]);
+        }
+    }
+
+    #[test]
+    fn what_is_forbidden_falls_through_to_the_next_best_and_is_told_in_order() {
+        let routes = routes(&[DIRECT, STAGED, PEER], &crossing());
+        let without = TransferOptions::new().forbid(TransferMethod::DirectCopy);
+        let report = report(&routes, 5 << 20, without).unwrap();
+        assert_eq!((report.method, report.lanes, report.chunks), (TransferMethod::HostStaged, 2, 5));
+        let told: Vec<_> =
+            report.rejected.iter().map(|rejected| (rejected.method, rejected.reason)).collect();
+        assert_eq!(
+            told,
+            [
+                (TransferMethod::DirectCopy, RejectReason::Forbidden),
+                (TransferMethod::PeerToPeer, RejectReason::NoPeerAccess)
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pinned_method_is_taken_although_another_one_is_cheaper() {
+        let routes = routes(&[DIRECT, STAGED], &crossing());
+        let pinned = TransferOptions::new().only(TransferMethod::HostStaged);
+        assert_eq!(report(&routes, 1, pinned).unwrap().method, TransferMethod::HostStaged);
+        let request = Request::new(PATH, 1).unwrap();
+        let usual: Vec<_> = routes.predictions(&request, &TransferOptions::new());
+        assert!(usual.is_sorted_by_key(|(_, predicted)| *predicted) && usual.len() == 2);
+    }
+
+    #[test]
+    fn of_two_that_cost_the_same_the_first_is_taken_and_an_unknown_cost_loses_to_a_known_one() {
+        let same = CostModel::linear(Duration::from_micros(5), 1e9);
+        let both = [(TransferMethod::DirectCopy, same.clone()), (TransferMethod::HostStaged, same.clone())];
+        let equal = routes(&[DIRECT, STAGED], &both);
+        let taken = |routes| report(routes, 4096, TransferOptions::new()).unwrap().method;
+        assert_eq!(taken(&equal), TransferMethod::DirectCopy);
+        assert_eq!(taken(&routes(&[DIRECT, STAGED], &both[1..])), TransferMethod::HostStaged);
+    }
+}

@@ -1,0 +1,136 @@
+//! Which backends there are, what their paths cost, and the routes found so far.
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use transload_core::{
+    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, PathCost, Result, TransferPath,
+};
+
+use crate::{costs::CostTable, methods::Context, planner::PathRoutes, row::Rows};
+
+/// A backend and the devices that it had when it was registered.
+#[derive(Clone, Debug)]
+pub(crate) struct Registered {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) devices: Vec<DeviceInfo>,
+}
+
+impl Registered {
+    pub(crate) fn device(&self, id: DeviceId) -> Option<&DeviceInfo> {
+        self.devices.iter().find(|device| device.id == id)
+    }
+}
+
+/// Reading takes a read lock for a moment; no backend is called under a lock.
+#[derive(Default)]
+pub(crate) struct Registry {
+    state: RwLock<State>,
+}
+
+#[derive(Default)]
+struct State {
+    backends: Arc<Vec<Registered>>,
+    costs: Arc<CostTable>,
+    /// Counts changes, so that routes found from older knowledge are not kept.
+    generation: u64,
+    /// Sorted by path.
+    routes: Vec<Arc<PathRoutes>>,
+}
+
+impl State {
+    fn changed(&mut self) {
+        self.generation += 1;
+        self.routes.clear();
+    }
+
+    fn position(&self, path: TransferPath) -> Result<usize, usize> {
+        self.routes.binary_search_by(|routes| routes.path.cmp(&path))
+    }
+}
+
+impl Registry {
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] where one of its devices is registered already; then nothing is changed.
+    pub(crate) fn register(&self, backend: Arc<dyn Backend>) -> Result<()> {
+        let devices = backend.devices();
+        let costs = backend.default_costs();
+        let mut state = self.state.write();
+        for device in &devices {
+            if let Some(other) = state.backends.iter().find(|other| other.device(device.id).is_some()) {
+                let text = format!(
+                    "{} of the {} backend is already registered by the {} backend; each device needs a backend of its own",
+                    device.id,
+                    backend.name(),
+                    other.backend.name()
+                );
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        }
+        Arc::make_mut(&mut state.backends).push(Registered { backend, devices });
+        Arc::make_mut(&mut state.costs).set(costs, CostBasis::BuiltIn);
+        state.changed();
+        Ok(())
+    }
+
+    pub(crate) fn set_costs(&self, costs: Vec<PathCost>, basis: CostBasis) {
+        let mut state = self.state.write();
+        Arc::make_mut(&mut state.costs).set(costs, basis);
+        state.changed();
+    }
+
+    pub(crate) fn forget_routes(&self) {
+        self.state.write().changed();
+    }
+
+    pub(crate) fn backends(&self) -> Arc<Vec<Registered>> {
+        Arc::clone(&self.state.read().backends)
+    }
+
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
+    pub(crate) fn backend(&self, device: DeviceId) -> Result<Arc<dyn Backend>> {
+        let backends = self.backends();
+        known(&backends, device).map(|registered| Arc::clone(&registered.backend))
+    }
+
+    /// The routes of a path: kept ones, or found now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`].
+    pub(crate) fn routes(&self, path: TransferPath, rows: &Rows) -> Result<Arc<PathRoutes>> {
+        loop {
+            let (backends, costs, generation) = {
+                let state = self.state.read();
+                if let Some(routes) = state.position(path).ok().and_then(|at| state.routes.get(at)) {
+                    return Ok(Arc::clone(routes));
+                }
+                (Arc::clone(&state.backends), Arc::clone(&state.costs), state.generation)
+            };
+            known(&backends, path.src.device)?;
+            known(&backends, path.dst.device)?;
+            let found = Arc::new(PathRoutes::find(path, &Context { backends: &backends }, &costs, rows));
+            let mut state = self.state.write();
+            if state.generation != generation {
+                continue;
+            }
+            if let Err(at) = state.position(path) {
+                state.routes.insert(at, Arc::clone(&found));
+            }
+            return Ok(found);
+        }
+    }
+}
+
+fn known(backends: &[Registered], device: DeviceId) -> Result<&Registered> {
+    backends.iter().find(|registered| registered.device(device).is_some()).ok_or_else(|| {
+        let known: Vec<_> = backends
+            .iter()
+            .flat_map(|registered| &registered.devices)
+            .map(|device| device.id.to_string())
+            .collect();
+        let known =
+            if known.is_empty() { "nothing; call register_backend".to_owned() } else { known.join(", ") };
+        Error::new(ErrorKind::UnknownDevice, format!("{device} is not registered; registered: {known}"))
+    })
+}

@@ -1,0 +1,194 @@
+//! What is counted of the transfers of one path by one method, and who is told of their ends.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Completion, Error, Observer, SizeClass, Timing, TransferEvent, TransferMethod, TransferPath,
+    TransferReport,
+};
+
+use crate::{Sampling, TransferStats, histogram::Histogram, lost::LostDevices};
+
+/// Whom every transfer's end concerns.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) observer: Option<Arc<dyn Observer>>,
+    pub(crate) sampling: Sampling,
+    pub(crate) lost: LostDevices,
+    pub(crate) refused: AtomicU64,
+}
+
+/// Every row, sorted. Locked only where routes are found and statistics are read.
+pub(crate) struct Rows {
+    watch: Arc<Watch>,
+    rows: Mutex<BTreeMap<(TransferPath, TransferMethod), Arc<Row>>>,
+}
+
+/// A path and a method. Each size class is counted under a lock of its own, held for a few additions.
+pub(crate) struct Row {
+    path: TransferPath,
+    method: TransferMethod,
+    watch: Arc<Watch>,
+    /// Made at the first transfer of the class.
+    classes: [OnceLock<Box<Class>>; SizeClass::ALL.len()],
+}
+
+#[derive(Default)]
+struct Class {
+    /// How many asked whether they are to be measured.
+    asked: AtomicU64,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Clone, Default)]
+struct Counts {
+    transfers: u64,
+    bytes: u64,
+    failures: u64,
+    abandoned: u64,
+    measured: u64,
+    measured_bytes: u64,
+    time: Duration,
+    best_rate: Option<f64>,
+    latencies: Histogram,
+    simulated: bool,
+}
+
+impl Rows {
+    pub(crate) fn new(watch: Arc<Watch>) -> Self {
+        Self { watch, rows: Mutex::default() }
+    }
+
+    pub(crate) fn row(&self, path: TransferPath, method: TransferMethod) -> Arc<Row> {
+        let mut rows = self.rows.lock();
+        let row = rows.entry((path, method)).or_insert_with(|| {
+            Arc::new(Row { path, method, watch: Arc::clone(&self.watch), classes: Default::default() })
+        });
+        Arc::clone(row)
+    }
+
+    /// Every row, sorted by path and method.
+    pub(crate) fn all(&self) -> Vec<Arc<Row>> {
+        self.rows.lock().values().cloned().collect()
+    }
+}
+
+impl Row {
+    fn class(&self, class: SizeClass) -> Option<&Class> {
+        self.classes.get(class.index()).map(|class| &**class.get_or_init(Box::default))
+    }
+
+    fn count(&self, report: &TransferReport, change: impl FnOnce(&mut Counts)) {
+        if let Some(class) = self.class(report.size_class()) {
+            let mut counts = class.counts.lock();
+            counts.simulated |= report.simulated;
+            change(&mut counts);
+        }
+    }
+
+    fn tell(&self, event: TransferEvent<'_>) {
+        if let Some(observer) = &self.watch.observer {
+            observer.transfer(event);
+        }
+    }
+
+    /// Whether the next transfer of `bytes` is measured.
+    pub(crate) fn timing(&self, bytes: u64, wanted: Option<Timing>) -> Timing {
+        if let Some(timing) = wanted {
+            return timing;
+        }
+        let sampling = self.watch.sampling;
+        let taken = match (sampling, self.class(SizeClass::of(bytes))) {
+            (Sampling::Off, _) | (_, None) => false,
+            (_, Some(class)) => sampling.takes(class.asked.fetch_add(1, Ordering::Relaxed)),
+        };
+        if taken { Timing::Measured } else { Timing::Off }
+    }
+
+    pub(crate) fn submitted(&self, report: &TransferReport) {
+        self.tell(TransferEvent::Submitted(report));
+    }
+
+    /// Forgets what was counted, and measures the next one first again. What is in flight counts when it ends.
+    pub(crate) fn clear(&self) {
+        for class in self.classes.iter().filter_map(OnceLock::get) {
+            class.asked.store(0, Ordering::Relaxed);
+            *class.counts.lock() = Counts::default();
+        }
+    }
+
+    /// The statistics of the classes that have any, smallest first.
+    pub(crate) fn stats(&self) -> impl Iterator<Item = TransferStats> {
+        SizeClass::ALL.into_iter().zip(&self.classes).filter_map(|(size_class, class)| {
+            let counts = class.get()?.counts.lock().clone();
+            (counts.transfers + counts.failures + counts.abandoned > 0).then(|| TransferStats {
+                path: self.path,
+                method: self.method,
+                size_class,
+                transfers: counts.transfers,
+                bytes: counts.bytes,
+                failures: counts.failures,
+                abandoned: counts.abandoned,
+                measured: counts.measured,
+                measured_bytes: counts.measured_bytes,
+                time: counts.time,
+                best_rate: counts.best_rate,
+                latency_p50: counts.latencies.percentile(0.5),
+                latency_p90: counts.latencies.percentile(0.9),
+                latency_p99: counts.latencies.percentile(0.99),
+                latency_max: counts.latencies.longest(),
+                sampling: self.watch.sampling,
+                simulated: counts.simulated,
+            })
+        })
+    }
+}
+
+impl Completion for Row {
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        match outcome {
+            Ok(()) => {
+                let rate = report.bytes_per_second();
+                self.count(report, |counts| {
+                    counts.transfers += 1;
+                    counts.bytes += report.bytes;
+                    counts.latencies.record(report.elapsed);
+                    if let Some(moving) = report.moving {
+                        counts.measured += 1;
+                        counts.measured_bytes += report.bytes;
+                        counts.time += moving;
+                        if rate > counts.best_rate {
+                            counts.best_rate = rate;
+                        }
+                    }
+                });
+                self.tell(TransferEvent::Completed(report));
+            }
+            Err(error) => {
+                self.watch.lost.note(report.lane, error);
+                self.count(report, |counts| counts.failures += 1);
+                self.tell(TransferEvent::Failed(report, error));
+            }
+        }
+    }
+
+    fn abandoned(&self, report: &TransferReport) {
+        self.count(report, |counts| counts.abandoned += 1);
+        self.tell(TransferEvent::Abandoned(report));
+    }
+}
+
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Row({} by {})", self.path, self.method)
+    }
+}

@@ -1,0 +1,194 @@
+//! Which method, and why not another one. Paths of CUDA devices stand for paths of any device here.
+
+use std::time::Duration;
+
+use transload_core::{
+    CostBasis, CostModel, DeviceId, ErrorKind, MemoryKind, PathCost, Place, RejectReason, Rejected,
+    TransferMethod, TransferPath,
+};
+use transload_transfer::{Plan, TransferOptions};
+
+use crate::{MOCK, Mock, pair, with};
+
+const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+
+fn on(ordinal: u32, kind: MemoryKind) -> Place {
+    Place::new(DeviceId::Cuda(ordinal), kind)
+}
+
+fn machine(peers: bool) -> Mock {
+    let device = |ordinal| (DeviceId::Cuda(ordinal), vec![MemoryKind::Device]);
+    Mock {
+        devices: vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), device(0), device(1)],
+        peers,
+        ..Mock::default()
+    }
+}
+
+fn reasons(plan: &Plan) -> Vec<(TransferMethod, RejectReason)> {
+    plan.rejected.iter().map(|rejected| (rejected.method, rejected.reason)).collect()
+}
+
+#[test]
+fn every_method_that_is_not_taken_says_why() {
+    use RejectReason::*;
+    use TransferMethod::*;
+    let cases = [
+        (false, HOST, HOST, [NoDevice, NotUnified, NoDevice, NoDevice]),
+        (false, HOST, on(0, MemoryKind::Device), [NotImplemented, NotUnified, NoPeerAccess, NotShareable]),
+        (true, on(0, MemoryKind::Device), HOST, [NotImplemented, NotUnified, NotImplemented, NotShareable]),
+        (
+            false,
+            Place::new(DeviceId::Cpu, MemoryKind::Mapped),
+            on(0, MemoryKind::Device),
+            [NotImplemented, NotUnified, NoPeerAccess, NotImplemented],
+        ),
+        (
+            false,
+            on(0, MemoryKind::Device),
+            on(0, MemoryKind::Device),
+            [SameDevice, NotUnified, SameDevice, SameDevice],
+        ),
+        (
+            false,
+            on(0, MemoryKind::Unified),
+            on(0, MemoryKind::Device),
+            [SameDevice, NotImplemented, SameDevice, NotImplemented],
+        ),
+        (
+            true,
+            on(0, MemoryKind::Device),
+            on(1, MemoryKind::Device),
+            [NotImplemented, NotUnified, NotImplemented, NotShareable],
+        ),
+        (
+            false,
+            on(0, MemoryKind::Device),
+            on(1, MemoryKind::Device),
+            [NotImplemented, NotUnified, NoPeerAccess, NotShareable],
+        ),
+    ];
+    for (peers, src, dst, expected) in cases {
+        let (manager, _) = with(machine(peers));
+        let plan = manager.plan(src, dst, 4096, &TransferOptions::new()).unwrap();
+        assert_eq!(plan.method, DirectCopy);
+        let methods = [HostStaged, UnifiedMemory, PeerToPeer, ZeroCopy];
+        assert_eq!(reasons(&plan), methods.into_iter().zip(expected).collect::<Vec<_>>(), "{plan}");
+    }
+}
+
+#[test]
+fn a_pinned_method_that_does_not_apply_is_an_error_with_its_reason() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    for method in TransferMethod::ALL.into_iter().filter(|method| *method != TransferMethod::DirectCopy) {
+        let options = TransferOptions::new().only(method);
+        let reason = manager
+            .plan(src.place(), dst.place(), 64, &TransferOptions::new())
+            .unwrap()
+            .rejected
+            .iter()
+            .find(|rejected| rejected.method == method)
+            .unwrap()
+            .to_string();
+        let planned = manager.plan(src.place(), dst.place(), 64, &options).unwrap_err();
+        let error = manager.transfer_with(&src, &dst, 0, 0, 64, &options).wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.to_string(), planned.to_string());
+        assert!(error.to_string().contains(&reason), "`{reason}` is not in: {error}");
+        assert!(error.to_string().contains("DirectCopy: forbidden by the caller"), "{error}");
+    }
+    manager.drain().unwrap();
+    assert_eq!(backend.performed(), 0);
+}
+
+#[test]
+fn with_every_method_forbidden_the_error_lists_them_all() {
+    let (manager, _) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    let none = TransferMethod::ALL.into_iter().fold(TransferOptions::new(), TransferOptions::forbid);
+    let error = manager.transfer_with(&src, &dst, 0, 0, 64, &none).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    for method in TransferMethod::ALL {
+        assert!(error.to_string().contains(method.name()), "{error}");
+    }
+}
+
+#[test]
+fn a_pair_that_no_queue_copies_between_is_an_error_with_reasons() {
+    let (manager, _) = with(Mock { copies: |_, _| false, ..Mock::default() });
+    let (src, dst) = pair(&manager, 64);
+    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let direct = Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::NoQueue };
+    assert!(error.to_string().contains(&direct.to_string()), "{error}");
+}
+
+#[test]
+fn the_report_says_what_the_plan_said() {
+    let (manager, _) = with(Mock { simulated: true, ..Mock::default() });
+    for bytes in [1, 4096, 4097, 3 << 20] {
+        let (src, dst) = pair(&manager, bytes);
+        for options in [
+            TransferOptions::new(),
+            TransferOptions::new().only(TransferMethod::DirectCopy),
+            TransferOptions::new().forbid(TransferMethod::ZeroCopy),
+        ] {
+            let plan = manager.plan(src.place(), dst.place(), bytes as u64, &options).unwrap();
+            let report = manager.transfer_with(&src, &dst, 0, 0, bytes, &options).wait().unwrap();
+            assert!(plan.agrees_with(&report), "{plan}\n{report:?}");
+            assert!(report.simulated && plan.to_string().contains("simulated"));
+            assert!(report.submitting <= report.elapsed);
+        }
+    }
+}
+
+#[test]
+fn a_plan_moves_nothing_and_leases_nothing() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    manager.plan(src.place(), dst.place(), 64, &TransferOptions::new()).unwrap();
+    assert!(backend.leased().is_empty() && manager.get_transfer_stats().is_empty());
+}
+
+#[test]
+fn the_prediction_follows_the_costs_and_names_their_basis() {
+    let path = TransferPath::new(HOST, Place::new(MOCK, MemoryKind::Device));
+    let cost = |model| vec![PathCost { path, method: TransferMethod::DirectCopy, model }];
+    let micros = Duration::from_micros;
+    let points = [(4096, micros(5)), (1 << 20, micros(50)), (1 << 21, micros(200))];
+    let mock = Mock { costs: cost(CostModel::linear(micros(7), 1e9)), ..Mock::default() };
+    let (manager, _) = with(mock);
+    let predicted = |bytes| {
+        let plan = manager.plan(path.src, path.dst, bytes, &TransferOptions::new()).unwrap();
+        (plan.predicted, plan.basis)
+    };
+    assert_eq!(predicted(1000), (micros(8), CostBasis::BuiltIn));
+    manager.set_costs(cost(CostModel::through(&points).unwrap()));
+    for (bytes, time) in points {
+        assert_eq!(predicted(bytes), (time, CostBasis::User));
+    }
+    // A break point in the middle of a size class is kept.
+    assert!(predicted((1 << 20) + (1 << 19)).0 > micros(120));
+}
+
+#[test]
+fn a_path_without_a_cost_is_assumed_to_be_slow() {
+    let (manager, _) = with(Mock::default());
+    let plan = manager.plan(HOST, HOST, 1_000_000, &TransferOptions::new()).unwrap();
+    assert_eq!((plan.predicted.as_micros(), plan.basis), (1100, CostBasis::BuiltIn));
+}
+
+#[test]
+fn a_plan_reads_well() {
+    let (manager, _) = with(Mock::default());
+    let plan = manager.plan(HOST, HOST, 1_000_000, &TransferOptions::new()).unwrap();
+    assert_eq!(
+        plan.to_string(),
+        "1000000 bytes cpu/pageable → cpu/pageable by DirectCopy on cpu: about 1.1ms (built-in table, not measured here)\
+         \n  rejected: HostStaged: both sides are on the host\
+         \n  rejected: UnifiedMemory: neither side is unified memory\
+         \n  rejected: PeerToPeer: both sides are on the host\
+         \n  rejected: ZeroCopy: both sides are on the host"
+    );
+}

@@ -1,0 +1,88 @@
+//! A failed transfer says so and leaves the manager usable; a lost device is told once.
+
+use transload_core::{ErrorKind, MemoryKind, SizeClass, TransferPath};
+use transload_transfer::TransferOptions;
+
+use crate::{DeviceId, Mock, is_at_rest, mock::bytes, pair, with};
+
+#[test]
+fn a_failed_copy_is_returned_as_it_is_and_the_next_one_works() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    backend.fail_next(ErrorKind::Device);
+    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (ErrorKind::Device, "planted failure of operation 1")
+    );
+    assert_eq!(manager.refused(), 0);
+    // No other method was tried in its place.
+    assert_eq!((backend.performed(), backend.leased().len()), (1, 1));
+    manager.transfer(&src, &dst).wait().unwrap();
+    assert_eq!(bytes(&dst), [1; 64]);
+    drop((src, dst));
+    assert!(is_at_rest(&manager));
+}
+
+#[test]
+fn a_failed_copy_fails_the_future_too() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    backend.fail_next(ErrorKind::Device);
+    let error = pollster::block_on(manager.transfer(&src, &dst)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+}
+
+#[test]
+fn what_a_driver_refuses_while_enqueuing_is_a_failure_of_the_path() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    backend.refuse_next(ErrorKind::Device);
+    let error = manager.transfer(&src, &dst).wait().unwrap_err();
+    assert_eq!((error.kind(), manager.refused()), (ErrorKind::Device, 0));
+    let stats = manager.stats_for(TransferPath::new(src.place(), dst.place()), SizeClass::UpTo4KiB);
+    assert_eq!((stats.len(), stats[0].failures, stats[0].transfers), (1, 1, 0));
+    manager.transfer(&src, &dst).wait().unwrap();
+}
+
+#[test]
+fn a_lost_device_is_told_once_and_then_refused_with_the_first_cause() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 64).unwrap();
+    backend.pass_next();
+    manager.transfer(&src, &dst).wait().unwrap();
+    backend.fail_next(ErrorKind::DeviceLost);
+    let first = manager.transfer(&src, &dst).wait().unwrap_err();
+    assert_eq!((first.kind(), manager.refused()), (ErrorKind::DeviceLost, 0));
+
+    let performed = backend.performed();
+    for transfer in [manager.transfer(&src, &dst), manager.transfer(&dst, &host)] {
+        assert!(transfer.refusal().is_some());
+        let later = transfer.wait().unwrap_err();
+        assert_eq!(later.kind(), ErrorKind::DeviceLost);
+        assert!(later.to_string().contains("mock:0 was lost before"), "{later}");
+        assert!(later.to_string().contains(&first.to_string()), "{later}");
+    }
+    let planned = manager.plan(src.place(), dst.place(), 64, &TransferOptions::new()).unwrap_err();
+    assert_eq!(planned.kind(), ErrorKind::DeviceLost);
+    assert_eq!((backend.performed(), manager.refused()), (performed, 2));
+
+    // Other devices go on.
+    manager.transfer(&src, &host).wait().unwrap();
+    assert_eq!(bytes(&host), [1; 64]);
+    // Forgetting statistics does not heal a device.
+    manager.clear_cache();
+    assert!(manager.transfer(&src, &dst).refusal().is_some());
+}
+
+#[test]
+fn a_device_that_is_lost_while_enqueuing_is_remembered() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    backend.refuse_next(ErrorKind::DeviceLost);
+    let first = manager.transfer(&src, &dst).wait().unwrap_err();
+    let later = manager.transfer(&src, &dst).wait().unwrap_err();
+    assert_eq!(first.to_string(), "planted refusal");
+    assert!(later.to_string().ends_with("the first cause: planted refusal"), "{later}");
+}

@@ -1,0 +1,57 @@
+//! What the transfer manager promises, on a mock backend that can fail on demand.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod choice;
+mod cpu;
+mod failure;
+mod mock;
+mod movement;
+mod observer;
+mod property;
+mod refusal;
+mod registration;
+mod statistics;
+
+use std::sync::Arc;
+
+use mock::{MOCK, Mock, MockBackend};
+use transload_backend_cpu::CpuBackend;
+use transload_core::{DeviceId, Ledger, MemoryKind, RawBuffer};
+use transload_transfer::{CrossBackendTransferManager, Sampling};
+
+/// A manager over one mock backend.
+fn with(mock: Mock) -> (CrossBackendTransferManager, Arc<MockBackend>) {
+    let backend = mock.build();
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    (manager, backend)
+}
+
+fn sampled(sampling: Sampling) -> (CrossBackendTransferManager, Arc<MockBackend>) {
+    let backend = Mock::default().build();
+    let manager = CrossBackendTransferManager::builder().sampling(sampling).build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    (manager, backend)
+}
+
+/// The real CPU backend, and a mock for another device.
+fn beside_cpu() -> (CrossBackendTransferManager, Arc<MockBackend>) {
+    let devices = vec![(MOCK, vec![MemoryKind::Device, MemoryKind::Pinned])];
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let backend = Mock { devices, ..Mock::default() }.build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    (manager, backend)
+}
+
+/// A host buffer of ones and a device buffer of zeros.
+fn pair(manager: &CrossBackendTransferManager, bytes: usize) -> (RawBuffer, RawBuffer) {
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+    let dst = manager.allocate(MOCK, MemoryKind::Device, bytes).unwrap();
+    mock::set_bytes(&src, 1);
+    (src, dst)
+}
+
+fn is_at_rest(manager: &CrossBackendTransferManager) -> bool {
+    manager.drain().is_ok() && manager.ledger().iter().all(|(_, ledger)| *ledger == Ledger::default())
+}

@@ -1,0 +1,449 @@
+//! A backend in memory whose work is done when somebody waits for it, and which fails on demand.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    collections::{HashMap, VecDeque},
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, Operation,
+    PathCost, PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Storage, StreamPriority,
+    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id,
+};
+
+pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
+
+/// What happens to be alive, and what is to go wrong.
+#[derive(Default)]
+struct Shared {
+    allocations: AtomicU64,
+    leases: AtomicU64,
+    /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
+    failures: Mutex<VecDeque<Option<ErrorKind>>>,
+    /// Enqueuing that is refused.
+    refusals: Mutex<VecDeque<ErrorKind>>,
+    leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
+    performed: AtomicU64,
+}
+
+pub(crate) struct MockBackend {
+    devices: Vec<DeviceInfo>,
+    costs: Vec<PathCost>,
+    copies: fn(Place, Place) -> bool,
+    peers: bool,
+    shared: Arc<Shared>,
+    reclaimer: Arc<Reclaimer>,
+    queues: Vec<Arc<MockQueue>>,
+    next: AtomicU64,
+}
+
+/// How a mock backend is to be.
+pub(crate) struct Mock {
+    pub(crate) devices: Vec<(DeviceId, Vec<MemoryKind>)>,
+    pub(crate) costs: Vec<PathCost>,
+    pub(crate) copies: fn(Place, Place) -> bool,
+    pub(crate) peers: bool,
+    pub(crate) simulated: bool,
+}
+
+impl Default for Mock {
+    fn default() -> Self {
+        Self {
+            devices: vec![
+                (DeviceId::Cpu, vec![MemoryKind::Pageable]),
+                (MOCK, vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified]),
+            ],
+            costs: Vec::new(),
+            copies: |_, _| true,
+            peers: false,
+            simulated: false,
+        }
+    }
+}
+
+impl Mock {
+    pub(crate) fn build(self) -> Arc<MockBackend> {
+        let shared = Arc::new(Shared::default());
+        let device = |(id, kinds): (DeviceId, Vec<MemoryKind>)| {
+            let mut info = DeviceInfo::new(id, "mock");
+            info.kinds = kinds;
+            info.simulated = self.simulated;
+            info
+        };
+        let devices: Vec<_> = self.devices.into_iter().map(device).collect();
+        let queues =
+            devices.iter().flat_map(|info| (0..3).map(|_| MockQueue::new(info.id, &shared))).collect();
+        Arc::new(MockBackend {
+            devices,
+            costs: self.costs,
+            copies: self.copies,
+            peers: self.peers,
+            shared,
+            reclaimer: Arc::new(Reclaimer::new()),
+            queues,
+            next: AtomicU64::new(0),
+        })
+    }
+}
+
+impl MockBackend {
+    /// The next operation to be performed fails.
+    pub(crate) fn fail_next(&self, kind: ErrorKind) {
+        self.shared.failures.lock().push_back(Some(kind));
+    }
+
+    pub(crate) fn pass_next(&self) {
+        self.shared.failures.lock().push_back(None);
+    }
+
+    pub(crate) fn refuse_next(&self, kind: ErrorKind) {
+        self.shared.refusals.lock().push_back(kind);
+    }
+
+    pub(crate) fn performed(&self) -> u64 {
+        self.shared.performed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn leased(&self) -> Vec<(DeviceId, StreamPriority, WorkloadType)> {
+        self.shared.leased.lock().clone()
+    }
+
+    fn knows(&self, device: DeviceId) -> Result<()> {
+        let known = self.devices.iter().any(|info| info.id == device);
+        known.then_some(()).ok_or_else(|| Error::new(ErrorKind::UnknownDevice, "not a device of the mock"))
+    }
+}
+
+impl Backend for MockBackend {
+    fn name(&self) -> &'static str {
+        "mock"
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        self.devices.clone()
+    }
+
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.knows(device)?;
+        let hosts = matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned | MemoryKind::Mapped);
+        let place = Place::new(if hosts { DeviceId::Cpu } else { device }, kind);
+        Ok(RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], true, &self.shared)), &self.reclaimer))
+    }
+
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.knows(device)?;
+        Ok(MemoryInfo { free: 1, total: 1 })
+    }
+
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        self.knows(device)?;
+        self.shared.leased.lock().push((device, priority, workload));
+        self.shared.leases.fetch_add(1, Ordering::SeqCst);
+        let mine: Vec<_> = self.queues.iter().filter(|queue| queue.timeline.device == device).collect();
+        let turn = self.next.fetch_add(1, Ordering::SeqCst) as usize;
+        Ok(QueueLease::new(Arc::clone(mine[turn % mine.len()]) as Arc<dyn Queue>))
+    }
+
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        let device = if dst.device.is_cpu() { src.device } else { dst.device };
+        ((self.copies)(src, dst) && self.knows(device).is_ok()).then_some(device)
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        self.costs.clone()
+    }
+
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.allocations = self.shared.allocations.load(Ordering::SeqCst);
+        ledger.parked = self.reclaimer.len() as u64;
+        ledger.leases = self.shared.leases.load(Ordering::SeqCst);
+        ledger
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.queues.iter().for_each(|queue| queue.timeline.perform_until(u64::MAX));
+        self.reclaimer.drain()
+    }
+
+    fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {
+        Ok(if self.peers { PeerAccess::Available } else { PeerAccess::Unavailable })
+    }
+}
+
+/// A buffer that may not be written.
+pub(crate) fn read_only(bytes: usize) -> RawBuffer {
+    let shared = Arc::new(Shared::default());
+    let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], false, &shared)), &Arc::new(Reclaimer::new()))
+}
+
+/// The bytes of a buffer at rest, whatever its kind.
+pub(crate) fn bytes(buffer: &RawBuffer) -> Vec<u8> {
+    buffer.wait_idle().ok();
+    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
+    // SAFETY: the buffer is idle, and tests that look at it so do not use it from other threads.
+    let all = unsafe { std::slice::from_raw_parts(memory.address(), memory.bytes.len()) };
+    all[buffer.offset()..][..buffer.len()].to_vec()
+}
+
+pub(crate) fn set_bytes(buffer: &RawBuffer, value: u8) {
+    buffer.wait_idle().ok();
+    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
+    // SAFETY: as above, and within the buffer.
+    unsafe { memory.address().add(buffer.offset()).write_bytes(value, buffer.len()) };
+}
+
+struct Memory {
+    place: Place,
+    bytes: Box<[UnsafeCell<u8>]>,
+    writable: bool,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: the buffer's hazards order every access.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(place: Place, bytes: Vec<u8>, writable: bool, shared: &Arc<Shared>) -> Self {
+        shared.allocations.fetch_add(1, Ordering::SeqCst);
+        let bytes = bytes.into_iter().map(UnsafeCell::new).collect();
+        Self { place, bytes, writable, shared: Arc::clone(shared) }
+    }
+
+    fn address(&self) -> *mut u8 {
+        UnsafeCell::raw_get(self.bytes.as_ptr())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.shared.allocations.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the address is that of `bytes`, which neither moves nor shrinks; alignment does not matter to the tests.
+unsafe impl Storage for Memory {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.place.kind.is_host_visible().then(|| NonNull::new(self.address()).unwrap())
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A copy that waits to be performed. Addresses are enough: the hazards of the buffers keep the memory.
+struct Work {
+    src: usize,
+    dst: usize,
+    len: usize,
+    after: Vec<Fence>,
+    timing: Timing,
+}
+
+#[derive(Default)]
+struct MockLine {
+    work: VecDeque<Work>,
+    /// Some thread performs the operation that was first.
+    performing: bool,
+}
+
+struct MockTimeline {
+    id: TimelineId,
+    device: DeviceId,
+    reached: AtomicU64,
+    enqueued: AtomicU64,
+    line: Mutex<MockLine>,
+    changed: Condvar,
+    errors: Mutex<HashMap<u64, Error>>,
+    durations: Mutex<HashMap<u64, Duration>>,
+    shared: Arc<Shared>,
+}
+
+struct MockQueue {
+    timeline: Arc<MockTimeline>,
+    erased: Arc<dyn Timeline>,
+    shared: Arc<Shared>,
+}
+
+impl MockQueue {
+    fn new(device: DeviceId, shared: &Arc<Shared>) -> Arc<Self> {
+        let timeline = Arc::new(MockTimeline {
+            id: next_timeline_id(),
+            device,
+            reached: AtomicU64::new(0),
+            enqueued: AtomicU64::new(0),
+            line: Mutex::default(),
+            changed: Condvar::new(),
+            errors: Mutex::default(),
+            durations: Mutex::default(),
+            shared: Arc::clone(shared),
+        });
+        let erased = Arc::clone(&timeline) as Arc<dyn Timeline>;
+        Arc::new(Self { timeline, erased, shared: Arc::clone(shared) })
+    }
+}
+
+impl MockTimeline {
+    /// Performs on the calling thread, or waits for a thread that does. No lock is held meanwhile: an operation may
+    /// wait for one of another line.
+    fn perform_until(&self, point: u64) {
+        let mut line = self.line.lock();
+        while self.reached() < point {
+            if line.performing {
+                self.changed.wait(&mut line);
+                continue;
+            }
+            let Some(next) = line.work.pop_front() else { return };
+            line.performing = true;
+            drop(line);
+            self.perform(&next, self.reached() + 1);
+            line = self.line.lock();
+            line.performing = false;
+            self.reached.fetch_add(1, Ordering::SeqCst);
+            self.changed.notify_all();
+        }
+    }
+
+    fn perform(&self, work: &Work, point: u64) {
+        work.after.iter().for_each(|fence| drop(fence.wait()));
+        match self.shared.failures.lock().pop_front().flatten() {
+            Some(kind) => {
+                let error = Error::new(kind, format!("planted failure of operation {point}"));
+                self.errors.lock().insert(point, error);
+            }
+            None => {
+                // SAFETY: the submitter's claims keep the memory alive and others away until `reached` says so; the
+                // ranges were checked not to overlap.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(work.src as *const u8, work.dst as *mut u8, work.len)
+                };
+            }
+        }
+        if work.timing == Timing::Measured {
+            self.durations.lock().insert(point, Duration::from_micros(10));
+        }
+        self.shared.performed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn outcome(&self, point: u64) -> Result<()> {
+        self.errors.lock().get(&point).map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
+impl Timeline for MockTimeline {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        let reached = self.reached() >= point;
+        self.outcome(point).map(|()| reached)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        self.perform_until(point);
+        self.outcome(point)
+    }
+
+    fn wake_at(&self, point: u64, _: &Waker) -> bool {
+        self.perform_until(point);
+        true
+    }
+
+    fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        Ok(self.durations.lock().remove(&point))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Queue for MockQueue {
+    fn device(&self) -> DeviceId {
+        self.timeline.device
+    }
+
+    fn priority(&self) -> StreamPriority {
+        StreamPriority::Normal
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.erased
+    }
+
+    fn can_copy(&self, _: Place, _: Place) -> bool {
+        true
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        fence.timeline().as_any().is::<MockTimeline>()
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        if let Some(kind) = self.shared.refusals.lock().pop_front() {
+            return Err(Error::new(kind, "planted refusal"));
+        }
+        let Operation::Copy { src, dst } = operation else {
+            return Err(Error::new(ErrorKind::Unsupported, "the mock only copies"));
+        };
+        let address = |buffer: &RawBuffer| match buffer.storage().unwrap().as_any().downcast_ref::<Memory>() {
+            Some(memory) => memory.address() as usize + buffer.offset(),
+            None => buffer.host_address().unwrap().as_ptr() as usize,
+        };
+        let work =
+            Work { src: address(src), dst: address(dst), len: src.len(), after: after.to_vec(), timing };
+        let mut line = self.timeline.line.lock();
+        line.work.push_back(work);
+        let point = self.timeline.enqueued.fetch_add(1, Ordering::SeqCst) + 1;
+        Ok(Fence::new(Arc::clone(&self.erased), point))
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.timeline.enqueued.load(Ordering::SeqCst) - self.timeline.reached()
+    }
+
+    fn released(&self) {
+        self.shared.leases.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,66 @@
+//! What an observer hears, and in which order.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use transload_core::{ErrorKind, Observer, TransferEvent};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{Mock, pair};
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<(&'static str, u64)>>);
+
+impl Observer for Heard {
+    fn transfer(&self, event: TransferEvent<'_>) {
+        let heard = match event {
+            TransferEvent::Submitted(report) => ("submitted", report.bytes),
+            TransferEvent::Completed(report) => {
+                assert!(report.elapsed >= report.submitting);
+                ("completed", report.bytes)
+            }
+            TransferEvent::Failed(report, error) => {
+                assert!(error.to_string().contains("planted"));
+                ("failed", report.bytes)
+            }
+            TransferEvent::Abandoned(report) => ("abandoned", report.bytes),
+            _ => ("unknown", 0),
+        };
+        self.0.lock().push(heard);
+    }
+}
+
+#[test]
+fn an_observer_hears_each_submission_before_its_end() {
+    let heard = Arc::new(Heard::default());
+    let backend = Mock::default().build();
+    let manager = CrossBackendTransferManager::builder().observer(Arc::clone(&heard) as _).build();
+    manager.register_backend(Arc::clone(&backend) as _).unwrap();
+    let (src, dst) = pair(&manager, 64);
+    let of = |size| manager.transfer_buffer(&src, &dst, 0, 0, size);
+
+    let (one, two) = (of(1), of(2));
+    two.wait().unwrap();
+    one.wait().unwrap();
+    drop(of(3));
+    manager.drain().unwrap();
+    backend.fail_next(ErrorKind::Device);
+    of(4).wait().unwrap_err();
+    backend.refuse_next(ErrorKind::Device);
+    of(5).wait().unwrap_err();
+    of(65).wait().unwrap_err();
+    assert_eq!(
+        *heard.0.lock(),
+        [
+            ("submitted", 1),
+            ("submitted", 2),
+            ("completed", 2),
+            ("completed", 1),
+            ("submitted", 3),
+            ("abandoned", 3),
+            ("submitted", 4),
+            ("failed", 4),
+            ("failed", 5),
+        ]
+    );
+}

@@ -1,0 +1,74 @@
+//! Backends, their devices and their memory.
+
+use std::sync::Arc;
+
+use transload_core::{DeviceId, ErrorKind, MemoryKind, Place};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use crate::{MOCK, Mock, with};
+
+#[test]
+fn a_device_is_registered_once_and_a_refused_backend_changes_nothing() {
+    let (manager, backend) = with(Mock::default());
+    let devices = vec![(DeviceId::Cuda(0), vec![MemoryKind::Device]), (MOCK, vec![MemoryKind::Device])];
+    let error = manager.register_backend(Mock { devices, ..Mock::default() }.build()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(
+        error.to_string().contains("mock:0") && error.to_string().contains("already registered"),
+        "{error}"
+    );
+    let devices: Vec<_> = manager.devices().iter().map(|device| device.id).collect();
+    assert_eq!(devices, [DeviceId::Cpu, MOCK]);
+    let found = manager.backend(MOCK).unwrap();
+    assert!(std::ptr::addr_eq(Arc::as_ptr(&found), Arc::as_ptr(&backend)));
+}
+
+#[test]
+fn any_family_and_ordinal_can_be_registered() {
+    let manager = CrossBackendTransferManager::new();
+    let all = [DeviceId::Cpu, DeviceId::Cuda(7), DeviceId::Wgpu(0), DeviceId::Metal(u32::MAX), MOCK];
+    for id in all {
+        let devices = vec![(id, vec![MemoryKind::Device])];
+        manager.register_backend(Mock { devices, ..Mock::default() }.build()).unwrap();
+    }
+    assert_eq!(manager.devices().iter().map(|device| device.id).collect::<Vec<_>>(), all);
+    assert!(all.iter().all(|id| manager.backend(*id).is_ok()));
+}
+
+#[test]
+fn an_unknown_device_is_answered_with_the_known_ones() {
+    let (manager, _) = with(Mock::default());
+    let error = manager.backend(DeviceId::Cuda(4)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+    assert_eq!(error.to_string(), "cuda:4 is not registered; registered: cpu, mock:0");
+    let error = manager.allocate(DeviceId::Cuda(4), MemoryKind::Device, 8).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+}
+
+#[test]
+fn pinned_memory_of_the_host_is_made_by_a_device_that_offers_it() {
+    let (manager, _) = with(Mock::default());
+    for kind in [MemoryKind::Pinned, MemoryKind::Mapped] {
+        let buffer = manager.allocate(DeviceId::Cpu, kind, 64).unwrap();
+        assert_eq!(buffer.place(), Place::new(DeviceId::Cpu, kind));
+        assert_eq!(manager.allocate_for(MOCK, kind, 64).unwrap().place(), buffer.place());
+    }
+    let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable])];
+    let (host_only, _) = with(Mock { devices, ..Mock::default() });
+    let error = host_only.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("pinned"), "{error}");
+}
+
+#[test]
+fn a_backend_registered_later_changes_what_was_not_possible() {
+    let devices = vec![(DeviceId::Cpu, vec![]), (DeviceId::Cuda(0), vec![])];
+    let (manager, _) = with(Mock { devices, copies: |_, _| false, ..Mock::default() });
+    let host = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let to = Place::new(MOCK, MemoryKind::Device);
+    let plan = |dst| manager.plan(host, dst, 64, &TransferOptions::new());
+    assert_eq!(plan(host).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(plan(to).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    manager.register_backend(Mock { devices: vec![(MOCK, vec![])], ..Mock::default() }.build()).unwrap();
+    assert_eq!(plan(to).unwrap().lane, MOCK);
+}

@@ -1,0 +1,134 @@
+//! Statistics are exact, per path, method and size class.
+
+use std::time::Duration;
+
+use transload_core::{ErrorKind, MemoryKind, SizeClass, Timing, TransferMethod, TransferPath};
+use transload_transfer::{Sampling, TransferOptions};
+
+use crate::{DeviceId, Mock, pair, sampled, with};
+
+#[test]
+fn each_class_counts_its_own_transfers_bytes_failures_and_abandoned() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 1 << 20);
+    let of = |size| manager.transfer_buffer(&src, &dst, 0, 0, size);
+    for size in [1, 4096, 4097, 65536, 65537, 1 << 20] {
+        of(size).wait().unwrap();
+    }
+    backend.fail_next(ErrorKind::Device);
+    of(5000).wait().unwrap_err();
+    drop(of(6000));
+    drop(of(7000));
+    manager.drain().unwrap();
+    of(0).wait().unwrap_err();
+
+    let path = TransferPath::new(src.place(), dst.place());
+    let rows: Vec<_> = manager
+        .get_transfer_stats()
+        .iter()
+        .map(|row| {
+            assert_eq!((row.path, row.method), (path, TransferMethod::DirectCopy));
+            (row.size_class, row.transfers, row.bytes, row.failures, row.abandoned)
+        })
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            (SizeClass::UpTo4KiB, 2, 4097, 0, 0),
+            (SizeClass::UpTo64KiB, 2, 69633, 1, 2),
+            (SizeClass::UpTo1MiB, 2, 65537 + (1 << 20), 0, 0),
+        ]
+    );
+    assert_eq!(manager.refused(), 1);
+}
+
+#[test]
+fn paths_are_counted_apart_and_sorted() {
+    let (manager, _) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
+    for (from, to) in [(&dst, &host), (&src, &dst), (&src, &host)] {
+        manager.transfer(from, to).wait().unwrap();
+    }
+    let stats = manager.get_transfer_stats();
+    assert_eq!(stats.len(), 3);
+    assert!(stats.is_sorted_by_key(|stats| (stats.path, stats.method, stats.size_class)));
+    let path = TransferPath::new(src.place(), dst.place());
+    assert_eq!(manager.stats_for(path, SizeClass::UpTo4KiB).len(), 1);
+    assert!(manager.stats_for(path, SizeClass::Larger).is_empty());
+}
+
+#[test]
+fn every_64th_transfer_is_measured_by_default_beginning_with_the_first() {
+    let (manager, _) = with(Mock::default());
+    let (src, dst) = pair(&manager, 1000);
+    let mut measured = Vec::new();
+    for number in 1..=130 {
+        if manager.transfer(&src, &dst).wait().unwrap().moving.is_some() {
+            measured.push(number);
+        }
+    }
+    assert_eq!(measured, [1, 65, 129]);
+    let stats = &manager.get_transfer_stats()[0];
+    assert_eq!((stats.transfers, stats.measured, stats.measured_bytes), (130, 3, 3000));
+    // The mock's transfers take 10 µs by its clock; those that were not measured add no time.
+    assert_eq!(stats.time, Duration::from_micros(30));
+    assert_eq!(stats.average_rate(), Some(3000.0 / 30e-6));
+    assert!((stats.best_rate.unwrap() - 1e8).abs() < 1.0);
+    assert_eq!(stats.sampling, Sampling::Every(64));
+    assert!(stats.to_string().contains("3 measured (1 in 64 measured)"), "{stats}");
+    assert!(stats.to_string().contains("0.10 GB/s on average"), "{stats}");
+    assert!(stats.latency_p50 <= stats.latency_p90 && stats.latency_p90 <= stats.latency_p99);
+    assert!(stats.latency_p99 <= stats.latency_max && stats.latency_p50 > Some(Duration::ZERO));
+}
+
+#[test]
+fn sampling_can_be_all_or_none_and_a_transfer_can_say_otherwise() {
+    for (sampling, usual) in [(Sampling::Every(1), true), (Sampling::Off, false), (Sampling::Every(0), false)]
+    {
+        let (manager, _) = sampled(sampling);
+        assert_eq!(manager.sampling(), sampling);
+        let (src, dst) = pair(&manager, 64);
+        let measured = |timing| {
+            let options = TransferOptions::new().timing(timing);
+            manager.transfer_with(&src, &dst, 0, 0, 64, &options).wait().unwrap().moving.is_some()
+        };
+        for _ in 0..5 {
+            assert_eq!(manager.transfer(&src, &dst).wait().unwrap().moving.is_some(), usual);
+        }
+        assert!(measured(Timing::Measured) && !measured(Timing::Off));
+    }
+}
+
+#[test]
+fn a_row_without_measurements_has_no_rate() {
+    let (manager, _) = sampled(Sampling::Off);
+    let (src, dst) = pair(&manager, 64);
+    manager.transfer(&src, &dst).wait().unwrap();
+    let stats = &manager.get_transfer_stats()[0];
+    assert_eq!((stats.average_rate(), stats.best_rate, stats.time), (None, None, Duration::ZERO));
+    assert!(!stats.to_string().contains("GB/s"), "{stats}");
+}
+
+#[test]
+fn what_a_software_driver_did_is_called_simulated() {
+    let (manager, _) = with(Mock { simulated: true, ..Mock::default() });
+    let (src, dst) = pair(&manager, 64);
+    manager.transfer(&src, &dst).wait().unwrap();
+    assert!(manager.get_transfer_stats()[0].to_string().contains("simulated"));
+}
+
+#[test]
+fn clearing_forgets_what_was_and_counts_what_is_in_flight_when_it_ends() {
+    let (manager, _) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    manager.transfer(&src, &dst).wait().unwrap();
+    manager.transfer_buffer(&src, &dst, 0, 0, 0).wait().unwrap_err();
+    let flying = manager.transfer(&src, &dst);
+    manager.clear_cache();
+    assert!(manager.get_transfer_stats().is_empty() && manager.refused() == 0);
+    flying.wait().unwrap();
+    manager.transfer(&src, &dst).wait().unwrap();
+    let stats = &manager.get_transfer_stats()[0];
+    assert_eq!((stats.transfers, stats.measured), (2, 1));
+}

@@ -1,0 +1,78 @@
+//! Once warm, a transfer on the CPU backend allocates nothing. Alone in its binary for the sake of its allocator.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    task::{Context, Waker},
+};
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{DeviceId, MemoryKind, RawBuffer, StreamPriority, Timing, TransferMethod};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+struct Counting;
+
+thread_local! {
+    /// Of this thread: small copies run on the thread that submits them. The test harness allocates on its own.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(address, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Allocations of the second hundred rounds; the first one warms up.
+fn allocations(mut round: impl FnMut()) -> u64 {
+    (0..100).for_each(|_| round());
+    let before = ALLOCATIONS.get();
+    (0..100).for_each(|_| round());
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn a_warm_transfer_allocates_nothing() {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let buffer = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8192).unwrap();
+    let (src, dst) = (buffer(), buffer());
+    let options = TransferOptions::new()
+        .priority(StreamPriority::High)
+        .forbid(TransferMethod::ZeroCopy)
+        .timing(Timing::Measured);
+    let mut context = Context::from_waker(Waker::noop());
+
+    let whole = allocations(|| drop(manager.transfer(&src, &dst).wait().unwrap()));
+    let range = allocations(|| drop(manager.transfer_buffer(&src, &dst, 8, 16, 4096).wait().unwrap()));
+    let measured =
+        allocations(|| drop(manager.transfer_with(&src, &dst, 0, 0, 100, &options).wait().unwrap()));
+    let awaited = allocations(|| {
+        let mut transfer = std::pin::pin!(manager.transfer(&src, &dst));
+        while transfer.as_mut().poll(&mut context).is_pending() {
+            std::thread::yield_now();
+        }
+    });
+    let two = allocations(|| {
+        let transfers = [0, 4096].map(|half| manager.transfer_buffer(&src, &dst, half, half, 4096));
+        transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
+    });
+    let dropped = allocations(|| drop(manager.transfer(&src, &dst)));
+    assert_eq!((whole, range, measured, awaited, two, dropped), (0, 0, 0, 0, 0, 0));
+
+    // The counter counts.
+    let counted = allocations(|| drop::<RawBuffer>(buffer()));
+    assert!(counted >= 100, "{counted}");
+}
