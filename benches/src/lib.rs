@@ -1,1 +1,28 @@
-//! .
+//! The main job of the workspace: every path at every size, beside the same movement by hand, verified.
+//!
+//! [`suite`] runs it. Each row compares the transfer manager's automatic choice with a *reference*, the same movement
+//! written against the driver by hand ([`reference`](mod@reference)), in the same run and repetition by repetition, so that drift of the
+//! machine falls on both. Contents are random and compared byte by byte at the first and the last repetition.
+//!
+//! Without a GPU the rows of CUDA come from the software driver. They say `simulated` everywhere and have no goals.
+
+pub mod allocations;
+pub mod case;
+pub mod content;
+#[cfg(any(target_os = "linux", windows))]
+pub mod cuda;
+#[cfg(any(target_os = "linux", windows))]
+pub mod first_use;
+pub mod grid;
+pub mod json;
+pub mod machine;
+pub mod measure;
+pub mod memory;
+pub mod options;
+pub mod progress;
+pub mod reference;
+pub mod row;
+pub mod rows;
+pub mod suite;
+pub mod table;
+pub mod threads;

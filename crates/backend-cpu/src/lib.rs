@@ -1,1 +1,49 @@
-//! .
+//! [`transload_core`]'s traits over host memory and a pool of worker threads.
+//!
+//! [`CpuBackend`] allocates pageable memory, wraps memory that others own, and leases queues whose work is done by a few
+//! threads: a copy of at most 64 KiB on an idle queue runs at once on the submitting thread, larger ones on a worker, and
+//! from [`CpuBackendBuilder::parallel_from`] bytes on several workers share one. No worker ever blocks on another
+//! operation: what must come later becomes runnable when the fence that it waits for is reached, whatever backend that
+//! fence belongs to.
+//!
+//! Everything here may be used from any thread.
+//!
+//! ```
+//! use transload_backend_cpu::{CpuBackend, HostBuffer};
+//! use transload_core::{
+//!     Backend, Buffer, DeviceId, Operation, StreamPriority, Timing, WorkloadType, submit,
+//! };
+//!
+//! let backend = CpuBackend::new()?;
+//! let src = HostBuffer::from_slice(&backend, &[1.0_f32, 2.0, 3.0])?;
+//! let dst = HostBuffer::<f32>::new(&backend, 3)?;
+//! let queue = backend.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory)?;
+//!
+//! let fence = submit(&*queue, &Operation::Copy { src: src.raw(), dst: dst.raw() }, Timing::Off)?;
+//! fence.wait()?;
+//! assert_eq!(*dst.read()?, [1.0, 2.0, 3.0]);
+//!
+//! drop((src, dst, queue, fence));
+//! backend.drain()?;
+//! assert!(backend.ledger().is_empty());
+//! # Ok::<(), transload_core::Error>(())
+//! ```
+
+mod backend;
+mod buffer;
+mod builder;
+mod copy;
+mod costs;
+mod device;
+mod foreign;
+mod job;
+mod line;
+mod pages;
+mod queue;
+mod split;
+mod storage;
+mod workers;
+
+pub use backend::CpuBackend;
+pub use buffer::{HostBuffer, HostSlice, HostSliceMut};
+pub use builder::CpuBackendBuilder;

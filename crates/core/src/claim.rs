@@ -69,7 +69,11 @@ impl<'a> Claims<'a> {
     }
 
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
-    pub fn commit(mut self, fence: &Fence) {
+    ///
+    /// # Safety
+    /// * `fence` is over only when the work on the claimed ranges is over and everything in [`after`](Self::after) is:
+    ///   what the ranges were used for before is forgotten in favour of it.
+    pub unsafe fn commit(mut self, fence: &Fence) {
         for (buffer, ticket) in self.held.drain(..) {
             buffer.hazards().commit(ticket, fence.clone());
         }

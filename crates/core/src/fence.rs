@@ -38,10 +38,11 @@ pub trait Timeline: Send + Sync + 'static {
     /// over too, and a lost device reaches every point, so that memory can be reclaimed.
     fn reached(&self) -> u64;
 
-    /// Asks whether `point` is reached; never blocks.
+    /// Asks whether `point` is reached; blocks only to find out what a failed question means.
     ///
     /// # Errors
-    /// The error of the operation at `point`, or of the device.
+    /// The error of the operation at `point`, or of the device. The point counts as [`reached`](Self::reached) then: an
+    /// implementation must not answer an error while the operation may still touch memory.
     fn poll(&self, point: u64) -> Result<bool>;
 
     /// Blocks the calling thread until `point` is reached.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::{Access, Error, ErrorKind, Fence, Result};
@@ -39,14 +39,19 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Hazards {
     table: Mutex<Table>,
-    /// Signalled when a pending entry is resolved.
+    /// Signalled when a pending entry is resolved and someone waits for that.
     resolved: Condvar,
 }
+
+/// Entries taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
+type Removed = SmallVec<[Entry; 8]>;
 
 #[derive(Debug, Default)]
 struct Table {
     entries: SmallVec<[Entry; 6]>,
     last_ticket: u64,
+    /// How many threads wait for a pending entry.
+    waiting: usize,
 }
 
 impl Table {
@@ -63,9 +68,18 @@ impl Table {
         )
     }
 
-    fn forget_what_is_over(&mut self) {
-        self.entries
-            .retain(|entry| !matches!(&entry.state, State::Submitted(fence) if fence.is_known_done()));
+    fn forget_what_is_over(&mut self, removed: &mut Removed) {
+        self.take_out(
+            removed,
+            |entry| matches!(&entry.state, State::Submitted(fence) if fence.is_known_done()),
+        );
+    }
+
+    fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Entry) -> bool) {
+        let mut index = 0;
+        while let Some(entry) = self.entries.get(index) {
+            if which(entry) { removed.push(self.entries.swap_remove(index)) } else { index += 1 }
+        }
     }
 
     /// Whether a conflicting use that is not yet a fence stands in the way.
@@ -110,16 +124,17 @@ impl Hazards {
         access: Access,
         after: &mut Dependencies,
     ) -> Result<Ticket> {
+        let mut removed = Removed::new();
         let mut table = self.table.lock();
         loop {
             match table.obstacle(&range, access) {
                 Obstacle::View(open) => return Err(busy(&range, open)),
                 // Another thread is between its claim and its commit: a call into a driver, no more.
-                Obstacle::Pending => self.resolved.wait(&mut table),
+                Obstacle::Pending => self.wait_for_a_commit(&mut table),
                 Obstacle::None => break,
             }
         }
-        table.forget_what_is_over();
+        table.forget_what_is_over(&mut removed);
         for entry in table.conflicts(&range, access) {
             if let State::Submitted(fence) = &entry.state {
                 after.push(fence.clone());
@@ -128,29 +143,44 @@ impl Hazards {
         Ok(table.add(range, access, State::Pending))
     }
 
+    fn wait_for_a_commit(&self, table: &mut MutexGuard<'_, Table>) {
+        table.waiting += 1;
+        self.resolved.wait(table);
+        table.waiting -= 1;
+    }
+
+    /// Ends a change of the table: whoever waits for one is woken.
+    fn close(&self, table: MutexGuard<'_, Table>) {
+        let someone_waits = table.waiting > 0;
+        drop(table);
+        if someone_waits {
+            self.resolved.notify_all();
+        }
+    }
+
     /// Turns a claim into a use that is over when `fence` is.
     pub(crate) fn commit(&self, ticket: Ticket, fence: Fence) {
+        let mut removed = Removed::new();
         let mut table = self.table.lock();
         if let Some(index) = table.position(ticket) {
             let mut entry = table.entries.swap_remove(index);
             // The operation came after every conflicting use of its range, so whoever comes after it need not know
             // those any more; and an earlier read of the same timeline is implied by this one.
-            table.entries.retain(|old| match &old.state {
+            table.take_out(&mut removed, |old| match &old.state {
                 State::Submitted(earlier) => {
                     let covered = entry.range.start <= old.range.start && old.range.end <= entry.range.end;
                     let implied = entry.access == Access::Write
                         || (old.access == Access::Read
                             && earlier.timeline().id() == fence.timeline().id()
                             && earlier.point() <= fence.point());
-                    !(covered && implied)
+                    covered && implied
                 }
-                _ => true,
+                _ => false,
             });
             entry.state = State::Submitted(fence);
             table.entries.push(entry);
         }
-        drop(table);
-        self.resolved.notify_all();
+        self.close(table);
     }
 
     /// Takes a claim back: its operation was not enqueued.
@@ -159,8 +189,7 @@ impl Hazards {
         if let Some(index) = table.position(ticket) {
             table.entries.swap_remove(index);
         }
-        drop(table);
-        self.resolved.notify_all();
+        self.close(table);
     }
 
     /// Opens a host view: waits for conflicting operations, or with `wait` false answers Busy.
@@ -171,17 +200,19 @@ impl Hazards {
     pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
         let mut after = Dependencies::new();
         loop {
+            // Declared before the lock, so dropped after it.
+            let mut removed = Removed::new();
             let mut table = self.table.lock();
             match table.obstacle(&range, access) {
                 Obstacle::View(open) => return Err(busy(&range, open)),
                 Obstacle::Pending if !wait => return Err(in_flight(&range)),
                 Obstacle::Pending => {
-                    self.resolved.wait(&mut table);
+                    self.wait_for_a_commit(&mut table);
                     continue;
                 }
                 Obstacle::None => {}
             }
-            table.forget_what_is_over();
+            table.forget_what_is_over(&mut removed);
             for entry in table.conflicts(&range, access) {
                 if let State::Submitted(fence) = &entry.state {
                     after.push(fence.clone());
@@ -208,8 +239,9 @@ impl Hazards {
 
     /// The fences of all uses that are not known to be over.
     pub(crate) fn outstanding(&self) -> Dependencies {
+        let mut removed = Removed::new();
         let mut table = self.table.lock();
-        table.forget_what_is_over();
+        table.forget_what_is_over(&mut removed);
         table
             .entries
             .iter()

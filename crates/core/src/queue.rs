@@ -66,6 +66,7 @@ pub trait Queue: Send + Sync + 'static {
     /// On an error nothing was enqueued that touches the buffers.
     ///
     /// # Safety
+    /// * The operation passed [`Operation::validate`].
     /// * The operation's buffers must stay alive, and nothing else may use their bytes in conflict with it, until the
     ///   returned fence is over. [`submit`](crate::submit) sees to both.
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence>;

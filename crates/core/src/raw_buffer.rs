@@ -200,12 +200,16 @@ impl RawBuffer {
         HostViewMut::open(self, false)
     }
 
-    /// Blocks until no operation enqueued so far uses the range any more.
+    /// Blocks until no operation enqueued so far on the allocation is in flight: on the whole of it, also for a slice.
     ///
     /// # Errors
-    /// The error of one that failed.
+    /// The first error of one that failed; all are over by then.
     pub fn wait_idle(&self) -> Result<()> {
-        self.block.hazards.outstanding().iter().try_for_each(crate::Fence::wait)
+        let mut outcome = Ok(());
+        for fence in self.block.hazards.outstanding() {
+            outcome = outcome.and(fence.wait());
+        }
+        outcome
     }
 
     pub(crate) fn hazards(&self) -> &Hazards {

@@ -118,18 +118,21 @@ impl Future for Transfer {
     type Output = Result<TransferReport>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Running(running) = &self.state {
-            let timeline = running.fence.timeline();
-            if !running.fence.is_over() && !timeline.wake_at(running.fence.point(), context.waker()) {
-                return Poll::Pending;
-            }
-        }
+        let outcome = match &self.state {
+            State::Running(Running { fence, .. }) => match fence.timeline().poll(fence.point()) {
+                Ok(true) => Ok(()),
+                Ok(false) if !fence.timeline().wake_at(fence.point(), context.waker()) => {
+                    return Poll::Pending;
+                }
+                // It ended in between.
+                Ok(false) => fence.wait(),
+                Err(error) => Err(error),
+            },
+            State::Refused(_) | State::Taken => Ok(()),
+        };
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Refused(error) => Poll::Ready(Err(error)),
-            State::Running(running) => {
-                let outcome = running.fence.timeline().poll(running.fence.point()).map(|_over| ());
-                Poll::Ready(running.end(outcome))
-            }
+            State::Running(running) => Poll::Ready(running.end(outcome)),
             State::Taken => Poll::Ready(Err(taken())),
         }
     }

@@ -65,7 +65,7 @@ impl Context {
         let pushed = current != self.shared.raw;
         if pushed {
             // SAFETY: the context is retained by `self`, which outlives the guard.
-            check("cuCtxPushCurrent", unsafe { ffi::cuCtxPushCurrent_v2(self.shared.raw) })?;
+            check("cuCtxPushCurrent_v2", unsafe { ffi::cuCtxPushCurrent_v2(self.shared.raw) })?;
         }
         Ok(ContextGuard { pushed, context: PhantomData, not_send: PhantomData })
     }
@@ -78,7 +78,7 @@ impl Context {
         let _bound = self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both out pointers are valid for the call.
-        check("cuMemGetInfo", unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        check("cuMemGetInfo_v2", unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free, total))
     }
 
@@ -111,7 +111,7 @@ impl Drop for Retained {
     fn drop(&mut self) {
         // SAFETY: this releases the one reference that `primary` retained.
         let code = unsafe { ffi::cuDevicePrimaryCtxRelease_v2(self.device.as_raw()) };
-        record_drop_error(check("cuDevicePrimaryCtxRelease", code));
+        record_drop_error(check("cuDevicePrimaryCtxRelease_v2", code));
     }
 }
 
@@ -131,7 +131,7 @@ impl Drop for ContextGuard<'_> {
             let mut popped = ptr::null_mut();
             // SAFETY: `enter` pushed one entry on this thread and guards cannot leave their thread.
             let code = unsafe { ffi::cuCtxPopCurrent_v2(&mut popped) };
-            record_drop_error(check("cuCtxPopCurrent", code));
+            record_drop_error(check("cuCtxPopCurrent_v2", code));
         }
     }
 }

@@ -128,7 +128,7 @@ impl Device {
     pub fn total_memory(self) -> Result<usize> {
         let mut bytes = 0;
         // SAFETY: the out pointer is valid for the call.
-        check("cuDeviceTotalMem", unsafe { ffi::cuDeviceTotalMem_v2(&mut bytes, self.handle) })?;
+        check("cuDeviceTotalMem_v2", unsafe { ffi::cuDeviceTotalMem_v2(&mut bytes, self.handle) })?;
         Ok(bytes)
     }
 

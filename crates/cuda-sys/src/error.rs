@@ -42,6 +42,16 @@ pub enum DriverError {
         /// How many devices there are; at least 1.
         count: u32,
     },
+    /// An event can only be recorded on a stream of its own context; streams of others can wait for it.
+    #[error(
+        "an event of CUDA device {event} cannot be recorded on a stream of device {stream}; make it on that device"
+    )]
+    OtherContext {
+        /// Ordinal of the event's device.
+        event: u32,
+        /// Ordinal of the stream's device.
+        stream: u32,
+    },
     /// The driver answered with an error code.
     #[error("{call} failed: {name} ({code})")]
     Call {

@@ -4,7 +4,7 @@ use std::{ptr, time::Duration};
 
 use cust::sys::CUevent;
 
-use crate::{AsStream, Context, Result, check, driver::code, ffi, record_drop_error};
+use crate::{AsStream, Context, DriverError, Result, check, driver::code, ffi, record_drop_error};
 
 /// Whether an event can measure time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,11 +55,18 @@ impl Event {
     /// Records the work enqueued on `stream` so far. The stream must be of the event's own context.
     ///
     /// # Errors
-    /// The driver's code.
+    /// [`DriverError::OtherContext`] for a stream of another context; the driver's code.
     #[inline]
     pub fn record(&self, stream: &impl AsStream) -> Result<()> {
+        if stream.context().as_raw() != self.context.as_raw() {
+            // The handle of a default stream means another stream in each context: the driver could not tell.
+            return Err(DriverError::OtherContext {
+                event: self.context.device().ordinal(),
+                stream: stream.context().device().ordinal(),
+            });
+        }
         let _bound = self.context.enter()?;
-        // SAFETY: both handles are valid by their types' invariants; the driver refuses a stream of another context.
+        // SAFETY: both handles are valid by their types' invariants and belong to the context that is current.
         check("cuEventRecord", unsafe { ffi::cuEventRecord(self.raw, stream.as_raw()) })
     }
 
@@ -103,7 +110,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         record_drop_error(self.context.enter().and_then(|_bound| {
             // SAFETY: the event is owned and not used after this; the driver frees it once its work is done.
-            check("cuEventDestroy", unsafe { ffi::cuEventDestroy_v2(self.raw) })
+            check("cuEventDestroy_v2", unsafe { ffi::cuEventDestroy_v2(self.raw) })
         }));
     }
 }

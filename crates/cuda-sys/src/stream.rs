@@ -152,7 +152,7 @@ impl Drop for Stream {
         record_drop_error(self.context.enter().and_then(|_bound| {
             // SAFETY: the stream is owned and not used after this. Work still enqueued completes; the driver frees the
             // stream's resources then.
-            check("cuStreamDestroy", unsafe { ffi::cuStreamDestroy_v2(self.raw) })
+            check("cuStreamDestroy_v2", unsafe { ffi::cuStreamDestroy_v2(self.raw) })
         }));
     }
 }

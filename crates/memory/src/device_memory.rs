@@ -35,7 +35,7 @@ impl DeviceSource {
             Self::Plain => {
                 let mut address = 0;
                 // SAFETY: the out pointer is valid and a context is current.
-                check("cuMemAlloc", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
+                check("cuMemAlloc_v2", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
                 Ok(address)
             }
         }

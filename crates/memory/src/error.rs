@@ -14,6 +14,7 @@ pub fn lift(error: DriverError) -> Error {
             (ErrorKind::MissingFunction, "the CUDA driver is too old for this")
         }
         DriverError::UnknownDevice { .. } => (ErrorKind::UnknownDevice, "unknown device"),
+        DriverError::OtherContext { .. } => (ErrorKind::InvalidArgument, "CUDA"),
         other if other.is_sticky() => (
             ErrorKind::DeviceLost,
             "the CUDA context is unusable from here on; only a new process recovers it",

@@ -64,7 +64,7 @@ impl HostMemory {
         if kind == MemoryKind::Mapped {
             let mut device_address = 0;
             // SAFETY: the pointer is the beginning of an allocation made with DEVICEMAP.
-            check("cuMemHostGetDevicePointer", unsafe {
+            check("cuMemHostGetDevicePointer_v2", unsafe {
                 ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
             })?;
             memory.device_address = Some(device_address);

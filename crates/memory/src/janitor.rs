@@ -103,7 +103,7 @@ fn release(context: &Context, address: Address) -> Result<(), DriverError> {
     let _capture = RelaxedCapture::enter()?;
     match address {
         // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.
-        Address::Device(address) => check("cuMemFree", unsafe { ffi::cuMemFree_v2(address) }),
+        Address::Device(address) => check("cuMemFree_v2", unsafe { ffi::cuMemFree_v2(address) }),
         Address::Host(address) => {
             let pointer = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: as above.

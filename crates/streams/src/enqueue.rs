@@ -205,17 +205,17 @@ unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<
         (Side::Host(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
             let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyHtoDAsync", code)
+            check("cuMemcpyHtoDAsync_v2", code)
         }
         (Side::Device(src), Side::Host(dst)) => {
             // SAFETY: the caller's promise.
             let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoHAsync", code)
+            check("cuMemcpyDtoHAsync_v2", code)
         }
         (Side::Device(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
             let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoDAsync", code)
+            check("cuMemcpyDtoDAsync_v2", code)
         }
         // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
         (Side::Host(src), Side::Host(dst)) => check("cuMemcpyAsync", unsafe {
@@ -258,7 +258,7 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
         Height: rows.height,
     };
     // SAFETY: the caller's promise; the driver copies the structure during the call.
-    check("cuMemcpy2DAsync", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
+    check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
 }
 
 /// # Safety

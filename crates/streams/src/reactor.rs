@@ -53,6 +53,11 @@ impl Reactor {
             .map(|()| &REACTOR)
     }
 
+    /// Whether it asks for any timeline just now.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.watched.lock().timelines.is_empty()
+    }
+
     /// Asks for the timeline's events until nobody waits for it any more.
     pub(crate) fn watch(&self, timeline: Arc<StreamTimeline>) {
         let mut watched = self.watched.lock();
@@ -86,9 +91,11 @@ impl Reactor {
             for waker in woken.drain(..) {
                 waker.wake();
             }
+            round.clear();
             if finished {
-                self.forget_idle();
+                self.forget_idle(&mut round);
             }
+            // The last handle of a stream may go here: outside the lock.
             round.clear();
         }
     }
@@ -113,9 +120,8 @@ impl Reactor {
         round.extend(watched.timelines.iter().cloned());
     }
 
-    fn forget_idle(&self) {
+    fn forget_idle(&self, forgotten: &mut Vec<Arc<StreamTimeline>>) {
         // Whoever registers a waker calls `watch` afterwards, so a timeline forgotten here in error comes back.
-        let mut forgotten = Vec::new();
         let mut watched = self.watched.lock();
         let mut index = 0;
         while let Some(timeline) = watched.timelines.get(index) {
@@ -125,8 +131,5 @@ impl Reactor {
                 forgotten.push(watched.timelines.swap_remove(index))
             }
         }
-        drop(watched);
-        // The last handle of a stream may go here: outside the lock.
-        drop(forgotten);
     }
 }

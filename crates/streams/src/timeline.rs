@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     task::Waker,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -131,6 +131,19 @@ impl StreamTimeline {
         error
     }
 
+    /// A small copy is over before a sleeping thread wakes up: where the reactor sleeps, asking for a moment is cheaper
+    /// for everyone. While it is awake nobody asks here, so that a thousand tasks do not add up their moments.
+    fn ask_for_a_moment(&self, point: u64) -> bool {
+        const MOMENT: Duration = Duration::from_micros(10);
+        let begun = Instant::now();
+        while begun.elapsed() < MOMENT {
+            if !matches!(self.poll(point), Ok(false)) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn event_at(&self, point: u64) -> Option<Arc<Event>> {
         self.line.lock().event_at(point)
     }
@@ -210,7 +223,7 @@ impl Timeline for StreamTimeline {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        if self.reached() >= point {
+        if self.reached() >= point || (self.reactor.is_idle() && self.ask_for_a_moment(point)) {
             return true;
         }
         {

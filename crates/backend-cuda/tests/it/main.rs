@@ -1,5 +1,6 @@
 //! What the CUDA backend promises, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
 #![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 use std::sync::Arc;
 

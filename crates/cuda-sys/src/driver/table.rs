@@ -94,7 +94,11 @@ macro_rules! driver_functions {
                         });
                         code
                     }
-                    Err(code) => code,
+                    Err(code) => {
+                        // Asking for a function that is not there is part of what happened.
+                        $crate::driver::trace::record(stringify!($name), code, Vec::new);
+                        code
+                    }
                 }
             }
         )*

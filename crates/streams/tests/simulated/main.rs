@@ -1,5 +1,6 @@
 //! What streams do where the driver fails, is slow, or is watched: only the software driver can be told to.
 #![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

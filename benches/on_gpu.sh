@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# Runs a bundle (`cargo xtask bundle`) on a machine with a GPU and leaves at most 8 files in OUT.
+#
+#   benches/on_gpu.sh BUNDLE OUT
+#
+# Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
+# BUDGET_S (570) bounds all steps together. STEPS chooses some: STEPS="tests bench".
+#
+# OUT: nvidia-smi.csv, tests.json, bench-1.json, bench-2.json, copy.json, pytorch.json, steps.json, log.txt
+set -u -o pipefail
+
+if [ $# -ne 2 ] || [ ! -d "$1" ]; then
+  sed -n '2,10p' "$0" >&2
+  exit 64
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+bundle=$(cd "$1" && pwd)
+mkdir -p "$2"
+out=$(cd "$2" && pwd)
+log=$out/log.txt
+work=$(mktemp -d)
+data=/dev/shm/transload-on-gpu.$$
+trap 'rm -rf "$work" "$data"' EXIT
+: >"$log"
+: >"$work/steps"
+deadline=$(($(date +%s) + ${BUDGET_S:-570}))
+failed=0
+chmod +x "$bundle"/* "$bundle"/tests/* 2>/dev/null
+export RUST_BACKTRACE=1 PYTHONUNBUFFERED=1 PATH=$PATH:/usr/local/cuda/bin
+if [ -z "${TRANSLOAD_COMMIT:-}" ] && [ -f "$bundle/manifest.json" ]; then
+  TRANSLOAD_COMMIT=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1])).get("commit") or "")' "$bundle/manifest.json")
+fi
+export TRANSLOAD_COMMIT=${TRANSLOAD_COMMIT:-}
+
+wanted() { [ -z "${STEPS:-}" ] || [[ " $STEPS " == *" $1 "* ]]; }
+
+# limited SECONDS COMMAND...: at most so long, and never past the deadline.
+limited() {
+  local most=$1 left=$((deadline - $(date +%s)))
+  shift
+  [ "$left" -gt "$most" ] && left=$most
+  [ "$left" -lt 1 ] && { echo "no time is left for: $*" >&2; return 124; }
+  timeout -k 5 "$left" "$@"
+}
+
+# note NAME STATUS SECONDS TEXT: a line of steps.json; a status other than 0 counts.
+note() {
+  [ "$2" -ne 0 ] && failed=1
+  printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$4" >>"$work/steps"
+  printf '%-34s %s  %3ss  %s\n' "$1" "$([ "$2" -eq 0 ] && echo ok || echo "FAILED ($2)")" "$3" "$4"
+}
+
+# step NAME SECONDS COMMAND...: runs, with all output in the log; leaves it in $work/step too.
+step() {
+  local name=$1 most=$2 begun status
+  shift 2
+  begun=$(date +%s)
+  printf '\n===== %s: %s\n' "$name" "$*" >>"$log"
+  limited "$most" "$@" >"$work/step" 2>&1
+  status=$?
+  cat "$work/step" >>"$log"
+  printf '===== %s: exit status %s\n' "$name" "$status" >>"$log"
+  took=$(($(date +%s) - begun))
+  return "$status"
+}
+
+# ---- the machine
+if wanted machine; then
+  step nvidia-smi 30 nvidia-smi --query-gpu=index,name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max,uuid --format=csv
+  status=$?
+  cp "$work/step" "$out/nvidia-smi.csv"
+  note nvidia-smi "$status" "$took" "$(tail -n 1 "$work/step" | cut -c1-80)"
+fi
+
+# ---- tests on the real driver
+tests() {
+  if [ -f "$bundle/manifest.json" ]; then
+    python3 - "$bundle/manifest.json" <<'P'
+import json, sys
+for file in json.load(open(sys.argv[1]))["files"]:
+    if file["kind"] == "test":
+        print(file["name"])
+P
+  else
+    (cd "$bundle" && ls tests/* 2>/dev/null; ls -- *--* 2>/dev/null)
+  fi
+}
+if wanted tests; then
+  : >"$work/tests"
+  for name in $(tests); do
+    TRANSLOAD_TEST_DRIVER=real step "test $name" 90 "$bundle/$name" --show-output
+    status=$?
+    python3 - "$name" "$status" "$took" "$work/step" >>"$work/tests" <<'P'
+import json, re, sys
+name, status, seconds, path = sys.argv[1:]
+text = open(path, errors="replace").read()
+skipped = sorted(re.findall(r"^skipped: ?(.*)$", text, re.M))
+found = re.findall(r"^test result: (\w+)\. (\d+) passed; (\d+) failed; (\d+) ignored", text, re.M)
+passed, failed, ignored = (sum(int(line[at]) for line in found) for at in (1, 2, 3))
+print(json.dumps({
+    "name": name, "status": int(status), "finished": bool(found), "seconds": int(seconds),
+    "executed": max(0, passed + failed - len(skipped)), "passed": max(0, passed - len(skipped)),
+    "skipped": len(skipped), "failed": failed, "ignored": ignored,
+    "skip_reasons": skipped, "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", text, re.M))),
+}))
+P
+    note "test $name" "$status" "$took" "$(tail -n 1 "$work/tests" | python3 -c '
+import json, sys
+t = json.loads(sys.stdin.read())
+print("%d executed, %d skipped, %d failed" % (t["executed"], t["skipped"], t["failed"]))')"
+  done
+  python3 - "$work/tests" >"$out/tests.json" <<'P'
+import json, sys
+tests = [json.loads(line) for line in open(sys.argv[1])]
+total = {key: sum(test[key] for test in tests) for key in ("executed", "skipped", "failed", "ignored")}
+total["unfinished"] = [test["name"] for test in tests if not test["finished"]]
+json.dump({"driver": "real", "total": total, "binaries": tests}, sys.stdout, indent=1)
+P
+  [ -s "$work/tests" ] || note tests 1 0 "the bundle has no tests"
+fi
+
+# ---- the main job, twice
+if wanted bench; then
+  for run in 1 2; do
+    step "bench $run" 150 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
+    status=$?
+    text=$(grep -E '^[0-9]+ rows,|^goals missed' "$work/step" | tr '\n' ';')
+    # A machine whose driver is not found must not pass for a measured one.
+    if grep -q '"simulated": true' "$out/bench-$run.json" 2>/dev/null; then
+      status=70
+      text="SIMULATED: $text"
+    fi
+    note "bench $run" "$status" "$took" "$text"
+  done
+fi
+
+# ---- a real file
+if wanted copy; then
+  mkdir -p "$data"
+  head -c "${COPY_BYTES:-1073741824}" /dev/urandom >"$data/file"
+  # Progress and messages go to the log, the result to a file of its own.
+  step copy 90 bash -c '"$1" copy "$2" --to cuda:0 --json >"$3"' copy "$bundle/transload" "$data/file" "$out/copy.json"
+  status=$?
+  tee -a "$log" <"$out/copy.json" >"$work/step"
+  note copy "$status" "$took" "$(tr -s ' \n' ' ' <"$work/step" | cut -c1-80)"
+  rm -rf "$data"
+fi
+
+# ---- a memory checker, and faults that it must find
+if wanted sanitizer; then
+  for fault in none kernel copy; do
+    step "sanitizer $fault" 90 compute-sanitizer --tool memcheck "$bundle/transload-planted-fault" --fault "$fault"
+    status=$?
+    summary=$(grep -o 'ERROR SUMMARY: [0-9]* error' "$work/step" | tail -n 1)
+    errors=$(printf '%s' "$summary" | tr -cd 0-9)
+    if [ -z "$errors" ]; then
+      status=71 summary="the checker gave no summary"
+    elif [ "$fault" = none ]; then
+      [ "$errors" -ne 0 ] && status=72
+    else
+      # The program may well fail: what counts is that the checker found why.
+      status=$([ "$errors" -gt 0 ] && echo 0 || echo 73)
+    fi
+    found=$(grep -m 1 -E 'Invalid|out of bounds|Program hit' "$work/step" | sed 's/^=* *//' | cut -c1-60)
+    note "sanitizer $fault" "$status" "$took" "$summary; $found"
+  done
+fi
+
+# ---- PyTorch
+if wanted pytorch; then
+  : >"$out/pytorch.json"
+  step "pytorch beside" 120 python3 "$here/pytorch_beside.py" "$bundle/libtransload_probe.so"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch beside" "$status" "$took" "$(tail -n 1 "$work/step" | cut -c1-80)"
+  step "pytorch copies" 120 python3 "$here/pytorch_copies.py"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch copies" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+fi
+
+python3 - "$work/steps" "$failed" >"$out/steps.json" <<'P'
+import json, sys
+steps = []
+for line in open(sys.argv[1]):
+    name, status, seconds, text = line.rstrip("\n").split("\t", 3)
+    steps.append({"name": name, "status": int(status), "seconds": int(seconds), "text": text})
+json.dump({"failed": sys.argv[2] != "0", "steps": steps}, sys.stdout, indent=1)
+P
+# Files over 16 MiB do not travel.
+for file in "$out"/*; do
+  if [ "$(stat -c %s "$file")" -gt 16000000 ]; then
+    tail -c 15000000 "$file" >"$work/cut" && mv "$work/cut" "$file"
+  fi
+done
+exit "$failed"

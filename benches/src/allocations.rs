@@ -1,0 +1,98 @@
+//! An allocator that counts, on every thread, while it is asked to.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    backtrace::Backtrace,
+    cell::Cell,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static COUNT: AtomicU64 = AtomicU64::new(0);
+/// How many backtraces are still to be printed.
+static EXPLAIN: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// Printing a backtrace allocates too.
+    static EXPLAINING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The system's allocator with a counter; a program makes it its global one.
+#[derive(Debug)]
+pub struct Counting;
+
+/// Counts allocations and reallocations of all threads while `work` runs.
+///
+/// # Errors
+/// Those of `work`.
+pub fn count<E>(work: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
+    COUNT.store(0, Ordering::SeqCst);
+    COUNTING.store(true, Ordering::SeqCst);
+    let outcome = work();
+    COUNTING.store(false, Ordering::SeqCst);
+    outcome.map(|()| COUNT.load(Ordering::SeqCst))
+}
+
+/// Whether [`Counting`] is this program's allocator: without it a count of 0 would say nothing.
+#[must_use]
+pub fn is_counting() -> bool {
+    let counted = count::<()>(|| {
+        drop(std::hint::black_box(Box::new(std::hint::black_box(1_u8))));
+        Ok(())
+    });
+    counted.is_ok_and(|count| count > 0)
+}
+
+/// Prints the backtraces of the next counted allocations, so many at most.
+pub fn explain(most: u32) {
+    EXPLAIN.store(most, Ordering::SeqCst);
+}
+
+#[inline]
+fn note() {
+    if COUNTING.load(Ordering::Relaxed) {
+        note_counted();
+    }
+}
+
+#[cold]
+fn note_counted() {
+    if EXPLAINING.try_with(Cell::get).unwrap_or(true) {
+        return;
+    }
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    let left = EXPLAIN.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+    if left.is_ok() {
+        let _gone_with_its_thread = EXPLAINING.try_with(|explaining| {
+            explaining.set(true);
+            eprintln!("counted allocation:\n{}", Backtrace::force_capture());
+            explaining.set(false);
+        });
+    }
+}
+
+// SAFETY: every method passes its arguments on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        note();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        note();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, address: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        note();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(address, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(address, layout) }
+    }
+}

@@ -1,0 +1,85 @@
+//! `transload-bench`: reads its options, finds a driver, measures, prints a table, writes the file.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser as _;
+use transload_benches::{
+    allocations::Counting,
+    options::{Group, Options},
+    suite, table,
+};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let device = match device(&options)? {
+        Found::Device(ordinal) => Some(ordinal),
+        Found::NotWanted => None,
+        #[cfg(any(target_os = "linux", windows))]
+        Found::Absent(reason) => return again_simulated(&reason),
+    };
+    let results = suite::run(&options, device)?;
+    print!("{}", table::text(&results));
+    if let Some(path) = &options.json {
+        results.write(path)?;
+    }
+    let missed: Vec<&str> =
+        results.rows().iter().filter(|row| row.met == Some(false)).map(|row| row.id.as_str()).collect();
+    if !missed.is_empty() {
+        eprintln!("goals missed: {}", missed.join(", "));
+    }
+    // Rows that move bytes say how many; those of first use that only allocate have none to compare.
+    let is_wrong = |row: &&transload_benches::row::Row| !row.verified && !row.id.starts_with("first-use/");
+    let wrong: Vec<&str> = results.rows().iter().filter(is_wrong).map(|row| row.id.as_str()).collect();
+    if !wrong.is_empty() {
+        eprintln!("WRONG BYTES in: {}", wrong.join(", "));
+        return Ok(ExitCode::from(3));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the rows of CUDA are measured on.
+enum Found {
+    Device(u32),
+    NotWanted,
+    #[cfg(any(target_os = "linux", windows))]
+    Absent(String),
+}
+
+#[cfg(any(target_os = "linux", windows))]
+fn device(options: &Options) -> Result<Found> {
+    use transload_benches::cuda;
+
+    if !options.wants(Group::Cuda) {
+        return Ok(Found::NotWanted);
+    }
+    if options.simulate {
+        return cuda::simulate(options.seed).map(Found::Device);
+    }
+    Ok(cuda::absence().map_or(Found::Device(0), Found::Absent))
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn device(options: &Options) -> Result<Found> {
+    if options.simulate || options.only.contains(&Group::Cuda) {
+        anyhow::bail!("there is no CUDA on this platform");
+    }
+    Ok(Found::NotWanted)
+}
+
+/// This process is bound to a driver that cannot be used, so another one takes the software driver.
+#[cfg(any(target_os = "linux", windows))]
+fn again_simulated(reason: &str) -> Result<ExitCode> {
+    use std::{env, process::Command};
+
+    use anyhow::Context as _;
+
+    eprintln!("{reason}\nThe rows of CUDA come from the software driver and are marked `simulated`.");
+    let program = env::current_exe().context("this program's own file")?;
+    let status = Command::new(program).args(env::args_os().skip(1)).arg("--simulate").status();
+    let code = status.context("starting this program again with --simulate")?.code();
+    Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
+}

@@ -1,0 +1,81 @@
+//! Both sides in turns, repetition by repetition: what drifts, drifts for both.
+
+use anyhow::Result;
+
+use crate::{
+    case::{Case, Ends, Side},
+    content::Content,
+    reference::ByHand,
+    row::Summary,
+};
+
+/// Repetitions before the first that counts.
+const WARM_UP: usize = 5;
+
+/// What both sides came to.
+#[derive(Clone, Debug)]
+pub struct Both {
+    /// The library.
+    pub ours: Summary,
+    /// The reference.
+    pub by_hand: Summary,
+    /// Whether the bytes of the first and last repetition of both were all right.
+    pub verified: bool,
+}
+
+impl Both {
+    /// Other values made from each of the percentiles. What falls where these rise changes their order.
+    #[must_use]
+    pub fn map(&self, value: impl Fn(f64) -> f64) -> Self {
+        let each = |summary: Summary| {
+            let (a, b) = (value(summary.p10), value(summary.p90));
+            Summary { p10: a.min(b), p50: value(summary.p50), p90: a.max(b) }
+        };
+        Self { ours: each(self.ours), by_hand: each(self.by_hand), verified: self.verified }
+    }
+}
+
+/// Repeats both in turns, each first in every second repetition.
+///
+/// # Errors
+/// Those of the two. Wrong bytes are told on standard error and by [`Both::verified`].
+pub fn in_turns(
+    case: &mut Case<'_>,
+    content: &mut Content,
+    repetitions: usize,
+    mut ours: impl FnMut(&Ends<'_>) -> Result<f64>,
+    mut by_hand: impl FnMut(&mut dyn ByHand) -> Result<f64>,
+) -> Result<Both> {
+    for _ in 0..WARM_UP {
+        ours(&case.ends)?;
+        by_hand(&mut *case.by_hand)?;
+    }
+    let mut values = [Vec::with_capacity(repetitions), Vec::with_capacity(repetitions)];
+    let mut verified = true;
+    for repetition in 0..repetitions {
+        let is_watched = repetition == 0 || repetition + 1 == repetitions;
+        let order = match repetition % 2 {
+            0 => [Side::Ours, Side::ByHand],
+            _ => [Side::ByHand, Side::Ours],
+        };
+        for side in order {
+            if is_watched {
+                let start = content.draw();
+                case.prepare(side, content, start)?;
+            }
+            let value = match side {
+                Side::Ours => ours(&case.ends)?,
+                Side::ByHand => by_hand(&mut *case.by_hand)?,
+            };
+            if let Some(values) = values.get_mut(side as usize) {
+                values.push(value);
+            }
+            if is_watched && let Err(error) = case.check(side, content) {
+                eprintln!("WRONG BYTES, {side:?}, repetition {repetition}: {error:#}");
+                verified = false;
+            }
+        }
+    }
+    let [ours, by_hand] = &values;
+    Ok(Both { ours: Summary::of(ours), by_hand: Summary::of(by_hand), verified })
+}

@@ -1,0 +1,236 @@
+//! Memory of either side of a comparison, filled, poisoned and compared without the library's help.
+
+use std::{
+    alloc::{Layout, alloc, dealloc},
+    ptr::NonNull,
+    slice,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use transload_core::RawBuffer;
+
+/// What a destination holds before a transfer.
+pub const POISON: u8 = 0xA5;
+
+/// Owned bytes somewhere. Nothing is in flight on them while a method here runs.
+#[derive(Debug)]
+pub enum Memory {
+    /// The library's.
+    Ours(RawBuffer),
+    /// Ordinary host memory.
+    Pageable(Pages),
+    /// Allocated by the driver itself.
+    #[cfg(any(target_os = "linux", windows))]
+    Cuda(crate::cuda::RawMemory),
+}
+
+/// Where bytes are.
+#[derive(Clone, Copy, Debug)]
+pub enum Address {
+    /// The host can use it.
+    Host(NonNull<u8>),
+    /// Only the device can.
+    Device(u64),
+}
+
+impl Memory {
+    /// Its beginning.
+    ///
+    /// # Errors
+    /// For memory that neither host nor device can address.
+    pub fn address(&self) -> Result<Address> {
+        match self {
+            Self::Ours(buffer) => {
+                let host = buffer.host_address().map(Address::Host);
+                host.or(buffer.device_address().map(Address::Device)).context("a buffer without an address")
+            }
+            Self::Pageable(pages) => Ok(Address::Host(pages.address)),
+            #[cfg(any(target_os = "linux", windows))]
+            Self::Cuda(memory) => Ok(memory.address()),
+        }
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Ours(buffer) => buffer.len(),
+            Self::Pageable(pages) => pages.layout.size(),
+            #[cfg(any(target_os = "linux", windows))]
+            Self::Cuda(memory) => memory.len(),
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills all of it with [`POISON`].
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn poison(&self) -> Result<()> {
+        match self.address()? {
+            // SAFETY: the memory is owned, so long, and nothing is in flight on it.
+            Address::Host(address) => unsafe { address.write_bytes(POISON, self.len()) },
+            Address::Device(address) => fill_device(address, POISON, self.len())?,
+        }
+        Ok(())
+    }
+
+    /// Puts bytes at an offset.
+    ///
+    /// # Errors
+    /// Where they do not fit; the driver's.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        ensure!(offset + bytes.len() <= self.len(), "{} bytes at {offset} do not fit", bytes.len());
+        match self.address()? {
+            // SAFETY: the range was checked; the memory is owned and nothing is in flight on it.
+            Address::Host(address) => unsafe {
+                address.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+            },
+            Address::Device(address) => write_device(address + offset as u64, bytes)?,
+        }
+        Ok(())
+    }
+
+    /// Compares every byte: `expected` at the offset, [`POISON`] before and behind it.
+    ///
+    /// # Errors
+    /// The first byte that differs; the driver's.
+    pub fn compare(&self, offset: usize, expected: &[u8]) -> Result<()> {
+        match self.address()? {
+            Address::Host(address) => {
+                // SAFETY: the memory is owned, initialised by `poison`, and nothing is in flight on it.
+                let bytes = unsafe { slice::from_raw_parts(address.as_ptr(), self.len()) };
+                compare(bytes, offset, expected)
+            }
+            Address::Device(address) => {
+                let mut bytes = vec![!POISON; self.len()];
+                read_device(address, &mut bytes)?;
+                compare(&bytes, offset, expected)
+            }
+        }
+    }
+}
+
+fn compare(bytes: &[u8], offset: usize, expected: &[u8]) -> Result<()> {
+    let end = offset + expected.len();
+    let (Some(before), Some(middle), Some(behind)) =
+        (bytes.get(..offset), bytes.get(offset..end), bytes.get(end..))
+    else {
+        bail!("{} bytes at {offset} are expected in {} bytes", expected.len(), bytes.len());
+    };
+    if middle != expected {
+        let at = middle.iter().zip(expected).position(|(is, should)| is != should).unwrap_or(0);
+        let count = middle.iter().zip(expected).filter(|(is, should)| is != should).count();
+        bail!("{count} of {} bytes differ, the first at {at}", expected.len());
+    }
+    ensure!(
+        before.iter().chain(behind).all(|byte| *byte == POISON),
+        "bytes around the destination were written"
+    );
+    Ok(())
+}
+
+#[cfg(any(target_os = "linux", windows))]
+use crate::cuda::{fill_device, read_device, write_device};
+
+#[cfg(not(any(target_os = "linux", windows)))]
+mod no_device {
+    use anyhow::{Result, bail};
+
+    pub(super) fn fill_device(_: u64, _: u8, _: usize) -> Result<()> {
+        bail!("there is no CUDA on this platform")
+    }
+
+    pub(super) fn write_device(_: u64, _: &[u8]) -> Result<()> {
+        bail!("there is no CUDA on this platform")
+    }
+
+    pub(super) fn read_device(_: u64, _: &mut [u8]) -> Result<()> {
+        bail!("there is no CUDA on this platform")
+    }
+}
+#[cfg(not(any(target_os = "linux", windows)))]
+use no_device::{fill_device, read_device, write_device};
+
+/// Ordinary host memory, as a careful program would allocate it: on huge pages where it is large.
+#[derive(Debug)]
+pub struct Pages {
+    address: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory is owned and not tied to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: as above; whoever uses the bytes keeps others away.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// So many bytes, touched.
+    ///
+    /// # Errors
+    /// Where there is not enough memory.
+    pub fn new(bytes: usize) -> Result<Self> {
+        const HUGE: usize = 2 << 20;
+        let layout = Layout::from_size_align(bytes.max(1), if bytes >= 2 * HUGE { HUGE } else { 4096 })?;
+        // SAFETY: the layout's size is not 0.
+        let address = NonNull::new(unsafe { alloc(layout) }).context("out of host memory")?;
+        let pages = Self { address, layout };
+        #[cfg(target_os = "linux")]
+        if bytes >= 2 * HUGE {
+            advise_huge(address, bytes);
+        }
+        // SAFETY: so many bytes were allocated just now.
+        unsafe { address.write_bytes(0, layout.size()) };
+        Ok(pages)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout and freed only here.
+        unsafe { dealloc(self.address.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn advise_huge(address: NonNull<u8>, bytes: usize) {
+    use std::os::raw::{c_int, c_void};
+    const MADV_HUGEPAGE: c_int = 14;
+    // SAFETY: the declaration is that of madvise(2).
+    unsafe extern "C" {
+        fn madvise(address: *mut c_void, bytes: usize, advice: c_int) -> c_int;
+    }
+    // SAFETY: the range is allocated; the advice changes no content, and a refusal costs speed only.
+    unsafe { madvise(address.as_ptr().cast(), bytes, MADV_HUGEPAGE) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_wrong_byte_is_found_inside_and_around() {
+        let memory = Memory::Pageable(Pages::new(100).unwrap());
+        let expected = [1_u8, 2, 3, 4];
+        memory.poison().unwrap();
+        assert!(memory.compare(10, &expected).is_err());
+        memory.write(10, &expected).unwrap();
+        memory.compare(10, &expected).unwrap();
+        memory.write(12, &[9]).unwrap();
+        assert!(
+            memory
+                .compare(10, &expected)
+                .unwrap_err()
+                .to_string()
+                .contains("1 of 4 bytes differ, the first at 2")
+        );
+        memory.write(12, &[3]).unwrap();
+        memory.write(14, &[0]).unwrap();
+        assert!(memory.compare(10, &expected).unwrap_err().to_string().contains("around"));
+    }
+}

@@ -1,0 +1,49 @@
+//! What the benchmark is asked for.
+
+use std::path::PathBuf;
+
+use clap::{Parser, ValueEnum};
+
+/// A group of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Group {
+    /// Host to host.
+    Cpu,
+    /// Everything with a CUDA device.
+    Cuda,
+}
+
+/// Measures every path at every size beside the same movement by hand, and verifies every byte.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "transload-bench", version)]
+pub struct Options {
+    /// Sizes up to 4 MiB and fewer repetitions: under a minute.
+    #[arg(long)]
+    pub quick: bool,
+    /// Writes the results here as JSON.
+    #[arg(long, value_name = "PATH")]
+    pub json: Option<PathBuf>,
+    /// Only these groups.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only: Vec<Group>,
+    /// The software driver in place of the machine's; its rows are labelled so.
+    #[arg(long)]
+    pub simulate: bool,
+    /// Repetitions of every measurement, in place of a number that depends on the size. 30 is the least that counts.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    pub repetitions: Option<u32>,
+    /// The seed of all contents.
+    #[arg(long, default_value_t = 0x7261_6E73_6C6F_6164)]
+    pub seed: u64,
+    /// Prints where counted allocations come from, at most so many.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub explain_allocations: u32,
+}
+
+impl Options {
+    /// Whether a group is wanted.
+    #[must_use]
+    pub fn wants(&self, group: Group) -> bool {
+        self.only.is_empty() || self.only.contains(&group)
+    }
+}

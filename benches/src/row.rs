@@ -1,0 +1,202 @@
+//! One measured thing, and what it is compared with.
+
+use serde::Serialize;
+
+/// One row of the results; the form is part of the file's schema.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Stable, ASCII.
+    pub id: String,
+    /// From where to where.
+    pub path: String,
+    /// How, for people.
+    pub method: String,
+    /// Bytes of one transfer.
+    pub bytes: u64,
+    /// The median.
+    pub value: f64,
+    /// Of `value` and all others.
+    pub unit: &'static str,
+    /// A tenth of the repetitions was below.
+    pub p10: f64,
+    /// Half of them.
+    pub p50: f64,
+    /// Nine tenths of them.
+    pub p90: f64,
+    /// What it is compared with.
+    pub reference: Option<String>,
+    /// The reference's median.
+    pub reference_value: Option<f64>,
+    /// `value` over `reference_value`.
+    pub ratio: Option<f64>,
+    /// What is to be reached, with its direction.
+    pub goal: Option<String>,
+    /// Whether it is reached.
+    pub met: Option<bool>,
+    /// Whether the software driver played the device.
+    pub simulated: bool,
+    /// Whether bytes were moved and all compared.
+    pub verified: bool,
+}
+
+/// What a row should reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Goal {
+    /// The ratio of times, ours over the reference's, is at most this.
+    RatioAtMost(f64),
+    /// The ratio of rates, ours over the reference's, is at least this.
+    RatioAtLeast(f64),
+    /// The value itself is at least this.
+    AtLeast(f64),
+    /// The value itself is at most this.
+    AtMost(f64),
+}
+
+impl Goal {
+    fn text(self, unit: &str) -> String {
+        match self {
+            Self::RatioAtMost(most) => format!("time <= {most} x reference"),
+            Self::RatioAtLeast(least) => format!("rate >= {least} x reference"),
+            Self::AtLeast(least) => format!(">= {least} {unit}"),
+            Self::AtMost(most) => format!("<= {most} {unit}"),
+        }
+    }
+
+    fn is_met(self, row: &Row) -> bool {
+        match self {
+            Self::RatioAtMost(most) => row.ratio.is_some_and(|ratio| ratio <= most),
+            Self::RatioAtLeast(least) => row.ratio.is_some_and(|ratio| ratio >= least),
+            Self::AtLeast(least) => row.value >= least,
+            Self::AtMost(most) => row.value <= most,
+        }
+    }
+}
+
+/// Values in order of size.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Summary {
+    /// A tenth is below.
+    pub p10: f64,
+    /// Half is below.
+    pub p50: f64,
+    /// Nine tenths are below.
+    pub p90: f64,
+}
+
+impl Summary {
+    /// Of some values; all zero for none.
+    #[must_use]
+    pub fn of(values: &[f64]) -> Self {
+        let mut values = values.to_vec();
+        values.sort_by(f64::total_cmp);
+        let at = |share: f64| {
+            let last = values.len().saturating_sub(1);
+            values.get((share * last as f64).round() as usize).copied().unwrap_or(0.0)
+        };
+        Self { p10: at(0.1), p50: at(0.5), p90: at(0.9) }
+    }
+
+    /// Of one value.
+    #[must_use]
+    pub fn single(value: f64) -> Self {
+        Self { p10: value, p50: value, p90: value }
+    }
+}
+
+impl Row {
+    /// A row without a comparison.
+    #[must_use]
+    pub fn new(
+        id: String,
+        path: String,
+        method: &str,
+        bytes: u64,
+        unit: &'static str,
+        values: Summary,
+    ) -> Self {
+        Self {
+            id,
+            path,
+            method: method.to_owned(),
+            bytes,
+            value: values.p50,
+            unit,
+            p10: values.p10,
+            p50: values.p50,
+            p90: values.p90,
+            reference: None,
+            reference_value: None,
+            ratio: None,
+            goal: None,
+            met: None,
+            simulated: false,
+            verified: false,
+        }
+    }
+
+    /// Compares with a reference of the same unit.
+    #[must_use]
+    pub fn against(mut self, name: &str, values: Summary) -> Self {
+        self.reference = Some(name.to_owned());
+        self.reference_value = Some(values.p50);
+        self.ratio = (values.p50 > 0.0).then(|| self.value / values.p50);
+        self
+    }
+
+    /// Says whether a software driver played, and whether bytes were compared.
+    #[must_use]
+    pub fn obtained(mut self, simulated: bool, verified: bool) -> Self {
+        self.simulated = simulated;
+        self.verified = verified;
+        if simulated {
+            self.goal = None;
+            self.met = None;
+        }
+        self
+    }
+
+    /// Sets a goal. A simulated row has none: it says nothing about any hardware.
+    #[must_use]
+    pub fn with_goal(mut self, goal: Option<Goal>) -> Self {
+        if let Some(goal) = goal.filter(|_| !self.simulated) {
+            self.met = Some(goal.is_met(&self));
+            self.goal = Some(goal.text(self.unit));
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_sorted_values() {
+        let values: Vec<f64> = (0..=100).rev().map(f64::from).collect();
+        assert_eq!(Summary::of(&values), Summary { p10: 10.0, p50: 50.0, p90: 90.0 });
+        assert_eq!(Summary::of(&[]), Summary::default());
+        assert_eq!(Summary::of(&[3.0]), Summary::single(3.0));
+    }
+
+    fn row() -> Row {
+        Row::new("a/1".to_owned(), "a".to_owned(), "m", 1, "us", Summary::single(6.0))
+            .against("raw", Summary::single(5.0))
+    }
+
+    #[test]
+    fn goals_have_a_direction() {
+        assert_eq!(row().with_goal(Some(Goal::RatioAtMost(1.3))).met, Some(true));
+        assert_eq!(row().with_goal(Some(Goal::RatioAtMost(1.1))).met, Some(false));
+        assert_eq!(row().with_goal(Some(Goal::AtLeast(7.0))).met, Some(false));
+        assert_eq!(row().with_goal(Some(Goal::AtMost(6.0))).met, Some(true));
+    }
+
+    #[test]
+    fn a_simulated_row_has_no_goal() {
+        let early = row().with_goal(Some(Goal::AtMost(7.0))).obtained(true, true);
+        let late = row().obtained(true, true).with_goal(Some(Goal::AtMost(7.0)));
+        for row in [early, late] {
+            assert_eq!((row.goal, row.met), (None, None));
+        }
+    }
+}

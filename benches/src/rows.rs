@@ -1,0 +1,273 @@
+//! The rows of one path: its grid, and what submitting, awaiting and allocating cost.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{Timing, TransferPath, TransferReport};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use crate::{
+    allocations,
+    case::{Case, Ends, Kit, Side},
+    content::Content,
+    grid::{self, Point},
+    measure::{Both, in_turns},
+    options::Options,
+    reference::ByHand,
+    row::{Goal, Row, Summary},
+};
+
+/// Transfers that a count of allocations is taken over, and as many before it.
+const COUNTED: u32 = 1000;
+
+/// What all rows of a run are made with.
+pub struct Bench<'a> {
+    /// What was asked for.
+    pub options: &'a Options,
+    /// The library.
+    pub manager: &'a CrossBackendTransferManager,
+    /// What the path is measured with.
+    pub kit: &'a dyn Kit,
+    /// Random contents.
+    pub content: &'a mut Content,
+}
+
+/// One transfer to its end; how many seconds it took.
+type Way = fn(&Ends<'_>) -> Result<f64>;
+
+/// A row's identity without its group, and what is common to the rows of a point.
+struct Label {
+    path: TransferPath,
+    point: Point,
+    method: &'static str,
+}
+
+impl Bench<'_> {
+    /// The rows of the grid at one point.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn grid(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
+        let repetitions = grid::repetitions(self.options, point.bytes);
+        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let label = self.label(&case, path, point)?;
+        let batch = self.batch(point);
+        let times = in_turns(&mut case, self.content, repetitions, our_time(batch), their_time(batch))?;
+        let bytes = point.bytes as f64;
+        if point.is_small() {
+            let goal = is_pinned(path).then_some(Goal::RatioAtMost(1.3)).filter(|_| point.bytes == 4096);
+            return Ok(vec![self.row(&label, "", "", "us", times.map(|time| time * 1e6), goal)]);
+        }
+        let goal = is_pinned(path).then_some(Goal::RatioAtLeast(0.97)).filter(|_| point.bytes == 256 << 20);
+        let mut rows = vec![self.row(&label, "", "", "GB/s", times.map(|time| bytes / time / 1e9), goal)];
+        if self.kit.has_clock() {
+            let rates = in_turns(&mut case, self.content, repetitions, our_clock, their_clock)?
+                .map(|time| bytes / time / 1e9);
+            let ceiling = goal.map(|_| Goal::AtLeast(55.0));
+            rows.push(self.row(
+                &label,
+                "device-clock/",
+                ", by the device's clock",
+                "GB/s",
+                rates.clone(),
+                goal,
+            ));
+            if goal.is_some() {
+                rows.push(self.reference(&label, rates, ceiling));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// What it costs to submit, without the wait.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn submitting(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
+        let repetitions = grid::repetitions(self.options, point.bytes);
+        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let label = self.label(&case, path, point)?;
+        let times = in_turns(&mut case, self.content, repetitions, our_submission, their_submission)?;
+        Ok(vec![self.row(&label, "submit/", ", submission alone", "us", times.map(|time| time * 1e6), None)])
+    }
+
+    /// Completion awaited as a future, waited for, and on a thread that has no context.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn completing(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
+        let repetitions = grid::repetitions(self.options, point.bytes);
+        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let label = self.label(&case, path, point)?;
+        let (kit, us) = (self.kit, |time: f64| time * 1e6);
+        let waited = in_turns(&mut case, self.content, repetitions, our_time(1), their_time(1))?.map(us);
+        let awaited = in_turns(&mut case, self.content, repetitions, our_await, their_time(1))?.map(us);
+        let mut rows = vec![
+            self.row(&label, "wait/", ", wait()", "us", waited, None),
+            self.row(&label, "await/", ", .await", "us", awaited, None),
+        ];
+        if self.kit.has_clock() {
+            let unbound = |ends: &Ends<'_>| {
+                kit.unbind()?;
+                let time = our_time(1)(ends);
+                kit.bind()?;
+                time
+            };
+            let unbound = in_turns(&mut case, self.content, repetitions, unbound, their_time(1))?.map(us);
+            rows.push(self.row(&label, "unbound/", ", thread without a context", "us", unbound, None));
+        }
+        Ok(rows)
+    }
+
+    /// How often a warm transfer allocates, on any thread, waited for and awaited.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn allocating(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
+        ensure!(allocations::is_counting(), "this program's allocator does not count");
+        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let label = self.label(&case, path, point)?;
+        let mut rows = Vec::new();
+        let ways: [(&str, &str, Way); 2] =
+            [("", ", wait()", |ends| our_time(1)(ends)), ("await/", ", .await", our_await)];
+        for (id, text, transfer) in ways {
+            for _ in 0..COUNTED {
+                transfer(&case.ends)?;
+            }
+            let start = self.content.draw();
+            case.prepare(Side::Ours, self.content, start)?;
+            allocations::explain(self.options.explain_allocations);
+            let count = allocations::count(|| {
+                (0..COUNTED).try_for_each(|_| transfer(&case.ends).map(|_seconds| ()))
+            })?;
+            allocations::explain(0);
+            let verified = told(case.check(Side::Ours, self.content));
+            let each = Summary::single(count as f64 / f64::from(COUNTED));
+            let row = Row::new(
+                format!("allocations/{id}{}", label.id()),
+                format!("{path}, allocations{text}"),
+                label.method,
+                point.bytes as u64,
+                "allocations/transfer",
+                each,
+            );
+            rows.push(row.obtained(self.kit.is_simulated(), verified).with_goal(Some(Goal::AtMost(0.0))));
+        }
+        Ok(rows)
+    }
+
+    /// Runs one transfer to see which method is taken, and that it is what it says.
+    fn label(&self, case: &Case<'_>, path: TransferPath, point: Point) -> Result<Label> {
+        let report: TransferReport = case.ends.submit().wait().context("the first transfer")?;
+        ensure!(report.path == path, "a transfer on {path} reports {}", report.path);
+        ensure!(report.bytes == point.bytes as u64, "{} bytes were reported", report.bytes);
+        let simulated = self.kit.is_simulated();
+        ensure!(
+            report.simulated == simulated,
+            "a report says simulated: {}, the driver {simulated}",
+            report.simulated
+        );
+        Ok(Label { path, point, method: report.method.name() })
+    }
+
+    /// How many transfers make one measurement: a clock's reading must not be a part of it.
+    fn batch(&self, point: Point) -> u32 {
+        if self.kit.device().is_cpu() && point.is_small() { 64 } else { 1 }
+    }
+
+    fn row(
+        &self,
+        label: &Label,
+        group: &str,
+        text: &str,
+        unit: &'static str,
+        both: Both,
+        goal: Option<Goal>,
+    ) -> Row {
+        let id = format!("{group}{}", label.id());
+        Row::new(id, format!("{}{text}", label.path), label.method, label.point.bytes as u64, unit, both.ours)
+            .against(self.kit.reference(), both.by_hand)
+            .obtained(self.kit.is_simulated(), both.verified)
+            .with_goal(goal)
+    }
+
+    /// The reference itself: a weak one would prove nothing.
+    fn reference(&self, label: &Label, both: Both, goal: Option<Goal>) -> Row {
+        let Label { path, point, .. } = *label;
+        let id = format!("reference/{}/raw/{}", grid::name(path), grid::size(point));
+        let text = format!("{path}, the reference itself, by the device's clock");
+        Row::new(id, text, self.kit.reference(), point.bytes as u64, "GB/s", both.by_hand)
+            .obtained(self.kit.is_simulated(), both.verified)
+            .with_goal(goal)
+    }
+}
+
+impl Label {
+    fn id(&self) -> String {
+        format!("{}/{}/{}", grid::name(self.path), self.method, grid::size(self.point))
+    }
+}
+
+/// Whether the host's side of a path is pinned.
+fn is_pinned(path: TransferPath) -> bool {
+    use transload_core::MemoryKind::{Device, Pinned};
+    matches!((path.src.kind, path.dst.kind), (Pinned, Device) | (Device, Pinned))
+}
+
+/// Says on standard error what is wrong.
+pub(crate) fn told(outcome: Result<()>) -> bool {
+    outcome.inspect_err(|error| eprintln!("WRONG BYTES: {error:#}")).is_ok()
+}
+
+/// Seconds from before the submission until the completion was seen.
+fn our_time(batch: u32) -> impl Fn(&Ends<'_>) -> Result<f64> {
+    move |ends| {
+        let begun = Instant::now();
+        for _ in 0..batch {
+            ends.submit().wait()?;
+        }
+        Ok(begun.elapsed().as_secs_f64() / f64::from(batch))
+    }
+}
+
+fn their_time(batch: u32) -> impl Fn(&mut dyn ByHand) -> Result<f64> {
+    move |by_hand| {
+        let begun = Instant::now();
+        for _ in 0..batch {
+            by_hand.submit()?;
+            by_hand.finish()?;
+        }
+        Ok(begun.elapsed().as_secs_f64() / f64::from(batch))
+    }
+}
+
+fn our_await(ends: &Ends<'_>) -> Result<f64> {
+    let begun = Instant::now();
+    pollster::block_on(ends.submit())?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn our_submission(ends: &Ends<'_>) -> Result<f64> {
+    let begun = Instant::now();
+    let transfer = ends.submit();
+    let submitted = begun.elapsed();
+    transfer.wait()?;
+    Ok(submitted.as_secs_f64())
+}
+
+fn their_submission(by_hand: &mut dyn ByHand) -> Result<f64> {
+    let begun = Instant::now();
+    by_hand.submit()?;
+    let submitted = begun.elapsed();
+    by_hand.finish()?;
+    Ok(submitted.as_secs_f64())
+}
+
+fn our_clock(ends: &Ends<'_>) -> Result<f64> {
+    let report = ends.submit_with(&TransferOptions::new().timing(Timing::Measured)).wait()?;
+    Ok(report.moving.context("a measured transfer reports no device time")?.as_secs_f64())
+}
+
+fn their_clock(by_hand: &mut dyn ByHand) -> Result<f64> {
+    by_hand.timed()?.context("the reference has no clock")
+}

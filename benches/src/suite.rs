@@ -1,0 +1,112 @@
+//! The whole run, in order.
+
+use anyhow::{Context as _, Result, ensure};
+use transload_backend_cpu::CpuBackend;
+use transload_core::{DeviceId, MemoryKind, Place, TransferPath};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{
+    case::{HostKit, Kit},
+    content::Content,
+    grid::{self, Point},
+    json::Results,
+    machine::Machine,
+    options::{Group, Options},
+    progress::Progress,
+    row::Row,
+    rows::Bench,
+};
+
+/// Measures what is asked for. With `device` the rows of CUDA are measured on that one.
+///
+/// # Errors
+/// Those of the library and of the driver, and anything that is left alive at the end.
+pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
+    let mut rows = Vec::new();
+    let mut content = Content::new(grid::largest(options), options.seed);
+    let progress = Progress::new(0);
+    let mut description = ("no CUDA device was used".to_owned(), None, None);
+    if let Some(ordinal) = device {
+        description = cuda(options, ordinal, &mut content, &progress, &mut rows)?;
+    }
+    if options.wants(Group::Cpu) {
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CpuBackend::new()?)?;
+        let mut bench = Bench { options, manager: &manager, kit: &HostKit, content: &mut content };
+        measure(&mut bench, &grid::cpu_paths(), &progress, &mut rows)?;
+        nothing_alive(&manager)?;
+    }
+    eprintln!("measured in {:.1} s", progress.finish());
+    let (hardware, driver, cuda) = description;
+    Ok(Results::new(Machine::here(hardware, driver, cuda), rows))
+}
+
+type Description = (String, Option<String>, Option<String>);
+
+#[cfg(any(target_os = "linux", windows))]
+fn cuda(
+    options: &Options,
+    ordinal: u32,
+    content: &mut Content,
+    progress: &Progress,
+    rows: &mut Vec<Row>,
+) -> Result<Description> {
+    let (manager, first) = crate::first_use::start(ordinal, grid::largest(options))?;
+    rows.extend(first);
+    let session = crate::cuda::Session::open(ordinal)?;
+    let mut bench = Bench { options, manager: &manager, kit: &session, content };
+    let paths = grid::cuda_paths(session.device());
+    measure(&mut bench, &paths, progress, rows)?;
+    nothing_alive(&manager)?;
+    session.describe()
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
+fn cuda(_: &Options, _: u32, _: &mut Content, _: &Progress, _: &mut Vec<Row>) -> Result<Description> {
+    anyhow::bail!("there is no CUDA on this platform")
+}
+
+/// All rows of some paths.
+fn measure(
+    bench: &mut Bench<'_>,
+    paths: &[TransferPath],
+    progress: &Progress,
+    rows: &mut Vec<Row>,
+) -> Result<()> {
+    let points = grid::points(bench.options);
+    let small = Point::aligned(4096);
+    let up = paths.first().copied().unwrap_or(TransferPath::new(
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable),
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable),
+    ));
+    progress.expect((paths.len() * (points.len() + 1) + 3) as u64);
+    for path in paths {
+        for point in &points {
+            progress.next(&format!("{path}, {} bytes", point.bytes));
+            let more = bench.grid(*path, *point).with_context(|| format!("{path}, {} bytes", point.bytes))?;
+            rows.extend(more);
+        }
+    }
+    progress.next("submission");
+    for path in paths.iter().filter(|path| path.src.kind != MemoryKind::Mapped) {
+        rows.extend(bench.submitting(*path, small)?);
+    }
+    progress.next("completion");
+    rows.extend(bench.completing(up, small)?);
+    progress.next("threads");
+    rows.extend(bench.threads(up, small)?);
+    for path in paths {
+        progress.next(&format!("{path}, allocations"));
+        rows.extend(bench.allocating(*path, small)?);
+    }
+    Ok(())
+}
+
+/// Whether everything that was allocated is gone.
+fn nothing_alive(manager: &CrossBackendTransferManager) -> Result<()> {
+    manager.drain()?;
+    for (name, ledger) in manager.ledger() {
+        ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+    }
+    Ok(())
+}

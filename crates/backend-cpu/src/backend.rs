@@ -1,0 +1,216 @@
+//! The backend: memory and queues of the host, and what is alive of them.
+
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
+    PathCost, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
+};
+
+use crate::{
+    CpuBackendBuilder, costs, device,
+    foreign::{Borrowed, BoxedOwner, VecOwner},
+    pages::Pages,
+    queue::CpuQueue,
+    storage::{Counters, HostStorage},
+    workers::Employment,
+};
+
+/// Queues of one priority. More than one, even for one worker, since a queue may stand still for another backend's work.
+const MOST_QUEUES: usize = 4;
+
+/// Host memory and a pool of worker threads. All methods may be called from any thread.
+///
+/// Dropping it never waits: work in flight goes on, leased queues stay usable, and the threads end when the last lease is
+/// gone and the last operation is done.
+pub struct CpuBackend {
+    info: DeviceInfo,
+    employment: Arc<Employment>,
+    queues: Mutex<Vec<Arc<CpuQueue>>>,
+    counters: Arc<Counters>,
+    reclaimer: Arc<Reclaimer>,
+}
+
+impl CpuBackend {
+    /// A backend with the default settings.
+    ///
+    /// # Errors
+    /// As for [`CpuBackendBuilder::build`].
+    pub fn new() -> Result<Arc<Self>> {
+        Self::builder().build()
+    }
+
+    /// A backend with other settings.
+    pub fn builder() -> CpuBackendBuilder {
+        CpuBackendBuilder::default()
+    }
+
+    pub(crate) fn with(employment: Arc<Employment>) -> Self {
+        Self {
+            info: device::info(),
+            employment,
+            queues: Mutex::default(),
+            counters: Arc::default(),
+            reclaimer: Arc::default(),
+        }
+    }
+
+    /// A buffer over a vector's bytes, which it owns from now on. Writable; nothing is copied. A vector without bytes
+    /// gives a buffer without bytes.
+    #[must_use]
+    pub fn wrap_vec(&self, bytes: Vec<u8>) -> RawBuffer {
+        let len = bytes.len();
+        let (owner, address) = VecOwner::new(bytes);
+        // SAFETY: the owner keeps the vector's `len` initialised bytes at this address until it is dropped.
+        let storage = unsafe { HostStorage::new(owner, address, len, true, &self.counters) };
+        RawBuffer::new(Box::new(storage), &self.reclaimer)
+    }
+
+    /// A buffer over bytes that `owner` gives, such as a mapped file, which lives on until no operation uses them. Nothing
+    /// is copied, and nothing can be copied into it: [`RawBuffer::is_writable`] is false.
+    #[must_use]
+    pub fn wrap_readonly(&self, owner: impl AsRef<[u8]> + Send + Sync + 'static) -> RawBuffer {
+        let (owner, address, len) = BoxedOwner::new(owner);
+        // SAFETY: the owner has its final address, and gave the slice as one that lives as long as itself.
+        let storage = unsafe { HostStorage::new(owner, address, len, false, &self.counters) };
+        RawBuffer::new(Box::new(storage), &self.reclaimer)
+    }
+
+    /// A buffer of `len` bytes over memory that stays somebody else's: it is never freed by the buffer. It counts in the
+    /// ledger while any operation may use it.
+    ///
+    /// # Safety
+    /// * `len` bytes at `address` must be initialised, readable and writable until every clone and slice of the buffer is
+    ///   dropped and no operation uses them any more ([`Backend::drain`] waits for that).
+    /// * Until then nobody may access them in conflict with the buffer's views and operations; a second buffer over the
+    ///   same bytes is not ordered with this one.
+    #[must_use]
+    pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
+        // SAFETY: the caller's promise.
+        let storage = unsafe { HostStorage::new(Borrowed, address, len, true, &self.counters) };
+        RawBuffer::new(Box::new(storage), &self.reclaimer)
+    }
+
+    fn out_of_memory(&self, bytes: usize) -> Error {
+        let now = device::memory().ok();
+        let shortage = MemoryShortage {
+            requested: bytes as u64,
+            free: now.map(|memory| memory.free),
+            total: now.map(|memory| memory.total).or(self.info.total_memory),
+        };
+        Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pageable), shortage)
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        vec![self.info.clone()]
+    }
+
+    /// Zeroed pageable memory, aligned to 64 bytes, from 64 KiB on to 4096. On Linux memory from 4 MiB on is mapped by
+    /// itself, on 2 MiB boundaries, with advice to use huge pages.
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        device::check(device)?;
+        if kind != MemoryKind::Pageable {
+            let text = format!(
+                "the cpu backend allocates pageable memory only, not {kind}; ask a device's backend for pinned and mapped"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "0 bytes were asked for; valid is 1 or more"));
+        }
+        self.reclaimer.sweep();
+        if self.info.total_memory.is_some_and(|total| bytes as u64 > total) {
+            return Err(self.out_of_memory(bytes));
+        }
+        let pages = Pages::new(bytes).ok_or_else(|| self.out_of_memory(bytes))?;
+        let address = pages.address();
+        // SAFETY: the pages have so many zeroed bytes at this address until they are dropped.
+        let storage = unsafe { HostStorage::new(pages, address, bytes, true, &self.counters) };
+        Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
+    }
+
+    /// The kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] elsewhere than on Linux.
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        device::check(device)?;
+        device::memory()
+    }
+
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        _workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        device::check(device)?;
+        let mut queues = self.queues.lock();
+        let of_priority = queues.iter().filter(|queue| queue.priority() == priority);
+        let count = of_priority.clone().count();
+        // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
+        let least_busy = of_priority.min_by_key(|queue| queue.leases() + queue.outstanding()).cloned();
+        let queue = match least_busy {
+            Some(queue) if queue.leases() + queue.outstanding() == 0 || count >= MOST_QUEUES => queue,
+            _ => {
+                let queue = Arc::new(CpuQueue::new(priority, &self.employment));
+                queues.push(Arc::clone(&queue));
+                queue
+            }
+        };
+        queue.lease();
+        Ok(QueueLease::new(queue))
+    }
+
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        (costs::is_reachable(src) && costs::is_reachable(dst)).then_some(DeviceId::Cpu)
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        costs::default_costs()
+    }
+
+    fn ledger(&self) -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
+        ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
+        ledger.parked = self.reclaimer.len() as u64;
+        ledger.leases = self.queues.lock().iter().map(|queue| queue.leases()).sum();
+        ledger
+    }
+
+    /// Must not be called from a waker or an owner's `drop`, which may run on a worker.
+    fn drain(&self) -> Result<()> {
+        let queues = self.queues.lock().clone();
+        let mut outcome = Ok(());
+        for queue in queues {
+            outcome = outcome.and(queue.line().drain());
+        }
+        outcome.and(self.reclaimer.drain())
+    }
+
+    /// The buffer itself where it is the host's.
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+        device::check(device)?;
+        if costs::is_reachable(buffer.place()) {
+            return Ok(Shared { buffer: buffer.clone(), copied: false });
+        }
+        let text =
+            format!("the cpu backend cannot share {} memory; copy it to pageable memory", buffer.place());
+        Err(Error::new(ErrorKind::Unsupported, text))
+    }
+}
+
+impl fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CpuBackend").field("ledger", &self.ledger()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,205 @@
+//! Typed buffers of host memory.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+};
+
+use transload_core::{
+    Backend, Buffer, DeviceId, Error, ErrorKind, HostView, HostViewMut, MemoryKind, Pod, RawBuffer, Result,
+};
+
+use crate::CpuBackend;
+
+/// `len` elements of `T` in host memory. Clones share the bytes. Usable from any thread.
+///
+/// ```
+/// use transload_backend_cpu::{CpuBackend, HostBuffer};
+/// use transload_core::Buffer;
+///
+/// let backend = CpuBackend::new()?;
+/// let buffer = HostBuffer::<u32>::new(&backend, 4)?;
+/// buffer.fill(7)?;
+/// buffer.write()?[0] = 1;
+/// assert_eq!(*buffer.read()?, [1, 7, 7, 7]);
+/// # Ok::<(), transload_core::Error>(())
+/// ```
+pub struct HostBuffer<T: Pod> {
+    raw: RawBuffer,
+    elements: PhantomData<fn() -> T>,
+}
+
+impl<T: Pod> HostBuffer<T> {
+    /// `len` elements (at least 1), all bytes zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for a length of 0, a `T` without size or one aligned to more than 64 bytes;
+    /// [`ErrorKind::OutOfRange`] where the size in bytes overflows; [`ErrorKind::OutOfMemory`].
+    pub fn new(backend: &CpuBackend, len: usize) -> Result<Self> {
+        check_element::<T>()?;
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            let text = format!("{len} elements of {} bytes are more than can be counted", size_of::<T>());
+            Error::new(ErrorKind::OutOfRange, text)
+        })?;
+        Self::from_raw(backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes)?)
+    }
+
+    /// A copy of a slice.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn from_slice(backend: &CpuBackend, source: &[T]) -> Result<Self> {
+        let buffer = Self::new(backend, source.len())?;
+        buffer.copy_from_host(source)?;
+        Ok(buffer)
+    }
+
+    /// Elements over bytes that exist: any buffer that the host can address, also pinned, mapped and wrapped ones.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] where the length is no whole number of elements, the address is not aligned for
+    /// them, or `T` has no size; [`ErrorKind::Unsupported`] where the host cannot address the memory.
+    pub fn from_raw(raw: RawBuffer) -> Result<Self> {
+        check_element::<T>()?;
+        let Some(address) = raw.host_address() else {
+            let text =
+                format!("the host cannot address {} memory; transfer it to a host buffer", raw.place());
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        let (size, alignment) = (size_of::<T>(), align_of::<T>());
+        if !raw.len().is_multiple_of(size) || !address.as_ptr().addr().is_multiple_of(alignment) {
+            let text = format!(
+                "{} bytes at {address:p} are no whole number of elements of {size} bytes aligned to {alignment}",
+                raw.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(Self { raw, elements: PhantomData })
+    }
+
+    /// Reads from the host: blocks until operations that write the elements are done.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::read`].
+    pub fn read(&self) -> Result<HostSlice<'_, T>> {
+        self.raw.read().map(|view| HostSlice { view, elements: PhantomData })
+    }
+
+    /// As [`read`](Self::read), but answers [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::try_read`].
+    pub fn try_read(&self) -> Result<HostSlice<'_, T>> {
+        self.raw.try_read().map(|view| HostSlice { view, elements: PhantomData })
+    }
+
+    /// Writes from the host: blocks until operations that use the elements are done.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::write`].
+    pub fn write(&self) -> Result<HostSliceMut<'_, T>> {
+        self.raw.write().map(|view| HostSliceMut { view, elements: PhantomData })
+    }
+
+    /// As [`write`](Self::write), but answers [`ErrorKind::Busy`] instead of waiting.
+    ///
+    /// # Errors
+    /// As for [`RawBuffer::try_write`].
+    pub fn try_write(&self) -> Result<HostSliceMut<'_, T>> {
+        self.raw.try_write().map(|view| HostSliceMut { view, elements: PhantomData })
+    }
+}
+
+fn check_element<T>() -> Result<()> {
+    const MOST: usize = 64;
+    if size_of::<T>() == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "elements of 0 bytes have nothing to transfer"));
+    }
+    if align_of::<T>() > MOST {
+        let text = format!("elements aligned to {} bytes; valid are at most {MOST}", align_of::<T>());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
+}
+
+fn same_length(buffer: usize, host: usize) -> Result<()> {
+    if buffer == host {
+        return Ok(());
+    }
+    let text = format!("the buffer has {buffer} elements, the slice {host}; both must agree");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}
+
+impl<T: Pod> Buffer<T> for HostBuffer<T> {
+    fn raw(&self) -> &RawBuffer {
+        &self.raw
+    }
+
+    fn fill(&self, value: T) -> Result<()> {
+        self.write()?.fill(value);
+        Ok(())
+    }
+
+    fn copy_from_host(&self, source: &[T]) -> Result<()> {
+        same_length(self.len(), source.len())?;
+        self.write()?.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
+        same_length(self.len(), destination.len())?;
+        destination.copy_from_slice(&self.read()?);
+        Ok(())
+    }
+}
+
+impl<T: Pod> Clone for HostBuffer<T> {
+    fn clone(&self) -> Self {
+        Self { raw: self.raw.clone(), elements: PhantomData }
+    }
+}
+
+impl<T: Pod> fmt::Debug for HostBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffer<{}>({:?})", std::any::type_name::<T>(), self.raw)
+    }
+}
+
+/// Readable elements; while it is open, operations that would write them answer [`ErrorKind::Busy`].
+#[derive(Debug)]
+pub struct HostSlice<'a, T> {
+    view: HostView<'a>,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Writable elements; while it is open, operations that would use them answer [`ErrorKind::Busy`].
+#[derive(Debug)]
+pub struct HostSliceMut<'a, T> {
+    view: HostViewMut<'a>,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+// `HostBuffer::from_raw` checked length and alignment, so the casts below never fail.
+
+impl<T: Pod> Deref for HostSlice<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::try_cast_slice(&self.view).unwrap_or_default()
+    }
+}
+
+impl<T: Pod> Deref for HostSliceMut<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::try_cast_slice(&self.view).unwrap_or_default()
+    }
+}
+
+impl<T: Pod> DerefMut for HostSliceMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::try_cast_slice_mut(&mut self.view).unwrap_or_default()
+    }
+}

@@ -1,0 +1,210 @@
+//! The work itself: an operation on host memory, whole or a part of its units.
+
+use std::{ops::Range, ptr};
+
+use transload_core::{
+    Error, ErrorKind, Operation, Pattern, Pitched, RawBuffer, Result,
+    host_access::{self, HostAccess},
+};
+
+use crate::costs;
+
+/// An operation cut into pieces that may run side by side: bytes of a copy or a fill, rows, or pairs of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// How many units there are.
+    pub(crate) units: usize,
+    /// How many a piece has.
+    pub(crate) step: usize,
+}
+
+impl Cut {
+    /// Pieces of about a quarter of a worker's share, within bounds that keep both the hand-over and the last piece cheap.
+    pub(crate) fn new(operation: &Operation<'_>, workers: usize) -> Self {
+        const GRAIN: usize = 64 << 10;
+        let total = bytes(operation);
+        let share = total / workers.saturating_mul(4).max(1);
+        let piece = share.clamp(512 << 10, 16 << 20).next_multiple_of(GRAIN);
+        let units = units(operation);
+        let step = match operation {
+            Operation::Copy { .. } | Operation::Fill { .. } => piece,
+            _ => units.div_ceil(total.div_ceil(piece).max(1)).max(1),
+        };
+        Self { units, step }
+    }
+
+    pub(crate) fn pieces(self) -> usize {
+        self.units.div_ceil(self.step)
+    }
+
+    /// The units of the `index`-th piece; `None` behind the last.
+    pub(crate) fn piece(self, index: usize) -> Option<Range<usize>> {
+        let start = index.checked_mul(self.step).filter(|start| *start < self.units)?;
+        Some(start..self.units.min(start.saturating_add(self.step)))
+    }
+}
+
+/// Bytes that the operation puts in place.
+pub(crate) fn bytes(operation: &Operation<'_>) -> usize {
+    match operation {
+        Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
+        Operation::CopyPitched { rows, .. } => rows.width.saturating_mul(rows.height),
+        Operation::CopyBatch { pairs } => {
+            pairs.iter().fold(0, |sum: usize, (_, dst)| sum.saturating_add(dst.len()))
+        }
+        _ => 0,
+    }
+}
+
+fn units(operation: &Operation<'_>) -> usize {
+    match operation {
+        Operation::Copy { dst, .. } | Operation::Fill { dst, .. } => dst.len(),
+        Operation::CopyPitched { rows, .. } => rows.height,
+        Operation::CopyBatch { pairs } => pairs.len(),
+        _ => 0,
+    }
+}
+
+/// Refuses what the workers cannot do, before anything is enqueued.
+pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
+    match operation {
+        Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => both(src, dst),
+        Operation::CopyBatch { pairs } => pairs.iter().try_for_each(|(src, dst)| both(src, dst)),
+        Operation::Fill { dst, .. } => reachable(dst),
+        Operation::Prefetch { buffer, .. } => Err(unsupported(format!(
+            "a cpu queue cannot prefetch {} memory; ask a queue of the memory's own backend",
+            buffer.place()
+        ))),
+        _ => Err(unsupported("a cpu queue can only copy and fill".to_owned())),
+    }
+}
+
+fn both(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    reachable(src)?;
+    reachable(dst)
+}
+
+fn reachable(buffer: &RawBuffer) -> Result<()> {
+    if costs::is_reachable(buffer.place()) && buffer.host_address().is_some() {
+        return Ok(());
+    }
+    Err(unsupported(format!(
+        "a cpu queue does not reach {} memory; it reaches pageable, pinned and mapped memory of cpu",
+        buffer.place()
+    )))
+}
+
+fn unsupported(text: String) -> Error {
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Tells whoever watches the host's accesses, on the thread that begins them.
+pub(crate) fn announce(operation: &Operation<'_>) {
+    let note = |buffer: &RawBuffer, access| {
+        if let Some(address) = buffer.host_address() {
+            host_access::note(address.as_ptr().addr(), buffer.len(), access);
+        }
+    };
+    match operation {
+        Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => {
+            note(src, HostAccess::Read);
+            note(dst, HostAccess::Write);
+        }
+        Operation::CopyBatch { pairs } => {
+            for (src, dst) in *pairs {
+                note(src, HostAccess::Read);
+                note(dst, HostAccess::Write);
+            }
+        }
+        Operation::Fill { dst, .. } => note(dst, HostAccess::Write),
+        _ => {}
+    }
+}
+
+/// Does all of the operation.
+///
+/// # Safety
+/// As for [`perform_units`].
+pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { perform_units(operation, 0..units(operation)) }
+}
+
+/// Does some units of the operation.
+///
+/// # Safety
+/// * The operation must be valid and within its buffers, which nobody else uses in conflict with these units.
+/// * `range` must lie within the operation's units.
+pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize>) -> Result<()> {
+    match *operation {
+        Operation::Copy { src, dst } => {
+            // SAFETY: both have all of the operation's bytes, and the range lies within them.
+            unsafe { move_bytes(src, range.start, dst, range.start, range.len()) }
+        }
+        Operation::CopyPitched { src, dst, rows } => {
+            // SAFETY: a valid operation's rows lie within both buffers.
+            range.into_iter().try_for_each(|row| unsafe { move_row(src, dst, rows, row) })
+        }
+        Operation::CopyBatch { pairs } => {
+            // SAFETY: the two of a pair have one length.
+            let pair = |(src, dst): &(RawBuffer, RawBuffer)| unsafe { move_bytes(src, 0, dst, 0, dst.len()) };
+            pairs.get(range).unwrap_or_default().iter().try_for_each(pair)
+        }
+        Operation::Fill { dst, pattern } => {
+            // SAFETY: the range lies within the buffer, and a piece begins at a multiple of every pattern's width.
+            unsafe { fill(address(dst)?.add(range.start), range.len(), pattern) };
+            Ok(())
+        }
+        _ => Err(unsupported("a cpu queue can only copy and fill".to_owned())),
+    }
+}
+
+fn address(buffer: &RawBuffer) -> Result<*mut u8> {
+    match buffer.host_address() {
+        Some(address) => Ok(address.as_ptr()),
+        None => Err(unsupported(format!("the host cannot address {} memory", buffer.place()))),
+    }
+}
+
+/// # Safety
+/// The rows must lie within both buffers, and `row` be one of them.
+unsafe fn move_row(src: &RawBuffer, dst: &RawBuffer, rows: Pitched, row: usize) -> Result<()> {
+    // SAFETY: by the caller's promise the products are within the buffers' lengths, so they do not overflow either.
+    unsafe { move_bytes(src, row * rows.src_pitch, dst, row * rows.dst_pitch, rows.width) }
+}
+
+/// # Safety
+/// `len` bytes from each offset must lie within its buffer, and nobody else may use them in conflict.
+unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, len: usize) -> Result<()> {
+    let (src, dst) = (address(src)?, address(dst)?);
+    // SAFETY: as promised. `copy` and not `copy_nonoverlapping`: two buffers may wrap the same foreign bytes.
+    unsafe { ptr::copy(src.add(from), dst.add(to), len) };
+    Ok(())
+}
+
+/// # Safety
+/// `len` bytes at `dst` must be writable by this thread alone.
+unsafe fn fill(dst: *mut u8, len: usize, pattern: Pattern) {
+    const BLOCK: usize = 1024;
+    let mut block = [0_u8; BLOCK];
+    match pattern {
+        Pattern::U8(byte) => {
+            // SAFETY: the caller's promise.
+            unsafe { ptr::write_bytes(dst, byte, len) };
+            return;
+        }
+        Pattern::U16(value) => {
+            block.as_chunks_mut::<2>().0.iter_mut().for_each(|chunk| *chunk = value.to_ne_bytes());
+        }
+        Pattern::U32(value) => {
+            block.as_chunks_mut::<4>().0.iter_mut().for_each(|chunk| *chunk = value.to_ne_bytes());
+        }
+    }
+    let mut done = 0;
+    while done < len {
+        let step = BLOCK.min(len - done);
+        // SAFETY: the block has `step` bytes, and `done + step` is at most `len`.
+        unsafe { ptr::copy_nonoverlapping(block.as_ptr(), dst.add(done), step) };
+        done += step;
+    }
+}

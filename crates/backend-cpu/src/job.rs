@@ -1,0 +1,68 @@
+//! An operation on its way through a queue: it owns what it touches.
+
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+use transload_core::{Error, ErrorKind, Fence, Operation, Pattern, Pitched, RawBuffer, Result, Timing};
+
+/// Work that waits its turn. Shares the buffers, so their memory outlives every handle of the user's.
+pub(crate) struct Job {
+    work: Work,
+    /// Fences that it must come after and that were not known to be over. Inline up to four.
+    pub(crate) after: SmallVec<[Fence; 4]>,
+    pub(crate) point: u64,
+    pub(crate) timing: Timing,
+}
+
+enum Work {
+    Copy { src: RawBuffer, dst: RawBuffer },
+    Pitched { src: RawBuffer, dst: RawBuffer, rows: Pitched },
+    Batch { pairs: Vec<(RawBuffer, RawBuffer)> },
+    Fill { dst: RawBuffer, pattern: Pattern },
+}
+
+impl Job {
+    /// Takes a share of what the operation borrows. The point is given when it is enqueued.
+    pub(crate) fn new(
+        operation: &Operation<'_>,
+        after: impl Iterator<Item = Fence>,
+        timing: Timing,
+    ) -> Result<Self> {
+        let work = match *operation {
+            Operation::Copy { src, dst } => Work::Copy { src: src.clone(), dst: dst.clone() },
+            Operation::CopyPitched { src, dst, rows } => {
+                Work::Pitched { src: src.clone(), dst: dst.clone(), rows }
+            }
+            Operation::CopyBatch { pairs } => Work::Batch { pairs: pairs.to_vec() },
+            Operation::Fill { dst, pattern } => Work::Fill { dst: dst.clone(), pattern },
+            _ => return Err(Error::new(ErrorKind::Unsupported, "a cpu queue can only copy and fill")),
+        };
+        Ok(Self { work, after: after.collect(), point: 0, timing })
+    }
+
+    pub(crate) fn operation(&self) -> Operation<'_> {
+        match &self.work {
+            Work::Copy { src, dst } => Operation::Copy { src, dst },
+            Work::Pitched { src, dst, rows } => Operation::CopyPitched { src, dst, rows: *rows },
+            Work::Batch { pairs } => Operation::CopyBatch { pairs },
+            Work::Fill { dst, pattern } => Operation::Fill { dst, pattern: *pattern },
+        }
+    }
+}
+
+/// How work went.
+pub(crate) struct Outcome {
+    pub(crate) result: Result<()>,
+    pub(crate) took: Option<Duration>,
+}
+
+impl Outcome {
+    /// Runs `work`, by the clock if asked to. A panic becomes an error: the queue goes on.
+    pub(crate) fn of(timing: Timing, work: impl FnOnce() -> Result<()>) -> Self {
+        let begun = (timing == Timing::Measured).then(Instant::now);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_panic| {
+            Err(Error::new(ErrorKind::Interrupted, "a cpu worker panicked; the destination is undefined"))
+        });
+        Self { result, took: begun.map(|begun| begun.elapsed()) }
+    }
+}

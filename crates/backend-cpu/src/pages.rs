@@ -1,0 +1,134 @@
+//! Host memory from the system: zeroed, aligned, and an error instead of an abort where there is none.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    ptr::NonNull,
+};
+
+/// Alignment of small allocations: a cache line.
+const SMALL: usize = 64;
+/// Alignment from [`PAGED_FROM`] on.
+const PAGE: usize = 4096;
+const PAGED_FROM: usize = 64 << 10;
+/// Size and alignment of a transparent huge page.
+#[cfg(target_os = "linux")]
+const HUGE: usize = 2 << 20;
+/// From here on memory is mapped by itself, with advice to use huge pages: first touch of fresh memory is what limits a
+/// copy into it.
+#[cfg(target_os = "linux")]
+const HUGE_FROM: usize = 4 << 20;
+
+/// Zeroed bytes, owned.
+pub(crate) struct Pages {
+    address: NonNull<u8>,
+    source: Source,
+}
+
+enum Source {
+    Heap(Layout),
+    /// A mapping of so many bytes.
+    #[cfg(target_os = "linux")]
+    Mapping(usize),
+}
+
+// SAFETY: `Pages` owns its bytes and gives out nothing but their address.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `bytes` (at least 1) of zeroed memory; `None` where there is not enough. Aligned to 64 bytes, from 64 KiB on to
+    /// 4096, and on Linux from 4 MiB on to 2 MiB.
+    pub(crate) fn new(bytes: usize) -> Option<Self> {
+        #[cfg(target_os = "linux")]
+        if bytes >= HUGE_FROM {
+            return Self::map(bytes);
+        }
+        let alignment = if bytes >= PAGED_FROM { PAGE } else { SMALL };
+        let layout = Layout::from_size_align(bytes, alignment).ok().filter(|layout| layout.size() > 0)?;
+        // SAFETY: the layout's size is not 0.
+        let address = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { address, source: Source::Heap(layout) })
+    }
+
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// The allocator would write zeros itself to give this alignment, and so touch every page before the advice.
+    #[cfg(target_os = "linux")]
+    fn map(bytes: usize) -> Option<Self> {
+        let len = bytes.checked_next_multiple_of(HUGE)?;
+        let padded = len.checked_add(HUGE)?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                padded,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return None;
+        }
+        let base = base.cast::<u8>();
+        let before = base.align_offset(HUGE).min(HUGE);
+        let after = padded - before - len;
+        // SAFETY: `before + len + after` is the size of the mapping just made; what is unmapped here is its two ends,
+        // both multiples of a page, and nobody knows them yet. Advice changes no content.
+        unsafe {
+            let start = base.add(before);
+            // A failure costs address space or speed, nothing else.
+            if before > 0 {
+                libc::munmap(base.cast(), before);
+            }
+            if after > 0 {
+                libc::munmap(start.add(len).cast(), after);
+            }
+            libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
+            Some(Self { address: NonNull::new(start)?, source: Source::Mapping(len) })
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        match self.source {
+            // SAFETY: allocated in `new` with this layout, and freed only here.
+            Source::Heap(layout) => unsafe { dealloc(self.address.as_ptr(), layout) },
+            #[cfg(target_os = "linux")]
+            // SAFETY: mapped in `map` with this length, and unmapped only here.
+            Source::Mapping(len) => unsafe {
+                libc::munmap(self.address.as_ptr().cast(), len);
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_aligned_by_its_size() {
+        for (bytes, alignment) in
+            [(1, 64), (65_535, 64), (65_536, 4096), (4 << 20, 4096), ((5 << 20) + 3, 4096)]
+        {
+            let pages = Pages::new(bytes).unwrap();
+            assert!(pages.address().as_ptr().addr().is_multiple_of(alignment), "{bytes}");
+            // SAFETY: the pages have so many initialised bytes.
+            let content = unsafe { std::slice::from_raw_parts(pages.address().as_ptr(), bytes) };
+            assert!(content.iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_none_not_an_abort() {
+        for bytes in [0, usize::MAX, isize::MAX as usize, usize::MAX - (2 << 20) + 2, 1 << 46] {
+            assert!(Pages::new(bytes).is_none(), "{bytes}");
+        }
+    }
+}

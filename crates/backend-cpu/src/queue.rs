@@ -1,0 +1,99 @@
+//! A queue as its users see it: a line, the right to have it worked on, and a count of leases.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use transload_core::{
+    DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing,
+};
+
+use crate::{copy, costs, job::Job, line::Line, workers::Employment};
+
+/// An operation of at most so many bytes is done at once where nothing stands before it: waking a worker takes
+/// up to 50 µs, in which one core copies about as much.
+const INLINE: usize = 512 << 10;
+
+/// An ordered line of work, done by the backend's workers.
+pub(crate) struct CpuQueue {
+    line: Arc<Line>,
+    timeline: Arc<dyn Timeline>,
+    leases: AtomicU64,
+    /// A leased queue has its work done even where the backend is gone.
+    _employment: Arc<Employment>,
+}
+
+impl CpuQueue {
+    pub(crate) fn new(priority: StreamPriority, employment: &Arc<Employment>) -> Self {
+        let line = Arc::new(Line::new(priority, Arc::clone(employment.workers())));
+        let timeline: Arc<dyn Timeline> = line.clone();
+        Self { line, timeline, leases: AtomicU64::new(0), _employment: Arc::clone(employment) }
+    }
+
+    pub(crate) fn line(&self) -> &Arc<Line> {
+        &self.line
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        self.leases.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn lease(&self) {
+        self.leases.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl Queue for CpuQueue {
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.line.priority()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        costs::is_reachable(src) && costs::is_reachable(dst)
+    }
+
+    fn can_wait_for(&self, _fence: &Fence) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        copy::check(operation)?;
+        if let Operation::Copy { src, dst } = operation
+            && src.len() != dst.len()
+        {
+            let text = format!("source has {} bytes, destination {}; both must agree", src.len(), dst.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        // What was enqueued before on this line is before it anyway.
+        let id = self.timeline.id();
+        let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_done());
+        let point = if copy::bytes(operation) <= INLINE && open.clone().next().is_none() {
+            // SAFETY: the caller's promise.
+            unsafe { self.line.run_inline(operation, timing) }
+        } else {
+            None
+        };
+        let point = match point {
+            Some(point) => point,
+            None => self.line.push(Job::new(operation, open.cloned(), timing)?),
+        };
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.line.outstanding()
+    }
+
+    fn released(&self) {
+        self.leases.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,65 @@
+//! Many threads submit at once.
+
+use std::thread;
+
+use transload_core::{Backend, Operation, Timing, submit};
+
+use crate::{allocate, backend, lease, noise};
+
+#[test]
+fn twelve_threads_submit_a_hundred_copies_each_between_shared_buffers() {
+    const THREADS: usize = 12;
+    const ROUNDS: usize = 100;
+    const PART: usize = 90_001;
+    let backend = backend(3, 1 << 20);
+    let content = noise(7, THREADS * PART);
+    let src = backend.wrap_readonly(content.clone());
+    let (there, back) = (allocate(&backend, content.len()), allocate(&backend, content.len()));
+    thread::scope(|scope| {
+        for index in 0..THREADS {
+            let (backend, src, there, back) = (&backend, &src, &there, &back);
+            scope.spawn(move || {
+                let own = index * PART..(index + 1) * PART;
+                let queues = [lease(backend), lease(backend)];
+                for round in 0..ROUNDS {
+                    // Sometimes inline, sometimes by a worker; each on the other queue than the one before.
+                    let bytes = if round % 3 == 0 { 1000 + round } else { PART };
+                    let part = own.start..own.start + bytes;
+                    let [src, there, back] =
+                        [src, there, back].map(|buffer| buffer.slice(part.clone()).unwrap());
+                    let there_copy = Operation::Copy { src: &src, dst: &there };
+                    let back_copy = Operation::Copy { src: &there, dst: &back };
+                    submit(&*queues[round % 2], &there_copy, Timing::Off).unwrap();
+                    let fence = submit(&*queues[(round + 1) % 2], &back_copy, Timing::Off).unwrap();
+                    if round % 10 == 0 {
+                        fence.wait().unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert!(*back.read().unwrap() == content[..]);
+    drop((src, there, back));
+    backend.drain().unwrap();
+    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+}
+
+#[test]
+fn threads_that_write_one_range_leave_one_writers_bytes_whole() {
+    let backend = backend(2, 200_000);
+    let dst = allocate(&backend, 300_000);
+    let sources: Vec<_> = (1..=6_u8).map(|value| backend.wrap_readonly(vec![value; 300_000])).collect();
+    thread::scope(|scope| {
+        for src in &sources {
+            let (backend, dst) = (&backend, &dst);
+            scope.spawn(move || {
+                let queue = lease(backend);
+                for _ in 0..50 {
+                    submit(&*queue, &Operation::Copy { src, dst }, Timing::Off).unwrap();
+                }
+            });
+        }
+    });
+    let view = dst.read().unwrap();
+    assert!((1..=6).contains(&view[0]) && view.iter().all(|byte| *byte == view[0]));
+}

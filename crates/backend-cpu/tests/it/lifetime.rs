@@ -1,0 +1,201 @@
+//! Memory and threads live as long as work needs them, and no longer.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    task::{Wake, Waker},
+    thread,
+};
+
+use parking_lot::Mutex;
+use transload_core::{Backend, Operation, Pattern, Timing, submit};
+
+use crate::{allocate, backend, gate::Gate, lease, noise};
+
+/// Counts its drops.
+struct Owner {
+    bytes: Vec<u8>,
+    drops: Arc<AtomicUsize>,
+}
+
+impl AsRef<[u8]> for Owner {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.drops.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn dropping_buffers_early_keeps_their_memory_until_the_copy_is_done() {
+    let backend = backend(2, usize::MAX);
+    let gate = Gate::new();
+    let drops = Arc::new(AtomicUsize::new(0));
+    let content = noise(4, 100_000);
+    let src = backend.wrap_readonly(Owner { bytes: content.clone(), drops: Arc::clone(&drops) });
+    let (middle, dst) = (allocate(&backend, 100_000), allocate(&backend, 100_000));
+    let queue = lease(&backend);
+    submit(&gate, &Operation::Fill { dst: &middle, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &src, dst: &middle }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &middle, dst: &dst }, Timing::Off).unwrap();
+    drop((src, middle));
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    assert_eq!(backend.ledger().allocations, 3);
+
+    gate.open();
+    assert!(*dst.read().unwrap() == content[..]);
+    drop((dst, queue));
+    backend.drain().unwrap();
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+}
+
+#[test]
+fn what_only_another_backend_still_uses_is_parked_and_drained() {
+    let backend = backend(1, usize::MAX);
+    let gate = Gate::new();
+    let buffer = allocate(&backend, 1000);
+    submit(&gate, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    drop(buffer);
+    let ledger = backend.ledger();
+    assert_eq!((ledger.allocations, ledger.bytes, ledger.parked), (1, 1000, 1));
+    gate.open();
+    backend.drain().unwrap();
+    assert!(backend.ledger().is_empty());
+}
+
+#[test]
+fn work_in_flight_survives_the_backend() {
+    let backend = backend(2, 1 << 20);
+    let gate = Gate::new();
+    let content = noise(8, (3 << 20) + 1);
+    let (src, dst) = (backend.wrap_vec(content.clone()), allocate(&backend, content.len()));
+    let queue = lease(&backend);
+    submit(&gate, &Operation::Copy { src: &dst, dst: &src }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    drop((queue, backend));
+    gate.open();
+    assert!(*dst.read().unwrap() == content[..]);
+}
+
+#[test]
+fn a_lease_that_outlives_the_backend_still_works() {
+    let backend = backend(1, usize::MAX);
+    let queue = lease(&backend);
+    let buffer = allocate(&backend, 1 << 20);
+    drop(backend);
+    let fill = Operation::Fill { dst: &buffer, pattern: Pattern::U8(3) };
+    submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
+    assert!(buffer.read().unwrap().iter().all(|byte| *byte == 3));
+}
+
+#[test]
+fn leases_are_counted_until_they_are_dropped_and_their_queues_used_again() {
+    let backend = backend(2, usize::MAX);
+    let leases: Vec<_> = (0..20).map(|_| lease(&backend)).collect();
+    assert_eq!(backend.ledger().leases, 20);
+    let mut timelines: Vec<_> = leases.iter().map(|lease| lease.timeline().id()).collect();
+    timelines.sort();
+    timelines.dedup();
+    assert_eq!(timelines.len(), 4, "a small set of queues");
+    drop(leases);
+    assert!(backend.ledger().is_empty());
+    assert!(timelines.contains(&lease(&backend).timeline().id()));
+}
+
+#[test]
+fn bytes_inside_their_owner_are_read_where_the_owner_finally_is() {
+    let backend = backend(1, usize::MAX);
+    let buffer = backend.wrap_readonly([7_u8; 100]);
+    assert_eq!(*buffer.read().unwrap(), [7; 100]);
+    assert!(!buffer.is_writable());
+}
+
+#[test]
+fn raw_memory_is_used_and_not_freed() {
+    let backend = backend(1, usize::MAX);
+    let mut bytes = vec![1_u8; 200_000];
+    let address = std::ptr::NonNull::new(bytes.as_mut_ptr()).unwrap();
+    // SAFETY: `bytes` outlives the buffer and the work on it, and is not touched meanwhile.
+    let buffer = unsafe { backend.wrap_raw(address, bytes.len()) };
+    let queue = lease(&backend);
+    submit(&*queue, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(2) }, Timing::Off).unwrap();
+    drop((buffer, queue));
+    backend.drain().unwrap();
+    assert!(backend.ledger().is_empty());
+    assert!(bytes.iter().all(|byte| *byte == 2));
+}
+
+/// Keeps the worker that wakes it, after the point is reached and before the buffers are let go.
+struct Hold(Mutex<mpsc::Receiver<()>>);
+
+impl Wake for Hold {
+    fn wake(self: Arc<Self>) {
+        let _let_go = self.0.lock().recv();
+    }
+}
+
+#[test]
+fn drain_waits_until_the_workers_have_let_go_of_the_buffers_too() {
+    let backend = backend(1, usize::MAX);
+    let gate = Gate::new();
+    let drops = Arc::new(AtomicUsize::new(0));
+    let src = backend.wrap_readonly(Owner { bytes: vec![1; 10], drops: Arc::clone(&drops) });
+    let dst = allocate(&backend, 10);
+    let queue = lease(&backend);
+    submit(&gate, &Operation::Fill { dst: &dst, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    let (let_go, hold) = mpsc::channel();
+    assert!(!fence.timeline().wake_at(fence.point(), &Waker::from(Arc::new(Hold(Mutex::new(hold))))));
+    drop(src);
+    gate.open();
+    fence.wait().unwrap();
+    thread::scope(|scope| {
+        let drain = scope.spawn(|| {
+            backend.drain().unwrap();
+            drops.load(Ordering::SeqCst)
+        });
+        // Time enough for a drain that does not wait to show itself.
+        (0..10_000).take_while(|_| !drain.is_finished()).for_each(|_| thread::yield_now());
+        let_go.send(()).unwrap();
+        assert_eq!(drain.join().unwrap(), 1);
+    });
+}
+
+struct Explosive(Vec<u8>);
+
+impl AsRef<[u8]> for Explosive {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Explosive {
+    fn drop(&mut self) {
+        panic!("an owner's drop panics, on purpose");
+    }
+}
+
+#[test]
+fn an_owner_that_panics_when_dropped_does_not_end_the_queue() {
+    let backend = backend(1, usize::MAX);
+    let gate = Gate::new();
+    let src = backend.wrap_readonly(Explosive(vec![5; 100]));
+    let dst = allocate(&backend, 100);
+    let queue = lease(&backend);
+    submit(&gate, &Operation::Fill { dst: &dst, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off).unwrap();
+    drop(src);
+    gate.open();
+    assert_eq!(*dst.read().unwrap(), [5; 100]);
+    let large = allocate(&backend, 1 << 20);
+    let fill = Operation::Fill { dst: &large, pattern: Pattern::U8(1) };
+    submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
+}

@@ -1,0 +1,75 @@
+//! Addresses for device memory that the host cannot dereference.
+
+/// Where device addresses are taken from if the system gives no reservation: no host mapping lies there unless asked
+/// for by address, on any of our targets.
+const FALLBACK_BASE: u64 = 0x00F0_0000_0000_0000;
+
+/// Alignment of every device allocation (the driver promises 256).
+pub(crate) const ALIGNMENT: u64 = 512;
+
+/// A range of virtual addresses of one device. Addresses are handed out upwards and reused only after a whole round, so
+/// that a stale pointer meets nothing.
+#[derive(Debug)]
+pub(crate) struct AddressSpace {
+    base: u64,
+    end: u64,
+    cursor: u64,
+}
+
+impl AddressSpace {
+    /// Reserves a range with room for many times the device's memory.
+    pub(crate) fn reserve(total_memory: u64, ordinal: u32) -> Self {
+        let bytes =
+            total_memory.saturating_mul(16).clamp(1 << 34, 1 << 42).max(total_memory.saturating_mul(2));
+        let base = reserve_unreadable(bytes).unwrap_or(FALLBACK_BASE + u64::from(ordinal) * (1 << 43));
+        let base = base.next_multiple_of(1 << 21);
+        Self { base, end: base + bytes - (1 << 21), cursor: base }
+    }
+
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        (self.base..self.end).contains(&address)
+    }
+
+    /// Finds room for `bytes`; `next_taken` gives the first taken range that ends after an address, as (start, end).
+    pub(crate) fn take(&mut self, bytes: u64, next_taken: impl Fn(u64) -> Option<(u64, u64)>) -> Option<u64> {
+        // A gap between neighbours, so that running over an allocation's end meets nothing.
+        let wanted = bytes.next_multiple_of(ALIGNMENT).checked_add(ALIGNMENT)?;
+        for start in [self.cursor, self.base] {
+            let mut candidate = start;
+            while candidate.checked_add(wanted)? <= self.end {
+                match next_taken(candidate) {
+                    Some((taken_start, taken_end)) if taken_start < candidate + wanted => {
+                        candidate = taken_end.next_multiple_of(ALIGNMENT) + ALIGNMENT;
+                    }
+                    _ => {
+                        self.cursor = candidate + wanted;
+                        return Some(candidate);
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn reserve_unreadable(bytes: u64) -> Option<u64> {
+    let length = usize::try_from(bytes).ok()?;
+    // SAFETY: an anonymous mapping at an address of the system's choice touches nothing that exists.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    (address != libc::MAP_FAILED).then(|| address.addr() as u64)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn reserve_unreadable(_bytes: u64) -> Option<u64> {
+    None
+}

@@ -1,0 +1,336 @@
+//! Copies: which kinds of memory they run between decides whether the call returns early.
+
+use std::ffi::c_void;
+
+use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream};
+use crate::{
+    code::{self, Answer},
+    memory::Memory,
+    op::{Copy, Place, Work},
+    scheduler,
+    state::{Guard, State},
+};
+
+/// Ordinary memory up to this size is read during the call; the bytes reach the device later.
+const STAGED: usize = 64 << 10;
+
+/// What an argument may name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// A host pointer.
+    Host(u64),
+    /// A device pointer; with unified addressing also page-locked or managed host memory.
+    Device(u64),
+    /// Any pointer of the unified address space.
+    Any(u64),
+}
+
+/// A rectangle to copy; a plain range is one row.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) from_pitch: usize,
+    pub(crate) to_pitch: usize,
+}
+
+impl Shape {
+    pub(crate) fn linear(bytes: usize) -> Self {
+        Self { width: bytes, height: 1, from_pitch: 0, to_pitch: 0 }
+    }
+
+    fn span(&self, pitch: usize) -> Answer<usize> {
+        let rows = self.height.saturating_sub(1).checked_mul(pitch).ok_or(code::INVALID_VALUE)?;
+        rows.checked_add(self.width).ok_or(code::INVALID_VALUE)
+    }
+}
+
+/// What memory an argument turned out to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Device(u32),
+    /// Page-locked or managed: the device reaches it without the driver's help.
+    Locked,
+    Ordinary,
+}
+
+fn classify(state: &State, side: Side, bytes: usize) -> Answer<Found> {
+    let (Side::Host(address) | Side::Device(address) | Side::Any(address)) = side;
+    let found = classify_at(&state.memory, address, bytes)?;
+    match (side, found) {
+        (Side::Host(_), Found::Device(_)) | (Side::Device(_), Found::Ordinary) => Err(code::INVALID_VALUE),
+        (_, Found::Ordinary) => {
+            let unmapped = address == 0 || state.devices.iter().any(|device| device.space.contains(address));
+            if unmapped { Err(code::INVALID_VALUE) } else { Ok(found) }
+        }
+        _ => Ok(found),
+    }
+}
+
+fn classify_at(memory: &Memory, address: u64, bytes: usize) -> Answer<Found> {
+    Ok(match memory.resolve(address, bytes)? {
+        Some(allocation) if allocation.is_device() => Found::Device(allocation.device),
+        Some(_) => Found::Locked,
+        None => Found::Ordinary,
+    })
+}
+
+/// Whether the host waits for the copy whatever memory it is between.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Asynchronous,
+    Synchronous,
+}
+
+/// Checks a copy and puts it in a stream, and waits as the driver would.
+pub(crate) fn copy(
+    state: &mut Guard,
+    name: &'static str,
+    stream: u64,
+    (to, from): (Side, Side),
+    shape: Shape,
+    mode: Mode,
+) -> Answer {
+    if shape.width == 0 || shape.height == 0 {
+        return Ok(());
+    }
+    let bytes = shape.width.checked_mul(shape.height).ok_or(code::INVALID_VALUE)?;
+    let source = classify(state, from, shape.span(shape.from_pitch)?)?;
+    let target = classify(state, to, shape.span(shape.to_pitch)?)?;
+    let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
+    let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
+    let on_host = |found| !matches!(found, Found::Device(_));
+    // Between two places of the host nothing is asynchronous; ordinary memory is written before the call returns.
+    let mut waits = (on_host(source) && on_host(target)) || target == Found::Ordinary;
+    // Between two places of a device nothing makes the host wait.
+    waits |= mode == Mode::Synchronous && (on_host(source) || on_host(target));
+    let mut shape = shape;
+    let place = match source {
+        Found::Ordinary if bytes <= STAGED && !on_host(target) => {
+            if mode == Mode::Synchronous {
+                let before = scheduler::end_of(state, stream);
+                wait(state, stream, before)?;
+            }
+            waits = false;
+            let staged = stage(from, shape);
+            shape.from_pitch = shape.width;
+            Place::Staged(staged)
+        }
+        Found::Ordinary => {
+            waits = true;
+            Place::Pageable(from as usize)
+        }
+        _ => Place::Known(from),
+    };
+    let target = if target == Found::Ordinary { Place::Pageable(to as usize) } else { Place::Known(to) };
+    let Shape { width, height, from_pitch, to_pitch } = shape;
+    let work =
+        Work::Copies(vec![Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0 }]);
+    let point = scheduler::enqueue(state, stream, name, work, Vec::new(), None);
+    if waits {
+        wait(state, stream, point)?;
+    }
+    Ok(())
+}
+
+/// Waits for a place in a stream.
+pub(crate) fn wait(state: &mut Guard, stream: u64, point: crate::op::Point) -> Answer {
+    let device = state.streams.get(&stream).map(|own| own.device);
+    let known = scheduler::knowledge(state, stream);
+    scheduler::force(state, point);
+    scheduler::learn(state, known.as_ref());
+    device.map_or(Ok(()), |device| after_wait(state, device))
+}
+
+/// Reads ordinary memory of the caller's, row by row.
+fn stage(from: u64, shape: Shape) -> Vec<u8> {
+    let mut staged = Vec::with_capacity(shape.width * shape.height);
+    for row in 0..shape.height {
+        let start: *const u8 = std::ptr::with_exposed_provenance(from as usize + row * shape.from_pitch);
+        // SAFETY: the caller promises that the source can be read for the length of the call.
+        staged.extend_from_slice(unsafe { std::slice::from_raw_parts(start, shape.width) });
+    }
+    staged
+}
+
+fn host(pointer: *const c_void) -> Side {
+    Side::Host(pointer.expose_provenance() as u64)
+}
+
+fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream(name, stream)?;
+        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    })
+}
+
+/// Synchronous copies go by way of the default stream.
+fn at_once(name: &'static str, sides: (Side, Side), bytes: usize) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current(name)?;
+        let stream = legacy(&state, scope)?;
+        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Synchronous)
+    })
+}
+
+/// The default stream of a context.
+pub(crate) fn legacy(state: &State, scope: Scope) -> Answer<u64> {
+    state.contexts.get(&scope.context).map(|context| context.legacy).ok_or(code::INVALID_CONTEXT)
+}
+
+pub(crate) extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: Handle,
+) -> u32 {
+    enqueued("cuMemcpyHtoDAsync_v2", stream, (Side::Device(to), host(from)), bytes)
+}
+
+pub(crate) extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: *mut c_void,
+    from: u64,
+    bytes: usize,
+    stream: Handle,
+) -> u32 {
+    enqueued("cuMemcpyDtoHAsync_v2", stream, (host(to), Side::Device(from)), bytes)
+}
+
+pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, scope, stream) = on_current_stream("cuMemcpyDtoDAsync_v2", stream)?;
+        reachable(&state, scope, to, from)?;
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, "cuMemcpyDtoDAsync_v2", stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    })
+}
+
+/// A device-to-device copy of one context reaches another device's memory only as a peer's.
+fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> Answer {
+    let own = state.contexts.get(&scope.context).ok_or(code::INVALID_CONTEXT)?;
+    let reaches = [to, from].into_iter().all(|address| {
+        state.memory.find(address).is_none_or(|found| {
+            !found.is_device() || found.device == scope.device || own.peers.contains(&found.device)
+        })
+    });
+    if reaches { Ok(()) } else { Err(code::INVALID_VALUE) }
+}
+
+pub(crate) extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) -> u32 {
+    enqueued("cuMemcpyAsync", stream, (Side::Any(to), Side::Any(from)), bytes)
+}
+
+pub(crate) extern "C" fn cuMemcpyPeerAsync(
+    to: u64,
+    to_context: Handle,
+    from: u64,
+    from_context: Handle,
+    bytes: usize,
+    stream: Handle,
+) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream("cuMemcpyPeerAsync", stream)?;
+        for (address, context) in [(to, to_context), (from, from_context)] {
+            let named = state.contexts.get(&(context.addr() as u64)).ok_or(code::INVALID_CONTEXT)?.device;
+            let lies_there =
+                state.memory.find(address).is_some_and(|found| !found.is_device() || found.device == named);
+            if !lies_there {
+                return Err(code::INVALID_VALUE);
+            }
+        }
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, "cuMemcpyPeerAsync", stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    })
+}
+
+pub(crate) extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> u32 {
+    at_once("cuMemcpyHtoD_v2", (Side::Device(to), host(from)), bytes)
+}
+
+pub(crate) extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> u32 {
+    at_once("cuMemcpyDtoH_v2", (host(to), Side::Device(from)), bytes)
+}
+
+pub(crate) extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuMemcpyDtoD_v2")?;
+        reachable(&state, scope, to, from)?;
+        let stream = legacy(&state, scope)?;
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, "cuMemcpyDtoD_v2", stream, sides, Shape::linear(bytes), Mode::Synchronous)
+    })
+}
+
+pub(crate) extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> u32 {
+    at_once("cuMemcpy", (Side::Any(to), Side::Any(from)), bytes)
+}
+
+/// `CUDA_MEMCPY2D`, its enums as integers.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Copy2D {
+    from: Side2D,
+    to: Side2D,
+    width: usize,
+    height: usize,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Side2D {
+    x_in_bytes: usize,
+    y: usize,
+    memory_type: u32,
+    host: *mut c_void,
+    device: u64,
+    array: usize,
+    pitch: usize,
+}
+
+impl Side2D {
+    /// Where the first row begins, with the pitch. Memory types: 1 host, 2 device, 4 unified.
+    fn begin(&self, width: usize, height: usize) -> Answer<(Side, usize)> {
+        let pitch = if self.pitch == 0 && height == 1 { width } else { self.pitch };
+        if pitch < width.saturating_add(self.x_in_bytes) && height > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let offset = self.y.checked_mul(pitch).and_then(|rows| rows.checked_add(self.x_in_bytes));
+        let offset = offset.ok_or(code::INVALID_VALUE)? as u64;
+        let side = match self.memory_type {
+            1 => Side::Host(self.host.expose_provenance() as u64 + offset),
+            2 => Side::Device(self.device + offset),
+            4 => Side::Any(self.device + offset),
+            _ => return Err(code::NOT_SUPPORTED),
+        };
+        Ok((side, pitch))
+    }
+}
+
+fn copy_2d(
+    state: &mut Guard,
+    name: &'static str,
+    stream: u64,
+    wanted: Pointer<Copy2D>,
+    mode: Mode,
+) -> Answer {
+    let wanted = wanted.get()?;
+    let (from, from_pitch) = wanted.from.begin(wanted.width, wanted.height)?;
+    let (to, to_pitch) = wanted.to.begin(wanted.width, wanted.height)?;
+    let shape = Shape { width: wanted.width, height: wanted.height, from_pitch, to_pitch };
+    copy(state, name, stream, (to, from), shape, mode)
+}
+
+pub(crate) extern "C" fn cuMemcpy2DAsync_v2(wanted: Pointer<Copy2D>, stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream("cuMemcpy2DAsync_v2", stream)?;
+        copy_2d(&mut state, "cuMemcpy2DAsync_v2", stream, wanted, Mode::Asynchronous)
+    })
+}
+
+pub(crate) extern "C" fn cuMemcpy2D_v2(wanted: Pointer<Copy2D>) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuMemcpy2D_v2")?;
+        let stream = legacy(&state, scope)?;
+        copy_2d(&mut state, "cuMemcpy2D_v2", stream, wanted, Mode::Synchronous)
+    })
+}

@@ -1,0 +1,301 @@
+//! Versions, error names and devices.
+
+use std::ffi::c_char;
+
+use super::{Pointer, begin, device_of, finish, on_device};
+use crate::{
+    code::{self, Answer},
+    install,
+    state::{self, Device},
+};
+
+pub(crate) extern "C" fn cuInit(flags: u32) -> u32 {
+    finish(|| {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        match install::options().init_code {
+            code::SUCCESS => {
+                state::lock().initialised = true;
+                Ok(())
+            }
+            failure => Err(failure),
+        }
+    })
+}
+
+pub(crate) extern "C" fn cuDriverGetVersion(version: Pointer<i32>) -> u32 {
+    finish(|| version.set(install::options().version))
+}
+
+pub(crate) extern "C" fn cuGetErrorName(error: u32, text: Pointer<*const c_char>) -> u32 {
+    finish(|| describe(code::name(error), text))
+}
+
+pub(crate) extern "C" fn cuGetErrorString(error: u32, text: Pointer<*const c_char>) -> u32 {
+    finish(|| describe(code::text(error), text))
+}
+
+fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>) -> Answer {
+    match found {
+        Some(found) => text.set(found.as_ptr()),
+        None => {
+            text.set(std::ptr::null())?;
+            Err(code::INVALID_VALUE)
+        }
+    }
+}
+
+pub(crate) extern "C" fn cuDeviceGet(device: Pointer<i32>, ordinal: i32) -> u32 {
+    finish(|| {
+        let (_state, _) = on_device("cuDeviceGet", ordinal)?;
+        device.set(ordinal)
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetCount(count: Pointer<i32>) -> u32 {
+    finish(|| {
+        let state = begin()?;
+        count.set(i32::try_from(state.devices.len()).unwrap_or(i32::MAX))
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetName(name: Pointer<u8>, length: i32, device: i32) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDeviceGetName", device)?;
+        put_text(name, length, &state.device(device).options.name)
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetPCIBusId(text: Pointer<u8>, length: i32, device: i32) -> u32 {
+    finish(|| {
+        let (_state, device) = on_device("cuDeviceGetPCIBusId", device)?;
+        put_text(text, length, &format!("{:04X}:{:02X}:00.0", 0xF000 + (device >> 8), device & 0xFF))
+    })
+}
+
+/// Stores a text with its terminator, cut to what fits.
+fn put_text(to: Pointer<u8>, length: i32, text: &str) -> Answer {
+    let room = usize::try_from(length).ok().filter(|room| *room > 0).ok_or(code::INVALID_VALUE)?;
+    let bytes = &text.as_bytes()[..text.len().min(room - 1)];
+    for (index, byte) in bytes.iter().enumerate() {
+        to.set_at(index, *byte)?;
+    }
+    to.set_at(bytes.len(), 0)
+}
+
+pub(crate) extern "C" fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) -> u32 {
+    finish(|| put_uuid("cuDeviceGetUuid", uuid, device))
+}
+
+pub(crate) extern "C" fn cuDeviceGetUuid_v2(uuid: Pointer<[u8; 16]>, device: i32) -> u32 {
+    finish(|| put_uuid("cuDeviceGetUuid_v2", uuid, device))
+}
+
+/// The same in every process, as a real device's is: made of the name and the ordinal.
+fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> Answer {
+    let (_state, device) = on_device(name, device)?;
+    let mut bytes = *b"SIMULATED-00\0\0\0\0";
+    bytes[12..].copy_from_slice(&device.to_be_bytes());
+    uuid.set(bytes)
+}
+
+pub(crate) extern "C" fn cuDeviceTotalMem_v2(bytes: Pointer<usize>, device: i32) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDeviceTotalMem_v2", device)?;
+        bytes.set(state.device(device).options.total_memory)
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceComputeCapability(
+    major: Pointer<i32>,
+    minor: Pointer<i32>,
+    device: i32,
+) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDeviceComputeCapability", device)?;
+        let capability = state.device(device).options.capability;
+        major.set(capability.0)?;
+        minor.set(capability.1)
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetAttribute(value: Pointer<i32>, attribute: u32, device: i32) -> u32 {
+    finish(|| {
+        let (state, ordinal) = on_device("cuDeviceGetAttribute", device)?;
+        value.set(attribute_of(state.device(ordinal), ordinal, attribute)?)
+    })
+}
+
+/// An attribute by its number (`CUdevice_attribute`).
+fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
+    let options = &device.options;
+    Ok(match attribute {
+        // Largest block, and its dimensions.
+        1..=3 => 1024,
+        4 => 64,
+        // Largest grid.
+        5 => i32::MAX,
+        6 | 7 => 65_535,
+        // Shared memory of a block, constant memory, warp size, pitch, registers of a block, clock rate.
+        8 => 49_152,
+        9 => 65_536,
+        10 => 32,
+        11 => i32::MAX,
+        12 => 65_536,
+        13 => 1_980_000,
+        // Texture alignment; copies overlap with kernels.
+        14 => 512,
+        15 => i32::from(options.copy_engines > 0),
+        16 => options.multiprocessors,
+        // No time limit on kernels; not integrated; can map host memory; default compute mode.
+        17 | 18 | 20 => 0,
+        19 => 1,
+        // Concurrent kernels; no ECC; PCI bus and device numbers; no TCC driver.
+        31 => 1,
+        32 | 35 => 0,
+        33 => (ordinal & 0xFF) as i32,
+        34 => 0,
+        // Memory clock, bus width, level-2 cache, threads of a multiprocessor.
+        36 => 3_201_000,
+        37 => 6_144,
+        38 => 62_914_560,
+        39 => 2_048,
+        40 => options.copy_engines,
+        // Unified addressing; PCI domain.
+        41 => 1,
+        50 => (0xF000 + (ordinal >> 8)) as i32,
+        75 => options.capability.0,
+        76 => options.capability.1,
+        // Stream priorities; level-1 caching of globals and locals.
+        78 => i32::from(options.priorities.0 != options.priorities.1),
+        79 | 80 => 1,
+        // Shared memory and registers of a multiprocessor.
+        81 => 233_472,
+        82 => 65_536,
+        83 => i32::from(options.managed),
+        // Not one of several on a board.
+        84 => 0,
+        85 => i32::try_from(ordinal).unwrap_or(0),
+        // Native atomics over the link; ratio of single to double precision.
+        86 => 0,
+        87 => 2,
+        88 => i32::from(options.pageable_access),
+        89 => i32::from(options.concurrent_managed),
+        90 => 1,
+        // A registered host pointer is the device's pointer too.
+        91 => 1,
+        // Stream memory operations (three numbers of the old interface), cooperative launches.
+        92..=96 => 0,
+        97 => 232_448,
+        // Flushing remote writes; registering host memory.
+        98 => 0,
+        99 => 1,
+        // Page tables of the host; direct managed access from the host; virtual memory management and its handles.
+        100..=105 => 0,
+        106 => 32,
+        // Persisting cache, reserved shared memory, sparse arrays, read-only registration.
+        108..=114 => 0,
+        115 => i32::from(options.pools),
+        // Direct RDMA and sharing between processes.
+        116..=119 => 0,
+        // NUMA placement.
+        130 => 0,
+        134 => -1,
+        _ => return Err(code::INVALID_VALUE),
+    })
+}
+
+fn can_reach(state: &state::State, from: u32, to: u32) -> bool {
+    from != to && state.device(from).options.peers && state.device(to).options.peers
+}
+
+pub(crate) extern "C" fn cuDeviceCanAccessPeer(can: Pointer<i32>, device: i32, peer: i32) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDeviceCanAccessPeer", device)?;
+        let peer = device_of(&state, peer)?;
+        can.set(i32::from(can_reach(&state, device, peer)))
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetP2PAttribute(
+    value: Pointer<i32>,
+    attribute: u32,
+    source: i32,
+    target: i32,
+) -> u32 {
+    finish(|| {
+        let (state, source) = on_device("cuDeviceGetP2PAttribute", source)?;
+        let target = device_of(&state, target)?;
+        if source == target {
+            return Err(code::INVALID_DEVICE);
+        }
+        let reach = i32::from(can_reach(&state, source, target));
+        value.set(match attribute {
+            // Rank 0 is the best there is; access, and native atomics with it; access to arrays.
+            1 => 0,
+            2..=4 => reach,
+            _ => return Err(code::INVALID_VALUE),
+        })
+    })
+}
+
+pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Pointer<usize>, device: i32) -> u32 {
+    finish(|| {
+        let (mut state, device) = on_device("cuDevicePrimaryCtxRetain", device)?;
+        if context.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = state.retain_primary(device);
+        context.set(handle as usize)
+    })
+}
+
+pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
+    finish(|| {
+        let (mut state, device) = on_device("cuDevicePrimaryCtxRelease_v2", device)?;
+        let primary = state.device_mut(device).primary.as_mut().ok_or(code::INVALID_CONTEXT)?;
+        primary.retained -= 1;
+        if primary.retained == 0 {
+            let context = primary.context;
+            crate::scheduler::force_context(&mut state, context);
+            // Another thread may have retained it again while a host function ran.
+            if state.device(device).primary.as_ref().is_some_and(|primary| primary.retained == 0) {
+                state.destroy_context(context);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32 {
+    finish(|| {
+        let (mut state, device) = on_device("cuDevicePrimaryCtxReset_v2", device)?;
+        if let Some(context) = state.device(device).primary.as_ref().map(|primary| primary.context) {
+            crate::scheduler::force_context(&mut state, context);
+            state.destroy_context(context);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuDevicePrimaryCtxGetState(
+    device: i32,
+    flags: Pointer<u32>,
+    active: Pointer<i32>,
+) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDevicePrimaryCtxGetState", device)?;
+        let device = state.device(device);
+        flags.set(device.primary_flags)?;
+        active.set(i32::from(device.primary.is_some()))
+    })
+}
+
+pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) -> u32 {
+    finish(|| {
+        let (mut state, device) = on_device("cuDevicePrimaryCtxSetFlags_v2", device)?;
+        state.device_mut(device).primary_flags = flags;
+        Ok(())
+    })
+}

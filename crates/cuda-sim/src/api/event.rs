@@ -1,0 +1,140 @@
+//! Events.
+
+use std::sync::Arc;
+
+use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, finish, on_current};
+use crate::{
+    code::{self, Answer},
+    op::Work,
+    scheduler,
+    state::{Event, Guard},
+};
+
+const DISABLE_TIMING: u32 = 2;
+
+pub(crate) extern "C" fn cuEventCreate(event: Pointer<usize>, flags: u32) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuEventCreate")?;
+        // Blocking waits and disabled timing; events of other processes are not simulated.
+        if event.is_null() || flags & !(1 | DISABLE_TIMING) != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = state.new_handle();
+        let entry = Event {
+            context: scope.context,
+            device: scope.device,
+            timing: flags & DISABLE_TIMING == 0,
+            generation: 0,
+            record: None,
+            time: None,
+            clock: None,
+        };
+        state.events.insert(handle, entry);
+        event.set(handle as usize)
+    })
+}
+
+/// A call about an event; it needs no current context.
+fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
+    let mut state = begin()?;
+    let event = event.addr() as u64;
+    let device = state.events.get(&event).ok_or(code::INVALID_HANDLE)?.device;
+    attribute(&mut state, name, device)?;
+    Ok((state, event))
+}
+
+pub(crate) extern "C" fn cuEventDestroy_v2(event: Handle) -> u32 {
+    finish(|| {
+        let (mut state, event) = on_event("cuEventDestroy_v2", event)?;
+        state.events.remove(&event);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
+    finish(|| record("cuEventRecord", event, stream))
+}
+
+pub(crate) extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) -> u32 {
+    finish(|| {
+        if flags > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        record("cuEventRecordWithFlags", event, stream)
+    })
+}
+
+fn record(name: &'static str, event: Handle, stream: Handle) -> Answer {
+    let (mut state, event) = on_event(name, event)?;
+    let stream = find_stream(&mut state, stream)?;
+    let context = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context;
+    let found = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
+    if found.context != context {
+        return Err(code::INVALID_HANDLE);
+    }
+    found.generation += 1;
+    found.time = None;
+    let work = Work::Record { event, generation: found.generation };
+    let point = scheduler::enqueue(&mut state, stream, name, work, Vec::new(), None);
+    let clock = scheduler::knowledge(&state, stream).map(Arc::new);
+    if let Some(found) = state.events.get_mut(&event) {
+        found.record = Some(point);
+        found.clock = clock;
+    }
+    Ok(())
+}
+
+pub(crate) extern "C" fn cuEventQuery(event: Handle) -> u32 {
+    finish(|| {
+        let (mut state, event) = on_event("cuEventQuery", event)?;
+        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let Some(point) = found.record else { return Ok(()) };
+        let (device, known) = (found.device, found.clock.clone());
+        let done = scheduler::query(&mut state, point);
+        after_wait(&state, device)?;
+        if !done {
+            return Err(code::NOT_READY);
+        }
+        scheduler::learn(&mut state, known.as_deref());
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
+    finish(|| {
+        let (mut state, event) = on_event("cuEventSynchronize", event)?;
+        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let Some(point) = found.record else { return Ok(()) };
+        let (device, known) = (found.device, found.clock.clone());
+        scheduler::force(&mut state, point);
+        scheduler::learn(&mut state, known.as_deref());
+        super::pool::settle(&mut state, device);
+        after_wait(&state, device)
+    })
+}
+
+pub(crate) extern "C" fn cuEventElapsedTime(milliseconds: Pointer<f32>, start: Handle, end: Handle) -> u32 {
+    finish(|| elapsed("cuEventElapsedTime", milliseconds, start, end))
+}
+
+pub(crate) extern "C" fn cuEventElapsedTime_v2(
+    milliseconds: Pointer<f32>,
+    start: Handle,
+    end: Handle,
+) -> u32 {
+    finish(|| elapsed("cuEventElapsedTime_v2", milliseconds, start, end))
+}
+
+fn elapsed(name: &str, milliseconds: Pointer<f32>, start: Handle, end: Handle) -> Answer {
+    let (state, start) = on_event(name, start)?;
+    let first = state.events.get(&start).ok_or(code::INVALID_HANDLE)?;
+    let second = state.events.get(&(end.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+    let usable = |event: &Event| event.timing && event.record.is_some();
+    if !usable(first) || !usable(second) || first.context != second.context {
+        return Err(code::INVALID_HANDLE);
+    }
+    let (Some(first), Some(second)) = (first.time, second.time) else { return Err(code::NOT_READY) };
+    let nanoseconds = second as f64 - first as f64;
+    // The resolution that the driver promises is about half a microsecond.
+    milliseconds.set(((nanoseconds / 500.0).round() * 500.0 / 1e6) as f32)
+}

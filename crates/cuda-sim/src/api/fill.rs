@@ -1,0 +1,89 @@
+//! Fills with a repeated pattern of 1, 2 or 4 bytes.
+
+use super::{Handle, copy, finish, on_current, on_current_stream};
+use crate::{
+    code::{self, Answer},
+    op::{Fill, Work},
+    scheduler,
+    state::Guard,
+};
+
+fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchronous: bool) -> Answer {
+    if fill.width == 0 || fill.height == 0 {
+        return Ok(());
+    }
+    let row = fill.width.checked_mul(fill.element).ok_or(code::INVALID_VALUE)?;
+    let rows = (fill.height - 1).checked_mul(fill.pitch).ok_or(code::INVALID_VALUE)?;
+    if !fill.address.is_multiple_of(fill.element as u64) || (fill.height > 1 && fill.pitch < row) {
+        return Err(code::INVALID_VALUE);
+    }
+    let span = rows.checked_add(row).ok_or(code::INVALID_VALUE)?;
+    let target = state.memory.resolve(fill.address, span)?.ok_or(code::INVALID_VALUE)?;
+    // Only a fill of host memory makes the host wait.
+    let waits = synchronous && !target.is_device();
+    let point = scheduler::enqueue(state, stream, name, Work::Fill(fill), Vec::new(), None);
+    if waits { copy::wait(state, stream, point) } else { Ok(()) }
+}
+
+fn at_once(name: &'static str, wanted: Fill) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current(name)?;
+        let stream = copy::legacy(&state, scope)?;
+        fill(&mut state, name, stream, wanted, true)
+    })
+}
+
+fn enqueued(name: &'static str, wanted: Fill, stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream(name, stream)?;
+        fill(&mut state, name, stream, wanted, false)
+    })
+}
+
+fn bytes(address: u64, value: u8, width: usize) -> Fill {
+    Fill { address, pattern: [value; 4], element: 1, width, height: 1, pitch: 0 }
+}
+
+fn shorts(address: u64, value: u16, width: usize) -> Fill {
+    let [low, high] = value.to_ne_bytes();
+    Fill { address, pattern: [low, high, low, high], element: 2, width, height: 1, pitch: 0 }
+}
+
+fn words(address: u64, value: u32, width: usize) -> Fill {
+    Fill { address, pattern: value.to_ne_bytes(), element: 4, width, height: 1, pitch: 0 }
+}
+
+pub(crate) extern "C" fn cuMemsetD8_v2(address: u64, value: u8, count: usize) -> u32 {
+    at_once("cuMemsetD8_v2", bytes(address, value, count))
+}
+
+pub(crate) extern "C" fn cuMemsetD16_v2(address: u64, value: u16, count: usize) -> u32 {
+    at_once("cuMemsetD16_v2", shorts(address, value, count))
+}
+
+pub(crate) extern "C" fn cuMemsetD32_v2(address: u64, value: u32, count: usize) -> u32 {
+    at_once("cuMemsetD32_v2", words(address, value, count))
+}
+
+pub(crate) extern "C" fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) -> u32 {
+    enqueued("cuMemsetD8Async", bytes(address, value, count), stream)
+}
+
+pub(crate) extern "C" fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) -> u32 {
+    enqueued("cuMemsetD16Async", shorts(address, value, count), stream)
+}
+
+pub(crate) extern "C" fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) -> u32 {
+    enqueued("cuMemsetD32Async", words(address, value, count), stream)
+}
+
+pub(crate) extern "C" fn cuMemsetD2D8Async(
+    address: u64,
+    pitch: usize,
+    value: u8,
+    width: usize,
+    height: usize,
+    stream: Handle,
+) -> u32 {
+    enqueued("cuMemsetD2D8Async", Fill { pitch, height, ..bytes(address, value, width) }, stream)
+}

@@ -1,0 +1,129 @@
+//! Page-locked host memory: allocated, and registered.
+
+use std::{ffi::c_void, ptr::NonNull};
+
+use super::{Pointer, context::synchronize, finish, on_current};
+use crate::{
+    code::{self, Answer},
+    memory::{Block, Entry, Kind, Life},
+};
+
+pub(crate) extern "C" fn cuMemHostAlloc(pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) -> u32 {
+    finish(|| allocate("cuMemHostAlloc", pointer, bytes, flags))
+}
+
+pub(crate) extern "C" fn cuMemAllocHost_v2(pointer: Pointer<*mut c_void>, bytes: usize) -> u32 {
+    finish(|| allocate("cuMemAllocHost_v2", pointer, bytes, 0))
+}
+
+fn allocate(name: &str, pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) -> Answer {
+    /// Portable, device-mapped, write-combined.
+    const KNOWN: u32 = 1 | 2 | 4;
+    let (mut state, scope) = on_current(name)?;
+    if pointer.is_null() || bytes == 0 || flags & !KNOWN != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let block = Block::new(bytes)?;
+    let start = block.start().as_ptr();
+    // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
+    let entry = Entry {
+        bytes,
+        device: scope.device,
+        context: scope.context,
+        kind: Kind::Pinned { flags },
+        life: Life::Live,
+    };
+    state.memory.insert(None, block, entry);
+    pointer.set(start.cast())
+}
+
+pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuMemFreeHost")?;
+        let base = pointer.addr() as u64;
+        let owner = state.memory.at(base).filter(|found| matches!(found.kind, Kind::Pinned { .. }));
+        let owner = owner.map(|found| found.context).ok_or(code::INVALID_VALUE)?;
+        let waited = synchronize(&mut state, scope.context, scope.device);
+        if owner != scope.context {
+            crate::scheduler::force_context(&mut state, owner);
+        }
+        if let Some(gone) = state.memory.remove(base) {
+            state.forget_memory(gone.device, gone.base, gone.bytes);
+        }
+        waited
+    })
+}
+
+pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32 {
+    finish(|| {
+        /// Portable, device-mapped; memory-mapped devices and read-only ranges are not simulated.
+        const KNOWN: u32 = 1 | 2;
+        let (mut state, scope) = on_current("cuMemHostRegister_v2")?;
+        let start = NonNull::new(pointer.cast::<u8>()).ok_or(code::INVALID_VALUE)?;
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        if flags & !KNOWN != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let address = start.addr().get() as u64;
+        if state.memory.overlaps(address, bytes) {
+            return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        let entry = Entry {
+            bytes,
+            device: scope.device,
+            context: scope.context,
+            kind: Kind::Registered { flags },
+            life: Life::Live,
+        };
+        state.memory.insert_foreign(start, entry);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
+    finish(|| {
+        let (mut state, _) = on_current("cuMemHostUnregister")?;
+        let base = pointer.addr() as u64;
+        let found = state.memory.at(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
+        if !matches!(found.kind, Kind::Registered { .. }) {
+            return Err(code::HOST_MEMORY_NOT_REGISTERED);
+        }
+        // Nothing is waited for: work that still uses the range meets an illegal address, as it may on hardware.
+        if let Some(gone) = state.memory.remove(base) {
+            state.forget_memory(gone.device, gone.base, gone.bytes);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
+    device: Pointer<u64>,
+    pointer: *mut c_void,
+    flags: u32,
+) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuMemHostGetDevicePointer_v2")?;
+        let address = pointer.addr() as u64;
+        if flags != 0 || device.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        match state.memory.find(address).map(|found| &found.kind) {
+            Some(Kind::Pinned { .. } | Kind::Registered { .. }) => device.set(address),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
+}
+
+pub(crate) extern "C" fn cuMemHostGetFlags(flags: Pointer<u32>, pointer: *mut c_void) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuMemHostGetFlags")?;
+        match state.memory.find(pointer.addr() as u64).map(|found| &found.kind) {
+            // With unified addressing the memory is mapped whether that was asked for or not.
+            Some(Kind::Pinned { flags: asked }) => flags.set(asked | 2),
+            Some(Kind::Registered { flags: asked }) => flags.set(asked | 2),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
+}

@@ -1,0 +1,102 @@
+//! Device memory.
+
+use super::{Pointer, Scope, context::synchronize, finish, on_current};
+use crate::{
+    code::{self, Answer},
+    memory::{Block, Entry, Kind, Life},
+    scheduler,
+    state::{State, charged},
+};
+
+pub(crate) extern "C" fn cuMemAlloc_v2(pointer: Pointer<u64>, bytes: usize) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuMemAlloc_v2")?;
+        if pointer.is_null() || bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let charge = charge(&state, scope.device, bytes)?;
+        let entry = Entry {
+            bytes,
+            device: scope.device,
+            context: scope.context,
+            kind: Kind::Device,
+            life: Life::Live,
+        };
+        let base = place(&mut state, entry)?;
+        state.device_mut(scope.device).used += charge;
+        pointer.set(base)
+    })
+}
+
+/// What an allocation would take, if the device has that much left.
+pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> Answer<u64> {
+    let device = state.device(device);
+    let total = device.options.total_memory as u64;
+    let fits = (bytes as u64) <= total && device.used + charged(bytes) <= total;
+    if fits { Ok(charged(bytes)) } else { Err(code::OUT_OF_MEMORY) }
+}
+
+/// Finds addresses and backing for a device allocation, and enters it.
+pub(crate) fn place(state: &mut State, entry: Entry) -> Answer<u64> {
+    let State { devices, memory, .. } = state;
+    let device = devices.get_mut(entry.device as usize).ok_or(code::INVALID_DEVICE)?;
+    let block = Block::new(entry.bytes)?;
+    let base =
+        device.space.take(entry.bytes as u64, |from| memory.next_taken(from)).ok_or(code::OUT_OF_MEMORY)?;
+    Ok(memory.insert(Some(base), block, entry))
+}
+
+pub(crate) extern "C" fn cuMemFree_v2(pointer: u64) -> u32 {
+    finish(|| {
+        let (mut state, scope) = on_current("cuMemFree_v2")?;
+        let allocation = state.memory.at(pointer).ok_or(code::INVALID_VALUE)?;
+        match allocation.kind {
+            Kind::Pinned { .. } | Kind::Registered { .. } => return Err(code::INVALID_VALUE),
+            Kind::Device | Kind::Pool(_) | Kind::Managed(_) => {}
+        }
+        if matches!(allocation.life, Life::FreeQueued { .. }) {
+            return Err(code::INVALID_VALUE);
+        }
+        let owner = allocation.context;
+        // As the real one does: nothing that is enqueued can still use the memory.
+        let Scope { context, device } = scope;
+        let waited = synchronize(&mut state, context, device);
+        if owner != context && state.contexts.contains_key(&owner) {
+            scheduler::force_context(&mut state, owner);
+        }
+        release(&mut state, pointer);
+        waited
+    })
+}
+
+/// Removes an allocation of device or managed memory.
+fn release(state: &mut State, base: u64) {
+    match state.memory.at(base).map(|found| (&found.kind, found.device, found.bytes)) {
+        Some((Kind::Pool(_), ..)) => crate::perform::free_pooled(state, base),
+        Some((kind, device, bytes)) => {
+            let is_device = matches!(kind, Kind::Device);
+            state.memory.remove(base);
+            state.forget_memory(device, base, bytes);
+            if is_device {
+                let owner = state.device_mut(device);
+                owner.used = owner.used.saturating_sub(charged(bytes));
+            }
+        }
+        None => {}
+    }
+}
+
+pub(crate) extern "C" fn cuMemGetAddressRange_v2(
+    base: Pointer<u64>,
+    bytes: Pointer<usize>,
+    pointer: u64,
+) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuMemGetAddressRange_v2")?;
+        let allocation = state.memory.find(pointer).ok_or(code::NOT_FOUND)?;
+        if !base.is_null() {
+            base.set(allocation.base)?;
+        }
+        if bytes.is_null() { Ok(()) } else { bytes.set(allocation.bytes) }
+    })
+}

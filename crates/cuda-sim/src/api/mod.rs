@@ -1,0 +1,230 @@
+//! The driver's functions. Each finds what it is about, is counted, may be hit by a fault, and then does its work.
+
+pub(crate) mod batch;
+pub(crate) mod context;
+pub(crate) mod copy;
+pub(crate) mod device;
+pub(crate) mod event;
+pub(crate) mod fill;
+pub(crate) mod host_memory;
+pub(crate) mod managed;
+pub(crate) mod memory;
+pub(crate) mod module;
+pub(crate) mod pointer;
+pub(crate) mod pool;
+pub(crate) mod stream;
+
+use std::{
+    cell::{Cell, RefCell},
+    ffi::c_void,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    access::Actor,
+    clock::{ActorId, Clock},
+    code::{self, Answer},
+    op::HostCall,
+    state::{self, Guard, State},
+};
+
+/// An opaque handle (`CUstream`, `CUevent`, ...), looked up in tables only.
+pub(crate) type Handle = *mut c_void;
+
+/// A place for an answer, or a value to read, that a C caller passed: valid for the call, or null.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Pointer<T>(*mut T);
+
+impl<T: Copy> Pointer<T> {
+    /// Stores the answer.
+    pub(crate) fn set(self, value: T) -> Answer {
+        self.set_at(0, value)
+    }
+
+    /// Stores one element of an answer that is an array.
+    pub(crate) fn set_at(self, index: usize, value: T) -> Answer {
+        if self.0.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: a `Pointer` is only ever made by a C caller, who promises room for what the function documents.
+        unsafe { self.0.add(index).write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Reads what the caller passed.
+    pub(crate) fn get(self) -> Answer<T> {
+        self.get_at(0)
+    }
+
+    /// Reads one element of an array that the caller passed.
+    pub(crate) fn get_at(self, index: usize) -> Answer<T> {
+        if self.0.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: as in `set_at`: the caller promises the elements that the function documents.
+        Ok(unsafe { self.0.add(index).read_unaligned() })
+    }
+
+    pub(crate) fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// The same place for another type.
+    pub(crate) fn cast<U>(self) -> Pointer<U> {
+        Pointer(self.0.cast())
+    }
+}
+
+/// The host function that runs on this thread.
+#[derive(Clone)]
+pub(crate) struct Running {
+    pub(crate) stream: ActorId,
+    pub(crate) actor: Actor,
+    pub(crate) clock: Option<Arc<Clock>>,
+}
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
+    static CAPTURE_MODE: Cell<u32> = const { Cell::new(0) };
+    static THREAD: u64 = {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
+}
+
+/// A number of the calling thread's own.
+pub(crate) fn thread_number() -> u64 {
+    THREAD.with(|number| *number)
+}
+
+/// The host function of a stream that this thread is running, if it is.
+pub(crate) fn running_callback() -> Option<Running> {
+    RUNNING.with_borrow(Option::clone)
+}
+
+/// Calls a host function of a stream. The lock must not be held.
+pub(crate) fn call_host(call: HostCall, status: u32, running: Running) {
+    let before = RUNNING.replace(Some(running));
+    match call {
+        HostCall::Function { function, data } => {
+            // SAFETY: who enqueued the function promised that it can be called once, from any thread, with this data.
+            unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
+        }
+        HostCall::Callback { function, stream, data } => {
+            let stream = std::ptr::with_exposed_provenance_mut(stream);
+            // SAFETY: as above.
+            unsafe { function(stream, status, std::ptr::with_exposed_provenance_mut(data)) };
+        }
+    }
+    RUNNING.set(before);
+}
+
+/// Turns a body's answer into the driver's code.
+pub(crate) fn finish(body: impl FnOnce() -> Answer) -> u32 {
+    match body() {
+        Ok(()) => code::SUCCESS,
+        Err(code) => code,
+    }
+}
+
+/// Locks the driver for a call that no device is blamed for.
+pub(crate) fn begin() -> Answer<Guard> {
+    if RUNNING.with_borrow(Option::is_some) {
+        return Err(code::NOT_PERMITTED);
+    }
+    let state = state::lock();
+    if state.initialised { Ok(state) } else { Err(code::NOT_INITIALIZED) }
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+}
+
+/// Counts a call for a device; answers the fault that hits it, or the error that stuck to the context.
+pub(crate) fn attribute(state: &mut State, name: &str, device: u32) -> Answer {
+    let faults = &mut state.device_mut(device).faults;
+    if let Some(code) = faults.hit(name, true) {
+        return Err(code);
+    }
+    faults.sticky.map_or(Ok(()), Err)
+}
+
+/// Counts a call that an error of the context does not make fail.
+pub(crate) fn attribute_calmly(state: &mut State, name: &str, device: u32, countable: bool) -> Answer {
+    state.device_mut(device).faults.hit(name, countable).map_or(Ok(()), Err)
+}
+
+/// A device by its handle.
+pub(crate) fn device_of(state: &State, handle: i32) -> Answer<u32> {
+    let ordinal = u32::try_from(handle).map_err(|_| code::INVALID_DEVICE)?;
+    state.devices.get(ordinal as usize).map(|_| ordinal).ok_or(code::INVALID_DEVICE)
+}
+
+/// A call about a device that needs no context.
+pub(crate) fn on_device(name: &str, handle: i32) -> Answer<(Guard, u32)> {
+    let mut state = begin()?;
+    let device = device_of(&state, handle)?;
+    attribute_calmly(&mut state, name, device, true)?;
+    Ok((state, device))
+}
+
+/// The context on top of this thread's stack, 0 if none.
+pub(crate) fn top() -> u64 {
+    CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0))
+}
+
+/// The calling thread's current context; refuses where there is none or it is gone.
+pub(crate) fn current_scope(state: &State) -> Answer<Scope> {
+    let context = top();
+    if context == 0 {
+        return Err(code::INVALID_CONTEXT);
+    }
+    let found = state.contexts.get(&context).ok_or(code::CONTEXT_IS_DESTROYED)?;
+    Ok(Scope { context, device: found.device })
+}
+
+/// A call that works on the current context.
+pub(crate) fn on_current(name: &str) -> Answer<(Guard, Scope)> {
+    let mut state = begin()?;
+    let scope = current_scope(&state)?;
+    attribute(&mut state, name, scope.device)?;
+    Ok((state, scope))
+}
+
+/// A stream by its handle; default streams are those of the current context.
+pub(crate) fn find_stream(state: &mut State, handle: Handle) -> Answer<u64> {
+    let context = (top() != 0).then(top);
+    state.stream_of(context, handle.addr() as u64, thread_number())
+}
+
+/// A call about a stream; blamed on the stream's device.
+pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
+    let mut state = begin()?;
+    let stream = find_stream(&mut state, handle)?;
+    let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
+    attribute(&mut state, name, device)?;
+    Ok((state, stream))
+}
+
+/// A call that needs a current context and enqueues on a stream, which may be another context's.
+pub(crate) fn on_current_stream(name: &str, handle: Handle) -> Answer<(Guard, Scope, u64)> {
+    let mut state = begin()?;
+    let scope = current_scope(&state)?;
+    let stream = find_stream(&mut state, handle)?;
+    let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
+    attribute(&mut state, name, device)?;
+    Ok((state, scope, stream))
+}
+
+/// The error that stuck to a device while work was being waited for.
+pub(crate) fn after_wait(state: &State, device: u32) -> Answer {
+    state.device(device).faults.sticky.map_or(Ok(()), Err)
+}

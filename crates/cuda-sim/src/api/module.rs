@@ -1,0 +1,137 @@
+//! Modules of kernels, as far as their kernels have twins, and launches.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use super::{Handle, Pointer, attribute, begin, finish, on_current, on_current_stream};
+use crate::{
+    code::{self, Answer},
+    op::{KernelRun, Work},
+    scheduler,
+    state::{Function, Module},
+    twin::{self, Launch},
+};
+
+pub(crate) extern "C" fn cuModuleLoadData(module: Pointer<usize>, image: *const c_char) -> u32 {
+    finish(|| load("cuModuleLoadData", module, image))
+}
+
+pub(crate) extern "C" fn cuModuleLoadDataEx(
+    module: Pointer<usize>,
+    image: *const c_char,
+    _count: u32,
+    _options: *mut u32,
+    _values: *mut *mut c_void,
+) -> u32 {
+    finish(|| load("cuModuleLoadDataEx", module, image))
+}
+
+fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
+    let (mut state, scope) = on_current(name)?;
+    if module.is_null() || image.is_null() {
+        return Err(code::INVALID_VALUE);
+    }
+    // SAFETY: the caller promises a module image: text ends with NUL, and a binary image begins with a magic number that
+    // is told apart by its first bytes; both are longer than one byte unless the text is empty.
+    let first = unsafe { image.cast::<u8>().read() };
+    if !(first.is_ascii_graphic() || first.is_ascii_whitespace()) {
+        // An ELF image begins with 0x7F, a fat binary with 0x50 ("P", told apart below).
+        return Err(code::NO_BINARY_FOR_GPU);
+    }
+    // SAFETY: as above; a fat binary's magic number 0xBA55ED50 is not UTF-8 and holds no text, but ends at its first 0.
+    let text = unsafe { CStr::from_ptr(image) };
+    let text = text.to_str().map_err(|_| code::NO_BINARY_FOR_GPU)?;
+    let twins = twin::of_module(text)?;
+    let handle = state.new_handle();
+    state.modules.insert(handle, Module { context: scope.context, twins });
+    module.set(handle as usize)
+}
+
+pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> u32 {
+    finish(|| {
+        let mut state = begin()?;
+        let module = module.addr() as u64;
+        let context = state.modules.get(&module).ok_or(code::INVALID_HANDLE)?.context;
+        let device = state.contexts.get(&context).ok_or(code::INVALID_HANDLE)?.device;
+        attribute(&mut state, "cuModuleUnload", device)?;
+        // Launches in flight have what they need.
+        state.modules.remove(&module);
+        state.functions.retain(|_, function| function.module != module);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuModuleGetFunction(
+    function: Pointer<usize>,
+    module: Handle,
+    name: *const c_char,
+) -> u32 {
+    finish(|| {
+        let (mut state, _) = on_current("cuModuleGetFunction")?;
+        if name.is_null() || function.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        // SAFETY: the caller promises a text that ends with NUL.
+        let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?.to_owned();
+        let handle = module.addr() as u64;
+        let module = state.modules.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        let twin = *module.twins.get(&name).ok_or(code::NOT_FOUND)?;
+        let context = module.context;
+        let known = state.functions.iter().find(|(_, known)| known.module == handle && known.name == name);
+        if let Some((known, _)) = known {
+            return function.set(*known as usize);
+        }
+        let made = state.new_handle();
+        state.functions.insert(made, Function { module: handle, context, name, twin });
+        function.set(made as usize)
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+pub(crate) extern "C" fn cuLaunchKernel(
+    function: Handle,
+    grid_x: u32,
+    grid_y: u32,
+    grid_z: u32,
+    block_x: u32,
+    block_y: u32,
+    block_z: u32,
+    shared_bytes: u32,
+    stream: Handle,
+    parameters: Pointer<Pointer<u8>>,
+    extra: *mut *mut c_void,
+) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream("cuLaunchKernel", stream)?;
+        let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        if own.context != function.context {
+            return Err(code::INVALID_HANDLE);
+        }
+        if !extra.is_null() {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let grid = (grid_x, grid_y, grid_z);
+        let block = (block_x, block_y, block_z);
+        let fits = |(x, y, z): (u32, u32, u32), limits: (u32, u32, u32)| {
+            (1..=limits.0).contains(&x) && (1..=limits.1).contains(&y) && (1..=limits.2).contains(&z)
+        };
+        let threads = u64::from(block_x) * u64::from(block_y) * u64::from(block_z);
+        if !fits(grid, (i32::MAX as u32, 65_535, 65_535))
+            || !fits(block, (1_024, 1_024, 64))
+            || threads > 1_024
+        {
+            return Err(code::INVALID_VALUE);
+        }
+        let twin = function.twin;
+        let mut values = Vec::with_capacity(twin.parameters.len());
+        for (index, size) in twin.parameters.iter().enumerate() {
+            let value = parameters.get_at(index)?;
+            let bytes: Answer<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
+            values.push(bytes?);
+        }
+        let launch = Launch { grid, block, shared_bytes, parameters: values };
+        let work = Work::Kernel(Box::new(KernelRun { twin, launch }));
+        scheduler::enqueue(&mut state, stream, "cuLaunchKernel", work, Vec::new(), None);
+        Ok(())
+    })
+}

@@ -1,0 +1,36 @@
+//! What the driver knows of a pointer.
+
+use super::{Pointer, attribute_calmly, begin, finish};
+use crate::{code, memory::Kind};
+
+pub(crate) extern "C" fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) -> u32 {
+    finish(|| {
+        let mut state = begin()?;
+        let device = state.memory.find(pointer).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+        attribute_calmly(&mut state, "cuPointerGetAttribute", device, true)?;
+        let found = state.memory.find(pointer).ok_or(code::INVALID_VALUE)?;
+        match attribute {
+            1 => data.set(found.context),
+            // Host or device; managed memory counts as the device's.
+            2 => {
+                let host = matches!(found.kind, Kind::Pinned { .. } | Kind::Registered { .. });
+                data.cast::<u32>().set(if host { 1 } else { 2 })
+            }
+            3 => data.set(pointer),
+            4 if found.is_device() => Err(code::INVALID_VALUE),
+            4 => data.set(pointer),
+            6 => data.cast::<u32>().set(0),
+            7 => data.set(found.id),
+            8 => data.cast::<u32>().set(u32::from(super::managed::is_managed(found))),
+            9 => data.cast::<u32>().set(found.device),
+            11 => data.set(found.base),
+            12 => data.cast::<usize>().set(found.bytes),
+            13 => data.cast::<u32>().set(1),
+            17 => data.set(match found.kind {
+                Kind::Pool(pool) => pool,
+                _ => 0,
+            }),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
+}

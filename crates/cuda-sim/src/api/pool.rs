@@ -1,0 +1,327 @@
+//! Stream-ordered memory and its pools.
+
+use super::{
+    Handle, Pointer, Scope, attribute, begin, device_of, finish, memory::place, on_current_stream, on_device,
+};
+use crate::{
+    code::{self, Answer},
+    memory::{Entry, Kind, Life},
+    op::Work,
+    scheduler,
+    state::{Guard, Pool, State, charged},
+};
+
+pub(crate) extern "C" fn cuMemAllocAsync(pointer: Pointer<u64>, bytes: usize, stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, scope, stream) = on_current_stream("cuMemAllocAsync", stream)?;
+        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let pool = state.device(device).current_pool;
+        allocate(&mut state, "cuMemAllocAsync", scope, pointer, bytes, pool, stream)
+    })
+}
+
+pub(crate) extern "C" fn cuMemAllocFromPoolAsync(
+    pointer: Pointer<u64>,
+    bytes: usize,
+    pool: Handle,
+    stream: Handle,
+) -> u32 {
+    finish(|| {
+        let (mut state, scope, stream) = on_current_stream("cuMemAllocFromPoolAsync", stream)?;
+        let pool = find(&state, pool)?;
+        allocate(&mut state, "cuMemAllocFromPoolAsync", scope, pointer, bytes, pool, stream)
+    })
+}
+
+fn find(state: &State, pool: Handle) -> Answer<u64> {
+    let pool = pool.addr() as u64;
+    state.pools.get(&pool).filter(|found| !found.destroyed).map(|_| pool).ok_or(code::INVALID_VALUE)
+}
+
+fn allocate(
+    state: &mut Guard,
+    name: &'static str,
+    scope: Scope,
+    pointer: Pointer<u64>,
+    bytes: usize,
+    pool: u64,
+    stream: u64,
+) -> Answer {
+    let device = state.pools.get(&pool).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+    if !state.device(device).options.pools {
+        return Err(code::NOT_SUPPORTED);
+    }
+    if pointer.is_null() || bytes == 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    if reserve(state, pool, bytes).is_err() {
+        // Frees that are still enqueued may make room, and so may what idle pools keep.
+        let contexts: Vec<u64> = state
+            .contexts
+            .iter()
+            .filter(|(_, context)| context.device == device)
+            .map(|(id, _)| *id)
+            .collect();
+        for context in contexts {
+            scheduler::force_context(state, context);
+        }
+        settle(state, device);
+        reserve(state, pool, bytes)?;
+    }
+    let entry = Entry { bytes, device, context: scope.context, kind: Kind::Pool(pool), life: Life::Pending };
+    let base = place(state, entry)?;
+    let id = state.memory.at(base).map_or(0, |found| found.id);
+    scheduler::enqueue(state, stream, name, Work::Allocate { base, id, bytes }, Vec::new(), None);
+    pointer.set(base)
+}
+
+/// Takes room from a pool, which takes more of the device's memory where its own does not suffice.
+fn reserve(state: &mut State, pool: u64, bytes: usize) -> Answer {
+    let State { pools, devices, .. } = state;
+    let pool = pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+    let device = devices.get_mut(pool.device as usize).ok_or(code::INVALID_DEVICE)?;
+    let total = device.options.total_memory as u64;
+    if bytes as u64 > total {
+        return Err(code::OUT_OF_MEMORY);
+    }
+    let used = pool.used + charged(bytes);
+    let more = used.saturating_sub(pool.reserved);
+    if device.used + more > total {
+        return Err(code::OUT_OF_MEMORY);
+    }
+    device.used += more;
+    pool.reserved += more;
+    pool.reserved_high = pool.reserved_high.max(pool.reserved);
+    pool.used = used;
+    pool.used_high = pool.used_high.max(used);
+    Ok(())
+}
+
+/// After a synchronisation, pools give back what they keep beyond their thresholds.
+pub(crate) fn settle(state: &mut State, device: u32) {
+    let pools: Vec<u64> =
+        state.pools.iter().filter(|(_, pool)| pool.device == device).map(|(id, _)| *id).collect();
+    for pool in pools {
+        let keep = state.pools.get(&pool).map_or(0, |pool| if pool.destroyed { 0 } else { pool.threshold });
+        trim(state, pool, keep);
+    }
+    state.pools.retain(|_, pool| !(pool.destroyed && pool.used == 0));
+}
+
+fn trim(state: &mut State, pool: u64, keep: u64) {
+    let State { pools, devices, .. } = state;
+    let Some(pool) = pools.get_mut(&pool) else { return };
+    let target = pool.used.max(keep).min(pool.reserved);
+    let back = pool.reserved - target;
+    pool.reserved = target;
+    if let Some(device) = devices.get_mut(pool.device as usize) {
+        device.used = device.used.saturating_sub(back);
+    }
+}
+
+pub(crate) extern "C" fn cuMemFreeAsync(pointer: u64, stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, _, stream) = on_current_stream("cuMemFreeAsync", stream)?;
+        let allocation = state.memory.at_mut(pointer).ok_or(code::INVALID_VALUE)?;
+        if !matches!(allocation.kind, Kind::Pool(_)) {
+            return Err(code::INVALID_VALUE);
+        }
+        allocation.life = match allocation.life {
+            Life::Pending => Life::FreeQueued { reached: false },
+            Life::Live => Life::FreeQueued { reached: true },
+            Life::FreeQueued { .. } => return Err(code::INVALID_VALUE),
+        };
+        let (id, bytes) = (allocation.id, allocation.bytes);
+        let work = Work::Free { base: pointer, id, bytes };
+        scheduler::enqueue(&mut state, stream, "cuMemFreeAsync", work, Vec::new(), None);
+        Ok(())
+    })
+}
+
+/// The beginning of `CUmemPoolProps`; what follows is reserved.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Properties {
+    allocation_type: u32,
+    handle_types: u32,
+    location_type: u32,
+    location_id: i32,
+    security: usize,
+    rest: [u8; 64],
+}
+
+pub(crate) extern "C" fn cuMemPoolCreate(pool: Pointer<usize>, properties: Pointer<Properties>) -> u32 {
+    finish(|| {
+        let mut state = begin()?;
+        let wanted = properties.get()?;
+        // Pinned memory (the only kind there is), on a device.
+        if pool.is_null() || wanted.allocation_type != 1 || wanted.location_type != 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let device = device_of(&state, wanted.location_id)?;
+        attribute(&mut state, "cuMemPoolCreate", device)?;
+        if !state.device(device).options.pools || wanted.handle_types != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let handle = state.new_handle();
+        state.pools.insert(handle, Pool::new(device, true));
+        pool.set(handle as usize)
+    })
+}
+
+/// A call about a pool.
+fn on_pool(name: &str, pool: Handle) -> Answer<(Guard, u64)> {
+    let mut state = begin()?;
+    let pool = find(&state, pool)?;
+    let device = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?.device;
+    attribute(&mut state, name, device)?;
+    Ok((state, pool))
+}
+
+pub(crate) extern "C" fn cuMemPoolDestroy(pool: Handle) -> u32 {
+    finish(|| {
+        let (mut state, pool) = on_pool("cuMemPoolDestroy", pool)?;
+        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+        if !found.created {
+            return Err(code::INVALID_VALUE);
+        }
+        // Memory still allocated stays; the pool goes with its last.
+        found.destroyed = true;
+        let device = found.device;
+        if state.device(device).current_pool == pool {
+            let owner = state.device_mut(device);
+            owner.current_pool = owner.default_pool;
+        }
+        if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
+            trim(&mut state, pool, 0);
+            state.pools.remove(&pool);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep: usize) -> u32 {
+    finish(|| {
+        let (mut state, pool) = on_pool("cuMemPoolTrimTo", pool)?;
+        trim(&mut state, pool, keep as u64);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) -> u32 {
+    finish(|| {
+        let (mut state, pool) = on_pool("cuMemPoolSetAttribute", pool)?;
+        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+        match attribute {
+            1..=3 => found.reuse[attribute as usize - 1] = value.cast::<i32>().get()?,
+            4 => found.threshold = value.get()?,
+            // High-water marks can only be reset.
+            6 if value.get()? == 0 => found.reserved_high = found.reserved,
+            8 if value.get()? == 0 => found.used_high = found.used,
+            _ => return Err(code::INVALID_VALUE),
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) -> u32 {
+    finish(|| {
+        let (state, pool) = on_pool("cuMemPoolGetAttribute", pool)?;
+        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
+        match attribute {
+            1..=3 => value.cast::<i32>().set(found.reuse[attribute as usize - 1]),
+            4 => value.set(found.threshold),
+            5 => value.set(found.reserved),
+            6 => value.set(found.reserved_high),
+            7 => value.set(found.used),
+            8 => value.set(found.used_high),
+            _ => Err(code::INVALID_VALUE),
+        }
+    })
+}
+
+/// `CUmemAccessDesc`: a device, and 0 no access, 1 reading, 3 reading and writing.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct AccessDescription {
+    location_type: u32,
+    location_id: i32,
+    flags: u32,
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Location {
+    kind: u32,
+    id: i32,
+}
+
+pub(crate) extern "C" fn cuMemPoolSetAccess(
+    pool: Handle,
+    map: Pointer<AccessDescription>,
+    count: usize,
+) -> u32 {
+    finish(|| {
+        let (mut state, pool) = on_pool("cuMemPoolSetAccess", pool)?;
+        let owner = state.pools.get(&pool).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+        for index in 0..count {
+            let wanted = map.get_at(index)?;
+            let device = device_of(&state, wanted.location_id)?;
+            let reaches =
+                device == owner || (state.device(device).options.peers && state.device(owner).options.peers);
+            if wanted.location_type != 1 || !matches!(wanted.flags, 0 | 1 | 3) {
+                return Err(code::INVALID_VALUE);
+            }
+            // The owner's own access cannot be taken away.
+            if !reaches || (device == owner && wanted.flags != 3) {
+                return Err(if reaches { code::INVALID_VALUE } else { code::INVALID_DEVICE });
+            }
+            if let Some(found) = state.pools.get_mut(&pool) {
+                found.access.insert(device, wanted.flags);
+            }
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuMemPoolGetAccess(
+    flags: Pointer<u32>,
+    pool: Handle,
+    location: Pointer<Location>,
+) -> u32 {
+    finish(|| {
+        let (state, pool) = on_pool("cuMemPoolGetAccess", pool)?;
+        let location = location.get()?;
+        if location.kind != 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let device = device_of(&state, location.id)?;
+        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
+        let own = if device == found.device { 3 } else { 0 };
+        flags.set(found.access.get(&device).copied().unwrap_or(own))
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceGetDefaultMemPool(pool: Pointer<usize>, device: i32) -> u32 {
+    finish(|| {
+        let (state, device) = on_device("cuDeviceGetDefaultMemPool", device)?;
+        let device = state.device(device);
+        if !device.options.pools {
+            return Err(code::NOT_SUPPORTED);
+        }
+        pool.set(device.default_pool as usize)
+    })
+}
+
+pub(crate) extern "C" fn cuDeviceSetMemPool(device: i32, pool: Handle) -> u32 {
+    finish(|| {
+        let (mut state, device) = on_device("cuDeviceSetMemPool", device)?;
+        let pool = find(&state, pool)?;
+        if state.pools.get(&pool).is_none_or(|found| found.device != device) {
+            return Err(code::INVALID_VALUE);
+        }
+        state.device_mut(device).current_pool = pool;
+        Ok(())
+    })
+}

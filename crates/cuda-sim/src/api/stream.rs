@@ -1,0 +1,181 @@
+//! Streams and the host functions in them.
+
+use std::ffi::c_void;
+
+use super::{CAPTURE_MODE, Handle, Pointer, after_wait, begin, finish, on_current, on_stream, pool};
+use crate::{
+    code::{self, Answer},
+    op::{HostCall, HostFunction, StreamCallback, Work},
+    scheduler,
+    state::{Guard, StreamKind},
+};
+
+const NON_BLOCKING: u32 = 1;
+
+pub(crate) extern "C" fn cuStreamCreate(stream: Pointer<usize>, flags: u32) -> u32 {
+    finish(|| create("cuStreamCreate", stream, flags, 0))
+}
+
+pub(crate) extern "C" fn cuStreamCreateWithPriority(
+    stream: Pointer<usize>,
+    flags: u32,
+    priority: i32,
+) -> u32 {
+    finish(|| create("cuStreamCreateWithPriority", stream, flags, priority))
+}
+
+fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answer {
+    let (mut state, scope) = on_current(name)?;
+    if stream.is_null() || flags & !NON_BLOCKING != 0 {
+        return Err(code::INVALID_VALUE);
+    }
+    let (least, greatest) = state.device(scope.device).options.priorities;
+    let priority = priority.max(greatest).min(least);
+    let kind = if flags == NON_BLOCKING { StreamKind::NonBlocking } else { StreamKind::Blocking };
+    let handle = state.add_stream(scope.context, scope.device, kind, priority, true);
+    stream.set(handle as usize)
+}
+
+pub(crate) extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
+    finish(|| {
+        if (stream.addr() as u64) <= 2 {
+            return Err(code::INVALID_HANDLE);
+        }
+        let (mut state, stream) = on_stream("cuStreamDestroy_v2", stream)?;
+        let own = state.streams.get_mut(&stream).ok_or(code::INVALID_HANDLE)?;
+        if !own.created {
+            return Err(code::INVALID_HANDLE);
+        }
+        // Work still enqueued runs when its turn comes; the stream goes with the last of it.
+        own.destroyed = true;
+        if own.queue.is_empty() && !own.busy {
+            state.streams.remove(&stream);
+        }
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, stream) = on_stream("cuStreamQuery", stream)?;
+        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let point = scheduler::end_of(&state, stream);
+        let known = scheduler::knowledge(&state, stream);
+        let done = scheduler::query(&mut state, point);
+        after_wait(&state, device)?;
+        if !done {
+            return Err(code::NOT_READY);
+        }
+        scheduler::learn(&mut state, known.as_ref());
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuStreamSynchronize(stream: Handle) -> u32 {
+    finish(|| {
+        let (mut state, stream) = on_stream("cuStreamSynchronize", stream)?;
+        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let point = scheduler::end_of(&state, stream);
+        let waited = super::copy::wait(&mut state, stream, point);
+        pool::settle(&mut state, device);
+        waited
+    })
+}
+
+pub(crate) extern "C" fn cuStreamGetPriority(stream: Handle, priority: Pointer<i32>) -> u32 {
+    finish(|| {
+        let (state, stream) = on_stream("cuStreamGetPriority", stream)?;
+        priority.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.priority)
+    })
+}
+
+pub(crate) extern "C" fn cuStreamGetFlags(stream: Handle, flags: Pointer<u32>) -> u32 {
+    finish(|| {
+        let (state, stream) = on_stream("cuStreamGetFlags", stream)?;
+        let kind = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.kind;
+        flags.set(if kind == StreamKind::NonBlocking { NON_BLOCKING } else { 0 })
+    })
+}
+
+pub(crate) extern "C" fn cuStreamGetCtx(stream: Handle, context: Pointer<usize>) -> u32 {
+    finish(|| {
+        let (state, stream) = on_stream("cuStreamGetCtx", stream)?;
+        context.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context as usize)
+    })
+}
+
+pub(crate) extern "C" fn cuStreamGetId(stream: Handle, id: Pointer<u64>) -> u32 {
+    finish(|| {
+        let (_state, stream) = on_stream("cuStreamGetId", stream)?;
+        id.set(stream)
+    })
+}
+
+pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) -> u32 {
+    finish(|| {
+        let (_state, _) = on_stream("cuStreamIsCapturing", stream)?;
+        status.set(0)
+    })
+}
+
+pub(crate) extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) -> u32 {
+    finish(|| {
+        let _state = begin()?;
+        let wanted = mode.get()?;
+        // Global, thread-local, relaxed.
+        if wanted > 2 {
+            return Err(code::INVALID_VALUE);
+        }
+        mode.set(CAPTURE_MODE.replace(wanted))
+    })
+}
+
+pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
+    finish(|| {
+        let (mut state, stream) = on_stream("cuStreamWaitEvent", stream)?;
+        // 1 asks for an external node in a captured graph.
+        if flags > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let event = state.events.get(&(event.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let Some(point) = event.record else { return Ok(()) };
+        let known = event.clock.clone();
+        let after = vec![point];
+        scheduler::enqueue(&mut state, stream, "cuStreamWaitEvent", Work::Wait, after, known.as_deref());
+        Ok(())
+    })
+}
+
+fn call_later(state: &mut Guard, name: &'static str, stream: u64, call: HostCall) {
+    scheduler::enqueue(state, stream, name, Work::Host(call), Vec::new(), None);
+}
+
+pub(crate) extern "C" fn cuLaunchHostFunc(
+    stream: Handle,
+    function: Option<HostFunction>,
+    data: *mut c_void,
+) -> u32 {
+    finish(|| {
+        let (mut state, stream) = on_stream("cuLaunchHostFunc", stream)?;
+        let function = function.ok_or(code::INVALID_VALUE)?;
+        let call = HostCall::Function { function, data: data.expose_provenance() };
+        call_later(&mut state, "cuLaunchHostFunc", stream, call);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn cuStreamAddCallback(
+    stream: Handle,
+    function: Option<StreamCallback>,
+    data: *mut c_void,
+    flags: u32,
+) -> u32 {
+    finish(|| {
+        let handle = stream.expose_provenance();
+        let (mut state, stream) = on_stream("cuStreamAddCallback", stream)?;
+        let function = function.filter(|_| flags == 0).ok_or(code::INVALID_VALUE)?;
+        let call = HostCall::Callback { function, stream: handle, data: data.expose_provenance() };
+        call_later(&mut state, "cuStreamAddCallback", stream, call);
+        Ok(())
+    })
+}

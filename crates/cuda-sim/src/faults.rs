@@ -1,0 +1,49 @@
+//! Errors that a test asks for: the N-th call, and errors that stay.
+
+/// One call that is to fail.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    name: Option<String>,
+    /// Matching calls still to let through.
+    before: u64,
+    code: u32,
+}
+
+/// The faults and the call count of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    pending: Vec<Fault>,
+    /// Calls attributed to the device so far.
+    pub(crate) calls: u64,
+    /// The error that every call on the device's context answers from now on.
+    pub(crate) sticky: Option<u32>,
+}
+
+impl Faults {
+    pub(crate) fn add(&mut self, name: Option<&str>, nth: u64, code: u32) {
+        self.pending.push(Fault { name: name.map(str::to_owned), before: nth.saturating_sub(1), code });
+    }
+
+    /// Counts a call and answers the code of the fault that hits it, if one does. Calls that only look at or move the
+    /// thread's stack of contexts are `countable = false`: only a fault that names them hits them.
+    pub(crate) fn hit(&mut self, name: &str, countable: bool) -> Option<u32> {
+        self.calls += u64::from(countable);
+        let mut hit = None;
+        self.pending.retain_mut(|fault| {
+            let matches = fault.name.as_deref().map_or(countable, |wanted| wanted == name);
+            if !matches {
+                return true;
+            }
+            if fault.before > 0 {
+                fault.before -= 1;
+                return true;
+            }
+            if hit.is_some() {
+                return true;
+            }
+            hit = Some(fault.code);
+            false
+        });
+        hit
+    }
+}

@@ -1,0 +1,111 @@
+//! Devices for tests that hold on the software driver and on a real one.
+//!
+//! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
+//! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
+
+use crate::{SimDevice, SimDeviceBuilder, install};
+
+/// Set to `real`, it makes [`device`] hand out real devices.
+pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
+
+/// A device to test on.
+#[derive(Clone, Copy, Debug)]
+pub struct TestDevice {
+    ordinal: u32,
+    sim: Option<SimDevice>,
+}
+
+impl TestDevice {
+    /// The ordinal to ask the driver for.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Whether results on it must be called simulated.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.sim.is_some()
+    }
+
+    /// The simulated device, if it is one.
+    #[must_use]
+    pub fn sim(&self) -> Option<&SimDevice> {
+        self.sim.as_ref()
+    }
+
+    /// Asserts that nothing is alive on the device. On a real device, where nobody keeps such a list, it asserts nothing.
+    ///
+    /// # Panics
+    /// Where something is alive, with the list of it and the seed.
+    #[track_caller]
+    pub fn assert_ledger_empty(&self) {
+        if let Some(sim) = &self.sim {
+            let ledger = sim.ledger();
+            assert!(
+                ledger.is_empty(),
+                "still alive on simulated device {} (seed {}): {ledger}",
+                self.ordinal,
+                sim.seed()
+            );
+        }
+    }
+
+    /// Asserts that the race checker of the device found nothing (see `record_accesses`).
+    ///
+    /// # Panics
+    /// Where it did, with the first of its findings.
+    #[track_caller]
+    pub fn assert_no_races(&self) {
+        if let Some(sim) = &self.sim {
+            let races = sim.races();
+            let first = races.first().map(ToString::to_string).unwrap_or_default();
+            assert!(races.is_empty(), "{} races on simulated device {}: {first}", races.len(), self.ordinal);
+        }
+    }
+}
+
+/// Whether tests run on the machine's own driver.
+#[must_use]
+pub fn is_real() -> bool {
+    std::env::var(VARIABLE).is_ok_and(|value| value == "real")
+}
+
+/// A device with default properties.
+#[must_use]
+pub fn device() -> TestDevice {
+    if is_real() { TestDevice { ordinal: 0, sim: None } } else { simulated(|builder| builder) }
+}
+
+/// A device with properties that only the software driver can have. On a real driver it prints that the test is skipped
+/// and answers `None`.
+#[must_use]
+pub fn device_with(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<TestDevice> {
+    if is_real() {
+        println!("skipped: needs the software driver");
+        return None;
+    }
+    Some(simulated(properties))
+}
+
+/// `count` devices with default properties; on a real driver the machine's first ones, or `None` (printing that the test
+/// is skipped) where it has fewer.
+#[must_use]
+pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
+    if !is_real() {
+        return Some((0..count).map(|_| simulated(|builder| builder)).collect());
+    }
+    let present = transload_cuda_sys::Driver::get().and_then(|driver| driver.device_count()).unwrap_or(0);
+    if present < count {
+        println!("skipped: needs {count} devices, this machine has {present}");
+        return None;
+    }
+    Some((0..count).map(|ordinal| TestDevice { ordinal, sim: None }).collect())
+}
+
+fn simulated(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {
+    let installed = install();
+    assert!(installed.is_ok(), "the software driver comes too late: {installed:?}");
+    let sim = properties(SimDevice::builder()).build();
+    TestDevice { ordinal: sim.ordinal(), sim: Some(sim) }
+}

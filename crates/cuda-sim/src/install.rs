@@ -1,0 +1,94 @@
+//! Putting the software driver in the place of the system's.
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr::NonNull,
+    sync::OnceLock,
+};
+
+use transload_core::host_access::{self, HostAccess};
+use transload_cuda_sys::{InstallError, SymbolSource};
+
+use crate::{
+    access::AccessKind, device::Residency, memory::Kind, options::DriverOptions, scheduler, state, symbols,
+};
+
+/// What `Driver::origin` says of this driver.
+pub const NAME: &str = "transload-cuda-sim";
+
+struct Sim;
+
+static SIM: Sim = Sim;
+static OPTIONS: OnceLock<DriverOptions> = OnceLock::new();
+
+/// How the driver was installed.
+pub(crate) fn options() -> &'static DriverOptions {
+    OPTIONS.get_or_init(DriverOptions::default)
+}
+
+// SAFETY: `symbols::find` answers functions of this crate that have the C ABI and the signatures of the driver API
+// (the test `symbols_have_the_signatures_of_cuda_sys` compares them); code is never unloaded. Unknown names answer `None`.
+unsafe impl SymbolSource for Sim {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn is_simulated(&self) -> bool {
+        true
+    }
+
+    fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        let name = name.to_str().ok()?;
+        if options().missing.contains(name) { None } else { symbols::find(name) }
+    }
+}
+
+/// Makes the software driver the driver of this process, and listens to the host's own accesses. Calling it again is
+/// fine; options that came first stay.
+///
+/// # Errors
+/// [`InstallError`] where a driver was used before.
+pub fn install() -> Result<(), InstallError> {
+    install_with(DriverOptions::default())
+}
+
+/// As [`install`], as a variant of the driver. It holds for the whole process, so a test of a variant has a test binary
+/// of its own.
+///
+/// # Errors
+/// [`InstallError`] where a driver was used before.
+pub fn install_with(options: DriverOptions) -> Result<(), InstallError> {
+    OPTIONS.get_or_init(|| options);
+    transload_cuda_sys::install(&SIM)?;
+    host_access::set_hook(on_host_access);
+    Ok(())
+}
+
+/// The host is about to touch memory.
+fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
+    if !state::WATCHED.load(std::sync::atomic::Ordering::Acquire) || bytes == 0 {
+        return;
+    }
+    let mut state = state::lock();
+    let address = address as u64;
+    let Some(allocation) = state.memory.find_mut(address) else { return };
+    let device = allocation.device;
+    let offset = address - allocation.base;
+    let managed = if let Kind::Managed(managed) = &mut allocation.kind {
+        managed.migrate(offset, bytes as u64, Residency::Host);
+        true
+    } else {
+        false
+    };
+    if managed && !state.device(device).options.concurrent_managed {
+        let busy = state.streams.values().any(|stream| stream.device == device && !stream.queue.is_empty());
+        if busy {
+            state.device_mut(device).forbidden_touches.push(address as usize);
+        }
+    }
+    let (operation, kind) = match access {
+        HostAccess::Read => ("host read", AccessKind::Read),
+        HostAccess::Write => ("host write", AccessKind::Write),
+    };
+    scheduler::host_access(&mut state, operation, address, bytes, kind);
+}

@@ -1,0 +1,65 @@
+//! What is alive on a device.
+
+use std::fmt;
+
+/// Counts of what is alive and belongs to one device. Pinned and registered memory belongs to the device whose context
+/// was current when it was made. Default memory pools and default streams are not counted: nobody made them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Contexts.
+    pub contexts: usize,
+    /// Streams created and not destroyed.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Allocations of device memory, also from pools.
+    pub device_allocations: usize,
+    /// Bytes in those allocations, as they were asked for.
+    pub bytes: usize,
+    /// Allocations of page-locked host memory.
+    pub pinned: usize,
+    /// Registered ranges of host memory.
+    pub registered: usize,
+    /// Managed allocations.
+    pub managed: usize,
+    /// Memory pools created and not destroyed.
+    pub pools: usize,
+    /// Loaded modules.
+    pub modules: usize,
+}
+
+impl Ledger {
+    /// Whether nothing at all is alive.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_empty() {
+            return f.write_str("nothing alive");
+        }
+        let mut separator = "";
+        let entries = [
+            (self.contexts, "contexts"),
+            (self.streams, "streams"),
+            (self.events, "events"),
+            (self.device_allocations, "device allocations"),
+            (self.bytes, "device bytes"),
+            (self.pinned, "pinned allocations"),
+            (self.registered, "registered ranges"),
+            (self.managed, "managed allocations"),
+            (self.pools, "memory pools"),
+            (self.modules, "modules"),
+        ];
+        for (count, what) in entries {
+            if count != 0 {
+                write!(f, "{separator}{count} {what}")?;
+                separator = ", ";
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,281 @@
+//! Everything that the driver allocated or was told of, by address.
+
+use std::{
+    alloc::{self, Layout},
+    collections::BTreeMap,
+    ptr::NonNull,
+};
+
+use crate::{
+    code::{self, Answer},
+    device::Residency,
+};
+
+/// What fresh memory holds.
+const FRESH: u8 = 0xCD;
+/// What memory is overwritten with before it goes.
+const DEAD: u8 = 0xDE;
+/// Granularity of residency.
+pub(crate) const PAGE: u64 = 65_536;
+
+/// Host memory that stands behind an allocation.
+#[derive(Debug)]
+pub(crate) struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the block owns its memory; nothing about it belongs to a thread.
+unsafe impl Send for Block {}
+
+impl Block {
+    pub(crate) fn new(bytes: usize) -> Answer<Self> {
+        let layout = Layout::from_size_align(bytes.max(1), 4096).map_err(|_| code::OUT_OF_MEMORY)?;
+        // SAFETY: the layout's size is not 0.
+        let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or(code::OUT_OF_MEMORY)?;
+        let block = Self { start, layout };
+        block.fill(FRESH);
+        Ok(block)
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn fill(&self, byte: u8) {
+        // SAFETY: the block owns `layout.size()` bytes from `start`.
+        unsafe { self.start.as_ptr().write_bytes(byte, self.layout.size()) };
+    }
+
+    pub(crate) fn kill(&self) {
+        self.fill(DEAD);
+    }
+
+    pub(crate) fn revive(&self) {
+        self.fill(FRESH);
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.kill();
+        // SAFETY: allocated by `new` with this layout, and not used after this.
+        unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// Whether an allocation may be used by queued work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// `cuMemAllocAsync` was called but its place in the stream was not reached.
+    Pending,
+    Live,
+    /// `cuMemFreeAsync` was called; queued work before it may still use the memory.
+    FreeQueued {
+        /// Whether the allocation's own place in the stream was reached.
+        reached: bool,
+    },
+}
+
+/// Residency and advice of one managed allocation.
+#[derive(Debug)]
+pub(crate) struct Managed {
+    pages: Vec<Residency>,
+    pub(crate) read_mostly: Vec<bool>,
+    pub(crate) preferred: Vec<i32>,
+    pub(crate) last_prefetch: Vec<i32>,
+    pub(crate) accessed_by: Vec<Vec<i32>>,
+}
+
+/// The driver's number for "no device" in answers about managed ranges.
+pub(crate) const NO_PLACE: i32 = -2;
+/// The driver's number for the host.
+pub(crate) const HOST: i32 = -1;
+
+impl Managed {
+    pub(crate) fn new(bytes: usize) -> Self {
+        let pages = (bytes as u64).div_ceil(PAGE) as usize;
+        Self {
+            pages: vec![Residency::Nowhere; pages],
+            read_mostly: vec![false; pages],
+            preferred: vec![NO_PLACE; pages],
+            last_prefetch: vec![NO_PLACE; pages],
+            accessed_by: vec![Vec::new(); pages],
+        }
+    }
+
+    pub(crate) fn at(&self, offset: u64) -> Residency {
+        self.pages.get((offset / PAGE) as usize).copied().unwrap_or(Residency::Nowhere)
+    }
+
+    /// The pages that a range of the allocation touches.
+    pub(crate) fn pages_of(&self, offset: u64, bytes: u64) -> std::ops::Range<usize> {
+        let first = (offset / PAGE) as usize;
+        let last = (offset + bytes).div_ceil(PAGE) as usize;
+        first.min(self.pages.len())..last.min(self.pages.len())
+    }
+
+    /// Moves the pages of a range; answers how many bytes had to move.
+    pub(crate) fn migrate(&mut self, offset: u64, bytes: u64, to: Residency) -> u64 {
+        let range = self.pages_of(offset, bytes);
+        let mut moved = 0;
+        for page in &mut self.pages[range] {
+            moved += u64::from(*page != to) * PAGE;
+            *page = to;
+        }
+        moved
+    }
+}
+
+/// What kind of memory an allocation is.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Device,
+    Pool(u64),
+    Pinned { flags: u32 },
+    Registered { flags: u32 },
+    Managed(Managed),
+}
+
+/// One allocation or registration.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) id: u64,
+    pub(crate) base: u64,
+    pub(crate) bytes: usize,
+    pub(crate) device: u32,
+    pub(crate) context: u64,
+    pub(crate) kind: Kind,
+    pub(crate) life: Life,
+    /// Absent for registered memory, which is the caller's.
+    pub(crate) block: Option<Block>,
+    /// Where the bytes are in the host's address space.
+    start: NonNull<u8>,
+}
+
+// SAFETY: `start` points to memory that is not bound to a thread: the block's, or registered memory of the process.
+unsafe impl Send for Allocation {}
+
+impl Allocation {
+    pub(crate) fn end(&self) -> u64 {
+        self.base + self.bytes as u64
+    }
+
+    /// Whether the memory lies on a device, out of the host's reach.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.kind, Kind::Device | Kind::Pool(_))
+    }
+}
+
+/// A new entry of [`Memory`].
+pub(crate) struct Entry {
+    pub(crate) bytes: usize,
+    pub(crate) device: u32,
+    pub(crate) context: u64,
+    pub(crate) kind: Kind,
+    pub(crate) life: Life,
+}
+
+/// All allocations by their first address.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    by_base: BTreeMap<u64, Allocation>,
+    next_id: u64,
+}
+
+impl Memory {
+    pub(crate) const fn new() -> Self {
+        Self { by_base: BTreeMap::new(), next_id: 1 }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
+        self.by_base.values()
+    }
+
+    /// The allocation that `address` lies in.
+    pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
+        let (_, found) = self.by_base.range(..=address).next_back()?;
+        (address < found.end()).then_some(found)
+    }
+
+    pub(crate) fn find_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        let (_, found) = self.by_base.range_mut(..=address).next_back()?;
+        (address < found.end()).then_some(found)
+    }
+
+    /// The allocation that begins at `base`.
+    pub(crate) fn at(&self, base: u64) -> Option<&Allocation> {
+        self.by_base.get(&base)
+    }
+
+    pub(crate) fn at_mut(&mut self, base: u64) -> Option<&mut Allocation> {
+        self.by_base.get_mut(&base)
+    }
+
+    /// Whether any part of a range is known.
+    pub(crate) fn overlaps(&self, address: u64, bytes: usize) -> bool {
+        let end = address.saturating_add(bytes as u64);
+        self.by_base.range(..end).next_back().is_some_and(|(_, last)| last.end() > address)
+    }
+
+    /// The first allocation that ends after `address`, as (start, end).
+    pub(crate) fn next_taken(&self, address: u64) -> Option<(u64, u64)> {
+        if let Some(inside) = self.find(address) {
+            return Some((inside.base, inside.end()));
+        }
+        self.by_base.range(address..).next().map(|(_, next)| (next.base, next.end()))
+    }
+
+    /// Enters an allocation whose bytes stand in `block`, under `base` or under the block's own address.
+    pub(crate) fn insert(&mut self, base: Option<u64>, block: Block, entry: Entry) -> u64 {
+        let start = block.start();
+        let base = base.unwrap_or(start.as_ptr().addr() as u64);
+        self.enter(base, start, Some(block), entry);
+        base
+    }
+
+    /// Enters memory of the caller's.
+    pub(crate) fn insert_foreign(&mut self, start: NonNull<u8>, entry: Entry) {
+        self.enter(start.as_ptr().addr() as u64, start, None, entry);
+    }
+
+    fn enter(&mut self, base: u64, start: NonNull<u8>, block: Option<Block>, entry: Entry) {
+        let Entry { bytes, device, context, kind, life } = entry;
+        let id = self.next_id;
+        self.next_id += 1;
+        self.by_base.insert(base, Allocation { id, base, bytes, device, context, kind, life, block, start });
+    }
+
+    pub(crate) fn remove(&mut self, base: u64) -> Option<Allocation> {
+        self.by_base.remove(&base)
+    }
+
+    /// Takes out everything that `which` says.
+    pub(crate) fn remove_where(&mut self, which: impl Fn(&Allocation) -> bool) -> Vec<Allocation> {
+        let bases: Vec<u64> = self.iter().filter(|one| which(one)).map(|one| one.base).collect();
+        bases.into_iter().filter_map(|base| self.by_base.remove(&base)).collect()
+    }
+
+    /// Where the bytes of a range are that queued work touches now: an illegal address unless all of it is live.
+    pub(crate) fn touch(&self, address: u64, bytes: usize) -> Answer<NonNull<u8>> {
+        let allocation = self.find(address).ok_or(code::ILLEGAL_ADDRESS)?;
+        let fits = address.checked_add(bytes as u64).is_some_and(|end| end <= allocation.end());
+        let live = matches!(allocation.life, Life::Live | Life::FreeQueued { reached: true });
+        if !fits || !live {
+            return Err(code::ILLEGAL_ADDRESS);
+        }
+        // SAFETY: the offset lies within the allocation, whose bytes begin at `start`.
+        Ok(unsafe { allocation.start.add((address - allocation.base) as usize) })
+    }
+
+    /// Refuses a range that leaves the allocation it begins in; `None` for memory that the driver does not know.
+    pub(crate) fn resolve(&self, address: u64, bytes: usize) -> Answer<Option<&Allocation>> {
+        let end = address.checked_add(bytes as u64).ok_or(code::INVALID_VALUE)?;
+        match self.find(address) {
+            Some(found) if end <= found.end() => Ok(Some(found)),
+            Some(_) => Err(code::INVALID_VALUE),
+            None if bytes > 0 && self.overlaps(address, bytes) => Err(code::INVALID_VALUE),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Work that waits in a stream.
+
+use std::{ffi::c_void, sync::Arc};
+
+use crate::{
+    access::AccessKind,
+    clock::Clock,
+    timing::Engine,
+    twin::{KernelTwin, Launch},
+};
+
+/// A place in a stream: reached when the stream has completed the operation at that position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Point {
+    pub(crate) stream: u64,
+    pub(crate) position: u64,
+}
+
+/// One operation of a stream.
+#[derive(Debug)]
+pub(crate) struct Op {
+    pub(crate) name: &'static str,
+    pub(crate) position: u64,
+    pub(crate) after: Vec<Point>,
+    /// Virtual time at which it was enqueued.
+    pub(crate) enqueued_at: u64,
+    /// What happened before it, where that is recorded.
+    pub(crate) clock: Option<Arc<Clock>>,
+    pub(crate) work: Work,
+    /// What it takes, known from its first piece on.
+    pub(crate) cost: Option<(Engine, u64)>,
+}
+
+/// What an operation does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Nothing beside what it waits for.
+    Wait,
+    /// Copies; several of one operation are in no order.
+    Copies(Vec<Copy>),
+    Fill(Fill),
+    /// Gives an event its time.
+    Record {
+        event: u64,
+        generation: u64,
+    },
+    Host(HostCall),
+    Kernel(Box<KernelRun>),
+    /// Memory of `cuMemAllocAsync` comes into being.
+    Allocate {
+        base: u64,
+        id: u64,
+        bytes: usize,
+    },
+    /// Memory of `cuMemFreeAsync` goes.
+    Free {
+        base: u64,
+        id: u64,
+        bytes: usize,
+    },
+    /// Pages move; the place is a device's ordinal or -1 for the host.
+    Prefetch {
+        address: u64,
+        bytes: usize,
+        place: i32,
+    },
+}
+
+/// One side of a copy.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// Memory that the driver knows, looked up when the bytes move.
+    Known(u64),
+    /// The caller's ordinary memory; the call that enqueued it does not return before the bytes moved.
+    Pageable(usize),
+    /// Bytes that were read from the caller's memory during the call.
+    Staged(Vec<u8>),
+}
+
+/// A copy of `height` rows of `width` bytes.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) from: Place,
+    pub(crate) to: Place,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) from_pitch: usize,
+    pub(crate) to_pitch: usize,
+    /// Bytes (of a single row) or rows done.
+    pub(crate) done: usize,
+}
+
+impl Copy {
+    pub(crate) fn linear(from: Place, to: Place, bytes: usize) -> Self {
+        Self { from, to, width: bytes, height: 1, from_pitch: 0, to_pitch: 0, done: 0 }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.width * self.height
+    }
+}
+
+/// A fill of `height` rows of `width` elements.
+#[derive(Clone, Debug)]
+pub(crate) struct Fill {
+    pub(crate) address: u64,
+    pub(crate) pattern: [u8; 4],
+    pub(crate) element: usize,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) pitch: usize,
+}
+
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
+pub(crate) type StreamCallback = unsafe extern "C" fn(*mut c_void, u32, *mut c_void);
+
+/// A function of the host's to call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum HostCall {
+    Function { function: HostFunction, data: usize },
+    Callback { function: StreamCallback, stream: usize, data: usize },
+}
+
+/// A kernel to run.
+#[derive(Debug)]
+pub(crate) struct KernelRun {
+    pub(crate) twin: KernelTwin,
+    pub(crate) launch: Launch,
+}
+
+impl Work {
+    /// The ranges that the operation touches, as far as they are at addresses.
+    pub(crate) fn accesses(&self) -> Vec<(u64, usize, AccessKind)> {
+        match self {
+            Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Prefetch { .. } => Vec::new(),
+            Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
+            Self::Fill(fill) => (0..fill.height as u64)
+                .map(|row| {
+                    let start = fill.address + row * fill.pitch as u64;
+                    (start, fill.width * fill.element, AccessKind::Write)
+                })
+                .collect(),
+            Self::Kernel(run) => (run.twin.accesses)(&run.launch)
+                .into_iter()
+                .map(|access| (access.address, access.bytes, access.kind))
+                .collect(),
+            Self::Allocate { base, bytes, .. } | Self::Free { base, bytes, .. } => {
+                vec![(*base, *bytes, AccessKind::Write)]
+            }
+        }
+    }
+}
+
+fn copy_accesses(copy: &Copy) -> Vec<(u64, usize, AccessKind)> {
+    let mut found = Vec::new();
+    let mut side = |place: &Place, pitch: usize, kind| {
+        let start = match place {
+            Place::Known(address) => *address,
+            Place::Pageable(address) => *address as u64,
+            Place::Staged(_) => return,
+        };
+        found.extend((0..copy.height as u64).map(|row| (start + row * pitch as u64, copy.width, kind)));
+    };
+    side(&copy.from, copy.from_pitch, AccessKind::Read);
+    side(&copy.to, copy.to_pitch, AccessKind::Write);
+    found
+}

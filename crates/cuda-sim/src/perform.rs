@@ -1,0 +1,195 @@
+//! What each kind of operation does when its turn comes.
+
+use crate::{
+    code,
+    device::Residency,
+    memory::{Kind, Life, Memory},
+    op::{Copy, Fill, HostCall, KernelRun, Op, Place, Work},
+    rng::Rng,
+    state::State,
+    twin::KernelMemory,
+};
+
+/// Copies up to this size land at once.
+const WHOLE: usize = 256 << 10;
+
+/// How far an operation came.
+pub(crate) enum Progress {
+    Done,
+    /// More is left; other work may come in between.
+    Partly,
+    /// An asynchronous error.
+    Failed(u32),
+    /// A host function is to be called with this status, without the lock.
+    Call(HostCall, u32),
+}
+
+/// What becomes of an operation on a context that an error made unusable: nothing, but a stream callback hears of it.
+pub(crate) fn skip(op: &Op) -> Progress {
+    match op.work {
+        Work::Host(call @ HostCall::Callback { .. }) => Progress::Call(call, code::LAUNCH_FAILED),
+        _ => Progress::Done,
+    }
+}
+
+pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
+    let Some(own) = state.streams.get(&stream) else { return Progress::Done };
+    let (device, context) = (own.device, own.context);
+    let result = match &mut op.work {
+        Work::Wait | Work::Record { .. } => Ok(()),
+        Work::Host(call) => return Progress::Call(*call, code::SUCCESS),
+        Work::Copies(copies) => {
+            let State { memory, devices, .. } = state;
+            let Some(device) = devices.get_mut(device as usize) else { return Progress::Done };
+            match copy_some(memory, copies, &mut device.rng) {
+                Ok(false) => return Progress::Partly,
+                Ok(true) => Ok(()),
+                Err(code) => Err(code),
+            }
+        }
+        Work::Fill(fill) => fill_now(&state.memory, fill),
+        Work::Kernel(run) => run_kernel(state, device, context, run),
+        Work::Allocate { base, id, .. } => {
+            if let Some(allocation) = state.memory.at_mut(*base).filter(|found| found.id == *id) {
+                allocation.life = match allocation.life {
+                    Life::FreeQueued { .. } => Life::FreeQueued { reached: true },
+                    Life::Pending | Life::Live => Life::Live,
+                };
+                if let Some(block) = &allocation.block {
+                    block.revive();
+                }
+            }
+            Ok(())
+        }
+        Work::Free { base, id, .. } => {
+            if state.memory.at(*base).is_some_and(|found| found.id == *id) {
+                free_pooled(state, *base);
+            }
+            Ok(())
+        }
+        Work::Prefetch { address, bytes, place } => {
+            let (address, bytes, place) = (*address, *bytes, *place);
+            if let Some(allocation) = state.memory.find_mut(address) {
+                let offset = address - allocation.base;
+                if let Kind::Managed(managed) = &mut allocation.kind {
+                    let to = u32::try_from(place).map_or(Residency::Host, Residency::Device);
+                    managed.migrate(offset, bytes as u64, to);
+                }
+            }
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => Progress::Done,
+        Err(code) => Progress::Failed(code),
+    }
+}
+
+/// Removes an allocation of a pool; its reserved memory stays with the pool until a synchronisation.
+pub(crate) fn free_pooled(state: &mut State, base: u64) {
+    let Some(allocation) = state.memory.remove(base) else { return };
+    state.forget_memory(allocation.device, allocation.base, allocation.bytes);
+    if let Kind::Pool(pool) = allocation.kind
+        && let Some(pool) = state.pools.get_mut(&pool)
+    {
+        pool.used = pool.used.saturating_sub(crate::state::charged(allocation.bytes));
+    }
+}
+
+/// Moves some bytes; answers whether all are moved.
+fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<bool, u32> {
+    let drawn = rng.below(copies.len());
+    let Some(copy) = copies.get_mut(drawn) else { return Ok(true) };
+    let linear = copy.height == 1;
+    let total = if linear { copy.width } else { copy.height };
+    let left = total.saturating_sub(copy.done);
+    let piece = if copy.bytes() <= WHOLE {
+        left
+    } else {
+        // Between a sixteenth and a half, at any byte.
+        (total / 16 + rng.below(total / 2 + 1)).clamp(1, left.max(1)).min(left)
+    };
+    if linear {
+        move_row(memory, copy, (copy.done, copy.done), piece)?;
+    } else {
+        for row in copy.done..copy.done + piece {
+            move_row(memory, copy, (row * copy.from_pitch, row * copy.to_pitch), copy.width)?;
+        }
+    }
+    copy.done += piece;
+    if copy.done >= total {
+        copies.swap_remove(drawn);
+    }
+    Ok(copies.is_empty())
+}
+
+fn move_row(memory: &Memory, copy: &Copy, (from, to): (usize, usize), bytes: usize) -> Result<(), u32> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    let source: *const u8 = match &copy.from {
+        Place::Known(address) => memory.touch(address + from as u64, bytes)?.as_ptr(),
+        Place::Pageable(address) => std::ptr::with_exposed_provenance(address + from),
+        Place::Staged(held) => held.get(from..from + bytes).ok_or(code::UNKNOWN)?.as_ptr(),
+    };
+    let target: *mut u8 = match &copy.to {
+        Place::Known(address) => memory.touch(address + to as u64, bytes)?.as_ptr(),
+        Place::Pageable(address) => std::ptr::with_exposed_provenance_mut(address + to),
+        Place::Staged(_) => return Err(code::UNKNOWN),
+    };
+    // SAFETY: known ranges were just found live; ordinary memory is the caller's, who promised it for the call, and the
+    // call does not return before the bytes moved. `copy` allows overlap.
+    unsafe { std::ptr::copy(source, target, bytes) };
+    Ok(())
+}
+
+fn fill_now(memory: &Memory, fill: &Fill) -> Result<(), u32> {
+    let bytes = fill.width * fill.element;
+    for row in 0..fill.height {
+        if bytes == 0 {
+            break;
+        }
+        let start = memory.touch(fill.address + (row * fill.pitch) as u64, bytes)?;
+        let start = start.as_ptr();
+        let mut done = fill.element.min(fill.pattern.len());
+        // SAFETY: the range of `bytes`, at least one element, was just found live; the pattern is not part of it.
+        unsafe { std::ptr::copy_nonoverlapping(fill.pattern.as_ptr(), start, done) };
+        while done < bytes {
+            let more = done.min(bytes - done);
+            // SAFETY: `done + more` lies within `bytes`, and the halves do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(start, start.add(done), more) };
+            done += more;
+        }
+    }
+    Ok(())
+}
+
+fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> Result<(), u32> {
+    let declared = (run.twin.accesses)(&run.launch);
+    let pageable = state.device(device).options.pageable_access;
+    for access in &declared {
+        let Some(allocation) = state.memory.find(access.address) else { continue };
+        if allocation.is_device() && allocation.device != device {
+            let enabled =
+                state.contexts.get(&context).is_some_and(|own| own.peers.contains(&allocation.device));
+            let granted = match allocation.kind {
+                Kind::Pool(pool) => state
+                    .pools
+                    .get(&pool)
+                    .is_some_and(|pool| pool.access.get(&device).is_some_and(|to| *to != 0)),
+                _ => enabled,
+            };
+            if !granted {
+                return Err(code::ILLEGAL_ADDRESS);
+            }
+        }
+        let (base, address, bytes) = (allocation.base, access.address, access.bytes);
+        if let Some(allocation) = state.memory.at_mut(base)
+            && let Kind::Managed(managed) = &mut allocation.kind
+        {
+            managed.migrate(address - base, bytes as u64, Residency::Device(device));
+        }
+    }
+    let mut view = KernelMemory { memory: &state.memory, declared, pageable };
+    (run.twin.run)(&run.launch, &mut view).map_err(|_| code::ILLEGAL_ADDRESS)
+}

@@ -1,0 +1,333 @@
+//! Runs enqueued work late, in an order drawn from the seed among those that the rules allow.
+//!
+//! Enqueueing runs nothing. Work runs when somebody waits for it, and then other work of the same device that is free to
+//! run gets its turn as well, as much as the seed says. A large copy lands in pieces, with other work in between.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use crate::{
+    access::{AccessKind, AccessRecord, Actor, Placed},
+    api,
+    clock::Clock,
+    op::{Op, Point, Work},
+    perform::{self, Progress},
+    state::{CHANGED, Guard, State, StreamKind},
+    timing,
+};
+
+/// Puts work at the end of a stream; answers its place. `after` adds to the stream's own order, `known` is what the
+/// waited-for work had happened after.
+pub(crate) fn enqueue(
+    state: &mut State,
+    stream: u64,
+    name: &'static str,
+    work: Work,
+    after: Vec<Point>,
+    known: Option<&Clock>,
+) -> Point {
+    let sequence = state.next_sequence();
+    let mut after = after;
+    let barrier = implicit_barrier(state, stream);
+    let mut clock = None;
+    if state.recording {
+        clock = Some(step_clock(state, stream, &barrier, known));
+    }
+    after.extend(barrier);
+    after.retain(|point| !is_reached(state, *point));
+    let clock = clock.map(Arc::new);
+    if let Some(clock) = &clock {
+        check(state, stream, name, sequence, &work, clock);
+    }
+    let Some(target) = state.streams.get(&stream) else { return Point { stream, position: 0 } };
+    let enqueued_at = state.device(target.device).now;
+    let Some(target) = state.streams.get_mut(&stream) else { return Point { stream, position: 0 } };
+    target.enqueued += 1;
+    let position = target.enqueued;
+    target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost: None });
+    Point { stream, position }
+}
+
+/// What the legacy default stream makes an operation of `stream` wait for.
+fn implicit_barrier(state: &State, stream: u64) -> Vec<Point> {
+    let Some(own) = state.streams.get(&stream) else { return Vec::new() };
+    let wanted = match own.kind {
+        StreamKind::NonBlocking => return Vec::new(),
+        StreamKind::Legacy => StreamKind::Blocking,
+        StreamKind::Blocking => StreamKind::Legacy,
+    };
+    let others =
+        state.streams.iter().filter(|(_, other)| other.context == own.context && other.kind == wanted);
+    others.map(|(id, other)| Point { stream: *id, position: other.enqueued }).collect()
+}
+
+fn step_clock(state: &mut State, stream: u64, barrier: &[Point], known: Option<&Clock>) -> Clock {
+    let mut clock = state.streams.get(&stream).map(|own| own.clock.clone()).unwrap_or_default();
+    clock.join(&state.host_clock);
+    for point in barrier {
+        if let Some(other) = state.streams.get(&point.stream) {
+            clock.join(&other.clock);
+        }
+    }
+    if let Some(known) = known {
+        clock.join(known);
+    }
+    clock.tick(stream);
+    // What the host does from here on does not happen before this operation.
+    state.host_clock.tick(crate::clock::HOST);
+    if let Some(own) = state.streams.get_mut(&stream) {
+        own.clock = clock.clone();
+    }
+    clock
+}
+
+fn check(state: &mut State, stream: u64, name: &'static str, sequence: u64, work: &Work, clock: &Arc<Clock>) {
+    let Some(own) = state.streams.get(&stream) else { return };
+    let actor = Actor::Stream { device: own.device, stream: own.number };
+    let acting = own.device;
+    for (address, bytes, kind) in work.accesses() {
+        let record = AccessRecord { actor, operation: name, sequence, address, bytes, kind };
+        let owner = state.memory.find(address).map(|found| found.device);
+        match owner {
+            Some(owner) => {
+                let placed =
+                    Placed { record, by: stream, step: clock.of(stream), clock: Some(Arc::clone(clock)) };
+                state.device_mut(owner).log.check(placed, clock);
+            }
+            None => state.device_mut(acting).log.record(record),
+        }
+    }
+}
+
+/// An access of the host, now. Inside a host function of a stream it is an access of that stream.
+pub(crate) fn host_access(
+    state: &mut State,
+    operation: &'static str,
+    address: u64,
+    bytes: usize,
+    kind: AccessKind,
+) {
+    if !state.recording {
+        return;
+    }
+    let Some(owner) = state.memory.find(address).map(|found| found.device) else { return };
+    let sequence = state.next_sequence();
+    let callback = api::running_callback();
+    let (actor, by, clock) = match &callback {
+        Some(running) => (running.actor, running.stream, running.clock.clone()),
+        None => (Actor::Host(std::thread::current().id()), crate::clock::HOST, None),
+    };
+    let record = AccessRecord { actor, operation, sequence, address, bytes, kind };
+    let State { devices, host_clock, .. } = state;
+    if by == crate::clock::HOST && host_clock.of(by) == 0 {
+        host_clock.tick(by);
+    }
+    let current = clock.clone().unwrap_or_else(|| Arc::new(host_clock.clone()));
+    let placed = Placed { record, by, step: current.of(by), clock };
+    if let Some(device) = devices.get_mut(owner as usize) {
+        device.log.check(placed, &current);
+    }
+}
+
+/// What a host that waits for everything in a stream so far comes to know.
+pub(crate) fn knowledge(state: &State, stream: u64) -> Option<Clock> {
+    state.recording.then(|| state.streams.get(&stream).map(|own| own.clock.clone())).flatten()
+}
+
+/// The host has waited: what `known` had happened after has happened before whatever the host does next.
+pub(crate) fn learn(state: &mut State, known: Option<&Clock>) {
+    if let Some(known) = known {
+        state.host_clock.join(known);
+    }
+}
+
+pub(crate) fn is_reached(state: &State, point: Point) -> bool {
+    state.streams.get(&point.stream).is_none_or(|stream| stream.completed >= point.position)
+}
+
+/// The place of the last operation enqueued on a stream.
+pub(crate) fn end_of(state: &State, stream: u64) -> Point {
+    Point { stream, position: state.streams.get(&stream).map_or(0, |own| own.enqueued) }
+}
+
+/// The stream whose head has to run next for `point` to be reached; `None` where that head is running already.
+fn needed(state: &State, mut point: Point) -> Option<u64> {
+    loop {
+        let stream = state.streams.get(&point.stream)?;
+        if stream.busy {
+            return None;
+        }
+        let head = stream.queue.front()?;
+        match head.after.iter().find(|other| !is_reached(state, **other)) {
+            Some(other) => point = *other,
+            None => return Some(point.stream),
+        }
+    }
+}
+
+fn is_ready(state: &State, stream: u64) -> bool {
+    let Some(own) = state.streams.get(&stream) else { return false };
+    let Some(head) = own.queue.front() else { return false };
+    !own.busy && head.after.iter().all(|point| is_reached(state, *point))
+}
+
+fn any_ready(state: &mut State, device: u32) -> Option<u64> {
+    let ready: Vec<u64> = state
+        .streams
+        .iter()
+        .filter(|(id, stream)| stream.device == device && is_ready(state, **id))
+        .map(|(id, _)| *id)
+        .collect();
+    if ready.is_empty() {
+        return None;
+    }
+    let drawn = state.device_mut(device).rng.below(ready.len());
+    ready.get(drawn).copied()
+}
+
+/// Runs until `point` is reached.
+pub(crate) fn force(guard: &mut Guard, point: Point) {
+    let mut eagerness = None;
+    while !is_reached(guard, point) {
+        let Some(next) = needed(guard, point) else {
+            // Its host function runs on another thread.
+            CHANGED.wait(guard);
+            continue;
+        };
+        let Some(device) = guard.streams.get(&next).map(|stream| stream.device) else { continue };
+        let eager = *eagerness.get_or_insert_with(|| {
+            let drawn = guard.device_mut(device).rng.below(4);
+            [0, 25, 50, 90][drawn]
+        });
+        let other = if guard.device_mut(device).rng.chance(eager) { any_ready(guard, device) } else { None };
+        step(guard, other.unwrap_or(next));
+    }
+    let end = guard.streams.get(&point.stream).map(|stream| (stream.device, stream.time));
+    if let Some((device, time)) = end {
+        let device = guard.device_mut(device);
+        device.now = device.now.max(time);
+    }
+}
+
+/// Runs everything that is enqueued in a context.
+pub(crate) fn force_context(guard: &mut Guard, context: u64) {
+    let mut points: Vec<Point> = guard
+        .streams
+        .iter()
+        .filter(|(_, stream)| stream.context == context)
+        .map(|(id, stream)| Point { stream: *id, position: stream.enqueued })
+        .collect();
+    let known: Vec<Clock> = points.iter().filter_map(|point| knowledge(guard, point.stream)).collect();
+    if let Some(device) = guard.contexts.get(&context).map(|found| found.device) {
+        guard.device_mut(device).rng.shuffle(&mut points);
+    }
+    for point in points {
+        force(guard, point);
+    }
+    for clock in &known {
+        learn(guard, Some(clock));
+    }
+}
+
+/// A question about `point`: gives the device some time, as much as the seed says but never nothing three times in a
+/// row, and answers whether the point is reached.
+pub(crate) fn query(guard: &mut Guard, point: Point) -> bool {
+    if is_reached(guard, point) {
+        return true;
+    }
+    let Some(device) = guard.streams.get(&point.stream).map(|stream| stream.device) else { return true };
+    let mut steps = guard.device_mut(device).rng.below(4);
+    if steps == 0 {
+        let idle = &mut guard.device_mut(device).idle_queries;
+        *idle += 1;
+        if *idle >= 3 {
+            steps = 1;
+        }
+    }
+    for turn in 0..steps {
+        if is_reached(guard, point) {
+            break;
+        }
+        guard.device_mut(device).idle_queries = 0;
+        let Some(next) = needed(guard, point) else { break };
+        // The first turn always brings the answer nearer.
+        let other = if turn > 0 { any_ready(guard, device) } else { None };
+        step(guard, other.unwrap_or(next));
+    }
+    is_reached(guard, point)
+}
+
+/// Runs the head of a stream, or a piece of it.
+fn step(guard: &mut Guard, stream: u64) {
+    let state: &mut State = guard;
+    let Some(own) = state.streams.get_mut(&stream) else { return };
+    let Some(mut op) = own.queue.pop_front() else { return };
+    let (device, number) = (own.device, own.number);
+    own.busy = true;
+    // Drawn up before the first piece: a copy in pieces takes as long as one in one piece.
+    let timed = op.cost.unwrap_or_else(|| timing_of(state, stream, &op));
+    op.cost = Some(timed);
+    let progress = if state.device(device).faults.sticky.is_some() {
+        perform::skip(&op)
+    } else {
+        perform::perform(state, stream, &mut op)
+    };
+    match progress {
+        Progress::Partly => {
+            if let Some(own) = state.streams.get_mut(&stream) {
+                own.queue.push_front(op);
+                own.busy = false;
+            }
+            return;
+        }
+        Progress::Failed(code) => {
+            let sticky = &mut state.device_mut(device).faults.sticky;
+            *sticky = Some(sticky.unwrap_or(code));
+        }
+        Progress::Done => {}
+        Progress::Call(call, status) => {
+            let running = api::Running {
+                stream,
+                actor: Actor::Stream { device, stream: number },
+                clock: op.clock.clone(),
+            };
+            MutexGuard::unlocked(guard, || api::call_host(call, status, running));
+            // Whatever the function told other threads, they know what it knew.
+            learn(guard, op.clock.as_deref());
+        }
+    }
+    complete(guard, stream, &op, timed);
+    CHANGED.notify_all();
+}
+
+/// The engine and duration of an operation, before its pieces change it.
+fn timing_of(state: &State, stream: u64, op: &Op) -> (timing::Engine, u64) {
+    let Some(own) = state.streams.get(&stream) else { return (timing::Engine::Nothing, 0) };
+    let peers = state.contexts.get(&own.context).is_some_and(|context| !context.peers.is_empty());
+    timing::cost(op, &state.device(own.device).options, &state.memory, peers)
+}
+
+fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing::Engine, u64)) {
+    let Some(own) = state.streams.get(&stream) else { return };
+    let (device, number) = (own.device, own.number);
+    let waited =
+        op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
+    let ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
+    let end = state.device_mut(device).engines.serve(engine, ready, duration);
+    if let Work::Record { event, generation } = op.work
+        && let Some(event) = state.events.get_mut(&event)
+        && event.generation == generation
+    {
+        event.time = Some(end);
+    }
+    state.finished(device, number, op.name);
+    if let Some(own) = state.streams.get_mut(&stream) {
+        own.busy = false;
+        own.completed = op.position;
+        own.time = end;
+        if own.destroyed && own.queue.is_empty() {
+            state.streams.remove(&stream);
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Everything the driver knows, behind one lock.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::{
+    access::Log,
+    address_space::AddressSpace,
+    clock::Clock,
+    code::{self, Answer},
+    faults::Faults,
+    ledger::Ledger,
+    memory::{Kind, Memory},
+    op::{Op, Point},
+    options::SimDeviceBuilder,
+    rng::Rng,
+    timing::Engines,
+    twin::KernelTwin,
+};
+
+/// How many finished operations [`SimDevice::executed`](crate::SimDevice::executed) remembers.
+const EXECUTED_KEPT: usize = 65_536;
+
+/// The locked state. The lock is never held while a host function of the caller's runs.
+pub(crate) type Guard = MutexGuard<'static, State>;
+
+static STATE: Mutex<State> = Mutex::new(State::new());
+
+/// Woken when a host function of a stream has returned.
+pub(crate) static CHANGED: Condvar = Condvar::new();
+
+/// Whether any device needs to hear of the host's accesses.
+pub(crate) static WATCHED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn lock() -> Guard {
+    STATE.lock()
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) initialised: bool,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: BTreeMap<u64, Context>,
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) pools: BTreeMap<u64, Pool>,
+    pub(crate) modules: BTreeMap<u64, Module>,
+    pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) memory: Memory,
+    pub(crate) sequence: u64,
+    /// Whether any device records accesses.
+    pub(crate) recording: bool,
+    pub(crate) host_clock: Clock,
+    next_handle: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) options: SimDeviceBuilder,
+    pub(crate) rng: Rng,
+    pub(crate) space: AddressSpace,
+    /// Bytes of device memory taken.
+    pub(crate) used: u64,
+    pub(crate) primary: Option<Primary>,
+    pub(crate) primary_flags: u32,
+    pub(crate) default_pool: u64,
+    pub(crate) current_pool: u64,
+    /// The host's virtual time as far as this device saw it, in nanoseconds.
+    pub(crate) now: u64,
+    pub(crate) engines: Engines,
+    pub(crate) faults: Faults,
+    pub(crate) log: Log,
+    pub(crate) executed: VecDeque<(u32, &'static str)>,
+    pub(crate) next_stream_number: u32,
+    pub(crate) forbidden_touches: Vec<usize>,
+    /// Queries in a row that ran nothing.
+    pub(crate) idle_queries: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Primary {
+    pub(crate) context: u64,
+    pub(crate) retained: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) device: u32,
+    pub(crate) legacy: u64,
+    pub(crate) per_thread: BTreeMap<u64, u64>,
+    /// Devices whose memory this context may use directly.
+    pub(crate) peers: BTreeSet<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamKind {
+    Legacy,
+    /// Takes part in the legacy stream's implicit ordering.
+    Blocking,
+    NonBlocking,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+    pub(crate) number: u32,
+    pub(crate) kind: StreamKind,
+    pub(crate) priority: i32,
+    /// Whether the caller created it.
+    pub(crate) created: bool,
+    pub(crate) destroyed: bool,
+    pub(crate) queue: VecDeque<Op>,
+    pub(crate) enqueued: u64,
+    pub(crate) completed: u64,
+    /// A host function of its head is running.
+    pub(crate) busy: bool,
+    /// Virtual time at which its last finished operation ended.
+    pub(crate) time: u64,
+    pub(crate) clock: Clock,
+}
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+    pub(crate) timing: bool,
+    pub(crate) generation: u64,
+    pub(crate) record: Option<Point>,
+    pub(crate) time: Option<u64>,
+    pub(crate) clock: Option<Arc<Clock>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) device: u32,
+    pub(crate) created: bool,
+    pub(crate) destroyed: bool,
+    pub(crate) threshold: u64,
+    pub(crate) reserved: u64,
+    pub(crate) reserved_high: u64,
+    pub(crate) used: u64,
+    pub(crate) used_high: u64,
+    /// The reuse switches (attributes 1 to 3); kept for asking back, this pool never reuses out of order.
+    pub(crate) reuse: [i32; 3],
+    pub(crate) access: BTreeMap<u32, u32>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Module {
+    pub(crate) context: u64,
+    pub(crate) twins: BTreeMap<String, KernelTwin>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) module: u64,
+    pub(crate) context: u64,
+    pub(crate) name: String,
+    pub(crate) twin: KernelTwin,
+}
+
+impl State {
+    const fn new() -> Self {
+        Self {
+            initialised: false,
+            devices: Vec::new(),
+            contexts: BTreeMap::new(),
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            pools: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            memory: Memory::new(),
+            sequence: 0,
+            recording: false,
+            host_clock: Clock::new(),
+            next_handle: 0,
+        }
+    }
+
+    /// A handle that no object had before, far from the small numbers that name default streams. Handles are looked up
+    /// in tables and never dereferenced.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.next_handle += 1;
+        0x00E0_0000_0000_0000 + self.next_handle * 16
+    }
+
+    pub(crate) fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    pub(crate) fn add_device(&mut self, options: SimDeviceBuilder) -> u32 {
+        let ordinal = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
+        let pool = self.new_handle();
+        self.pools.insert(pool, Pool::new(ordinal, false));
+        if options.record {
+            self.recording = true;
+        }
+        if options.record || !options.concurrent_managed {
+            WATCHED.store(true, Ordering::Release);
+        }
+        if options.managed {
+            // Residency follows the host's touches as well.
+            WATCHED.store(true, Ordering::Release);
+        }
+        self.devices.push(Device {
+            rng: Rng::new(options.seed),
+            space: AddressSpace::reserve(options.total_memory as u64, ordinal),
+            used: 0,
+            primary: None,
+            primary_flags: 0,
+            default_pool: pool,
+            current_pool: pool,
+            now: 0,
+            engines: Engines::default(),
+            faults: Faults::default(),
+            log: Log::new(options.record),
+            executed: VecDeque::new(),
+            next_stream_number: 0,
+            forbidden_touches: Vec::new(),
+            idle_queries: 0,
+            options,
+        });
+        ordinal
+    }
+
+    pub(crate) fn device(&self, ordinal: u32) -> &Device {
+        &self.devices[ordinal as usize]
+    }
+
+    pub(crate) fn device_mut(&mut self, ordinal: u32) -> &mut Device {
+        &mut self.devices[ordinal as usize]
+    }
+
+    pub(crate) fn add_stream(
+        &mut self,
+        context: u64,
+        device: u32,
+        kind: StreamKind,
+        priority: i32,
+        created: bool,
+    ) -> u64 {
+        let handle = self.new_handle();
+        let owner = self.device_mut(device);
+        let number = owner.next_stream_number;
+        owner.next_stream_number += 1;
+        let time = owner.now;
+        self.streams.insert(
+            handle,
+            Stream {
+                context,
+                device,
+                number,
+                kind,
+                priority,
+                created,
+                destroyed: false,
+                queue: VecDeque::new(),
+                enqueued: 0,
+                completed: 0,
+                busy: false,
+                time,
+                clock: Clock::new(),
+            },
+        );
+        handle
+    }
+
+    /// Makes the primary context of a device, or hands out the one that is there.
+    pub(crate) fn retain_primary(&mut self, device: u32) -> u64 {
+        if let Some(primary) = &mut self.device_mut(device).primary {
+            primary.retained += 1;
+            return primary.context;
+        }
+        let context = self.new_handle();
+        let legacy = self.add_stream(context, device, StreamKind::Legacy, 0, false);
+        let entry = Context { device, legacy, per_thread: BTreeMap::new(), peers: BTreeSet::new() };
+        self.contexts.insert(context, entry);
+        self.device_mut(device).primary = Some(Primary { context, retained: 1 });
+        context
+    }
+
+    /// Removes a context, whose work is done, with everything in it.
+    pub(crate) fn destroy_context(&mut self, context: u64) {
+        let Some(gone) = self.contexts.remove(&context) else { return };
+        let device = gone.device;
+        let streams: Vec<u64> =
+            self.streams.iter().filter(|(_, stream)| stream.context == context).map(|(id, _)| *id).collect();
+        for stream in streams {
+            self.streams.remove(&stream);
+            self.host_clock.forget(stream);
+            for other in &mut self.devices {
+                other.log.forget_actor(stream);
+            }
+        }
+        self.events.retain(|_, event| event.context != context);
+        self.modules.retain(|_, module| module.context != context);
+        self.functions.retain(|_, function| function.context != context);
+        // Memory of pools outlives a context: it belongs to the device.
+        let dropped = self.memory.remove_where(|allocation| {
+            allocation.context == context && !matches!(allocation.kind, Kind::Pool(_))
+        });
+        for allocation in &dropped {
+            self.forget_memory(allocation.device, allocation.base, allocation.bytes);
+            if matches!(allocation.kind, Kind::Device) {
+                let owner = self.device_mut(allocation.device);
+                owner.used = owner.used.saturating_sub(charged(allocation.bytes));
+            }
+        }
+        let owner = self.device_mut(device);
+        owner.primary = None;
+        owner.faults.sticky = None;
+    }
+
+    /// The checker forgets memory that is gone: the next owner of the range starts afresh.
+    pub(crate) fn forget_memory(&mut self, device: u32, base: u64, bytes: usize) {
+        if self.recording {
+            self.device_mut(device).log.forget_range(base, bytes);
+        }
+    }
+
+    pub(crate) fn finished(&mut self, device: u32, stream: u32, name: &'static str) {
+        let executed = &mut self.device_mut(device).executed;
+        if executed.len() == EXECUTED_KEPT {
+            executed.pop_front();
+        }
+        executed.push_back((stream, name));
+    }
+
+    /// The default stream that a null, legacy or per-thread handle means in a context, or the handle itself.
+    pub(crate) fn stream_of(&mut self, context: Option<u64>, handle: u64, thread: u64) -> Answer<u64> {
+        if handle > 2 {
+            let known = self.streams.get(&handle).filter(|stream| !stream.destroyed);
+            return known.map(|_| handle).ok_or(code::INVALID_HANDLE);
+        }
+        let context = context.ok_or(code::INVALID_CONTEXT)?;
+        let found = self.contexts.get(&context).ok_or(code::CONTEXT_IS_DESTROYED)?;
+        if handle < 2 {
+            return Ok(found.legacy);
+        }
+        if let Some(stream) = found.per_thread.get(&thread) {
+            return Ok(*stream);
+        }
+        let device = found.device;
+        let stream = self.add_stream(context, device, StreamKind::Blocking, 0, false);
+        if let Some(found) = self.contexts.get_mut(&context) {
+            found.per_thread.insert(thread, stream);
+        }
+        Ok(stream)
+    }
+
+    pub(crate) fn ledger(&self, device: u32) -> Ledger {
+        let mut ledger = Ledger {
+            contexts: self.contexts.values().filter(|context| context.device == device).count(),
+            streams: self
+                .streams
+                .values()
+                .filter(|stream| stream.device == device && stream.created && !stream.destroyed)
+                .count(),
+            events: self.events.values().filter(|event| event.device == device).count(),
+            pools: self
+                .pools
+                .values()
+                .filter(|pool| pool.device == device && pool.created && !pool.destroyed)
+                .count(),
+            modules: self
+                .modules
+                .values()
+                .filter(|module| self.contexts.get(&module.context).is_some_and(|at| at.device == device))
+                .count(),
+            ..Ledger::default()
+        };
+        for allocation in self.memory.iter().filter(|one| one.device == device) {
+            match allocation.kind {
+                Kind::Device | Kind::Pool(_) => {
+                    ledger.device_allocations += 1;
+                    ledger.bytes += allocation.bytes;
+                }
+                Kind::Pinned { .. } => ledger.pinned += 1,
+                Kind::Registered { .. } => ledger.registered += 1,
+                Kind::Managed(_) => ledger.managed += 1,
+            }
+        }
+        ledger
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(device: u32, created: bool) -> Self {
+        Self {
+            device,
+            created,
+            destroyed: false,
+            threshold: 0,
+            reserved: 0,
+            reserved_high: 0,
+            used: 0,
+            used_high: 0,
+            reuse: [1; 3],
+            access: BTreeMap::new(),
+        }
+    }
+}
+
+/// What an allocation takes of the device's memory.
+pub(crate) fn charged(bytes: usize) -> u64 {
+    (bytes as u64).next_multiple_of(crate::address_space::ALIGNMENT)
+}

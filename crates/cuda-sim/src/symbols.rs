@@ -1,0 +1,118 @@
+//! The driver's exported names.
+
+use std::{ffi::c_void, ptr::NonNull};
+
+use crate::api::{
+    batch, context, copy, device, event, fill, host_memory, managed, memory, module, pointer, pool, stream,
+};
+
+macro_rules! symbols {
+    ($( $module:ident: $($name:ident),* $(,)?; )*) => {
+        /// The function exported under a name.
+        pub(crate) fn find(name: &str) -> Option<NonNull<c_void>> {
+            let address: *const () = match name {
+                $( $( stringify!($name) => $module::$name as *const (), )* )*
+                _ => return None,
+            };
+            NonNull::new(address.cast_mut().cast())
+        }
+
+        /// Every exported name.
+        pub(crate) const NAMES: &[&str] = &[$( $( stringify!($name), )* )*];
+    };
+}
+
+symbols! {
+    device: cuInit, cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName,
+        cuDeviceGetPCIBusId, cuDeviceGetUuid, cuDeviceGetUuid_v2, cuDeviceTotalMem_v2, cuDeviceComputeCapability,
+        cuDeviceGetAttribute, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute, cuDevicePrimaryCtxRetain,
+        cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxGetState,
+        cuDevicePrimaryCtxSetFlags_v2;
+    context: cuCtxGetCurrent, cuCtxSetCurrent, cuCtxPushCurrent_v2, cuCtxPopCurrent_v2, cuCtxGetDevice, cuCtxGetFlags,
+        cuCtxGetApiVersion, cuCtxGetId, cuCtxGetStreamPriorityRange, cuCtxSynchronize, cuCtxEnablePeerAccess,
+        cuCtxDisablePeerAccess, cuMemGetInfo_v2, cuDeviceGetMemPool;
+    memory: cuMemAlloc_v2, cuMemFree_v2, cuMemGetAddressRange_v2;
+    host_memory: cuMemHostAlloc, cuMemAllocHost_v2, cuMemFreeHost, cuMemHostRegister_v2, cuMemHostUnregister,
+        cuMemHostGetDevicePointer_v2, cuMemHostGetFlags;
+    managed: cuMemAllocManaged, cuMemPrefetchAsync, cuMemPrefetchAsync_v2, cuMemAdvise, cuMemAdvise_v2,
+        cuMemRangeGetAttribute;
+    pool: cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolTrimTo,
+        cuMemPoolSetAttribute, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolGetAccess, cuDeviceGetDefaultMemPool,
+        cuDeviceSetMemPool;
+    pointer: cuPointerGetAttribute;
+    copy: cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2, cuMemcpyAsync, cuMemcpyPeerAsync,
+        cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuMemcpyDtoD_v2, cuMemcpy, cuMemcpy2DAsync_v2, cuMemcpy2D_v2;
+    batch: cuMemcpyBatchAsync_v2;
+    fill: cuMemsetD8_v2, cuMemsetD16_v2, cuMemsetD32_v2, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async,
+        cuMemsetD2D8Async;
+    stream: cuStreamCreate, cuStreamCreateWithPriority, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize,
+        cuStreamGetPriority, cuStreamGetFlags, cuStreamGetCtx, cuStreamGetId, cuStreamIsCapturing,
+        cuThreadExchangeStreamCaptureMode, cuStreamWaitEvent, cuLaunchHostFunc, cuStreamAddCallback;
+    event: cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventRecordWithFlags, cuEventQuery, cuEventSynchronize,
+        cuEventElapsedTime, cuEventElapsedTime_v2;
+    module: cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuLaunchKernel;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::type_name;
+
+    use transload_cuda_sys::ffi;
+
+    use super::*;
+
+    /// How an argument is passed: its size, and whether it is an address.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Passed(usize, bool);
+
+    fn passed<T>() -> Passed {
+        let name = type_name::<T>();
+        let address = name.starts_with('*') || name.contains("Pointer<") || name.contains("Option<");
+        Passed(size_of::<T>(), address)
+    }
+
+    macro_rules! arity {
+        ($mine:ident, $theirs:ident, $($argument:ident),*) => {
+            fn $mine<$($argument),*>(_: extern "C" fn($($argument),*) -> u32) -> Vec<Passed> {
+                vec![$(passed::<$argument>()),*]
+            }
+            fn $theirs<$($argument),*>(_: unsafe fn($($argument),*) -> u32) -> Vec<Passed> {
+                vec![$(passed::<$argument>()),*]
+            }
+        };
+    }
+    arity!(mine0, theirs0,);
+    arity!(mine1, theirs1, A);
+    arity!(mine2, theirs2, A, B);
+    arity!(mine3, theirs3, A, B, C);
+    arity!(mine4, theirs4, A, B, C, D);
+    arity!(mine5, theirs5, A, B, C, D, E);
+    arity!(mine6, theirs6, A, B, C, D, E, F);
+    arity!(mine8, theirs8, A, B, C, D, E, F, G, H);
+    arity!(mine11, theirs11, A, B, C, D, E, F, G, H, I, J, K);
+
+    macro_rules! agree {
+        ($mine:ident, $theirs:ident: $($module:ident::$name:ident),* $(,)?) => { $(
+            assert_eq!($mine($module::$name), $theirs(ffi::$name), stringify!($name));
+        )* };
+    }
+
+    #[test]
+    fn symbols_have_the_signatures_of_cuda_sys() {
+        agree!(mine0, theirs0: context::cuCtxSynchronize);
+        agree!(mine1, theirs1: device::cuInit, device::cuDriverGetVersion, device::cuDeviceGetCount, device::cuDevicePrimaryCtxRelease_v2, device::cuDevicePrimaryCtxReset_v2, context::cuCtxGetCurrent, context::cuCtxSetCurrent, context::cuCtxPushCurrent_v2, context::cuCtxPopCurrent_v2, context::cuCtxGetDevice, context::cuCtxGetFlags, context::cuCtxDisablePeerAccess, memory::cuMemFree_v2, host_memory::cuMemFreeHost, host_memory::cuMemHostUnregister, pool::cuMemPoolDestroy, copy::cuMemcpy2D_v2, stream::cuStreamDestroy_v2, stream::cuStreamQuery, stream::cuStreamSynchronize, stream::cuThreadExchangeStreamCaptureMode, event::cuEventDestroy_v2, event::cuEventQuery, event::cuEventSynchronize, module::cuModuleUnload);
+        agree!(mine2, theirs2: device::cuGetErrorName, device::cuGetErrorString, device::cuDeviceGet, device::cuDeviceGetUuid, device::cuDeviceGetUuid_v2, device::cuDeviceTotalMem_v2, device::cuDevicePrimaryCtxRetain, device::cuDevicePrimaryCtxSetFlags_v2, context::cuCtxGetApiVersion, context::cuCtxGetId, context::cuCtxGetStreamPriorityRange, context::cuCtxEnablePeerAccess, context::cuMemGetInfo_v2, context::cuDeviceGetMemPool, memory::cuMemAlloc_v2, host_memory::cuMemAllocHost_v2, host_memory::cuMemHostGetFlags, pool::cuMemFreeAsync, pool::cuMemPoolCreate, pool::cuMemPoolTrimTo, pool::cuDeviceGetDefaultMemPool, pool::cuDeviceSetMemPool, copy::cuMemcpy2DAsync_v2, stream::cuStreamCreate, stream::cuStreamGetPriority, stream::cuStreamGetFlags, stream::cuStreamGetCtx, stream::cuStreamGetId, stream::cuStreamIsCapturing, event::cuEventCreate, event::cuEventRecord, module::cuModuleLoadData);
+        agree!(mine3, theirs3: device::cuDeviceGetName, device::cuDeviceGetPCIBusId, device::cuDeviceComputeCapability, device::cuDeviceGetAttribute, device::cuDeviceCanAccessPeer, device::cuDevicePrimaryCtxGetState, memory::cuMemGetAddressRange_v2, host_memory::cuMemHostAlloc, host_memory::cuMemHostRegister_v2, host_memory::cuMemHostGetDevicePointer_v2, managed::cuMemAllocManaged, pool::cuMemAllocAsync, pool::cuMemPoolSetAttribute, pool::cuMemPoolGetAttribute, pool::cuMemPoolSetAccess, pool::cuMemPoolGetAccess, pointer::cuPointerGetAttribute, copy::cuMemcpyHtoD_v2, copy::cuMemcpyDtoH_v2, copy::cuMemcpyDtoD_v2, copy::cuMemcpy, fill::cuMemsetD8_v2, fill::cuMemsetD16_v2, fill::cuMemsetD32_v2, stream::cuStreamCreateWithPriority, stream::cuStreamWaitEvent, stream::cuLaunchHostFunc, event::cuEventRecordWithFlags, event::cuEventElapsedTime, module::cuModuleGetFunction);
+        agree!(mine4, theirs4: device::cuDeviceGetP2PAttribute, managed::cuMemPrefetchAsync, managed::cuMemAdvise, managed::cuMemAdvise_v2, pool::cuMemAllocFromPoolAsync, copy::cuMemcpyHtoDAsync_v2, copy::cuMemcpyDtoHAsync_v2, copy::cuMemcpyDtoDAsync_v2, copy::cuMemcpyAsync, fill::cuMemsetD8Async, fill::cuMemsetD16Async, fill::cuMemsetD32Async, stream::cuStreamAddCallback);
+        agree!(mine5, theirs5: managed::cuMemPrefetchAsync_v2, managed::cuMemRangeGetAttribute, module::cuModuleLoadDataEx);
+        agree!(mine6, theirs6: copy::cuMemcpyPeerAsync, fill::cuMemsetD2D8Async);
+        agree!(mine8, theirs8: batch::cuMemcpyBatchAsync_v2);
+        agree!(mine11, theirs11: module::cuLaunchKernel);
+    }
+
+    #[test]
+    fn every_name_is_found_and_no_other() {
+        assert!(NAMES.iter().all(|name| find(name).is_some()));
+        assert!(find("cuGraphCreate").is_none() && find("").is_none());
+    }
+}

@@ -1,0 +1,119 @@
+//! Virtual time: how long an operation would take on the described hardware.
+
+use crate::{
+    memory::{Allocation, Memory},
+    op::{Copy, Op, Place, Work},
+    options::SimDeviceBuilder,
+};
+
+/// Gigabytes per second within a device's own memory.
+const LOCAL_GBPS: f64 = 2_000.0;
+/// What ordinary host memory reaches of the link, because the driver stages it.
+const PAGEABLE_SHARE: f64 = 0.3;
+/// What an operation takes that moves nothing.
+const MARK_NS: u64 = 500;
+
+/// What serves an operation; each serves one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    ToDevice,
+    ToHost,
+    Peer,
+    Compute,
+    Nothing,
+}
+
+/// Until when each engine of a device is taken, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Engines {
+    to_device: u64,
+    to_host: u64,
+    peer: u64,
+}
+
+impl Engines {
+    fn slot(&mut self, engine: Engine) -> Option<&mut u64> {
+        match engine {
+            Engine::ToDevice => Some(&mut self.to_device),
+            Engine::ToHost => Some(&mut self.to_host),
+            Engine::Peer => Some(&mut self.peer),
+            Engine::Compute | Engine::Nothing => None,
+        }
+    }
+
+    /// Serves an operation that could begin at `ready`; answers when it ends.
+    pub(crate) fn serve(&mut self, engine: Engine, ready: u64, duration: u64) -> u64 {
+        match self.slot(engine) {
+            Some(free_at) => {
+                *free_at = ready.max(*free_at).saturating_add(duration);
+                *free_at
+            }
+            None => ready.saturating_add(duration),
+        }
+    }
+}
+
+/// Which engine an operation needs, and for how many nanoseconds.
+pub(crate) fn cost(
+    op: &Op,
+    device: &SimDeviceBuilder,
+    memory: &Memory,
+    peers_enabled: bool,
+) -> (Engine, u64) {
+    let time = |bytes: usize, gbps: f64| (bytes as f64 / gbps.max(1e-6)) as u64;
+    match &op.work {
+        Work::Copies(copies) => {
+            let mut engine = Engine::Compute;
+            let mut total = device.latency_ns;
+            for copy in copies {
+                let (served, gbps) = link(copy, device, memory, peers_enabled);
+                engine = served;
+                total = total.saturating_add(time(copy.bytes(), gbps));
+            }
+            (engine, total)
+        }
+        Work::Fill(fill) => {
+            let bytes = fill.width * fill.element * fill.height;
+            (Engine::Compute, 2_000 + time(bytes, LOCAL_GBPS))
+        }
+        Work::Kernel(run) => {
+            let mut total = 3_000_u64;
+            for access in (run.twin.accesses)(&run.launch) {
+                let local = memory.find(access.address).is_some_and(Allocation::is_device);
+                let gbps = if local { LOCAL_GBPS } else { device.host_gbps };
+                total = total.saturating_add(time(access.bytes, gbps));
+            }
+            (Engine::Compute, total)
+        }
+        Work::Prefetch { bytes, place, .. } => {
+            let engine = if *place < 0 { Engine::ToHost } else { Engine::ToDevice };
+            (engine, device.latency_ns + time(*bytes, device.host_gbps))
+        }
+        Work::Allocate { .. } | Work::Free { .. } => (Engine::Nothing, 1_000),
+        Work::Wait | Work::Host(_) => (Engine::Nothing, 0),
+        Work::Record { .. } => (Engine::Nothing, MARK_NS),
+    }
+}
+
+fn link(copy: &Copy, device: &SimDeviceBuilder, memory: &Memory, peers_enabled: bool) -> (Engine, f64) {
+    let on = |place: &Place| match place {
+        Place::Known(address) => {
+            memory.find(*address).filter(|found| found.is_device()).map(|found| found.device)
+        }
+        Place::Pageable(_) | Place::Staged(_) => None,
+    };
+    let pageable = |place: &Place| !matches!(place, Place::Known(_));
+    match (on(&copy.from), on(&copy.to)) {
+        (Some(from), Some(to)) if from == to => (Engine::Compute, LOCAL_GBPS),
+        (Some(_), Some(_)) if peers_enabled => (Engine::Peer, device.peer_gbps),
+        // Through the host: the bytes travel both links, one after the other.
+        (Some(_), Some(_)) => (Engine::Peer, device.host_gbps / 2.0),
+        (None, Some(_)) => {
+            (Engine::ToDevice, device.host_gbps * if pageable(&copy.from) { PAGEABLE_SHARE } else { 1.0 })
+        }
+        (Some(_), None) => {
+            (Engine::ToHost, device.host_gbps * if pageable(&copy.to) { PAGEABLE_SHARE } else { 1.0 })
+        }
+        (None, None) => (Engine::Nothing, 10.0),
+    }
+}

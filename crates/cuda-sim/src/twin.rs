@@ -1,0 +1,148 @@
+//! Rust twins of device kernels: what the simulated device runs in a kernel's place.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+
+use crate::{
+    access::AccessKind,
+    code::{self, Answer},
+    memory::Memory,
+};
+
+/// A kernel's stand-in. Register it under the kernel's entry name with [`register_kernel_twin`].
+///
+/// Its functions run under the driver's lock: they must not call the driver, nor announce host accesses.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelTwin {
+    /// The size in bytes of each parameter, in order.
+    pub parameters: &'static [usize],
+    /// Every range that this launch reads or writes. The twin cannot touch anything else.
+    pub accesses: fn(&Launch) -> Vec<KernelAccess>,
+    /// Does what the kernel does.
+    pub run: fn(&Launch, &mut KernelMemory<'_>) -> Result<(), IllegalAddress>,
+}
+
+/// A range that a launch declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelAccess {
+    /// First byte, as the kernel sees it.
+    pub address: u64,
+    /// Length in bytes.
+    pub bytes: usize,
+    /// Whether it is only read.
+    pub kind: AccessKind,
+}
+
+/// The parameters of one launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks in each dimension.
+    pub grid: (u32, u32, u32),
+    /// Threads of a block in each dimension.
+    pub block: (u32, u32, u32),
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: u32,
+    /// The parameters' bytes, as long as the twin declares them.
+    pub parameters: Vec<Vec<u8>>,
+}
+
+impl Launch {
+    /// A parameter as an unsigned number (little endian, up to 8 bytes); 0 where there is none.
+    #[must_use]
+    pub fn number(&self, index: usize) -> u64 {
+        let bytes = self.parameters.get(index).map_or(&[][..], Vec::as_slice);
+        bytes.iter().take(8).rev().fold(0, |number, byte| (number << 8) | u64::from(*byte))
+    }
+}
+
+/// The kernel touched memory that is not there, not live, not its to reach, or not declared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IllegalAddress;
+
+/// What a running twin can reach: the ranges it declared.
+#[derive(Debug)]
+pub struct KernelMemory<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) declared: Vec<KernelAccess>,
+    /// Whether ordinary host memory may be used as it is.
+    pub(crate) pageable: bool,
+}
+
+impl KernelMemory<'_> {
+    /// Reads `into.len()` bytes.
+    ///
+    /// # Errors
+    /// [`IllegalAddress`] where the range was not declared or is not live.
+    pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), IllegalAddress> {
+        let from = self.reach(address, into.len(), AccessKind::Read)?;
+        // SAFETY: `reach` found the whole range live; `into` is of this length.
+        unsafe { std::ptr::copy(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Writes `from`.
+    ///
+    /// # Errors
+    /// [`IllegalAddress`] where the range was not declared for writing or is not live.
+    pub fn write(&mut self, address: u64, from: &[u8]) -> Result<(), IllegalAddress> {
+        let to = self.reach(address, from.len(), AccessKind::Write)?;
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    /// Copies within what the kernel reaches; the ranges may overlap.
+    ///
+    /// # Errors
+    /// [`IllegalAddress`] where a range was not declared or is not live.
+    pub fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<(), IllegalAddress> {
+        let source = self.reach(from, bytes, AccessKind::Read)?;
+        let target = self.reach(to, bytes, AccessKind::Write)?;
+        // SAFETY: `reach` found both whole ranges live; `copy` allows overlap.
+        unsafe { std::ptr::copy(source, target, bytes) };
+        Ok(())
+    }
+
+    fn reach(&self, address: u64, bytes: usize, kind: AccessKind) -> Result<*mut u8, IllegalAddress> {
+        let end = address.checked_add(bytes as u64).ok_or(IllegalAddress)?;
+        let declared = self.declared.iter().any(|range| {
+            let covers = range.address <= address && end <= range.address.saturating_add(range.bytes as u64);
+            covers && (kind == AccessKind::Read || range.kind == AccessKind::Write)
+        });
+        if !declared {
+            return Err(IllegalAddress);
+        }
+        match self.memory.touch(address, bytes) {
+            Ok(start) => Ok(start.as_ptr()),
+            Err(_) if self.pageable && !self.memory.overlaps(address, bytes) => {
+                Ok(std::ptr::with_exposed_provenance_mut(address as usize))
+            }
+            Err(_) => Err(IllegalAddress),
+        }
+    }
+}
+
+static TWINS: Mutex<BTreeMap<String, KernelTwin>> = Mutex::new(BTreeMap::new());
+
+/// Lets modules that contain the kernel `entry` be loaded on simulated devices; a later twin of the same name replaces an
+/// earlier one. A module with any entry that has no twin is refused.
+pub fn register_kernel_twin(entry: &str, twin: KernelTwin) {
+    TWINS.lock().insert(entry.to_owned(), twin);
+}
+
+/// The twins of a module, by entry name.
+pub(crate) fn of_module(text: &str) -> Answer<BTreeMap<String, KernelTwin>> {
+    if !text.contains(".version") {
+        return Err(code::INVALID_PTX);
+    }
+    let twins = TWINS.lock();
+    let mut found = BTreeMap::new();
+    for entry in text.split(".entry").skip(1) {
+        let is_name = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '$' | '%');
+        let name: String = entry.trim_start().chars().take_while(|letter| is_name(*letter)).collect();
+        let twin = twins.get(&name).ok_or(code::NO_BINARY_FOR_GPU)?;
+        found.insert(name, *twin);
+    }
+    if found.is_empty() { Err(code::NO_BINARY_FOR_GPU) } else { Ok(found) }
+}

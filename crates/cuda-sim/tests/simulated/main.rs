@@ -1,0 +1,15 @@
+//! What only the software driver can show: lateness, seeds, faults, races, the ledger, stale handles.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::expect_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+mod clock;
+mod faults;
+mod host_functions;
+mod kernels;
+mod lateness;
+mod managed;
+mod memory;
+mod races;
+#[path = "../it/raw.rs"]
+#[allow(dead_code, reason = "shared with the tests that run on hardware")]
+mod raw;

@@ -1,0 +1,116 @@
+//! Managed memory: residency follows prefetches and touches, advice is kept.
+
+use transload_core::host_access::{self, HostAccess};
+use transload_cuda_sim::{Residency, harness};
+use transload_cuda_sys::{AsStream, check, ffi};
+
+use crate::raw::{Bench, INVALID_VALUE, fill};
+
+fn managed(bench: &Bench, bytes: usize) -> u64 {
+    let _bound = bench.context.enter().expect("enter");
+    let mut address = 0;
+    // SAFETY: the out pointer is valid.
+    check("managed", unsafe { ffi::cuMemAllocManaged(&mut address, bytes, 1) }).expect("managed");
+    address
+}
+
+#[test]
+fn a_prefetch_moves_pages_in_stream_order() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let sim = *test.sim().expect("simulated");
+    let bench = Bench::new(test);
+    let stream = bench.stream();
+    let bytes = 256 << 10;
+    let address = managed(&bench, bytes);
+    let _bound = bench.context.enter().expect("enter");
+    assert_eq!(sim.residency(address), Some(Residency::Nowhere));
+    let device = bench.context.device().as_raw();
+    // SAFETY: the range is managed memory.
+    let there = unsafe { ffi::cuMemPrefetchAsync(address, bytes / 2, device, stream.as_raw()) };
+    check("prefetch", there).expect("prefetch");
+    assert_eq!(sim.residency(address), Some(Residency::Nowhere), "it is late");
+    stream.synchronize().expect("healthy");
+    assert_eq!(sim.residency(address), Some(Residency::Device(sim.ordinal())));
+    assert_eq!(sim.residency(address + bytes as u64 / 2), Some(Residency::Nowhere));
+    host_access::note(address as usize, 1, HostAccess::Read);
+    assert_eq!(sim.residency(address), Some(Residency::Host), "a touch brings a page back");
+    assert_eq!(sim.residency(address + 65_536), Some(Residency::Device(sim.ordinal())));
+    let location = ffi::MemLocation { kind: 2, id: 0 };
+    // SAFETY: as above.
+    check("back", unsafe { ffi::cuMemPrefetchAsync_v2(address, bytes, location, 0, stream.as_raw()) })
+        .expect("back");
+    stream.synchronize().expect("healthy");
+    assert_eq!(sim.residency(address + 65_536), Some(Residency::Host));
+    let mut last = 7_i32;
+    // SAFETY: the attribute is one 32-bit number.
+    let asked = unsafe { ffi::cuMemRangeGetAttribute((&raw mut last).cast(), 4, 4, address, bytes) };
+    check("last prefetch", asked).expect("asked");
+    assert_eq!(last, -1, "the host");
+    let memory = bench.memory(64);
+    // SAFETY: the memory is owned; that it cannot be prefetched is what is tested.
+    let refused = unsafe { ffi::cuMemPrefetchAsync(memory.address, 64, device, stream.as_raw()) };
+    assert_eq!(refused, INVALID_VALUE);
+    assert_eq!(sim.ledger().managed, 1);
+}
+
+#[test]
+fn advice_is_kept_by_the_range() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let bench = Bench::new(test);
+    let bytes = 256 << 10;
+    let address = managed(&bench, bytes);
+    let _bound = bench.context.enter().expect("enter");
+    let device = bench.context.device().as_raw();
+    let ask = |attribute, start, bytes| {
+        let mut value = 0_i32;
+        // SAFETY: attributes 1, 2 and 4 are one 32-bit number.
+        let answer =
+            unsafe { ffi::cuMemRangeGetAttribute((&raw mut value).cast(), 4, attribute, start, bytes) };
+        check("cuMemRangeGetAttribute", answer).map(|()| value)
+    };
+    assert_eq!((ask(1, address, bytes), ask(2, address, bytes)), (Ok(0), Ok(-2)));
+    // SAFETY: the range is managed memory.
+    unsafe {
+        check("mostly", ffi::cuMemAdvise(address, bytes, 1, device)).expect("mostly");
+        check("preferred", ffi::cuMemAdvise(address, bytes / 2, 3, device)).expect("preferred");
+        check("accessed", ffi::cuMemAdvise(address, bytes, 5, -1)).expect("accessed");
+    }
+    assert_eq!(ask(1, address, bytes), Ok(1));
+    assert_eq!(ask(2, address, bytes / 2), Ok(device));
+    assert_eq!(ask(2, address, bytes), Ok(-2), "the halves disagree");
+    let mut accessed = [0_i32; 2];
+    // SAFETY: attribute 3 is as many 32-bit numbers as the size says.
+    let asked = unsafe { ffi::cuMemRangeGetAttribute(accessed.as_mut_ptr().cast(), 8, 3, address, bytes) };
+    check("accessed by", asked).expect("asked");
+    assert_eq!(accessed, [-1, -2]);
+    assert!(ask(1, address, bytes + 1).is_err(), "beyond the allocation");
+}
+
+#[test]
+fn an_old_device_does_not_prefetch_and_minds_the_hosts_touch() {
+    let Some(test) = harness::device_with(|builder| builder.pre_pascal()) else { return };
+    let sim = *test.sim().expect("simulated");
+    let bench = Bench::new(test);
+    let stream = bench.stream();
+    let address = managed(&bench, 4096);
+    let _bound = bench.context.enter().expect("enter");
+    let device = bench.context.device().as_raw();
+    // SAFETY: the range is managed memory.
+    assert_eq!(unsafe { ffi::cuMemPrefetchAsync(address, 4096, device, stream.as_raw()) }, 101);
+    host_access::note(address as usize, 8, HostAccess::Write);
+    assert_eq!(sim.forbidden_touches(), Vec::<usize>::new(), "the device is idle");
+    let memory = bench.memory(64);
+    fill(&stream, memory.address, 1, 64).expect("fill");
+    host_access::note(address as usize, 8, HostAccess::Write);
+    assert_eq!(sim.forbidden_touches(), vec![address as usize], "the device is busy");
+}
+
+#[test]
+fn a_device_without_managed_memory_says_so() {
+    let Some(test) = harness::device_with(|builder| builder.managed_memory(false)) else { return };
+    let bench = Bench::new(test);
+    let _bound = bench.context.enter().expect("enter");
+    let mut address = 0;
+    // SAFETY: the out pointer is valid.
+    assert_eq!(unsafe { ffi::cuMemAllocManaged(&mut address, 64, 1) }, 801);
+}
