@@ -56,6 +56,9 @@ struct File {
     from: PathBuf,
 }
 
+/// The tests that say something on hardware: `it` on one device, `peers` on two. The others play the driver.
+const HARDWARE_TESTS: [&str; 3] = ["it", "no_alloc", "peers"];
+
 /// Builds, copies, writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let files = select(built(sh)?)?;
@@ -161,7 +164,9 @@ fn bundled_name(artifact: &Artifact) -> Option<String> {
     if is_program {
         return Some(with_extension(target, path));
     }
-    let is_wanted = *is_test && TESTED.iter().any(|(tested, _)| tested == package);
+    let is_wanted = *is_test
+        && HARDWARE_TESTS.contains(&target.as_str())
+        && TESTED.iter().any(|(tested, _)| tested == package);
     is_wanted.then(|| with_extension(&format!("{package}--{target}"), path))
 }
 

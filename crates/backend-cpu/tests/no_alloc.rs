@@ -50,7 +50,7 @@ fn main() {
     let lease = |priority| backend.lease_queue(DeviceId::Cpu, priority, WorkloadType::Memory).unwrap();
     let queues = [lease(StreamPriority::Normal), lease(StreamPriority::High)];
     let waker = Waker::from(Arc::new(Nothing));
-    for bytes in [100, 64 << 10, 600_000, 5 << 20] {
+    for bytes in [100, 64 << 10, 2_600_000, 5 << 20] {
         let allocate = || backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
         let buffers = [allocate(), allocate(), allocate()];
         let [a, b, c] = &buffers;
@@ -74,7 +74,7 @@ fn main() {
             drop(c.read().unwrap());
         };
         // Durations not yet known when they are asked for stay in the list, which grows to its bound.
-        (0..2000).take(if bytes < 1 << 20 { 2000 } else { 30 }).for_each(|_| round());
+        (0..2000).take(if bytes < 4 << 20 { 2000 } else { 30 }).for_each(|_| round());
         backend.drain().unwrap();
         let before = COUNT.load(Ordering::Relaxed);
         (0..100).take(if bytes < 1 << 20 { 100 } else { 10 }).for_each(|_| round());

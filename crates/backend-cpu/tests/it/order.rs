@@ -135,8 +135,8 @@ fn urgent_work_overtakes_what_waits_for_a_worker() {
     fence.wait().unwrap();
 
     let order = Arc::new(Mutex::new(Vec::new()));
-    let src = allocate(&backend, 600_000);
-    let buffers: Vec<_> = (0..60).map(|_| allocate(&backend, 600_000)).collect();
+    let src = allocate(&backend, 2_600_000);
+    let buffers: Vec<_> = (0..60).map(|_| allocate(&backend, 2_600_000)).collect();
     let queues = [StreamPriority::Low, StreamPriority::Normal, StreamPriority::High]
         .map(|priority| lease_at(&backend, priority));
     for (queue, part) in queues.iter().zip(buffers.chunks(20)) {

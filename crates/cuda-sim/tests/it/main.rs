@@ -8,6 +8,5 @@ mod copies;
 mod devices;
 mod memory;
 mod order;
-mod peers;
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]
 mod raw;

@@ -102,13 +102,12 @@ fn own_manager() {
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
-fn a_simulated_device_is_found_used_and_leaves_nothing_behind() {
-    transload_cuda_sim::install().unwrap();
-    let sim = transload_cuda_sim::SimDevice::builder().total_memory(8 << 20).build();
-    let id = DeviceId::Cuda(sim.ordinal());
+fn a_device_is_found_used_and_leaves_nothing_behind() {
+    let test = transload_cuda_sim::harness::device();
+    let id = DeviceId::Cuda(test.ordinal());
     let runtime = Runtime::discover().unwrap();
     assert!(runtime.absent().is_empty());
-    assert!(runtime.device(id).unwrap().simulated);
+    assert_eq!(runtime.device(id).unwrap().simulated, test.is_simulated());
     round_trip(&runtime, id, MemoryKind::Device);
 
     // What is dropped in flight is parked, and drained.
@@ -122,5 +121,5 @@ fn a_simulated_device_is_found_used_and_leaves_nothing_behind() {
     assert_eq!(missing.kind(), ErrorKind::UnknownDevice);
     assert!(missing.to_string().contains(&id.to_string()), "{missing}");
     drop(runtime);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    test.assert_ledger_empty();
 }

@@ -1,0 +1,272 @@
+//! The transfer manager over the host and a CUDA device, on the software driver and on a real one
+//! (`TRANSLOAD_TEST_DRIVER=real`): bytes, order, lifetime, refusals, statistics, and the driver calls that were made.
+
+use std::sync::Arc;
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Place, RawBuffer, Sampling, SizeClass,
+    StreamPriority, TransferMethod, TransferOptions,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
+use transload_cuda_sim::harness::{self, TestDevice};
+
+struct Setup {
+    test: TestDevice,
+    manager: CrossBackendTransferManager,
+    device: DeviceId,
+}
+
+impl Setup {
+    fn new() -> Self {
+        Self::sampling(Sampling::default())
+    }
+
+    fn sampling(sampling: Sampling) -> Self {
+        let test = harness::device();
+        let manager = CrossBackendTransferManager::builder().sampling(sampling).build();
+        manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        Self { test, manager, device: DeviceId::Cuda(test.ordinal()) }
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
+        let device = if kind == MemoryKind::Pageable { DeviceId::Cpu } else { self.device };
+        self.manager.allocate_for(device, kind, bytes).unwrap()
+    }
+
+    fn filled(&self, kind: MemoryKind, content: &[u8]) -> RawBuffer {
+        let buffer = self.allocate(kind, content.len());
+        buffer.write().unwrap().copy_from_slice(content);
+        buffer
+    }
+
+    /// Drains, and checks that nothing is alive anywhere.
+    fn finish(self) {
+        self.manager.drain().unwrap();
+        for (name, ledger) in self.manager.ledger() {
+            assert!(ledger.is_empty(), "{name}: {ledger}");
+        }
+        let Self { test, manager, .. } = self;
+        drop(manager);
+        test.assert_ledger_empty();
+        test.assert_no_races();
+    }
+}
+
+fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..bytes)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        })
+        .collect()
+}
+
+const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
+
+#[test]
+fn every_pair_of_places_moves_exactly_the_bytes_asked_for() {
+    let setup = Setup::new();
+    for near in HOST_KINDS {
+        for far in [MemoryKind::Device, MemoryKind::Unified] {
+            for (seed, size) in [1, 4097, 300_001].into_iter().enumerate() {
+                let content = noise(size + 100, seed as u64);
+                let source = setup.filled(near, &content);
+                let there = setup.allocate(far, size + 50);
+                let again = setup.allocate(far, size + 50);
+                let back = setup.filled(near, &vec![0xEE; size + 100]);
+                let up = setup.manager.transfer_buffer(&source, &there, 31, 7, size);
+                let within = setup.manager.transfer_buffer(&there, &again, 7, 9, size);
+                let down = setup.manager.transfer_buffer(&again, &back, 9, 13, size);
+                for (transfer, lane) in [(down, setup.device), (within, setup.device), (up, setup.device)] {
+                    let report = transfer.wait().unwrap();
+                    assert_eq!((report.bytes, report.lane), (size as u64, lane));
+                    assert_eq!(report.simulated, setup.test.is_simulated());
+                }
+                let seen = back.read().unwrap();
+                assert!(seen[13..13 + size] == content[31..31 + size], "{near} → {far}, {size} bytes");
+                assert!(
+                    seen[..13].iter().chain(&seen[13 + size..]).all(|byte| *byte == 0xEE),
+                    "{near} → {far}"
+                );
+            }
+        }
+    }
+    setup.finish();
+}
+
+#[test]
+fn a_plan_says_what_the_transfer_then_does() {
+    let setup = Setup::new();
+    let device = Place::new(setup.device, MemoryKind::Device);
+    for near in HOST_KINDS {
+        let host = Place::new(DeviceId::Cpu, near);
+        let (source, there) = (setup.filled(near, &[1; 5000]), setup.allocate(MemoryKind::Device, 5000));
+        let plan = setup.manager.plan(host, device, 5000, &TransferOptions::new()).unwrap();
+        let report = setup.manager.transfer(&source, &there).wait().unwrap();
+        assert!(plan.agrees_with(&report), "{plan}\n{report}");
+        assert_eq!(report.path.src, host);
+        assert_eq!(report.rejected.len(), plan.rejected.len());
+    }
+}
+
+#[test]
+fn automatic_choice_sends_pinned_memory_by_one_copy_and_the_driver_saw_just_that() {
+    let setup = Setup::new();
+    let (source, there) =
+        (setup.filled(MemoryKind::Pinned, &[1; 10_000]), setup.allocate(MemoryKind::Device, 10_000));
+    // Streams and events are made by the first one.
+    setup.manager.transfer(&source, &there).wait().unwrap();
+    setup.manager.transfer(&source, &there).wait().unwrap();
+    let trace = transload_cuda_sys::trace::start();
+    let transfer = setup.manager.transfer(&source, &there);
+    let calls = trace.calls_of_this_thread();
+    let moved: Vec<_> = calls.iter().filter(|call| call.name.starts_with("cuMem")).collect();
+    assert_eq!(moved.len(), 1, "{calls:?}");
+    assert_eq!(moved[0].name, "cuMemcpyHtoDAsync_v2");
+    assert_eq!(
+        moved[0].arguments[..3],
+        [there.device_address().unwrap(), source.host_address().unwrap().as_ptr().addr() as u64, 10_000]
+    );
+    assert!(
+        calls.iter().all(|call| !call.name.contains("Synchronize")),
+        "submission does not wait: {calls:?}"
+    );
+    assert_eq!(transfer.wait().unwrap().method, TransferMethod::DirectCopy);
+}
+
+#[test]
+fn a_transfer_goes_on_a_stream_of_its_priority() {
+    let setup = Setup::new();
+    let (source, there) =
+        (setup.filled(MemoryKind::Pinned, &[1; 100]), setup.allocate(MemoryKind::Device, 100));
+    let stream_of = |priority| {
+        let trace = transload_cuda_sys::trace::start();
+        let options = TransferOptions::new().priority(priority);
+        setup.manager.transfer_with(&source, &there, 0, 0, 100, &options).wait().unwrap();
+        let calls = trace.calls_of_this_thread();
+        calls.iter().find(|call| call.name == "cuMemcpyHtoDAsync_v2").unwrap().arguments[3]
+    };
+    let (high, low) = (stream_of(StreamPriority::High), stream_of(StreamPriority::Low));
+    assert_ne!(high, low);
+    let priority = |stream: u64| {
+        let mut priority = i32::MAX;
+        let handle = std::ptr::with_exposed_provenance_mut(stream as usize);
+        let context = transload_cuda_sys::Context::primary(
+            transload_cuda_sys::Device::new(setup.device.ordinal()).unwrap(),
+        )
+        .unwrap();
+        let _bound = context.enter().unwrap();
+        // SAFETY: the stream belongs to the manager's backend, which lives.
+        assert_eq!(unsafe { transload_cuda_sys::ffi::cuStreamGetPriority(handle, &mut priority) }, 0);
+        priority
+    };
+    assert!(priority(high) < priority(low), "the driver confirms that smaller is more urgent");
+}
+
+#[test]
+fn two_transfers_run_side_by_side_whatever_the_order_of_the_awaits() {
+    let setup = Setup::new();
+    let content = noise(2 << 20, 1);
+    let source = setup.filled(MemoryKind::Pinned, &content);
+    let (one, two) =
+        (setup.allocate(MemoryKind::Device, 2 << 20), setup.allocate(MemoryKind::Device, 2 << 20));
+    let back = setup.allocate(MemoryKind::Pinned, 2 << 20);
+    pollster::block_on(async {
+        let first = setup.manager.transfer(&source, &one);
+        let second = setup.manager.transfer(&source, &two);
+        second.await.unwrap();
+        first.await.unwrap();
+        setup.manager.transfer(&two, &back).await.unwrap();
+    });
+    assert!(*back.read().unwrap() == content[..]);
+}
+
+#[test]
+fn everything_dropped_early_still_arrives_and_nothing_leaks() {
+    let setup = Setup::new();
+    let content = noise(1 << 20, 2);
+    let there = setup.allocate(MemoryKind::Device, 1 << 20);
+    for kind in HOST_KINDS {
+        let source = setup.filled(kind, &content);
+        drop(setup.manager.transfer(&source, &there));
+        drop(source);
+        let back = setup.allocate(MemoryKind::Pageable, 1 << 20);
+        setup.manager.transfer(&there, &back).wait().unwrap();
+        assert!(*back.read().unwrap() == content[..], "{kind}");
+    }
+    drop(there);
+    setup.finish();
+}
+
+#[test]
+fn bad_requests_move_nothing_and_leave_the_manager_usable() {
+    let setup = Setup::new();
+    let (source, there) =
+        (setup.filled(MemoryKind::Pinned, &[9; 100]), setup.allocate(MemoryKind::Device, 100));
+    let poison = setup.filled(MemoryKind::Pinned, &[0xEE; 100]);
+    setup.manager.transfer(&poison, &there).wait().unwrap();
+    for (src_offset, dst_offset, size, kind) in [
+        (0, 0, 0, ErrorKind::InvalidArgument),
+        (1, 0, 100, ErrorKind::OutOfRange),
+        (0, 1, 100, ErrorKind::OutOfRange),
+        (usize::MAX, 0, 2, ErrorKind::OutOfRange),
+        (0, usize::MAX - 1, 3, ErrorKind::OutOfRange),
+        (101, 0, 1, ErrorKind::OutOfRange),
+    ] {
+        let refused = setup.manager.transfer_buffer(&source, &there, src_offset, dst_offset, size);
+        assert_eq!(refused.wait().unwrap_err().kind(), kind, "{src_offset} {dst_offset} {size}");
+    }
+    let overlap = setup.manager.transfer_buffer(&there, &there, 0, 40, 60);
+    assert_eq!(overlap.wait().unwrap_err().kind(), ErrorKind::Overlap);
+    let elsewhere = CpuBackend::new().unwrap().wrap_vec(vec![1; 100]);
+    setup.manager.transfer(&elsewhere, &there.slice(..100).unwrap()).wait().unwrap();
+    setup.manager.transfer(&poison, &there).wait().unwrap();
+    let only = TransferOptions::new().only(TransferMethod::PeerToPeer);
+    let refused = setup.manager.transfer_with(&source, &there, 0, 0, 100, &only);
+    assert_eq!(refused.wait().unwrap_err().kind(), ErrorKind::Unsupported);
+    let unknown = Place::new(DeviceId::Cuda(u32::MAX), MemoryKind::Device);
+    let error = setup.manager.plan(source.place(), unknown, 1, &TransferOptions::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownDevice);
+    setup.manager.transfer(&there, &source).wait().unwrap();
+    assert_eq!(*source.read().unwrap(), [0xEE; 100], "what was refused moved nothing");
+    drop((source, there, poison, elsewhere));
+    setup.finish();
+}
+
+#[test]
+fn read_only_memory_is_a_source_and_no_destination() {
+    let setup = Setup::new();
+    let content: Arc<[u8]> = noise(5000, 7).into();
+    let fixed = CpuBackend::new().unwrap().wrap_readonly(Arc::clone(&content));
+    let there = setup.allocate(MemoryKind::Device, 5000);
+    setup.manager.transfer(&fixed, &there).wait().unwrap();
+    assert_eq!(setup.manager.transfer(&there, &fixed).wait().unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let back = setup.allocate(MemoryKind::Pinned, 5000);
+    setup.manager.transfer(&there, &back).wait().unwrap();
+    assert!(*back.read().unwrap() == content[..]);
+}
+
+#[test]
+fn measured_transfers_carry_device_time_and_statistics_count_each_class() {
+    let setup = Setup::sampling(Sampling::Every(1));
+    let source = setup.filled(MemoryKind::Pinned, &vec![1; 2 << 20]);
+    let there = setup.allocate(MemoryKind::Device, 2 << 20);
+    for size in [100, 100, 2 << 20] {
+        let report = setup.manager.transfer_buffer(&source, &there, 0, 0, size).wait().unwrap();
+        let moving = report.moving.unwrap();
+        assert!(moving <= report.elapsed, "device time {moving:?} within host time {:?}", report.elapsed);
+    }
+    let path = transload::TransferPath::new(source.place(), there.place());
+    let small = &setup.manager.stats_for(path, SizeClass::UpTo4KiB)[0];
+    assert_eq!((small.transfers, small.bytes, small.measured, small.failures), (2, 200, 2, 0));
+    let large = &setup.manager.stats_for(path, SizeClass::UpTo16MiB)[0];
+    assert_eq!((large.transfers, large.bytes), (1, 2 << 20));
+    assert!(large.best_rate.unwrap() >= large.average_rate().unwrap() * 0.999);
+    assert_eq!(setup.manager.get_transfer_stats().len(), 2);
+}
