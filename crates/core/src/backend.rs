@@ -158,6 +158,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The device whose queues copy directly from `src` to `dst`, if any do.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
+    /// The device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from `src` to `dst`, if any.
+    fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        let _ = (src, dst);
+        None
+    }
+
     /// Costs to choose by before anything was measured.
     fn default_costs(&self) -> Vec<PathCost>;
 

@@ -65,6 +65,16 @@ pub enum RejectReason {
     NotUnified,
     /// The two devices do not reach each other's memory.
     NoPeerAccess,
+    /// The devices reach each other's memory, but a pattern sent to and fro did not come back as it was.
+    PeerCorrupts,
+    /// The host's side is not pageable: staging would only add a copy.
+    AlreadyPinned,
+    /// The device's backend gives no pinned memory to stage in.
+    NoStagingMemory,
+    /// The device cannot use the memory in place: it is not mapped into its address space.
+    NotMapped,
+    /// The device may not use managed memory while the host does.
+    NoConcurrentAccess,
     /// The destination's device cannot use the source's memory in place.
     NotShareable,
     /// The caller forbade it, or asked for another one.
@@ -80,6 +90,11 @@ impl fmt::Display for RejectReason {
             Self::NoDevice => "both sides are on the host",
             Self::NotUnified => "neither side is unified memory",
             Self::NoPeerAccess => "the devices do not reach each other's memory",
+            Self::PeerCorrupts => "a pattern sent between the devices came back changed",
+            Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
+            Self::NoStagingMemory => "the device's backend gives no pinned memory to stage in",
+            Self::NotMapped => "the memory is not mapped into the device's address space",
+            Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
             Self::NotShareable => "the destination's device cannot use the source in place",
             Self::Forbidden => "forbidden by the caller",
         })

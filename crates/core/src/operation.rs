@@ -65,6 +65,22 @@ pub enum Operation<'a> {
         /// Sources and destinations, each pair of one length.
         pairs: &'a [(RawBuffer, RawBuffer)],
     },
+    /// Copies from one device's memory to another's, without the host; both of one length. The queue belongs to one of
+    /// the two, and access between them is enabled.
+    CopyPeer {
+        /// From here.
+        src: &'a RawBuffer,
+        /// To here.
+        dst: &'a RawBuffer,
+    },
+    /// Copies by the device's processors, which read or write host memory in place: no copy engine takes part, so a queue
+    /// of copies does not hold it up. Both of one length.
+    CopyInPlace {
+        /// From here.
+        src: &'a RawBuffer,
+        /// To here.
+        dst: &'a RawBuffer,
+    },
     /// Fills memory with a pattern.
     Fill {
         /// What to fill.
@@ -88,7 +104,10 @@ impl<'a> Operation<'a> {
     fn uses(&self) -> Uses<'a> {
         let mut uses = Uses::new();
         match *self {
-            Self::Copy { src, dst } | Self::CopyPitched { src, dst, .. } => {
+            Self::Copy { src, dst }
+            | Self::CopyPeer { src, dst }
+            | Self::CopyInPlace { src, dst }
+            | Self::CopyPitched { src, dst, .. } => {
                 uses.push((src, Access::Read));
                 uses.push((dst, Access::Write));
             }
@@ -119,7 +138,9 @@ impl<'a> Operation<'a> {
             apart(src, dst)
         };
         match *self {
-            Self::Copy { src, dst } => pair(src, dst),
+            Self::Copy { src, dst } | Self::CopyPeer { src, dst } | Self::CopyInPlace { src, dst } => {
+                pair(src, dst)
+            }
             Self::CopyPitched { src, dst, rows } => {
                 rows_within("source", src.len(), rows.src_pitch, rows)?;
                 rows_within("destination", dst.len(), rows.dst_pitch, rows)?;

@@ -8,12 +8,13 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, PathCost,
-    Place, RawBuffer, Result, SizeClass, Transfer, TransferPath,
+    Place, RawBuffer, Rejected, Result, SizeClass, Transfer, TransferPath, TransferReport,
 };
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     methods::Job,
+    planner::{Candidate, PathRoutes},
     registry::Registry,
     request::{Ranges, Request},
     row::{Rows, Watch},
@@ -242,16 +243,13 @@ impl CrossBackendTransferManager {
             Err(error) => return self.refuse(error),
         };
         let request = ranges.request();
-        let routes = match self.registry.routes(request.path, &self.rows) {
-            Ok(routes) => routes,
+        let (routes, index, mut report) = match self.choose(&request, options) {
+            Ok(chosen) => chosen,
             Err(error) => return self.refuse(error),
         };
-        let choice = match routes.choose(&request, options, &self.watch.lost) {
-            Ok(choice) => choice,
-            Err(error) => return self.refuse(error),
+        let Some(candidate) = routes.candidate(index) else {
+            return self.refuse(Error::new(ErrorKind::Unsupported, "the route is gone; ask again"));
         };
-        let candidate = choice.candidate;
-        let mut report = choice.into_report();
         let job = Job {
             src: &ranges.src,
             dst: &ranges.dst,
@@ -273,6 +271,30 @@ impl CrossBackendTransferManager {
                 report.elapsed = report.submitting;
                 candidate.row.ended(&report, Err(&error));
                 Transfer::refused(error)
+            }
+        }
+    }
+
+    /// The cheapest method that can be taken, its place among the path's candidates, and the report of a transfer by it.
+    fn choose(
+        &self,
+        request: &Request,
+        options: &TransferOptions,
+    ) -> Result<(Arc<PathRoutes>, usize, TransferReport)> {
+        loop {
+            let routes = self.registry.routes(request.path, &self.rows)?;
+            let choice = routes.choose(request, options, &self.watch.lost)?;
+            let Candidate { method, route, .. } = choice.candidate;
+            match method.prepare(request.path, route) {
+                Ok(()) => {
+                    let (index, report) = (choice.index, choice.into_report());
+                    return Ok((routes, index, report));
+                }
+                // What cannot be taken falls through to the next best, now and from now on.
+                Err(reason) => {
+                    let rejected = Rejected { method: method.method(), reason };
+                    self.registry.reject(request.path, rejected);
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     TransferOptions,
     costs::{Cost, CostTable},
     lost::LostDevices,
-    methods::{Context, METHODS, Method, Route},
+    methods::{Context, Method, Route},
     request::Request,
     row::{Row, Rows},
 };
@@ -26,7 +26,7 @@ pub(crate) struct PathRoutes {
 
 /// A method that applies to a path.
 pub(crate) struct Candidate {
-    pub(crate) method: &'static dyn Method,
+    pub(crate) method: Arc<dyn Method>,
     pub(crate) route: Route,
     pub(crate) row: Arc<Row>,
     cost: Cost,
@@ -35,31 +35,35 @@ pub(crate) struct Candidate {
 /// What will be done for a request.
 pub(crate) struct Choice<'a> {
     pub(crate) candidate: &'a Candidate,
+    /// Its place among the path's candidates.
+    pub(crate) index: usize,
     request: &'a Request,
     predicted: Duration,
     rejected: Rejections,
 }
 
 impl PathRoutes {
-    /// Asks every method.
-    pub(crate) fn find(path: TransferPath, context: &Context<'_>, costs: &CostTable, rows: &Rows) -> Self {
-        Self::ask(&METHODS, path, context, costs, rows)
-    }
-
-    fn ask(
-        methods: &[&'static dyn Method],
+    /// Asks every method, but for those that found out earlier that they cannot be taken on the path.
+    pub(crate) fn find(
+        methods: &[Arc<dyn Method>],
+        found_out: &[(TransferPath, Rejected)],
         path: TransferPath,
         context: &Context<'_>,
         costs: &CostTable,
         rows: &Rows,
     ) -> Self {
         let mut routes = Self { path, candidates: SmallVec::new(), rejected: Rejections::new() };
-        for method in methods.iter().copied() {
-            match method.applicable(path, context) {
+        for method in methods {
+            let known = found_out.iter().find(|(of, known)| *of == path && known.method == method.method());
+            let applicable = match known {
+                Some((_, known)) => Err(known.reason),
+                None => method.applicable(path, context),
+            };
+            match applicable {
                 Ok(route) => {
                     let row = rows.row(path, method.method());
                     let cost = costs.get(path, method.method());
-                    routes.candidates.push(Candidate { method, route, row, cost });
+                    routes.candidates.push(Candidate { method: Arc::clone(method), route, row, cost });
                 }
                 Err(reason) => routes.rejected.push(Rejected { method: method.method(), reason }),
             }
@@ -80,24 +84,28 @@ impl PathRoutes {
     ) -> Result<Choice<'a>> {
         // A plain copy: `clone` would go element by element.
         let mut rejected = Rejections::from_slice(&self.rejected);
-        let mut best: Option<(&Candidate, Duration)> = None;
-        for candidate in &self.candidates {
+        let mut best: Option<(usize, &Candidate, Duration)> = None;
+        for (index, candidate) in self.candidates.iter().enumerate() {
             let method = candidate.method.method();
             if !options.allows(method) {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
                 continue;
             }
             let predicted = candidate.cost.model.predict(request.bytes);
-            if best.is_none_or(|(_, least)| predicted < least) {
-                best = Some((candidate, predicted));
+            if best.is_none_or(|(.., least)| predicted < least) {
+                best = Some((index, candidate, predicted));
             }
         }
         if rejected.len() > self.rejected.len() {
             rejected.sort_unstable_by_key(|rejected| rejected.method);
         }
-        let Some((candidate, predicted)) = best else { return Err(none_left(self.path, &rejected)) };
+        let Some((index, candidate, predicted)) = best else { return Err(none_left(self.path, &rejected)) };
         lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
-        Ok(Choice { candidate, request, predicted, rejected })
+        Ok(Choice { candidate, index, request, predicted, rejected })
+    }
+
+    pub(crate) fn candidate(&self, index: usize) -> Option<&Candidate> {
+        self.candidates.get(index)
     }
 
     /// What the allowed methods would take, cheapest first.
@@ -178,7 +186,7 @@ mod tests {
     const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
     const PATH: TransferPath = TransferPath::new(HOST, HOST);
 
-    fn routes(methods: &[&'static dyn Method], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
+    fn routes(methods: &[&Fake], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
         let backend: Arc<dyn Backend> = CpuBackend::new().unwrap();
         let backends = [Registered { devices: backend.devices(), backend }];
         let mut table = CostTable::default();
@@ -189,7 +197,9 @@ mod tests {
         });
         table.set(costs.collect(), CostBasis::Measured);
         let rows = Rows::new(Arc::new(Watch::default()));
-        PathRoutes::ask(methods, PATH, &Context { backends: &backends }, &table, &rows)
+        let methods: Vec<Arc<dyn Method>> =
+            methods.iter().map(|fake| Arc::new(Fake(fake.0, fake.1)) as Arc<dyn Method>).collect();
+        PathRoutes::find(&methods, &[], PATH, &Context { backends: &backends }, &table, &rows)
     }
 
     fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {

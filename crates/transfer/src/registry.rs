@@ -4,10 +4,15 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use transload_core::{
-    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, PathCost, Result, TransferPath,
+    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, PathCost, Rejected, Result, TransferPath,
 };
 
-use crate::{costs::CostTable, methods::Context, planner::PathRoutes, row::Rows};
+use crate::{
+    costs::CostTable,
+    methods::{self, Context, Method},
+    planner::PathRoutes,
+    row::Rows,
+};
 
 /// A backend and the devices that it had when it was registered.
 #[derive(Clone, Debug)]
@@ -23,9 +28,15 @@ impl Registered {
 }
 
 /// Reading takes a read lock for a moment; no backend is called under a lock.
-#[derive(Default)]
 pub(crate) struct Registry {
+    methods: [Arc<dyn Method>; 5],
     state: RwLock<State>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { methods: methods::all(), state: RwLock::default() }
+    }
 }
 
 #[derive(Default)]
@@ -36,6 +47,8 @@ struct State {
     generation: u64,
     /// Sorted by path.
     routes: Vec<Arc<PathRoutes>>,
+    /// Methods that found out, when they were to be taken, that they cannot be.
+    found_out: Arc<Vec<(TransferPath, Rejected)>>,
 }
 
 impl State {
@@ -79,6 +92,16 @@ impl Registry {
         state.changed();
     }
 
+    /// Takes a method out of the routes of a path.
+    pub(crate) fn reject(&self, path: TransferPath, rejected: Rejected) {
+        let mut state = self.state.write();
+        let known = state.found_out.iter().any(|(of, known)| *of == path && known.method == rejected.method);
+        if !known {
+            Arc::make_mut(&mut state.found_out).push((path, rejected));
+        }
+        state.changed();
+    }
+
     pub(crate) fn forget_routes(&self) {
         self.state.write().changed();
     }
@@ -100,16 +123,23 @@ impl Registry {
     /// [`ErrorKind::UnknownDevice`].
     pub(crate) fn routes(&self, path: TransferPath, rows: &Rows) -> Result<Arc<PathRoutes>> {
         loop {
-            let (backends, costs, generation) = {
+            let (backends, costs, found_out, generation) = {
                 let state = self.state.read();
                 if let Some(routes) = state.position(path).ok().and_then(|at| state.routes.get(at)) {
                     return Ok(Arc::clone(routes));
                 }
-                (Arc::clone(&state.backends), Arc::clone(&state.costs), state.generation)
+                (
+                    Arc::clone(&state.backends),
+                    Arc::clone(&state.costs),
+                    Arc::clone(&state.found_out),
+                    state.generation,
+                )
             };
             known(&backends, path.src.device)?;
             known(&backends, path.dst.device)?;
-            let found = Arc::new(PathRoutes::find(path, &Context { backends: &backends }, &costs, rows));
+            let context = Context { backends: &backends };
+            let found = PathRoutes::find(&self.methods, &found_out, path, &context, &costs, rows);
+            let found = Arc::new(found);
             let mut state = self.state.write();
             if state.generation != generation {
                 continue;

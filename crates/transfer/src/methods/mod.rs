@@ -15,14 +15,17 @@ mod peer_to_peer;
 mod unified_memory;
 mod zero_copy;
 
-/// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken.
-pub(crate) static METHODS: [&dyn Method; 5] = [
-    &direct_copy::DirectCopy,
-    &host_staged::HostStaged,
-    &unified_memory::UnifiedMemory,
-    &peer_to_peer::PeerToPeer,
-    &zero_copy::ZeroCopy,
-];
+/// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken. Each manager has
+/// its own, with what they keep: threads, pinned memory, pairs that were verified.
+pub(crate) fn all() -> [Arc<dyn Method>; 5] {
+    [
+        Arc::new(direct_copy::DirectCopy),
+        Arc::new(host_staged::HostStaged),
+        Arc::new(unified_memory::UnifiedMemory),
+        Arc::new(peer_to_peer::PeerToPeer),
+        Arc::new(zero_copy::ZeroCopy),
+    ]
+}
 
 /// A way in which bytes move.
 pub(crate) trait Method: Send + Sync + 'static {
@@ -35,6 +38,16 @@ pub(crate) trait Method: Send + Sync + 'static {
     /// # Errors
     /// Why it cannot be taken on this path.
     fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason>;
+
+    /// Makes the path ready before its first transfer: enables access, verifies it, sets memory aside. Called before each
+    /// submission, so it must be quick once done. A plan does not call it.
+    ///
+    /// # Errors
+    /// Why the method cannot be taken after all; it is not asked again for this path, and the next best is taken.
+    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), RejectReason> {
+        let _ = (path, route);
+        Ok(())
+    }
 
     /// Into how many pieces it would cut a transfer.
     fn chunks(&self, route: &Route, request: &Request) -> u32 {
