@@ -4,13 +4,14 @@
 #   benches/on_gpu.sh BUNDLE OUT
 #
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
+# Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
 # BUDGET_S (570) bounds all steps together. STEPS chooses some: STEPS="tests bench".
 #
 # OUT: nvidia-smi.csv, tests.json, bench-1.json, bench-2.json, copy.json, pytorch.json, steps.json, log.txt
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,10p' "$0" >&2
+  sed -n '2,11p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -28,7 +29,11 @@ failed=0
 chmod +x "$bundle"/* "$bundle"/tests/* 2>/dev/null
 export RUST_BACKTRACE=1 PYTHONUNBUFFERED=1 PATH=$PATH:/usr/local/cuda/bin
 if [ -z "${TRANSLOAD_COMMIT:-}" ] && [ -f "$bundle/manifest.json" ]; then
-  TRANSLOAD_COMMIT=$(python3 -c 'import json,sys; print(json.load(open(sys.argv[1])).get("commit") or "")' "$bundle/manifest.json")
+  TRANSLOAD_COMMIT=$(python3 -c 'import json,sys; 
+manifest = json.load(open(sys.argv[1]))
+commit = manifest.get("commit") or ""
+# Where files differed from the commit it is not what is measured here.
+print(commit + "-modified" if commit and manifest.get("modified") else commit)' "$bundle/manifest.json")
 fi
 export TRANSLOAD_COMMIT=${TRANSLOAD_COMMIT:-}
 
@@ -73,23 +78,28 @@ if wanted machine; then
 fi
 
 # ---- tests on the real driver
+devices=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 tests() {
   if [ -f "$bundle/manifest.json" ]; then
-    python3 - "$bundle/manifest.json" <<'P'
-import json, subprocess, sys
-devices = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+    python3 -c '
+import json, sys
 for file in json.load(open(sys.argv[1]))["files"]:
-    # Tests that need two devices have binaries of their own.
-    if file["kind"] == "test" and (devices > 1 or not file["name"].endswith("--peers")):
-        print(file["name"])
-P
+    if file["kind"] == "test": print(file["name"])' "$bundle/manifest.json"
   else
     (cd "$bundle" && ls tests/* 2>/dev/null; ls -- *--* 2>/dev/null)
   fi
 }
 if wanted tests; then
   : >"$work/tests"
+  : >"$work/left-out"
   for name in $(tests); do
+    # Tests that need two devices have binaries of their own.
+    if [[ $name == *--peers* ]] && [ "$devices" -lt 2 ]; then
+      reason="needs 2 devices, this machine has $devices"
+      printf '%s\t%s\n' "$name" "$reason" >>"$work/left-out"
+      note "test $name" 0 0 "left out: $reason"
+      continue
+    fi
     # The driver's own semantics are tested on one context that all tests share.
     threads=()
     [[ $name == *cuda-sim* ]] && threads=(--test-threads=1)
@@ -109,17 +119,31 @@ print(json.dumps({
     "skip_reasons": skipped, "failures": sorted(set(re.findall(r"^test (\S+) \.\.\. FAILED$", text, re.M))),
 }))
 P
-    note "test $name" "$status" "$took" "$(tail -n 1 "$work/tests" | python3 -c '
-import json, sys
-t = json.loads(sys.stdin.read())
-print("%d executed, %d skipped, %d failed" % (t["executed"], t["skipped"], t["failed"]))')"
+    # What did not run shows nothing, unless more devices would have been needed than there are.
+    said=$(tail -n 1 "$work/tests" | python3 -c '
+import json, re, sys
+t, devices = json.loads(sys.stdin.read()), int(sys.argv[1])
+needs = lambda reason: re.match(r"needs (\d+) devices", reason)
+excused = [reason for reason in t["skip_reasons"] if needs(reason) and int(needs(reason)[1]) > devices]
+faults = []
+if not t["finished"]: faults.append("not finished")
+if t["ignored"]: faults.append("%d ignored" % t["ignored"])
+if len(excused) < t["skipped"]: faults.append("skipped: " + "; ".join(sorted(set(t["skip_reasons"]) - set(excused))))
+if not t["executed"] and not t["skipped"]: faults.append("nothing executed")
+counts = "%d executed, %d skipped, %d failed" % (t["executed"], t["skipped"], t["failed"])
+print("; ".join(["NO EVIDENCE" if faults else "", counts] + faults).lstrip("; "))' "$devices")
+    [[ $said == "NO EVIDENCE"* ]] && [ "$status" -eq 0 ] && status=74
+    note "test $name" "$status" "$took" "$said"
   done
-  python3 - "$work/tests" >"$out/tests.json" <<'P'
+  # The form that `cargo xtask record --tests` reads.
+  python3 - "$work/tests" "$work/left-out" "$devices" >"$out/tests.json" <<'P'
 import json, sys
 tests = [json.loads(line) for line in open(sys.argv[1])]
+left_out = [dict(zip(("name", "reason"), line.rstrip("\n").split("\t"))) for line in open(sys.argv[2])]
 total = {key: sum(test[key] for test in tests) for key in ("executed", "skipped", "failed", "ignored")}
 total["unfinished"] = [test["name"] for test in tests if not test["finished"]]
-json.dump({"driver": "real", "total": total, "binaries": tests}, sys.stdout, indent=1)
+run = {"driver": "real", "devices": int(sys.argv[3]), "total": total, "binaries": tests, "left_out": left_out}
+json.dump(run, sys.stdout, indent=1)
 P
   [ -s "$work/tests" ] || note tests 1 0 "the bundle has no tests"
 fi
@@ -172,8 +196,8 @@ if wanted sanitizer; then
 fi
 
 # ---- PyTorch
+wanted pytorch || wanted load && : >"$out/pytorch.json"
 if wanted pytorch; then
-  : >"$out/pytorch.json"
   step "pytorch beside" 120 python3 "$here/pytorch_beside.py" "$bundle/libtransload_probe.so"
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
@@ -182,6 +206,18 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch copies" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+fi
+
+# ---- a model file, beside PyTorch's own loading of it
+if wanted load; then
+  step load 120 python3 "$here/pytorch_load.py" "$bundle/transload" "${LOAD_MEGABYTES:-400}"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note load "$status" "$took" "$(tail -n 1 "$work/step" | python3 -c '
+import json, sys
+row = json.loads(sys.stdin.read())
+print("%d tensors, transload %.2f GB/s, PyTorch %.2f GB/s, verified %s" % (row["tensors"],
+      row["transload_moving_bytes_per_second"] / 1e9, row["pytorch_bytes_per_second"] / 1e9, row["verified"]))' 2>/dev/null)"
 fi
 
 python3 - "$work/steps" "$failed" >"$out/steps.json" <<'P'

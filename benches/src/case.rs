@@ -1,6 +1,6 @@
 //! One point of one path, with memory of its own for the library and for the reference.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Transfer, TransferPath};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
@@ -12,7 +12,16 @@ use crate::{
 };
 
 /// Bytes behind a destination that must stay as they were.
-const GUARD: usize = 64;
+pub(crate) const GUARD: usize = 64;
+
+/// Where memory that migrates is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// In the host's memory.
+    Host,
+    /// In the device's.
+    Device,
+}
 
 /// What a family of paths is measured with.
 pub trait Kit: Sync {
@@ -34,6 +43,18 @@ pub trait Kit: Sync {
     /// # Errors
     /// The driver's.
     fn unbind(&self) -> Result<()>;
+    /// Another device of the same family, where there is one.
+    fn peer(&self) -> Option<DeviceId> {
+        None
+    }
+    /// Brings memory that migrates to the host or to the device, and waits. Nothing is done where it cannot migrate.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn migrate(&self, memory: Address, bytes: usize, to: Home) -> Result<()> {
+        let _ = (memory, bytes, to);
+        Ok(())
+    }
     /// Memory for the reference.
     ///
     /// # Errors
@@ -133,7 +154,7 @@ pub struct Case<'a> {
     /// The library's side.
     pub ends: Ends<'a>,
     /// The reference's.
-    pub by_hand: Box<dyn ByHand>,
+    pub by_hand: Box<dyn ByHand + 'a>,
     // Behind what uses them, so that they go later.
     ours: (Memory, Memory),
     theirs: (Memory, Memory),
@@ -153,20 +174,64 @@ impl<'a> Case<'a> {
         path: TransferPath,
         point: Point,
     ) -> Result<Self> {
+        // SAFETY: the memory is used as `with` promises.
+        Self::with(manager, kit, path, point, |src, dst| unsafe { kit.by_hand(src, dst, point.bytes) })
+    }
+
+    /// With a reference made from the addresses of source and destination. They have the point's bytes, live as long as the
+    /// case, do not overlap, and are used by one thread at a time.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn with(
+        manager: &'a CrossBackendTransferManager,
+        kit: &dyn Kit,
+        path: TransferPath,
+        point: Point,
+        reference: impl FnOnce(Address, Address) -> Result<Box<dyn ByHand>>,
+    ) -> Result<Self> {
         let (src_bytes, dst_bytes) = (point.src_offset + point.bytes, point.dst_offset + point.bytes + GUARD);
-        let ours = |place: Place, bytes| match place.kind {
-            MemoryKind::Pageable => manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes),
-            kind => manager.allocate_for(kit.device(), kind, bytes),
-        };
-        let (src, dst) = (ours(path.src, src_bytes)?, ours(path.dst, dst_bytes)?);
+        let (src, dst) =
+            (allocate(manager, kit, path.src, src_bytes)?, allocate(manager, kit, path.dst, dst_bytes)?);
         let theirs = (kit.memory(path.src, src_bytes)?, kit.memory(path.dst, dst_bytes)?);
         let from = shifted(theirs.0.address()?, point.src_offset);
         let to = shifted(theirs.1.address()?, point.dst_offset);
-        // SAFETY: `theirs` has the bytes, lives in the same value and goes after it; two allocations do not overlap, and
-        // the case is used by one thread at a time.
-        let by_hand = unsafe { kit.by_hand(from, to, point.bytes) }?;
+        // `theirs` has the bytes, lives in the same value and goes after it; two allocations do not overlap, and the case
+        // is used by one thread at a time.
+        let by_hand = reference(from, to)?;
         let ours = (Memory::Ours(src.clone()), Memory::Ours(dst.clone()));
         Ok(Self { ends: Ends { manager, src, dst, point }, by_hand, ours, theirs, point, drawn: [0; 2] })
+    }
+
+    /// Against the library itself, with options of its own in the reference's place.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn beside(
+        manager: &'a CrossBackendTransferManager,
+        kit: &dyn Kit,
+        path: TransferPath,
+        point: Point,
+        options: TransferOptions,
+    ) -> Result<Self> {
+        let (src_bytes, dst_bytes) = (point.src_offset + point.bytes, point.dst_offset + point.bytes + GUARD);
+        let ends = || -> Result<Ends<'a>> {
+            let src = allocate(manager, kit, path.src, src_bytes)?;
+            Ok(Ends { manager, src, dst: allocate(manager, kit, path.dst, dst_bytes)?, point })
+        };
+        let (ends, others) = (ends()?, ends()?);
+        let memory = |ends: &Ends<'_>| (Memory::Ours(ends.src.clone()), Memory::Ours(ends.dst.clone()));
+        let (ours, theirs) = (memory(&ends), memory(&others));
+        let by_hand = Box::new(OtherOptions { ends: others, options, transfer: None });
+        Ok(Self { ends, by_hand, ours, theirs, point, drawn: [0; 2] })
+    }
+
+    /// Where a side's source begins.
+    ///
+    /// # Errors
+    /// For memory without an address.
+    pub fn source(&self, side: Side) -> Result<Address> {
+        Ok(shifted(self.memory(side).0.address()?, self.point.src_offset))
     }
 
     /// Fresh random bytes into the source, poison into the destination.
@@ -197,6 +262,43 @@ impl<'a> Case<'a> {
             Side::ByHand => &self.theirs,
         };
         (src, dst)
+    }
+}
+
+/// The library itself with certain options, in the place of a reference.
+struct OtherOptions<'a> {
+    ends: Ends<'a>,
+    options: TransferOptions,
+    transfer: Option<Transfer>,
+}
+
+impl ByHand for OtherOptions<'_> {
+    fn submit(&mut self) -> Result<()> {
+        self.transfer = Some(self.ends.submit_with(&self.options));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        let transfer = self.transfer.take().context("nothing was submitted")?;
+        Ok(transfer.wait().map(|_report| ())?)
+    }
+
+    fn timed(&mut self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+}
+
+/// The library's memory at a place of a kit's paths.
+pub(crate) fn allocate(
+    manager: &CrossBackendTransferManager,
+    kit: &dyn Kit,
+    place: Place,
+    bytes: usize,
+) -> Result<RawBuffer, transload_core::Error> {
+    match (place.device, place.kind) {
+        (DeviceId::Cpu, MemoryKind::Pageable) => manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes),
+        (DeviceId::Cpu, kind) => manager.allocate_for(kit.device(), kind, bytes),
+        (device, kind) => manager.allocate_for(device, kind, bytes),
     }
 }
 

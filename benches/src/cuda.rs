@@ -8,7 +8,7 @@ use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{Context, Device, Driver, DriverError, check, ffi};
 
 use crate::{
-    case::Kit,
+    case::{Home, Kit},
     machine::kernel_driver,
     memory::{Address, Memory, Pages},
     reference::{ByHand, DriverCopy},
@@ -38,13 +38,23 @@ pub fn absence() -> Option<String> {
     }
 }
 
-/// Puts the software driver in the place of the machine's, with one device.
+/// Puts the software driver in the place of the machine's, with two devices; answers with the first.
 ///
 /// # Errors
 /// Where a driver was used before.
 pub fn simulate(seed: u64) -> Result<u32> {
     transload_cuda_sim::install().context("the software driver comes too late")?;
-    Ok(SimDevice::builder().total_memory(4 << 30).seed(seed).build().ordinal())
+    let [first, _second] = [0, 1].map(|n| SimDevice::builder().total_memory(4 << 30).seed(seed ^ n).build());
+    Ok(first.ordinal())
+}
+
+/// The device with this ordinal and the one after it, where there is one.
+///
+/// # Errors
+/// The driver's.
+pub fn pair(ordinal: u32) -> Result<Vec<u32>> {
+    let count = driver()?.0.device_count()?;
+    Ok((ordinal..count.max(ordinal + 1)).take(2).collect())
 }
 
 /// The device that is measured, its primary context bound to the thread that made this.
@@ -52,6 +62,7 @@ pub fn simulate(seed: u64) -> Result<u32> {
 pub struct Session {
     device: Device,
     context: Context,
+    peer: Option<Context>,
     driver: Driver,
 }
 
@@ -62,9 +73,23 @@ impl Session {
     /// The driver's.
     pub fn open(ordinal: u32) -> Result<Self> {
         let ((driver, _), device) = (driver()?, Device::new(ordinal)?);
-        let session = Self { device, context: Context::primary(device)?, driver };
+        let peer = match *pair(ordinal)? {
+            [_, peer] => Some(Context::primary(Device::new(peer)?)?),
+            _ => None,
+        };
+        let session = Self { device, context: Context::primary(device)?, peer, driver };
         session.bind()?;
         Ok(session)
+    }
+
+    /// The context of one of the devices.
+    ///
+    /// # Errors
+    /// For a device of others.
+    pub fn context(&self, device: DeviceId) -> Result<&Context> {
+        let contexts = [Some(&self.context), self.peer.as_ref()];
+        let found = contexts.into_iter().flatten().find(|context| ordinal(context) == device);
+        found.with_context(|| format!("{device} takes no part in this run"))
     }
 
     /// What the results call the machine's devices, its kernel driver and its CUDA version.
@@ -81,6 +106,10 @@ impl Session {
         let version = Some(self.driver.version().to_string());
         Ok((format!("{count} x {name}, {memory} MiB"), kernel_driver(), version))
     }
+}
+
+fn ordinal(context: &Context) -> DeviceId {
+    DeviceId::Cuda(context.device().ordinal())
 }
 
 impl Kit for Session {
@@ -110,10 +139,35 @@ impl Kit for Session {
         Ok(check("cuCtxSetCurrent", unsafe { ffi::cuCtxSetCurrent(ptr::null_mut()) })?)
     }
 
+    fn peer(&self) -> Option<DeviceId> {
+        self.peer.as_ref().map(ordinal)
+    }
+
+    fn migrate(&self, memory: Address, bytes: usize, to: Home) -> Result<()> {
+        const HOST: i32 = -1;
+        /// The answer of a device that does not use managed memory beside the host.
+        const INVALID_DEVICE: u32 = 101;
+        let address = match memory {
+            Address::Host(address) => address.addr().get() as u64,
+            Address::Device(address) => address,
+        };
+        let to = if to == Home::Host { HOST } else { self.device.as_raw() };
+        // SAFETY: the driver checks that the range is managed memory; null is the context's default stream.
+        match unsafe { ffi::cuMemPrefetchAsync(address, bytes, to, ptr::null_mut()) } {
+            INVALID_DEVICE => Ok(()),
+            code => {
+                check("cuMemPrefetchAsync", code)?;
+                settle()
+            }
+        }
+    }
+
     fn memory(&self, place: Place, bytes: usize) -> Result<Memory> {
         if place.kind == MemoryKind::Pageable {
             return Ok(Memory::Pageable(Pages::new(bytes)?));
         }
+        let device = if place.device.is_cpu() { self.device() } else { place.device };
+        let _bound = self.context(device)?.enter()?;
         Ok(Memory::Cuda(RawMemory::new(place.kind, bytes)?))
     }
 
@@ -126,6 +180,7 @@ impl Kit for Session {
 /// Memory straight from the driver.
 #[derive(Debug)]
 pub struct RawMemory {
+    kind: MemoryKind,
     address: Address,
     bytes: usize,
 }
@@ -156,9 +211,18 @@ impl RawMemory {
                 check("cuMemHostAlloc", unsafe { ffi::cuMemHostAlloc(&mut address, bytes, flags) })?;
                 Address::Host(NonNull::new(address.cast()).context("cuMemHostAlloc gave no address")?)
             }
+            MemoryKind::Unified => {
+                const ATTACH_GLOBAL: u32 = 1;
+                let mut address = 0;
+                // SAFETY: the out pointer is valid and a context is current.
+                let code = unsafe { ffi::cuMemAllocManaged(&mut address, bytes, ATTACH_GLOBAL) };
+                check("cuMemAllocManaged", code)?;
+                let address = NonNull::new(ptr::with_exposed_provenance_mut(usize::try_from(address)?));
+                Address::Host(address.context("cuMemAllocManaged gave no address")?)
+            }
             other => bail!("the reference allocates no {other} memory"),
         };
-        Ok(Self { address, bytes })
+        Ok(Self { kind, address, bytes })
     }
 
     /// Its beginning.
@@ -185,11 +249,26 @@ impl Drop for RawMemory {
         // SAFETY: allocated in `new`, freed only here, and nothing is in flight. What the driver answers helps nobody.
         unsafe {
             match self.address {
+                Address::Host(address) if self.kind == MemoryKind::Unified => {
+                    ffi::cuMemFree_v2(address.addr().get() as u64)
+                }
                 Address::Host(address) => ffi::cuMemFreeHost(address.as_ptr().cast()),
                 Address::Device(address) => ffi::cuMemFree_v2(address),
             };
         }
     }
+}
+
+/// Runs with the context bound of the device whose memory it is: a fill is of the current one.
+fn bound_to_owner<T>(address: u64, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    const DEVICE_ORDINAL: u32 = 9;
+    let mut ordinal = 0_u32;
+    // SAFETY: the attribute is an integer of that size and the out pointer is valid.
+    let code = unsafe { ffi::cuPointerGetAttribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) };
+    check("cuPointerGetAttribute", code)?;
+    let context = Context::primary(Device::new(ordinal)?)?;
+    let _bound = context.enter()?;
+    work()
 }
 
 fn settle() -> Result<()> {
@@ -203,9 +282,11 @@ fn settle() -> Result<()> {
 /// # Errors
 /// The driver's.
 pub(crate) fn fill_device(address: u64, byte: u8, bytes: usize) -> Result<()> {
-    // SAFETY: the callers own the memory and have nothing in flight on it; the driver checks the range.
-    check("cuMemsetD8", unsafe { ffi::cuMemsetD8_v2(address, byte, bytes) })?;
-    settle()
+    bound_to_owner(address, || {
+        // SAFETY: the callers own the memory and have nothing in flight on it; the driver checks the range.
+        check("cuMemsetD8", unsafe { ffi::cuMemsetD8_v2(address, byte, bytes) })?;
+        settle()
+    })
 }
 
 /// Puts bytes into device memory and waits.
@@ -213,9 +294,11 @@ pub(crate) fn fill_device(address: u64, byte: u8, bytes: usize) -> Result<()> {
 /// # Errors
 /// The driver's.
 pub(crate) fn write_device(address: u64, bytes: &[u8]) -> Result<()> {
-    // SAFETY: the source is a slice; for the rest as in `fill_device`.
-    check("cuMemcpyHtoD", unsafe { ffi::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
-    settle()
+    bound_to_owner(address, || {
+        // SAFETY: the source is a slice; for the rest as in `fill_device`.
+        check("cuMemcpyHtoD", unsafe { ffi::cuMemcpyHtoD_v2(address, bytes.as_ptr().cast(), bytes.len()) })?;
+        settle()
+    })
 }
 
 /// Reads device memory.
@@ -223,9 +306,10 @@ pub(crate) fn write_device(address: u64, bytes: &[u8]) -> Result<()> {
 /// # Errors
 /// The driver's.
 pub(crate) fn read_device(address: u64, bytes: &mut [u8]) -> Result<()> {
-    settle()?;
-    // SAFETY: the destination is a slice; for the rest as in `fill_device`.
-    Ok(check("cuMemcpyDtoH", unsafe {
-        ffi::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len())
-    })?)
+    bound_to_owner(address, || {
+        settle()?;
+        // SAFETY: the destination is a slice; for the rest as in `fill_device`.
+        let code = unsafe { ffi::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), address, bytes.len()) };
+        Ok(check("cuMemcpyDtoH", code)?)
+    })
 }

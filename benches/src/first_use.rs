@@ -5,8 +5,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use transload_backend_cpu::CpuBackend;
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
-use transload_core::{DeviceId, MemoryKind};
-use transload_transfer::CrossBackendTransferManager;
+use transload_core::{DeviceId, ErrorKind, MemoryKind, TransferMethod};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     cuda,
@@ -26,7 +26,7 @@ pub fn start(ordinal: u32, largest: usize) -> Result<(CrossBackendTransferManage
     let manager = CrossBackendTransferManager::new();
     steps.take("backend", 0, "listing the devices", || {
         manager.register_backend(CpuBackend::new()?)?;
-        let config = CudaBackendConfig::default().with_devices([ordinal]);
+        let config = CudaBackendConfig::default().with_devices(cuda::pair(ordinal)?);
         Ok(manager.register_backend(CudaBackend::open(&config)?)?)
     })?;
     let device = steps.device;
@@ -52,7 +52,55 @@ pub fn start(ordinal: u32, largest: usize) -> Result<(CrossBackendTransferManage
     }
     steps.take("pinned-memory", largest, "pinned allocation", || allocate(MemoryKind::Pinned, largest))?;
     steps.take("device-memory", largest, "device allocation", || allocate(MemoryKind::Device, largest))?;
+    of_methods(&manager, &mut steps, cuda::pair(ordinal)?.get(1).copied())?;
+    // The size of what was allocated stands in the identity; bytes are what moved.
+    for row in steps.rows.iter_mut().filter(|row| !row.verified) {
+        row.bytes = 0;
+    }
     Ok((manager, steps.rows))
+}
+
+/// What methods pay at their first transfer: threads and pinned memory, a kernel, a pair of peers enabled and verified.
+fn of_methods(manager: &CrossBackendTransferManager, steps: &mut Steps, peer: Option<u32>) -> Result<()> {
+    const BYTES: usize = 1 << 20;
+    let device = steps.device;
+    let allocate = |device, kind| Ok::<_, anyhow::Error>(manager.allocate_for(device, kind, BYTES)?);
+    let there = allocate(device, MemoryKind::Device)?;
+    let pageable = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES)?;
+    let content: Vec<u8> = (0..BYTES).map(|index| (index.wrapping_mul(0x9E37_79B1) >> 13) as u8).collect();
+    let mapped = allocate(device, MemoryKind::Mapped)?;
+    let mut firsts = vec![
+        (
+            TransferMethod::HostStaged,
+            "host-staged",
+            "first HostStaged, starts threads and pins its ring",
+            pageable,
+            there.clone(),
+        ),
+        (TransferMethod::ZeroCopy, "zero-copy", "first ZeroCopy, loads the kernel", mapped, there),
+    ];
+    if let Some(peer) = peer {
+        let (from, to) =
+            (allocate(device, MemoryKind::Device)?, allocate(DeviceId::Cuda(peer), MemoryKind::Device)?);
+        let text = "first PeerToPeer, enables and verifies the pair";
+        firsts.push((TransferMethod::PeerToPeer, "peer-to-peer", text, from, to));
+    }
+    for (method, id, text, src, dst) in firsts {
+        Memory::Ours(src.clone()).write(0, &content)?;
+        Memory::Ours(dst.clone()).poison()?;
+        let begun = Instant::now();
+        match manager.transfer_with(&src, &dst, 0, 0, BYTES, &TransferOptions::new().only(method)).wait() {
+            Ok(_) => steps.add(id, BYTES, text, begun.elapsed().as_secs_f64()),
+            // Why is told where all methods are.
+            Err(error) if error.kind() == ErrorKind::Unsupported => continue,
+            Err(error) => return Err(error).context(text),
+        }
+        Memory::Ours(dst).compare(0, &content).context(text)?;
+        if let Some(row) = steps.rows.last_mut() {
+            row.verified = true;
+        }
+    }
+    Ok(())
 }
 
 struct Steps {

@@ -45,6 +45,26 @@ pub fn points(options: &Options) -> Vec<Point> {
     sizes.map(Point::aligned).chain([odd]).collect()
 }
 
+/// One size of each size class.
+#[must_use]
+pub fn classes(options: &Options) -> Vec<usize> {
+    const FULL: [usize; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
+    const BRIEF: [usize; 4] = [4 * KIB, 64 * KIB, MIB, 4 * MIB];
+    if options.quick { BRIEF.to_vec() } else { FULL.to_vec() }
+}
+
+/// How often each method is repeated at one size of each class.
+#[must_use]
+pub fn class_repetitions(options: &Options, bytes: usize) -> usize {
+    if let Some(given) = options.repetitions {
+        return given as usize;
+    }
+    match (bytes, options.quick) {
+        (0..=1_048_576, false) => 100,
+        _ => 30,
+    }
+}
+
 /// The largest transfer of a run.
 #[must_use]
 pub fn largest(options: &Options) -> usize {
@@ -86,6 +106,21 @@ pub fn cuda_paths(device: DeviceId) -> Vec<TransferPath> {
         TransferPath::new(there, there),
         TransferPath::new(host(MemoryKind::Mapped), there),
     ]
+}
+
+/// The paths on which every method is tried.
+#[must_use]
+pub fn method_paths(device: DeviceId, peer: Option<DeviceId>) -> Vec<TransferPath> {
+    let host = |kind| Place::new(DeviceId::Cpu, kind);
+    let (there, unified) = (Place::new(device, MemoryKind::Device), Place::new(device, MemoryKind::Unified));
+    let mut ends: Vec<(Place, Place)> = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped]
+        .into_iter()
+        .map(|kind| (host(kind), there))
+        .collect();
+    ends.extend([(host(MemoryKind::Pageable), unified), (there, unified)]);
+    ends.extend(peer.map(|peer| (there, Place::new(peer, MemoryKind::Device))));
+    let both_ways = |(a, b)| [TransferPath::new(a, b), TransferPath::new(b, a)];
+    ends.into_iter().flat_map(both_ways).chain([TransferPath::new(there, there)]).collect()
 }
 
 /// A path as part of a row's identity: `cpu.pinned-to-cuda:0.device`.

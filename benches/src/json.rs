@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use crate::{machine::Machine, row::Row};
+use crate::{machine::Machine, methods::Methods, row::Row};
 
 /// One run.
 #[derive(Clone, Debug, Serialize)]
@@ -18,13 +18,22 @@ pub struct Results {
     machine: Machine,
     /// What was measured.
     rows: Vec<Row>,
+    /// What the rows do not say of the methods.
+    #[serde(flatten)]
+    methods: Methods,
 }
 
 impl Results {
     /// Results of a run.
     #[must_use]
-    pub fn new(machine: Machine, rows: Vec<Row>) -> Self {
-        Self { schema: 1, simulated: rows.iter().any(|row| row.simulated), machine, rows }
+    pub fn new(machine: Machine, rows: Vec<Row>, methods: Methods) -> Self {
+        Self { schema: 1, simulated: rows.iter().any(|row| row.simulated), machine, rows, methods }
+    }
+
+    /// What the rows do not say of the methods.
+    #[must_use]
+    pub fn methods(&self) -> &Methods {
+        &self.methods
     }
 
     /// Where it ran.
@@ -63,13 +72,27 @@ mod tests {
     #[test]
     fn the_file_has_the_fields_of_its_schema() {
         let row = Row::new("a/1".to_owned(), "a".to_owned(), "m", 1, "us", Summary::single(1.0));
-        let results =
-            Results::new(Machine::here("none".to_owned(), None, None), vec![row.obtained(true, true)]);
+        let results = Results::new(
+            Machine::here("none".to_owned(), None, None),
+            vec![row.obtained(true, true)],
+            Methods::default(),
+        );
         let value = serde_json::to_value(&results).unwrap();
         let keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
-        for key in
-            ["schema", "simulated", "hardware", "driver", "cuda", "cpu", "date", "commit", "command", "rows"]
-        {
+        for key in [
+            "schema",
+            "simulated",
+            "hardware",
+            "driver",
+            "cuda",
+            "cpu",
+            "date",
+            "commit",
+            "command",
+            "rows",
+            "rejections",
+            "choices",
+        ] {
             assert!(keys.contains(&key), "{key} is missing of {keys:?}");
         }
         assert_eq!(value["simulated"], true);

@@ -7,10 +7,13 @@
 //! Without a GPU the rows of CUDA come from the software driver. They say `simulated` everywhere and have no goals.
 
 pub mod allocations;
+#[cfg(any(target_os = "linux", windows))]
+pub mod beside;
 pub mod case;
 pub mod content;
 #[cfg(any(target_os = "linux", windows))]
 pub mod cuda;
+pub mod exit;
 #[cfg(any(target_os = "linux", windows))]
 pub mod first_use;
 pub mod grid;
@@ -18,6 +21,7 @@ pub mod json;
 pub mod machine;
 pub mod measure;
 pub mod memory;
+pub mod methods;
 pub mod options;
 pub mod progress;
 pub mod reference;

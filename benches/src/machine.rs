@@ -23,7 +23,7 @@ pub struct Machine {
     pub cpu: String,
     /// `YYYY-MM-DD`.
     pub date: String,
-    /// Of the source.
+    /// Of the source; `-modified` follows where files differed from it.
     pub commit: Option<String>,
     /// The command line.
     pub command: String,
@@ -64,14 +64,21 @@ fn cpu() -> String {
     format!("{name}, {threads} threads")
 }
 
-/// The variable `TRANSLOAD_COMMIT`, else what git says of the folder the program runs in.
+/// The variable `TRANSLOAD_COMMIT`, else what git says of the folder the program runs in. Where files differ from the
+/// commit it is not what was measured, and is marked.
 fn commit() -> Option<String> {
     let given = env::var("TRANSLOAD_COMMIT").ok().filter(|commit| !commit.trim().is_empty());
     given.map(|commit| commit.trim().to_owned()).or_else(|| {
-        let output = Command::new("git").args(["rev-parse", "HEAD"]).output().ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        (output.status.success() && !text.trim().is_empty()).then(|| text.trim().to_owned())
+        let commit = git(&["rev-parse", "HEAD"]).filter(|commit| !commit.is_empty())?;
+        let is_clean = git(&["status", "--porcelain"]).is_some_and(|changes| changes.is_empty());
+        Some(if is_clean { commit } else { format!("{commit}-modified") })
     })
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
 }
 
 fn command() -> String {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Parser as _;
 use transload_benches::{
     allocations::Counting,
+    exit,
     options::{Group, Options},
     suite, table,
 };
@@ -31,14 +32,20 @@ fn main() -> Result<ExitCode> {
     if !missed.is_empty() {
         eprintln!("goals missed: {}", missed.join(", "));
     }
+    for failure in &results.methods().failures {
+        eprintln!("FAILED: {failure}");
+    }
     // Rows that move bytes say how many; those of first use that only allocate have none to compare.
     let is_wrong = |row: &&transload_benches::row::Row| !row.verified && !row.id.starts_with("first-use/");
     let wrong: Vec<&str> = results.rows().iter().filter(is_wrong).map(|row| row.id.as_str()).collect();
     if !wrong.is_empty() {
         eprintln!("WRONG BYTES in: {}", wrong.join(", "));
-        return Ok(ExitCode::from(3));
+        return Ok(ExitCode::from(exit::WRONG));
     }
-    Ok(ExitCode::SUCCESS)
+    if !results.methods().failures.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(if missed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(exit::MISSED) })
 }
 
 /// What the rows of CUDA are measured on.

@@ -2,6 +2,7 @@
 
 use std::{
     alloc::{Layout, alloc, dealloc},
+    cell::RefCell,
     ptr::NonNull,
     slice,
 };
@@ -108,9 +109,14 @@ impl Memory {
                 compare(bytes, offset, expected)
             }
             Address::Device(address) => {
-                let mut bytes = vec![!POISON; self.len()];
-                read_device(address, &mut bytes)?;
-                compare(&bytes, offset, expected)
+                // Kept from one call to the next: fresh pages would take longer than the copy.
+                thread_local!(static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+                SCRATCH.with_borrow_mut(|bytes| {
+                    bytes.clear();
+                    bytes.resize(self.len(), !POISON);
+                    read_device(address, bytes)?;
+                    compare(bytes, offset, expected)
+                })
             }
         }
     }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 
+use crate::exit;
+
 /// A group of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Group {
@@ -15,7 +17,7 @@ pub enum Group {
 
 /// Measures every path at every size beside the same movement by hand, and verifies every byte.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "transload-bench", version)]
+#[command(name = "transload-bench", version, after_help = exit::HELP)]
 pub struct Options {
     /// Sizes up to 4 MiB and fewer repetitions: under a minute.
     #[arg(long)]

@@ -171,7 +171,7 @@ impl Bench<'_> {
     }
 
     /// How many transfers make one measurement: a clock's reading must not be a part of it.
-    fn batch(&self, point: Point) -> u32 {
+    pub(crate) fn batch(&self, point: Point) -> u32 {
         if self.kit.device().is_cpu() && point.is_small() { 64 } else { 1 }
     }
 

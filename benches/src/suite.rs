@@ -11,6 +11,7 @@ use crate::{
     grid::{self, Point},
     json::Results,
     machine::Machine,
+    methods::Methods,
     options::{Group, Options},
     progress::Progress,
     row::Row,
@@ -22,23 +23,25 @@ use crate::{
 /// # Errors
 /// Those of the library and of the driver, and anything that is left alive at the end.
 pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
-    let mut rows = Vec::new();
-    let mut content = Content::new(grid::largest(options), options.seed);
+    let (mut rows, mut methods) = (Vec::new(), Methods::default());
+    let longest = grid::classes(options).into_iter().fold(grid::largest(options), usize::max);
+    let mut content = Content::new(longest, options.seed);
     let progress = Progress::new(0);
     let mut description = ("no CUDA device was used".to_owned(), None, None);
     if let Some(ordinal) = device {
-        description = cuda(options, ordinal, &mut content, &progress, &mut rows)?;
+        description = cuda(options, ordinal, &mut content, &progress, &mut rows, &mut methods)?;
     }
     if options.wants(Group::Cpu) {
         let manager = CrossBackendTransferManager::new();
         manager.register_backend(CpuBackend::new()?)?;
         let mut bench = Bench { options, manager: &manager, kit: &HostKit, content: &mut content };
         measure(&mut bench, &grid::cpu_paths(), &progress, &mut rows)?;
+        all_methods(&mut bench, &grid::cpu_paths(), &progress, &mut rows, &mut methods)?;
         nothing_alive(&manager)?;
     }
     eprintln!("measured in {:.1} s", progress.finish());
     let (hardware, driver, cuda) = description;
-    Ok(Results::new(Machine::here(hardware, driver, cuda), rows))
+    Ok(Results::new(Machine::here(hardware, driver, cuda), rows, methods))
 }
 
 type Description = (String, Option<String>, Option<String>);
@@ -50,6 +53,7 @@ fn cuda(
     content: &mut Content,
     progress: &Progress,
     rows: &mut Vec<Row>,
+    methods: &mut Methods,
 ) -> Result<Description> {
     let (manager, first) = crate::first_use::start(ordinal, grid::largest(options))?;
     rows.extend(first);
@@ -57,12 +61,25 @@ fn cuda(
     let mut bench = Bench { options, manager: &manager, kit: &session, content };
     let paths = grid::cuda_paths(session.device());
     measure(&mut bench, &paths, progress, rows)?;
+    let more = bench.beside(&session, |what| {
+        progress.expect(1);
+        progress.next(what);
+    })?;
+    rows.extend(more);
+    all_methods(&mut bench, &grid::method_paths(session.device(), session.peer()), progress, rows, methods)?;
     nothing_alive(&manager)?;
     session.describe()
 }
 
 #[cfg(not(any(target_os = "linux", windows)))]
-fn cuda(_: &Options, _: u32, _: &mut Content, _: &Progress, _: &mut Vec<Row>) -> Result<Description> {
+fn cuda(
+    _: &Options,
+    _: u32,
+    _: &mut Content,
+    _: &Progress,
+    _: &mut Vec<Row>,
+    _: &mut Methods,
+) -> Result<Description> {
     anyhow::bail!("there is no CUDA on this platform")
 }
 
@@ -98,6 +115,22 @@ fn measure(
     for path in paths {
         progress.next(&format!("{path}, allocations"));
         rows.extend(bench.allocating(*path, small)?);
+    }
+    Ok(())
+}
+
+/// Every method on some paths.
+fn all_methods(
+    bench: &mut Bench<'_>,
+    paths: &[TransferPath],
+    progress: &Progress,
+    rows: &mut Vec<Row>,
+    methods: &mut Methods,
+) -> Result<()> {
+    progress.expect(paths.len() as u64);
+    for path in paths {
+        progress.next(&format!("{path}, every method"));
+        rows.extend(bench.methods(*path, methods).with_context(|| format!("{path}, every method"))?);
     }
     Ok(())
 }

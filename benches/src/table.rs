@@ -1,6 +1,12 @@
 //! The results for people: one aligned line a row.
 
-use crate::{json::Results, row::Row};
+use transload_core::TransferMethod;
+
+use crate::{
+    json::Results,
+    methods::{self, Choice},
+    row::Row,
+};
 
 /// The whole run as text.
 #[must_use]
@@ -22,22 +28,81 @@ pub fn text(results: &Results) -> String {
     }
     out.push('\n');
     let header = ["row", "value", "p10", "p90", "unit", "reference", "ratio", "goal", ""].map(str::to_owned);
-    let lines: Vec<[String; 9]> = [header].into_iter().chain(results.rows().iter().map(cells)).collect();
-    let widths: [usize; 9] = std::array::from_fn(|column| {
+    let lines: Vec<[String; 9]> = [header]
+        .into_iter()
+        .chain(results.rows().iter().filter(|row| !row.id.starts_with(methods::GROUP)).map(cells))
+        .collect();
+    aligned(&mut out, &lines, |column| matches!(column, 1..=3 | 5 | 6));
+    every_method(&mut out, results);
+    out.push_str(&summary(results.rows()));
+    out
+}
+
+fn aligned<const N: usize>(out: &mut String, lines: &[[String; N]], is_number: impl Fn(usize) -> bool) {
+    let widths: [usize; N] = std::array::from_fn(|column| {
         lines.iter().filter_map(|line| line.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     });
-    for line in &lines {
+    for line in lines {
         let mut text = String::new();
         for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
-            let is_number = matches!(column, 1..=3 | 5 | 6);
+            let is_number = is_number(column);
             let cell = if is_number { format!("{cell:>width$}  ") } else { format!("{cell:<width$}  ") };
             text.push_str(&cell);
         }
         out.push_str(text.trim_end());
         out.push('\n');
     }
-    out.push_str(&summary(results.rows()));
-    out
+}
+
+/// The methods as columns; below, why some were rejected.
+fn every_method(out: &mut String, results: &Results) {
+    let found = results.methods();
+    let mut points: Vec<(&str, u64)> = Vec::new();
+    let chosen = found.choices.iter().map(|choice| (choice.path.as_str(), choice.bytes));
+    for point in
+        chosen.chain(found.rejections.iter().map(|rejected| (rejected.path.as_str(), rejected.bytes)))
+    {
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    if points.is_empty() {
+        return;
+    }
+    let mut reasons: Vec<&str> = Vec::new();
+    let [a, b, c, d, e] = TransferMethod::ALL.map(|method| method.name().to_owned());
+    let mut lines = vec![["path".to_owned(), "size".to_owned(), a, b, c, d, e, String::new()]];
+    for (path, bytes) in points {
+        let mut simulated = "";
+        let [a, b, c, d, e] = TransferMethod::ALL.map(|method| {
+            let id = methods::id(path, method.name(), bytes);
+            if let Some(row) = results.rows().iter().find(|row| row.id == id) {
+                simulated = if row.simulated { "simulated" } else { simulated };
+                let choice = Choice { path: path.to_owned(), bytes, method: method.name().to_owned() };
+                let star = if found.choices.contains(&choice) { "*" } else { " " };
+                return format!("{} {}{star}", number(row.value), row.unit);
+            }
+            let is_it = |rejected: &&methods::Rejection| {
+                rejected.path == path && rejected.bytes == bytes && rejected.method == method.name()
+            };
+            let Some(rejected) = found.rejections.iter().find(is_it) else { return String::new() };
+            let known = reasons.iter().position(|reason| *reason == rejected.reason).unwrap_or_else(|| {
+                reasons.push(&rejected.reason);
+                reasons.len() - 1
+            });
+            format!("[{}] ", known + 1)
+        });
+        lines.push([path.to_owned(), size(bytes), a, b, c, d, e, simulated.to_owned()]);
+    }
+    out.push_str("\nEvery method (* is what automatic choice takes, [n] is why it cannot be taken)\n");
+    aligned(out, &lines, |column| (1..=6).contains(&column));
+    for (number, reason) in reasons.iter().enumerate() {
+        out.push_str(&format!("[{}] {reason}\n", number + 1));
+    }
+}
+
+fn size(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
 }
 
 fn cells(row: &Row) -> [String; 9] {
@@ -84,20 +149,50 @@ fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{machine::Machine, row::Summary};
+    use crate::{machine::Machine, methods::Methods, row::Summary};
 
     #[test]
     fn simulated_rows_say_so_in_header_and_line() {
         let row = Row::new("a/1".to_owned(), "a".to_owned(), "m", 1, "us", Summary::single(1.5));
         let machine = Machine::here("x".to_owned(), None, None);
-        let text = text(&Results::new(machine.clone(), vec![row.clone().obtained(true, true)]));
+        let text =
+            text(&Results::new(machine.clone(), vec![row.clone().obtained(true, true)], Methods::default()));
         assert_eq!(text.matches("simulated").count(), 3, "{text}");
-        let text = super::text(&Results::new(machine, vec![row.obtained(false, true)]));
+        let text = super::text(&Results::new(machine, vec![row.obtained(false, true)], Methods::default()));
         assert!(text.contains("0 simulated") && !text.contains("`simulated`"), "{text}");
     }
 
     #[test]
     fn numbers_keep_three_digits() {
         assert_eq!([123.4, 12.34, 1.234, 0.1234, 0.0].map(number), ["123", "12.3", "1.23", "0.123", "0"]);
+    }
+
+    #[test]
+    fn what_is_chosen_has_a_star_and_what_is_rejected_a_reason() {
+        let row = Row::new(
+            methods::id("a", "DirectCopy", 4096),
+            "a".to_owned(),
+            "",
+            4096,
+            "us",
+            Summary::single(1.5),
+        );
+        let rejection = |method: TransferMethod| methods::Rejection {
+            path: "a".to_owned(),
+            method: method.name().to_owned(),
+            bytes: 4096,
+            reason: "no way".to_owned(),
+        };
+        let choice = Choice { path: "a".to_owned(), bytes: 4096, method: "DirectCopy".to_owned() };
+        let found = Methods {
+            rejections: TransferMethod::ALL[1..].iter().copied().map(rejection).collect(),
+            choices: vec![choice],
+            failures: Vec::new(),
+        };
+        let machine = Machine::here("x".to_owned(), None, None);
+        let text = text(&Results::new(machine, vec![row.obtained(true, true)], found));
+        assert!(text.contains("a     4 KiB    1.50 us*"), "{text}");
+        assert_eq!((text.matches("[1] ").count(), text.matches("[1] no way").count()), (5, 1), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("a ") && line.ends_with("simulated")), "{text}");
     }
 }

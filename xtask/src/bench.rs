@@ -3,10 +3,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, ExitCode},
 };
 
 use anyhow::{Context as _, Result};
-use xshell::{Shell, cmd};
+use xshell::Shell;
 
 use crate::{artifacts, report, results::Results};
 
@@ -29,8 +30,8 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds, runs, draws.
-pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
+/// Builds, runs, draws; answers with the benchmark's own exit code.
+pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     // Paths on the command line are relative to where the user stands, not to the workspace.
     let here = std::env::current_dir()?;
     let out = match &options.out {
@@ -47,14 +48,23 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     }
     let program = build(sh)?;
     let quick = options.quick.then_some("--quick");
-    let arguments = &options.arguments;
-    let outcome = cmd!(sh, "{program} {quick...} --json {json} {arguments...}").quiet().run();
+    let status = Command::new(program)
+        .args(quick)
+        .arg("--json")
+        .arg(&json)
+        .args(&options.arguments)
+        .current_dir(sh.current_dir())
+        .status()
+        .with_context(|| format!("starting {PROGRAM}"))?;
     // A run that measured everything but missed a goal has results too.
     if json.exists() {
         draw(&json, &out)?;
     }
-    outcome.with_context(|| format!("{PROGRAM} did not succeed"))?;
-    Ok(())
+    if !status.success() {
+        eprintln!("{PROGRAM} did not succeed: {status} (`--help` says what its codes mean)");
+    }
+    // A program that a signal ended has no code.
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
 fn build(sh: &Shell) -> Result<PathBuf> {

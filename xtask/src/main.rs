@@ -13,6 +13,7 @@ mod render;
 mod report;
 mod results;
 mod test;
+mod test_run;
 mod tidy;
 
 use std::process::ExitCode;
@@ -79,7 +80,7 @@ fn run(command: Command) -> Result<ExitCode> {
     }
     match command {
         Command::Test { arguments } => return test::run(&sh, &arguments),
-        Command::Bench(options) => bench::run(&sh, &options)?,
+        Command::Bench(options) => return bench::run(&sh, &options),
         Command::Outside => outside::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,

@@ -13,6 +13,7 @@ use xshell::Shell;
 use crate::{
     date,
     results::{ResultRow, Results},
+    test_run,
 };
 
 #[derive(clap::Args)]
@@ -41,7 +42,7 @@ pub(crate) struct Options {
     /// What was run.
     #[arg(long)]
     command: Option<String>,
-    /// A JSON list of `{binary, executed, skipped, failed}`: tests executed on the same machine.
+    /// Tests executed on the same machine: the file tests.json that benches/on_gpu.sh leaves.
     #[arg(long)]
     tests: Option<PathBuf>,
     /// What a reader must know; may be given several times.
@@ -94,13 +95,30 @@ pub(crate) struct Row {
 }
 
 /// What a test program did on the machine of the record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TestCount {
     pub(crate) binary: String,
     pub(crate) executed: u64,
     pub(crate) skipped: u64,
     pub(crate) failed: u64,
+    /// Why tests were skipped, or why the whole program was left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) skip_reasons: Vec<String>,
+}
+
+impl TestCount {
+    fn validate(&self) -> Result<()> {
+        ensure!(self.failed == 0, "{} of its tests failed", self.failed);
+        let reasons = self.skip_reasons.iter().filter(|reason| !reason.trim().is_empty()).count() as u64;
+        ensure!(
+            reasons >= self.skipped,
+            "{} of its tests were skipped, with a reason given for {reasons}",
+            self.skipped
+        );
+        ensure!(self.executed > 0 || reasons > 0, "it executed nothing and says no reason");
+        Ok(())
+    }
 }
 
 /// Merges, checks, writes.
@@ -115,15 +133,8 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     check_file_name(&out)?;
     let runs: Vec<Results> =
         options.files.iter().map(|file| Results::read(&here.join(file))).collect::<Result<_>>()?;
-    let tests = match &options.tests {
-        Some(file) => {
-            let text =
-                fs::read_to_string(here.join(file)).with_context(|| format!("reading {}", file.display()))?;
-            serde_json::from_str(&text)
-                .with_context(|| format!("{} is no list of test counts", file.display()))?
-        }
-        None => Vec::new(),
-    };
+    let tests =
+        options.tests.as_ref().map_or_else(|| Ok(Vec::new()), |file| test_run::read(&here.join(file)))?;
     let record = merge(options, runs, tests)?;
     record.validate()?;
     fs::write(&out, serde_json::to_string_pretty(&record)? + "\n")
@@ -152,6 +163,10 @@ impl Record {
             ensure!(!text.trim().is_empty(), "`{name}` is empty");
         }
         ensure!(date::begins_with_date(date), "`date` is `{date}`, not YYYY-MM-DD");
+        ensure!(
+            !commit.ends_with("-modified"),
+            "`commit` is `{commit}`: files differed from the commit, so it is not what was measured; commit, and measure again"
+        );
         let is_hash = (7..=40).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
         ensure!(is_hash, "`commit` is `{commit}`, not a commit's hash");
         ensure!(!rows.is_empty() || !self.tests.is_empty(), "neither rows nor tests");
@@ -159,6 +174,9 @@ impl Record {
         for row in rows {
             ensure!(ids.insert(&row.id), "row `{}` appears twice", row.id);
             row.validate().with_context(|| format!("row `{}`", row.id))?;
+        }
+        for count in &self.tests {
+            count.validate().with_context(|| format!("tests `{}`", count.binary))?;
         }
         Ok(())
     }
@@ -253,7 +271,7 @@ pub(crate) fn sample() -> Record {
     let options = tests::options();
     let mut record = merge(&options, vec![crate::results::sample()], Vec::new()).unwrap();
     record.tests =
-        vec![TestCount { binary: "transload--it".to_owned(), executed: 12, skipped: 0, failed: 0 }];
+        vec![TestCount { binary: "transload--it".to_owned(), executed: 12, ..TestCount::default() }];
     record
 }
 
@@ -315,9 +333,12 @@ mod tests {
     #[test]
     fn an_invalid_record_says_what_is_wrong() {
         type Spoil = fn(&mut Record);
-        let broken: [(Spoil, &str); 7] = [
+        let broken: [(Spoil, &str); 10] = [
             (|record| record.date = "yesterday".to_owned(), "date"),
             (|record| record.commit = "HEAD".to_owned(), "commit"),
+            (|record| record.commit += "-modified", "files differed"),
+            (|record| record.tests[0].failed = 1, "failed"),
+            (|record| record.tests[0].skipped = 1, "skipped"),
             (|record| record.driver.clear(), "driver"),
             (|record| record.rows[0].ratio = Some(0.9), "ratio"),
             (|record| record.rows[0].met = None, "met"),

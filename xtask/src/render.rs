@@ -101,15 +101,21 @@ fn section(out: &mut String, name: &str, record: &Record) {
         }
     }
     if !tests.is_empty() {
-        out.push_str("\n| Tests | Executed | Skipped | Failed |\n|---|---:|---:|---:|\n");
+        out.push_str(
+            "\n| Tests | Executed | Skipped | Failed | Not run because |\n|---|---:|---:|---:|---|\n",
+        );
         for test in tests {
+            let mut reasons = test.skip_reasons.clone();
+            reasons.sort_unstable();
+            reasons.dedup();
             let _infallible = writeln!(
                 out,
-                "| {} | {} | {} | {} |",
+                "| {} | {} | {} | {} | {} |",
                 cell(&test.binary),
                 test.executed,
                 test.skipped,
-                test.failed
+                test.failed,
+                cell(&reasons.join("; "))
             );
         }
     }

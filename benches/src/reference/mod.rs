@@ -2,11 +2,25 @@
 
 #[cfg(any(target_os = "linux", windows))]
 mod driver;
+#[cfg(any(target_os = "linux", windows))]
+mod managed;
 mod memcpy;
+#[cfg(any(target_os = "linux", windows))]
+mod peer;
+#[cfg(any(target_os = "linux", windows))]
+mod staged;
+#[cfg(any(target_os = "linux", windows))]
+mod stream;
 
 #[cfg(any(target_os = "linux", windows))]
 pub use driver::DriverCopy;
+#[cfg(any(target_os = "linux", windows))]
+pub use managed::PrefetchedCopy;
 pub use memcpy::Memcpy;
+#[cfg(any(target_os = "linux", windows))]
+pub use peer::PeerCopy;
+#[cfg(any(target_os = "linux", windows))]
+pub use staged::Staged;
 
 use anyhow::Result;
 

@@ -1,10 +1,11 @@
 //! [`transload_core`]'s traits over host memory and a pool of worker threads.
 //!
 //! [`CpuBackend`] allocates pageable memory, wraps memory that others own, and leases queues whose work is done by a few
-//! threads: a copy of at most 64 KiB on an idle queue runs at once on the submitting thread, larger ones on a worker, and
-//! from [`CpuBackendBuilder::parallel_from`] bytes on several workers share one. No worker ever blocks on another
-//! operation: what must come later becomes runnable when the fence that it waits for is reached, whatever backend that
-//! fence belongs to.
+//! threads. A copy of at most 2 MiB on an idle queue runs at once on the submitting thread, which costs less than to wake
+//! a worker: submitting it then takes as long as the copy. Larger ones run on a worker, and from
+//! [`CpuBackendBuilder::parallel_from`] bytes on several workers share one. No worker ever blocks on another operation:
+//! what must come later becomes runnable when the fence that it waits for is reached, whatever backend that fence
+//! belongs to.
 //!
 //! Everything here may be used from any thread.
 //!

@@ -3,18 +3,19 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, PathCost, Place, Pod,
-    QueueLease, RawBuffer, Result, StreamPriority, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, PathCost, PeerAccess,
+    Place, Pod, QueueLease, RawBuffer, Result, Shared, StreamPriority, WorkloadType,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
 
-use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member};
+use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
 
 /// The devices of the CUDA driver. Cheap to share; usable from any thread.
 pub struct CudaBackend {
     driver: Driver,
     members: Vec<Member>,
+    peers: Peers,
 }
 
 impl CudaBackend {
@@ -48,7 +49,7 @@ impl CudaBackend {
             }
             members.push(Member::new(driver, CudaDevice::new(ordinal)?, config.streams_per_priority)?);
         }
-        Ok(Arc::new(Self { driver, members }))
+        Ok(Arc::new(Self { driver, members, peers: Peers::default() }))
     }
 
     /// A typed buffer of `len` elements in the memory of the device with this ordinal. Its content is undefined.
@@ -95,7 +96,7 @@ impl CudaBackend {
         self.driver.is_simulated()
     }
 
-    fn member(&self, device: DeviceId) -> Result<&Member> {
+    pub(crate) fn member(&self, device: DeviceId) -> Result<&Member> {
         self.members.iter().find(|member| member.device.id() == device).ok_or_else(|| {
             let valid: Vec<String> =
                 self.members.iter().map(|member| member.device.id().to_string()).collect();
@@ -146,8 +147,38 @@ impl Backend for CudaBackend {
         }
     }
 
+    fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        let (near, far) = if src.device.is_cpu() { (src, dst) } else { (dst, src) };
+        let visible = near.device == far.device || (near.device.is_cpu() && near.kind == MemoryKind::Mapped);
+        (visible && self.has(far.device)).then_some(far.device)
+    }
+
+    fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
+        self.member(device)?.lanes.prepare_in_place()
+    }
+
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+        share::share(self, buffer, device)
+    }
+
     fn default_costs(&self) -> Vec<PathCost> {
-        self.members.iter().flat_map(|member| costs::of(member.device.id())).collect()
+        let ids = || self.members.iter().map(|member| member.device.id());
+        let peers = ids().flat_map(|src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
+        let own = self.members.iter().flat_map(|member| {
+            let (id, kinds) = (member.device.id(), &member.info().kinds);
+            // Not every device has managed memory.
+            let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
+            costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
+        });
+        own.chain(peers.flat_map(|(src, dst)| [costs::between(src, dst), costs::across(src, dst)])).collect()
+    }
+
+    fn peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<PeerAccess> {
+        self.peers.access(self.member(device)?, self.member(peer)?)
+    }
+
+    fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
+        self.peers.enable(self.member(device)?, self.member(peer)?)
     }
 
     fn ledger(&self) -> Ledger {
@@ -162,6 +193,12 @@ impl Backend for CudaBackend {
             }
         }
         sum
+    }
+
+    fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
+        // An error leaves the thread as it is: it may disturb a capture then, but nothing else.
+        let relaxed = transload_cuda_sys::RelaxedCapture::enter().ok()?;
+        Some(Box::new(relaxed))
     }
 
     fn drain(&self) -> Result<()> {

@@ -25,6 +25,7 @@ impl Member {
         info.kinds = vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped];
         if device.supports_feature(CudaFeature::ManagedMemory)? {
             info.kinds.push(MemoryKind::Unified);
+            info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
         let lanes = StreamLanes::new(&device, streams_per_priority);
         Ok(Self { device, info, memory: OnceLock::new(), lanes })

@@ -30,6 +30,8 @@ mod buffer;
 mod config;
 mod costs;
 mod device;
+mod peers;
+mod share;
 
 pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use transload::Place;
+use transload::{MemoryKind, Place};
 
 use crate::{exit, text};
 
@@ -51,6 +51,9 @@ pub(crate) enum Command {
     /// Send a file's bytes to a device, read them back and compare them.
     #[command(after_help = exit::HELP)]
     Copy(Copy),
+    /// Load the tensors of a safetensors file onto a device, and say how that went.
+    #[command(after_help = exit::HELP)]
+    Load(Load),
     /// Measure a small grid of copies to and from each device.
     #[command(after_help = exit::HELP)]
     Bench(Bench),
@@ -85,6 +88,30 @@ pub(crate) struct Copy {
     /// Read into ordinary memory.
     #[arg(long)]
     pub(crate) pageable: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Load {
+    /// A safetensors file whose tensors fit into the device's free memory.
+    pub(crate) file: PathBuf,
+    /// The device, such as cuda:0 or cpu; a kind of memory may follow, such as cuda:0/unified.
+    #[arg(long, value_name = "DEVICE", value_parser = text::parse_place)]
+    pub(crate) to: Place,
+    /// The kind of memory: device or unified on a device; pageable, pinned or mapped on the host.
+    #[arg(long, value_parser = text::parse_kind)]
+    pub(crate) kind: Option<MemoryKind>,
+    /// How much is read and sent at once; up to four such pieces of host memory are in use.
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = text::parse_size)]
+    pub(crate) chunk: u64,
+    /// Hash each tensor (XXH3, 64 bits) while the file is read, read it back from the device and compare its hash.
+    #[arg(long)]
+    pub(crate) checksum: bool,
+    /// Read everything back from the device and compare it with the file, read again.
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// List the tensors.
+    #[arg(long)]
+    pub(crate) list: bool,
 }
 
 #[derive(Debug, Args)]

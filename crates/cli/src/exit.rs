@@ -7,9 +7,9 @@ use transload::{Error, ErrorKind};
 /// What `--help` says about exit codes.
 pub(crate) const HELP: &str = "\
 Exit codes:
-  0  done, and verified where bytes were moved
+  0  done; copy has verified the bytes, load where it was asked to
   1  verification failed: the bytes that came back differ
-  2  bad usage or input: arguments, or a file that is missing, empty or no regular file
+  2  bad usage or input: arguments, or a file that is missing, empty, no regular file or not valid
   3  a device or its driver is not available, or failed
   4  out of memory
   5  reading the file failed, it changed while it was read, or the result cannot be written
@@ -62,6 +62,7 @@ impl From<Error> for Failure {
             | ErrorKind::Unsupported => Exit::Input,
             ErrorKind::OutOfMemory => Exit::Memory,
             ErrorKind::Io => Exit::Io,
+            ErrorKind::Corrupted => Exit::Differs,
             _ => Exit::Device,
         };
         Self::new(exit, error.to_string())

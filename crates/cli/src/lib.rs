@@ -1,4 +1,5 @@
-//! The command `transload`: shows devices, plans transfers, copies files through a device and back, measures.
+//! The command `transload`: shows devices, plans transfers, copies files through a device and back, loads
+//! models onto devices, measures.
 //!
 //! One file for each subcommand. A subcommand makes all of its output before any of it is printed, so that nothing
 //! stands on stdout where it failed; progress and errors go to stderr.
@@ -9,6 +10,7 @@ mod copy;
 mod devices;
 mod exit;
 mod invocation;
+mod load;
 mod output;
 mod plan;
 mod text;
@@ -49,6 +51,7 @@ fn run(arguments: &Arguments) -> Result<String, Failure> {
         Command::Devices => devices::run(&invocation),
         Command::Plan(wanted) => plan::run(&invocation, wanted),
         Command::Copy(wanted) => copy::run(&invocation, wanted),
+        Command::Load(wanted) => load::run(&invocation, wanted),
         Command::Bench(wanted) => bench::run(&invocation, wanted),
     }
 }

@@ -46,20 +46,40 @@ pub(crate) fn parse_place(text: &str) -> Result<Place, String> {
         },
     };
     let device: DeviceId = device.parse().map_err(|error: transload::ParseDeviceError| error.to_string())?;
-    // Pinned and mapped memory is the host's, whoever made it.
-    let valid: &[MemoryKind] = if device.is_cpu() {
+    let kind = match kind {
+        None => valid_kinds(device).first().copied(),
+        Some(kind) => valid_kinds(device).iter().find(|valid| valid.to_string() == kind).copied(),
+    };
+    kind.map(|kind| Place::new(device, kind)).ok_or_else(|| no_such_kind(device))
+}
+
+/// The name of a kind of memory.
+pub(crate) fn parse_kind(text: &str) -> Result<MemoryKind, String> {
+    MemoryKind::ALL.into_iter().find(|kind| kind.to_string() == text).ok_or_else(|| {
+        let valid = MemoryKind::ALL.map(|kind| kind.to_string());
+        format!("no kind of memory; valid are {}", valid.join(", "))
+    })
+}
+
+/// A place with another kind of memory.
+pub(crate) fn with_kind(place: Place, kind: MemoryKind) -> Result<Place, String> {
+    let is_valid = valid_kinds(place.device).contains(&kind);
+    is_valid.then_some(Place { kind, ..place }).ok_or_else(|| no_such_kind(place.device))
+}
+
+/// Pinned and mapped memory is the host's, whoever made it.
+fn valid_kinds(device: DeviceId) -> &'static [MemoryKind] {
+    if device.is_cpu() {
         &[MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped]
     } else {
         &[MemoryKind::Device, MemoryKind::Unified]
-    };
-    let kind = match kind {
-        None => valid.first().copied(),
-        Some(kind) => valid.iter().find(|valid| valid.to_string() == kind).copied(),
-    };
-    kind.map(|kind| Place::new(device, kind)).ok_or_else(|| {
-        let valid: Vec<_> = valid.iter().map(|kind| Place::new(device, *kind).to_string()).collect();
-        format!("{device} has no such kind of memory; valid are {}", valid.join(", "))
-    })
+    }
+}
+
+fn no_such_kind(device: DeviceId) -> String {
+    let valid = valid_kinds(device).iter().map(|kind| Place::new(device, *kind).to_string());
+    let valid: Vec<_> = valid.collect();
+    format!("{device} has no such kind of memory; valid are {}", valid.join(", "))
 }
 
 /// Bytes for people: exact where they are few, else in the largest unit that leaves digits before the point.

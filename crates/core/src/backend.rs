@@ -19,6 +19,8 @@ pub struct DeviceInfo {
     pub total_memory: Option<u64>,
     /// The kinds of memory that [`Backend::allocate`] gives for it.
     pub kinds: Vec<MemoryKind>,
+    /// Whether the host may use the device's unified memory while the device works.
+    pub unified_beside_host: bool,
     /// An identity that outlives the process, where there is one: part of a calibration's key.
     pub uuid: Option<[u8; 16]>,
     /// The driver's version and origin, for people.
@@ -36,6 +38,7 @@ impl DeviceInfo {
             name: name.into(),
             total_memory: None,
             kinds: Vec::new(),
+            unified_beside_host: false,
             uuid: None,
             driver: String::new(),
             simulated: false,
@@ -164,6 +167,16 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// Makes the device's queues ready for [`Operation::CopyInPlace`](crate::Operation::CopyInPlace): loads a kernel, say.
+    /// Called before each such copy, so it is quick once done.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where they cannot do it after all; the driver's.
+    fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
+        let _ = device;
+        Ok(())
+    }
+
     /// Costs to choose by before anything was measured.
     fn default_costs(&self) -> Vec<PathCost>;
 
@@ -175,6 +188,12 @@ pub trait Backend: Send + Sync + 'static {
     /// # Errors
     /// The first error of work that failed.
     fn drain(&self) -> Result<()>;
+
+    /// Called by a thread of the library's own before it uses this backend's queues; the answer is kept while it does.
+    /// CUDA's backend sees to it here that such threads disturb nobody's graph capture.
+    fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
+        None
+    }
 
     /// Pins host memory that exists, so that copy engines reach it.
     ///

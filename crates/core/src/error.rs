@@ -37,6 +37,8 @@ pub enum ErrorKind {
     Device,
     /// Reading or writing a file.
     Io,
+    /// Bytes that were read back are not those that were sent: the path must not be trusted.
+    Corrupted,
     /// A worker thread ended before its work was done.
     Interrupted,
 }
@@ -125,6 +127,13 @@ impl Error {
             ErrorKind::OutOfMemory => Retry::AfterFreeing,
             _ => Retry::Never,
         }
+    }
+
+    /// What caused it, where that is an error of another library: a driver's with its code, say. Its text is part of this
+    /// error's own, so [`source`](StdError::source) goes on behind it.
+    #[must_use]
+    pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
     }
 
     /// The numbers of an [`ErrorKind::OutOfMemory`].

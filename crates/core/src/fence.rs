@@ -55,8 +55,8 @@ pub trait Timeline: Send + Sync + 'static {
     /// and keeps nothing.
     fn wake_at(&self, point: u64, waker: &Waker) -> bool;
 
-    /// How long the operation at `point` occupied the device, by the device's own clock: only for operations enqueued
-    /// with [`Timing::Measured`](crate::Timing::Measured), and only once.
+    /// How long the operation at `point` occupied the device, by the lane's own clock (the host's, for the host's
+    /// lanes): only for operations enqueued with [`Timing::Measured`](crate::Timing::Measured), and only once.
     ///
     /// # Errors
     /// The driver's.

@@ -13,6 +13,8 @@
 mod backend;
 mod buffer;
 mod claim;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod cost;
 mod device;
 mod error;

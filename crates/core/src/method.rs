@@ -67,12 +67,20 @@ pub enum RejectReason {
     NoPeerAccess,
     /// The devices reach each other's memory, but a pattern sent to and fro did not come back as it was.
     PeerCorrupts,
+    /// The devices reach each other's memory, but an error kept them from being verified.
+    PeerUnverified,
+    /// Peers copy between their own memory, and one side is another kind.
+    NotDeviceMemory,
+    /// This version does not send the host's bytes over other devices' links.
+    NoRelays,
     /// The host's side is not pageable: staging would only add a copy.
     AlreadyPinned,
     /// The device's backend gives no pinned memory to stage in.
     NoStagingMemory,
     /// The device cannot use the memory in place: it is not mapped into its address space.
     NotMapped,
+    /// The device's driver does not take the kernel that would copy in place.
+    NoKernel,
     /// The device may not use managed memory while the host does.
     NoConcurrentAccess,
     /// The destination's device cannot use the source's memory in place.
@@ -91,9 +99,13 @@ impl fmt::Display for RejectReason {
             Self::NotUnified => "neither side is unified memory",
             Self::NoPeerAccess => "the devices do not reach each other's memory",
             Self::PeerCorrupts => "a pattern sent between the devices came back changed",
+            Self::PeerUnverified => "an error kept the pair of devices from being verified",
+            Self::NotDeviceMemory => "one side is not a device's own memory",
+            Self::NoRelays => "the host's bytes are not sent over other devices' links by this version",
             Self::AlreadyPinned => "the host's side is not pageable: staging would only add a copy",
             Self::NoStagingMemory => "the device's backend gives no pinned memory to stage in",
             Self::NotMapped => "the memory is not mapped into the device's address space",
+            Self::NoKernel => "the device's driver does not take the kernel that copies in place",
             Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
             Self::NotShareable => "the destination's device cannot use the source in place",
             Self::Forbidden => "forbidden by the caller",

@@ -156,7 +156,15 @@ impl<'a> Operation<'a> {
                         format!("{} bytes are no whole number of patterns of {}", dst.len(), pattern.width());
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
+                if !dst.offset().is_multiple_of(pattern.width()) {
+                    let text =
+                        format!("byte {} is no multiple of the pattern's {}", dst.offset(), pattern.width());
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
                 writable(dst)
+            }
+            Self::Prefetch { buffer, .. } if buffer.is_empty() => {
+                Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"))
             }
             Self::Prefetch { .. } => Ok(()),
         }

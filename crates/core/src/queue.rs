@@ -36,7 +36,8 @@ pub enum Timing {
     /// Not measured.
     #[default]
     Off,
-    /// Measured by the device's clock around the operation; see [`Timeline::take_duration`].
+    /// Measured around the operation by the lane's own clock, which for the host's lanes is the host's; see
+    /// [`Timeline::take_duration`].
     Measured,
 }
 

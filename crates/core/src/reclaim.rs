@@ -43,8 +43,9 @@ impl Parked {
 impl Reclaimer {
     /// An empty one.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub const fn new() -> Self {
+        let list = List { parked: Vec::new(), in_hand: 0 };
+        Self { list: Mutex::new(list), put_back: Condvar::new(), count: AtomicUsize::new(0) }
     }
 
     pub(crate) fn park(&self, until: Dependencies, storage: Box<dyn Storage>) {
@@ -67,6 +68,7 @@ impl Reclaimer {
 
     /// Frees what is no longer in use; asks the driver but does not wait. Answers how many allocations were freed.
     pub fn sweep(&self) -> usize {
+        sweep_orphans(self);
         if self.is_empty() {
             return 0;
         }
@@ -84,6 +86,7 @@ impl Reclaimer {
     /// The first error of an operation that was waited for; all memory is freed all the same.
     pub fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
+        sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
             if list.parked.is_empty() {
@@ -132,13 +135,22 @@ impl Drop for Hand<'_> {
     }
 }
 
+/// What was still in use when its own reclaimer went; every other one looks after it.
+static ORPHANS: Reclaimer = Reclaimer::new();
+
+/// Frees what of the orphans is over, without waiting for any.
+fn sweep_orphans(asked_by: &Reclaimer) {
+    if !std::ptr::eq(asked_by, &ORPHANS) {
+        ORPHANS.sweep();
+    }
+}
+
 impl Drop for Reclaimer {
-    /// Never waits. What is still in use when even the reclaimer goes is leaked rather than freed under the device's
-    /// hands; `drain` before that leaves nothing.
+    /// Never waits: what is still in use is left to the process's other reclaimers.
     fn drop(&mut self) {
         self.sweep();
-        for parked in self.list.get_mut().parked.drain(..) {
-            std::mem::forget(parked.storage);
+        for Parked { until, storage } in self.list.get_mut().parked.drain(..) {
+            ORPHANS.park(until, storage);
         }
     }
 }

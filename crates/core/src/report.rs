@@ -25,7 +25,8 @@ pub struct TransferReport {
     /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
     /// after the end this includes that while: it is no measure of the transfer's speed.
     pub elapsed: Duration,
-    /// Device time of the movement by the device's own clock, where this transfer was measured.
+    /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
+    /// host's for the host's.
     pub moving: Option<Duration>,
     /// The predicted time.
     pub predicted: Duration,
@@ -64,7 +65,7 @@ impl TransferReport {
         SizeClass::of(self.bytes)
     }
 
-    /// Bytes per second by the device's clock, where measured.
+    /// Bytes per second by the lane's clock, where measured; see [`moving`](Self::moving).
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         let seconds = self.moving?.as_secs_f64();

@@ -74,7 +74,11 @@ pub fn is_real() -> bool {
 /// A device with default properties.
 #[must_use]
 pub fn device() -> TestDevice {
-    if is_real() { TestDevice { ordinal: 0, sim: None } } else { simulated(|builder| builder) }
+    if is_real() {
+        TestDevice { ordinal: 0, sim: None }
+    } else {
+        simulated(|builder| builder.record_accesses(true))
+    }
 }
 
 /// A device with properties that only the software driver can have. On a real driver it prints that the test is skipped
@@ -93,7 +97,7 @@ pub fn device_with(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder
 #[must_use]
 pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
     if !is_real() {
-        return Some((0..count).map(|_| simulated(|builder| builder)).collect());
+        return Some((0..count).map(|_| simulated(|builder| builder.record_accesses(true))).collect());
     }
     let present = transload_cuda_sys::Driver::get().and_then(|driver| driver.device_count()).unwrap_or(0);
     if present < count {

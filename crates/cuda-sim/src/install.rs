@@ -10,7 +10,8 @@ use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sys::{InstallError, SymbolSource};
 
 use crate::{
-    access::AccessKind, device::Residency, memory::Kind, options::DriverOptions, scheduler, state, symbols,
+    access::AccessKind, device::Residency, kernels, memory::Kind, options::DriverOptions, scheduler, state,
+    symbols,
 };
 
 /// What `Driver::origin` says of this driver.
@@ -60,6 +61,7 @@ pub fn install() -> Result<(), InstallError> {
 pub fn install_with(options: DriverOptions) -> Result<(), InstallError> {
     OPTIONS.get_or_init(|| options);
     transload_cuda_sys::install(&SIM)?;
+    kernels::register();
     host_access::set_hook(on_host_access);
     Ok(())
 }

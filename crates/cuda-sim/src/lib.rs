@@ -47,6 +47,7 @@ mod device;
 mod faults;
 pub mod harness;
 mod install;
+mod kernels;
 mod ledger;
 mod memory;
 mod op;

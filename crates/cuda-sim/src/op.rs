@@ -88,11 +88,13 @@ pub(crate) struct Copy {
     pub(crate) to_pitch: usize,
     /// Bytes (of a single row) or rows done.
     pub(crate) done: usize,
+    /// The link between the two devices changes a byte.
+    pub(crate) corrupts: bool,
 }
 
 impl Copy {
     pub(crate) fn linear(from: Place, to: Place, bytes: usize) -> Self {
-        Self { from, to, width: bytes, height: 1, from_pitch: 0, to_pitch: 0, done: 0 }
+        Self { from, to, width: bytes, height: 1, from_pitch: 0, to_pitch: 0, done: 0, corrupts: false }
     }
 
     pub(crate) fn bytes(&self) -> usize {

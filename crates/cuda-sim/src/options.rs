@@ -56,6 +56,7 @@ pub struct SimDeviceBuilder {
     pub(crate) multiprocessors: i32,
     pub(crate) pageable_access: bool,
     pub(crate) peers: bool,
+    pub(crate) corrupts_peers: bool,
     pub(crate) host_gbps: f64,
     pub(crate) peer_gbps: f64,
     pub(crate) latency_ns: u64,
@@ -77,6 +78,7 @@ impl SimDeviceBuilder {
             multiprocessors: 132,
             pageable_access: false,
             peers: true,
+            corrupts_peers: false,
             host_gbps: 55.0,
             peer_gbps: 370.0,
             latency_ns: 6_000,
@@ -161,6 +163,13 @@ impl SimDeviceBuilder {
     /// The device and its neighbours cannot reach each other's memory.
     pub fn no_peers(mut self) -> Self {
         self.peers = false;
+        self
+    }
+
+    /// Copies between this device and any other change a byte on the way, and report success: what some settings of an
+    /// IOMMU do to peers.
+    pub fn corrupts_peers(mut self) -> Self {
+        self.corrupts_peers = true;
         self
     }
 

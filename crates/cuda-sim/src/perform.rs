@@ -116,11 +116,23 @@ fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<b
             move_row(memory, copy, (row * copy.from_pitch, row * copy.to_pitch), copy.width)?;
         }
     }
+    if copy.corrupts && copy.done == 0 {
+        flip_a_byte(memory, &copy.to)?;
+    }
     copy.done += piece;
     if copy.done >= total {
         copies.swap_remove(drawn);
     }
     Ok(copies.is_empty())
+}
+
+/// Changes the first byte of a copy's destination.
+fn flip_a_byte(memory: &Memory, to: &Place) -> Result<(), u32> {
+    let Place::Known(address) = to else { return Ok(()) };
+    let byte = memory.touch(*address, 1)?.as_ptr();
+    // SAFETY: the byte was just found live, and the copy that runs now may write it.
+    unsafe { byte.write(!byte.read()) };
+    Ok(())
 }
 
 fn move_row(memory: &Memory, copy: &Copy, (from, to): (usize, usize), bytes: usize) -> Result<(), u32> {

@@ -8,6 +8,9 @@ const RELAXED: u32 = 2;
 /// While it lives, driver calls of this thread that a capture in *global* mode forbids (allocating, freeing, asking
 /// events) leave the captures of other threads valid.
 ///
+/// The handles of this crate enter it by themselves where the driver needs it. Seen on driver 580: while another thread
+/// captures in global mode, asking or synchronising an event or a stream answers 900 without it, and destroys the capture.
+///
 /// Source: `cuThreadExchangeStreamCaptureMode` in the CUDA driver API.
 #[must_use = "the mode is exchanged back when this is dropped"]
 #[derive(Debug)]

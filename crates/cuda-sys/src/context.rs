@@ -4,7 +4,7 @@ use std::{marker::PhantomData, ptr, sync::Arc};
 
 use cust::sys::CUcontext;
 
-use crate::{Device, Result, check, ffi, record_drop_error};
+use crate::{Device, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
 
 /// A device's primary context: the one that PyTorch, cudarc, cust and the CUDA runtime share, so that memory, streams
 /// and events may be passed between them.
@@ -70,6 +70,21 @@ impl Context {
         Ok(ContextGuard { pushed, context: PhantomData, not_send: PhantomData })
     }
 
+    /// Lets work of this context reach the memory of `peer`, one way; where it already may, nothing changes. Memory of
+    /// stream-ordered pools is not covered: each pool grants access by itself. For the life of the context.
+    ///
+    /// # Errors
+    /// The driver's code, for example where the devices are no peers or have too many.
+    pub fn enable_peer(&self, peer: &Self) -> Result<()> {
+        let _bound = self.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        // SAFETY: both contexts are retained; the flags must be 0.
+        match unsafe { ffi::cuCtxEnablePeerAccess(peer.as_raw(), 0) } {
+            code::PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            answer => check("cuCtxEnablePeerAccess", answer),
+        }
+    }
+
     /// Free and total bytes of the device's memory at this moment.
     ///
     /// # Errors
@@ -102,6 +117,7 @@ impl Context {
     /// The driver's code, also one that earlier asynchronous work caused.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: a context is current.
         check("cuCtxSynchronize", unsafe { ffi::cuCtxSynchronize() })
     }

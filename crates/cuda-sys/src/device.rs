@@ -143,6 +143,19 @@ impl Device {
         Ok(value)
     }
 
+    /// Whether the driver can let this device reach the memory of `peer`. Asks the driver only, no context is made.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn can_access_peer(self, peer: Self) -> Result<bool> {
+        let mut can = 0;
+        // SAFETY: the out pointer is valid for the call and both handles came from the driver.
+        check("cuDeviceCanAccessPeer", unsafe {
+            ffi::cuDeviceCanAccessPeer(&mut can, self.handle, peer.handle)
+        })?;
+        Ok(can != 0)
+    }
+
     /// Compute capability as (major, minor).
     ///
     /// # Errors

@@ -83,11 +83,13 @@ impl DriverError {
     /// Whether the context is unusable from here on (a sticky error: only a new process, or a reset of the device's
     /// primary context by its owner, recovers).
     ///
+    /// Where the driver is gone altogether, as while the process ends, this is so too.
+    ///
     /// Source: the CUDA driver API's descriptions of these codes ("To continue using CUDA, the process must be
     /// terminated and relaunched").
     #[must_use]
     pub fn is_sticky(&self) -> bool {
-        matches!(self.code(), Some(code) if code::STICKY.contains(&code))
+        matches!(self.code(), Some(code) if code::STICKY.contains(&code) || code::GONE.contains(&code))
     }
 }
 

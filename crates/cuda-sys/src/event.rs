@@ -4,7 +4,9 @@ use std::{ptr, time::Duration};
 
 use cust::sys::CUevent;
 
-use crate::{AsStream, Context, DriverError, Result, check, driver::code, ffi, record_drop_error};
+use crate::{
+    AsStream, Context, DriverError, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error,
+};
 
 /// Whether an event can measure time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,12 +72,13 @@ impl Event {
         check("cuEventRecord", unsafe { ffi::cuEventRecord(self.raw, stream.as_raw()) })
     }
 
-    /// Whether the recorded work is done; true for an event never recorded.
+    /// Whether the recorded work is done; true for an event never recorded. Disturbs nobody's graph capture.
     ///
     /// # Errors
     /// The driver's code, also one that the recorded work caused.
     #[inline]
     pub fn is_done(&self) -> Result<bool> {
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the handle is valid by this type's invariant.
         match unsafe { ffi::cuEventQuery(self.raw) } {
             code::NOT_READY => Ok(false),
@@ -89,6 +92,7 @@ impl Event {
     /// The driver's code, also one that the recorded work caused.
     #[inline]
     pub fn synchronize(&self) -> Result<()> {
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the handle is valid by this type's invariant.
         check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(self.raw) })
     }
@@ -98,6 +102,7 @@ impl Event {
     /// # Errors
     /// The driver's code: both must have been recorded and be done.
     pub fn elapsed_since(&self, start: &Self) -> Result<Duration> {
+        let _capture = RelaxedCapture::enter()?;
         let mut milliseconds = 0.0_f32;
         // SAFETY: both handles are valid, the out pointer for the call.
         let code = unsafe { ffi::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw) };

@@ -4,7 +4,7 @@ use std::ptr;
 
 use cust::sys::{CUevent, CUstream};
 
-use crate::{Context, Event, Result, check, driver::code, ffi, record_drop_error};
+use crate::{Context, Event, RelaxedCapture, Result, check, driver::code, ffi, record_drop_error};
 
 /// A raw stream handle (`CUstream`) as this workspace passes it between crates.
 pub type RawStream = CUstream;
@@ -101,6 +101,7 @@ impl Stream {
     /// The driver's code, also one that the stream's own work caused.
     pub fn is_idle(&self) -> Result<bool> {
         let _bound = self.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the handle is valid by this type's invariant.
         match unsafe { ffi::cuStreamQuery(self.raw) } {
             code::NOT_READY => Ok(false),
@@ -114,6 +115,7 @@ impl Stream {
     /// The driver's code, also one that the stream's own work caused.
     pub fn synchronize(&self) -> Result<()> {
         let _bound = self.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the handle is valid by this type's invariant.
         check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(self.raw) })
     }

@@ -5,10 +5,13 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use transload_core::{DeviceId, Result};
+use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::{Context, Device};
 
 use crate::{CudaFeature, lift};
+
+/// About what a context takes of the device's memory (measured on an H200: some 500 MB).
+const CONTEXT_BYTES: u64 = 500_000_000;
 
 /// A CUDA device of this process. Clones share it.
 #[derive(Clone)]
@@ -58,7 +61,15 @@ impl CudaDevice {
         if let Some(context) = self.shared.context.get() {
             return Ok(context);
         }
-        let made = Context::primary(self.shared.device).map_err(lift)?;
+        let made = Context::primary(self.shared.device).map_err(|error| {
+            if !error.is_out_of_memory() {
+                return lift(error);
+            }
+            // Usually another process holds the memory; without a context the driver tells no more than the total.
+            let total = self.shared.device.total_memory().ok().map(|total| total as u64);
+            let shortage = MemoryShortage { requested: CONTEXT_BYTES, free: None, total };
+            Error::out_of_memory(Place::new(self.id(), MemoryKind::Device), shortage)
+        })?;
         // Where two threads came first, the loser's reference is released again.
         Ok(self.shared.context.get_or_init(|| made))
     }

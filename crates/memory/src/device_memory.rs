@@ -2,10 +2,10 @@
 
 use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, MemoryKind, Place, Storage};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::{
-    AsStream, Context, DriverError, RelaxedCapture, Stream, StreamOptions, check,
-    cust::sys::{CUmemPoolProps, CUmemoryPool},
+    AsStream, Context, Device, DriverError, RelaxedCapture, Stream, StreamOptions, check,
+    cust::sys::{CUmemAccessDesc, CUmemPoolProps, CUmemoryPool},
     ffi, record_drop_error,
 };
 
@@ -38,6 +38,15 @@ impl DeviceSource {
                 check("cuMemAlloc_v2", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
                 Ok(address)
             }
+        }
+    }
+
+    /// Lets another device use what was and will be allocated here. Memory of `cuMemAlloc` needs nothing beside the
+    /// contexts' own access.
+    pub(crate) fn allow(&self, peer: Device) -> Result<(), DriverError> {
+        match self {
+            Self::Pool(pool) => pool.allow(peer),
+            Self::Plain => Ok(()),
         }
     }
 
@@ -118,9 +127,28 @@ impl Pool {
         check("cuMemFreeAsync", unsafe { ffi::cuMemFreeAsync(address, self.stream.as_raw()) })
     }
 
+    fn allow(&self, peer: Device) -> Result<(), DriverError> {
+        /// `CU_MEM_LOCATION_TYPE_DEVICE`.
+        const DEVICE: u32 = 1;
+        /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+        const READ_WRITE: u32 = 3;
+
+        let _bound = self.stream.context().enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        // `CUmemAccessDesc`: the location (two 4-byte words) and a 4-byte enum; integers, as for the pool's properties.
+        let access = [DEVICE, peer.as_raw().cast_unsigned(), READ_WRITE];
+        const { assert!(size_of::<CUmemAccessDesc>() == 12 && align_of::<CUmemAccessDesc>() == 4) };
+        // SAFETY: the pool is valid; the words have the size and layout of one structure, which the driver copies during
+        // the call.
+        check("cuMemPoolSetAccess", unsafe {
+            ffi::cuMemPoolSetAccess(self.raw, access.as_ptr().cast::<CUmemAccessDesc>(), 1)
+        })
+    }
+
     fn trim(&self) -> Result<(), DriverError> {
         self.stream.synchronize()?;
         let _bound = self.stream.context().enter()?;
+        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the pool is valid.
         check("cuMemPoolTrimTo", unsafe { ffi::cuMemPoolTrimTo(self.raw, 0) })
     }
@@ -133,6 +161,13 @@ impl Drop for Pool {
             check("cuMemPoolDestroy", unsafe { ffi::cuMemPoolDestroy(self.raw) })
         }));
     }
+}
+
+/// The context in which a device buffer of this crate was allocated; `None` for memory of another kind or owner. A copy
+/// between devices names the contexts of both sides.
+#[must_use]
+pub fn context_of(buffer: &RawBuffer) -> Option<&Context> {
+    buffer.storage()?.as_any().downcast_ref::<DeviceMemory>().map(|memory| &memory.context)
 }
 
 /// An allocation on a device.
@@ -196,8 +231,14 @@ impl Drop for DeviceMemory {
     fn drop(&mut self) {
         match (&self.origin, self.counted.take()) {
             (Origin::Pool(pool), counted) => {
-                record_drop_error(pool.free(self.address));
-                drop(counted);
+                let freed = pool.free(self.address);
+                // What could not be freed stays in the ledger: it is still there.
+                if freed.is_ok() {
+                    drop(counted)
+                } else {
+                    std::mem::forget(counted)
+                }
+                record_drop_error(freed);
             }
             (Origin::Plain(janitor), Some(counted)) => {
                 janitor.free(self.context.clone(), Address::Device(self.address), counted);

@@ -90,8 +90,14 @@ fn run(shared: &Shared) {
         desk.busy = true;
         drop(desk);
         for Job { context, address, counted } in jobs {
-            record_drop_error(release(&context, address));
-            drop(counted);
+            let released = release(&context, address);
+            // What could not be freed stays in the ledger: it is still there.
+            if released.is_ok() {
+                drop(counted)
+            } else {
+                std::mem::forget(counted)
+            }
+            record_drop_error(released);
         }
         shared.desk.lock().busy = false;
         shared.idle.notify_all();

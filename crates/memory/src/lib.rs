@@ -43,6 +43,7 @@ mod unified_memory;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
+pub use device_memory::context_of;
 pub use error::lift;
 pub use feature::CudaFeature;
 pub use manager::CudaMemoryManager;

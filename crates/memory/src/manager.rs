@@ -85,8 +85,8 @@ impl CudaMemoryManager {
         self.reclaimer.sweep();
         match self.try_allocate(kind, bytes) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                self.give_back()?;
-                self.try_allocate(kind, bytes)
+                // If giving back fails too, it is still memory that the caller lacks.
+                if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes) }
             }
             other => other,
         }
@@ -125,6 +125,15 @@ impl CudaMemoryManager {
         }
         let made = DeviceSource::new(&self.context, self.pools).map_err(lift)?;
         Ok(self.source.get_or_init(|| made))
+    }
+
+    /// Lets `peer` use this device's memory, what is allocated already included: a stream-ordered pool grants access by
+    /// itself, whatever the contexts enabled. Asking again changes nothing.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn allow_peer(&self, peer: &CudaDevice) -> Result<()> {
+        self.source()?.allow(peer.driver()).map_err(lift)
     }
 
     fn refuse_oversubscription(&self, bytes: usize) -> Result<()> {

@@ -10,13 +10,13 @@ use transload_core::{
     Result, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{
-    DriverError, RawStream, check,
+    Context, DriverError, RawStream, check,
     cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
     ffi,
 };
-use transload_memory::lift;
+use transload_memory::{context_of, lift};
 
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::{CudaStream, kernels::Kernels, timeline::StreamTimeline};
 
 impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
@@ -54,23 +54,22 @@ impl Queue for CudaStream {
             };
             // What is earlier in the same stream is done earlier.
             if !std::ptr::eq(other, &raw const *self.own) {
-                self.own.wait_for(other, fence.point()).map_err(lift)?;
+                self.own.wait_for(other, fence.point())?;
             }
         }
         let start = match timing {
             Timing::Off => None,
             Timing::Measured => Some(self.own.record_start().map_err(lift)?),
         };
+        let mut under_way = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
-        let enqueued = unsafe { calls.make(self.own.raw()) };
+        let enqueued = unsafe { calls.make(self.own.raw(), &mut under_way) };
         match enqueued.and_then(|()| self.own.record_end(start)) {
             Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
-            Err(error) => {
-                // Without a fence nobody would wait for what was enqueued before the error.
-                let _first_error_counts = self.own.stream().synchronize();
-                Err(lift(error))
-            }
+            // Without a fence nobody would wait for what was enqueued before the error.
+            Err(error) if under_way => Err(self.own.settle_unmarked(error)),
+            Err(error) => Err(lift(error)),
         }
     }
 
@@ -83,7 +82,10 @@ impl Queue for CudaStream {
     }
 
     fn released(&self) {
-        self.own.leases.fetch_sub(1, Ordering::Relaxed);
+        self.own
+            .leases
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |leases| leases.checked_sub(1))
+            .ok();
     }
 }
 
@@ -108,17 +110,47 @@ fn side(buffer: &RawBuffer) -> Result<Side> {
     })
 }
 
+/// A device's own memory with its context, as a peer copy wants it.
+fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
+    buffer.device_address().zip(context_of(buffer)).ok_or_else(|| {
+        let place = buffer.place();
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("a peer copy is between devices' own memory; {place} memory is not, or not ours"),
+        )
+    })
+}
+
+/// The address under which the stream's device uses the memory in place.
+fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
+    let place = buffer.place();
+    let visible = match place.kind {
+        MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
+        MemoryKind::Mapped => place.device.is_cpu(),
+        MemoryKind::Pageable | MemoryKind::Pinned => false,
+    };
+    buffer.device_address().filter(|_| visible).ok_or_else(|| {
+        let device = stream.device();
+        let text = format!(
+            "{device} cannot use {place} memory in place; valid are mapped host memory and its own device and unified memory"
+        );
+        Error::new(ErrorKind::Unsupported, text)
+    })
+}
+
 /// What to call the driver with; everything that can be refused is refused before the first call.
 enum Calls<'a> {
     Copy(Side, Side, usize),
     CopyPitched(Side, Side, Pitched),
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
+    CopyPeer { src: (u64, &'a Context), dst: (u64, &'a Context), bytes: usize },
+    CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
     Fill(u64, usize, Pattern),
     Prefetch(u64, usize, DeviceId),
 }
 
 impl<'a> Calls<'a> {
-    fn of(operation: &Operation<'a>, stream: &CudaStream) -> Result<Self> {
+    fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
         let reachable = |src: &RawBuffer, dst: &RawBuffer| {
             if stream.can_copy(src.place(), dst.place()) {
                 return Ok(());
@@ -148,6 +180,26 @@ impl<'a> Calls<'a> {
                 }
                 Ok(Self::CopyBatch(pairs))
             }
+            Operation::CopyPeer { src, dst } => {
+                let (from, to) = (peer(src)?, peer(dst)?);
+                if src.place().device != dst.place().device
+                    && [src, dst].iter().any(|buffer| buffer.place().device == stream.device())
+                {
+                    return Ok(Self::CopyPeer { src: from, dst: to, bytes: src.len() });
+                }
+                let text = format!(
+                    "a peer copy runs between two devices on a stream of one of them, not {} → {} on one of {}",
+                    src.place(),
+                    dst.place(),
+                    stream.device()
+                );
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+            Operation::CopyInPlace { src, dst } => {
+                let (from, to) = (in_place(src, stream)?, in_place(dst, stream)?);
+                let kernels = stream.own.kernels()?;
+                Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
+            }
             Operation::Fill { dst, pattern } => match side(dst)? {
                 Side::Device(address) => Ok(Self::Fill(address, dst.len(), pattern)),
                 Side::Host(_) => Err(Error::new(
@@ -155,6 +207,15 @@ impl<'a> Calls<'a> {
                     "a stream fills device and unified memory; fill host memory through a host view",
                 )),
             },
+            // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
+            Operation::Prefetch { buffer, .. }
+                if buffer.place().kind == MemoryKind::Unified && buffer.host_address().is_none() =>
+            {
+                Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "unified memory is prefetched only where host and device may use it at the same time",
+                ))
+            }
             Operation::Prefetch { buffer, to } => match (buffer.place().kind, buffer.device_address()) {
                 (MemoryKind::Unified, Some(address)) if matches!(to, DeviceId::Cpu | DeviceId::Cuda(_)) => {
                     Ok(Self::Prefetch(address, buffer.len(), to))
@@ -173,9 +234,9 @@ impl<'a> Calls<'a> {
 
     /// # Safety
     /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
-    ///   what is enqueued here.
-    unsafe fn make(&self, stream: RawStream) -> Result<(), DriverError> {
-        match *self {
+    ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
+    unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+        let made = match *self {
             // SAFETY: the caller's promise.
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
             // SAFETY: the caller's promise.
@@ -185,13 +246,22 @@ impl<'a> Calls<'a> {
                     let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
                     // SAFETY: the caller's promise.
                     unsafe { copy(from, to, src.len(), stream) }?;
+                    *under_way = true;
                 }
                 Ok(())
             }
             // SAFETY: the caller's promise.
+            Self::CopyPeer { src, dst, bytes } => unsafe { copy_peer(src, dst, bytes, stream) },
+            // SAFETY: the caller's promise; the kernels are those of the stream's context, which `enqueue` has entered.
+            Self::CopyInPlace { kernels, src, dst, bytes } => unsafe {
+                kernels.copy(src, dst, bytes, stream)
+            },
+            // SAFETY: the caller's promise.
             Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
             Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
-        }
+        };
+        *under_way |= made.is_ok();
+        made
     }
 }
 
@@ -222,6 +292,24 @@ unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<
             ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
         }),
     }
+}
+
+/// One call whatever the size: the driver keeps the link busy by itself.
+///
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn copy_peer(
+    (src, from): (u64, &Context),
+    (dst, to): (u64, &Context),
+    bytes: usize,
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise; the contexts are retained and each side's memory was allocated in its context.
+    let code = unsafe { ffi::cuMemcpyPeerAsync(dst, to.as_raw(), src, from.as_raw(), bytes, stream) };
+    check("cuMemcpyPeerAsync", code)
 }
 
 /// # Safety

@@ -1,7 +1,7 @@
 //! The streams that a device's transfers share: a few per priority, made when first asked for.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use transload_core::{Error, ErrorKind, Queue, QueueLease, Result, StreamPriority};
 use transload_memory::CudaDevice;
 
-use crate::CudaStream;
+use crate::{CudaStream, kernels::Kernels};
 
 /// Streams of one device, at most a fixed number per priority. Once all are leased, leases share streams.
 #[derive(Debug)]
@@ -18,6 +18,7 @@ pub struct StreamLanes {
     per_priority: usize,
     lanes: [RwLock<Vec<Arc<CudaStream>>>; 3],
     turn: AtomicUsize,
+    kernels: OnceLock<Arc<Kernels>>,
 }
 
 impl StreamLanes {
@@ -29,6 +30,7 @@ impl StreamLanes {
             per_priority: per_priority.max(1),
             lanes: std::array::from_fn(|_| RwLock::default()),
             turn: AtomicUsize::new(0),
+            kernels: OnceLock::new(),
         }
     }
 
@@ -48,7 +50,11 @@ impl StreamLanes {
         let chosen = from
             .iter()
             .chain(before)
-            .min_by_key(|stream| (stream.own.leases.load(Ordering::Relaxed), stream.outstanding()));
+            // A broken stream has nothing outstanding; it is taken last, for its error.
+            .min_by_key(|stream| {
+                let leases = stream.own.leases.load(Ordering::Relaxed);
+                (stream.own.check().is_err(), leases, stream.outstanding())
+            });
         let Some(stream) = chosen else {
             return Err(Error::new(ErrorKind::Interrupted, "no stream could be made for this priority"));
         };
@@ -62,6 +68,20 @@ impl StreamLanes {
         let mut lanes = self.lanes[priority as usize].write();
         if lanes.len() < self.per_priority {
             lanes.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Loads what [`CopyInPlace`](transload_core::Operation::CopyInPlace) needs, unless it is loaded already: the first time
+    /// takes milliseconds, which nobody should spend who holds claims. It stays loaded while the lanes live.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver does not take the kernel; the driver's.
+    pub fn prepare_in_place(&self) -> Result<()> {
+        if self.kernels.get().is_none() {
+            let kernels = Kernels::of(self.device.context()?)?;
+            // Another thread may have been first: the same kernels, or others that do the same.
+            let _first = self.kernels.set(kernels);
         }
         Ok(())
     }

@@ -37,6 +37,7 @@
 mod copies;
 mod enqueue;
 mod event;
+mod kernels;
 mod lanes;
 mod line;
 mod priority;

@@ -4,10 +4,12 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::TimelineId;
-use transload_cuda_sys::{Context, DriverError, Event, EventTiming};
+use transload_cuda_sys::{Event, EventTiming};
 
 /// How many measured durations are kept for being asked after.
 const DURATIONS_KEPT: usize = 256;
+/// From how many operations in flight on, submitting asks whether the oldest is over: nobody else may ask.
+const MANY: usize = 64;
 /// How many other timelines a stream remembers having waited for.
 const CURSORS_KEPT: usize = 8;
 
@@ -25,26 +27,42 @@ pub(crate) struct Line {
     marks: VecDeque<Mark>,
     spare: Vec<Arc<Event>>,
     spare_timed: Vec<Arc<Event>>,
+    /// Events that someone still waited on when their operation was over; recording them anew would make them wait longer.
+    retiring: Vec<(EventTiming, Arc<Event>)>,
     durations: VecDeque<(u64, Duration)>,
     /// How far other timelines were waited for: a later wait for an earlier point is implied.
     cursors: SmallVec<[(TimelineId, u64); CURSORS_KEPT]>,
 }
 
 impl Line {
-    /// An event to record, from the spare ones if there is one.
-    pub(crate) fn take_event(
-        &mut self,
-        context: &Context,
-        timing: EventTiming,
-    ) -> Result<Arc<Event>, DriverError> {
-        let spare = match timing {
+    /// An event to record again, if there is one.
+    pub(crate) fn take_spare(&mut self, timing: EventTiming) -> Option<Arc<Event>> {
+        if let Some(event) = self.spare_of(timing).pop() {
+            return Some(event);
+        }
+        let rested = |(of, event): &(EventTiming, Arc<Event>)| *of == timing && Arc::strong_count(event) == 1;
+        let index = self.retiring.iter().position(rested)?;
+        Some(self.retiring.swap_remove(index).1)
+    }
+
+    fn spare_of(&mut self, timing: EventTiming) -> &mut Vec<Arc<Event>> {
+        match timing {
             EventTiming::Enabled => &mut self.spare_timed,
             EventTiming::Disabled => &mut self.spare,
-        };
-        match spare.pop() {
-            Some(event) => Ok(event),
-            None => Event::new(context, timing).map(Arc::new),
         }
+    }
+
+    fn keep(&mut self, timing: EventTiming, event: Arc<Event>) {
+        if Arc::strong_count(&event) == 1 {
+            self.spare_of(timing).push(event);
+        } else {
+            self.retiring.push((timing, event));
+        }
+    }
+
+    /// The oldest operation in flight, where there are many.
+    pub(crate) fn oldest_of_many(&self) -> Option<u64> {
+        (self.marks.len() >= MANY).then(|| self.marks.front().map(|mark| mark.point)).flatten()
     }
 
     pub(crate) fn push(&mut self, point: u64, end: Arc<Event>, start: Option<Arc<Event>>) {
@@ -64,7 +82,7 @@ impl Line {
         while self.marks.front().is_some_and(|mark| mark.point <= point) {
             let Some(Mark { point, end, start }) = self.marks.pop_front() else { return };
             match start {
-                None => keep(&mut self.spare, end),
+                None => self.keep(EventTiming::Disabled, end),
                 Some(start) => {
                     // An operation without a duration is reported as not measured.
                     if let Ok(duration) = end.elapsed_since(&start) {
@@ -73,8 +91,8 @@ impl Line {
                         }
                         self.durations.push_back((point, duration));
                     }
-                    keep(&mut self.spare_timed, start);
-                    keep(&mut self.spare_timed, end);
+                    self.keep(EventTiming::Enabled, start);
+                    self.keep(EventTiming::Enabled, end);
                 }
             }
         }
@@ -99,12 +117,5 @@ impl Line {
             }
             self.cursors.push((timeline, point));
         }
-    }
-}
-
-/// Keeps an event for reuse unless someone still waits on it: recording it anew would make them wait longer.
-fn keep(spare: &mut Vec<Arc<Event>>, event: Arc<Event>) {
-    if Arc::strong_count(&event) == 1 {
-        spare.push(event);
     }
 }

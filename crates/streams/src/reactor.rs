@@ -3,6 +3,7 @@
 //! It asks without pause while something completed a moment ago, then in growing intervals, and rests while nobody waits.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, OnceLock},
     task::Waker,
     thread,
@@ -89,7 +90,8 @@ impl Reactor {
             }
             // Outside all locks: a waker may run a task that submits.
             for waker in woken.drain(..) {
-                waker.wake();
+                // Foreign code: its panic is its own, and must not leave everyone else asleep.
+                let _panicked = catch_unwind(AssertUnwindSafe(|| waker.wake()));
             }
             round.clear();
             if finished {

@@ -2,11 +2,14 @@
 
 use std::{fmt, sync::Arc};
 
-use transload_core::{DeviceId, Fence, Result, StreamPriority, Timeline};
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
 use transload_cuda_sys::{AsStream, Context, RawStream, Stream, StreamOptions};
 use transload_memory::{CudaDevice, lift};
 
 use crate::{CudaEvent, priority, timeline::StreamTimeline};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
 
 /// A stream. Clones share it; it is destroyed when the last clone and the last fence of its work are gone. Usable from
 /// any thread.
@@ -39,12 +42,19 @@ impl CudaStream {
     /// Takes in a stream that someone else owns; it is not destroyed.
     ///
     /// # Errors
-    /// The driver's.
+    /// `InvalidArgument` for the per-thread default stream, whose handle (2) means another stream in each thread; the
+    /// driver's.
     ///
     /// # Safety
-    /// * `raw` is a stream of the device's primary context, or one of the default streams' handles.
+    /// * `raw` is a stream of the device's primary context, or the legacy default stream's handle (0 or 1).
+    /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
+        if raw.addr() == PER_THREAD {
+            let text =
+                "the per-thread default stream is another stream in each thread; use a stream of your own";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         // SAFETY: the caller promises a stream of this context that lives long enough.
         let stream = unsafe { Stream::from_raw(device.context()?, raw) };
         Self::over(device, priority, stream)
@@ -96,8 +106,7 @@ impl CudaStream {
     /// # Errors
     /// The driver's, also one that the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
-        self.own.check()?;
-        self.driver().synchronize().map_err(lift)
+        self.own.synchronize()
     }
 
     /// Makes later work wait for an event, on the device.

@@ -12,10 +12,15 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, Result, StreamPriority, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sys::{AsStream, Context, DriverError, Event, EventTiming, RawStream, Stream};
+use transload_cuda_sys::{
+    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+};
 use transload_memory::lift;
 
-use crate::{line::Line, reactor::Reactor};
+use crate::{kernels::Kernels, line::Line, reactor::Reactor};
+
+/// How often a stream that answers nothing but errors is asked before it counts as dead.
+const ATTEMPTS: u32 = 100_000;
 
 /// A stream and the completion of what was enqueued on it.
 pub(crate) struct StreamTimeline {
@@ -27,11 +32,16 @@ pub(crate) struct StreamTimeline {
     submitted: AtomicU64,
     reached: AtomicU64,
     line: Mutex<Line>,
+    /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
+    /// takes the line's lock, which is never held across a call into the driver that could wait for room.
+    recording: Mutex<()>,
     wakers: Mutex<Vec<(u64, Waker)>>,
     /// How many leases share the stream.
     pub(crate) leases: AtomicUsize,
     /// The first error of the stream's work. The context is unusable from then on.
     broken: OnceLock<Error>,
+    /// Our own kernels, once one was asked for.
+    kernels: OnceLock<Arc<Kernels>>,
     reactor: &'static Reactor,
     this: Weak<Self>,
 }
@@ -47,9 +57,11 @@ impl StreamTimeline {
             submitted: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             line: Mutex::default(),
+            recording: Mutex::default(),
             wakers: Mutex::default(),
             leases: AtomicUsize::new(0),
             broken: OnceLock::new(),
+            kernels: OnceLock::new(),
             reactor,
             this: Weak::clone(this),
         }))
@@ -76,37 +88,73 @@ impl StreamTimeline {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
+    fn take_event(&self, timing: EventTiming) -> Result<Arc<Event>, DriverError> {
+        let spare = self.line.lock().take_spare(timing);
+        spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
+    }
+
+    /// The kernels of the stream's context; the first call may have to load them.
+    pub(crate) fn kernels(&self) -> Result<&Kernels> {
+        if let Some(kernels) = self.kernels.get() {
+            return Ok(kernels);
+        }
+        let found = Kernels::of(self.context())?;
+        Ok(self.kernels.get_or_init(|| found))
+    }
+
     /// Records the event that a measured operation's time counts from.
     pub(crate) fn record_start(&self) -> Result<Arc<Event>, DriverError> {
-        let event = self.line.lock().take_event(self.context(), EventTiming::Enabled)?;
+        let event = self.take_event(EventTiming::Enabled)?;
         event.record(&self.stream)?;
         Ok(event)
     }
 
     /// Marks the end of what was enqueued so far as the next point.
     pub(crate) fn record_end(&self, start: Option<Arc<Event>>) -> Result<u64, DriverError> {
+        // Transfers that nobody waits for must not pile up.
+        let oldest = self.line.lock().oldest_of_many();
+        if let Some(oldest) = oldest {
+            let _told_to_who_asks = self.poll(oldest);
+        }
         let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
-        // Recording does not wait for the device; under the lock points stay in the order of their events.
-        let mut line = self.line.lock();
-        let end = line.take_event(self.context(), timing)?;
+        let end = self.take_event(timing)?;
+        let _in_order = self.recording.lock();
         end.record(&self.stream)?;
         let point = self.submitted.load(Ordering::Relaxed) + 1;
-        line.push(point, end, start);
+        self.line.lock().push(point, end, start);
         self.submitted.store(point, Ordering::Release);
         Ok(point)
     }
 
     /// Makes later work of this stream wait for `point` of another one, on the device.
-    pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<(), DriverError> {
+    pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<()> {
         if other.reached() >= point || self.line.lock().waits_for(other.id, point) {
             return Ok(());
         }
         let event = other.line.lock().event_at(point);
-        if let Some(event) = event {
-            self.stream.wait_event(&event)?;
-            self.line.lock().note_wait(other.id, point);
+        let Some(event) = event else { return Ok(()) };
+        match self.stream.wait_event(&event) {
+            Ok(()) => {
+                self.line.lock().note_wait(other.id, point);
+                Ok(())
+            }
+            // Where the other device is lost, its work is over and this stream is well.
+            Err(_) if other.poll(point).is_err() => Ok(()),
+            Err(error) => Err(lift(error)),
         }
-        Ok(())
+    }
+
+    /// Blocks until everything enqueued so far is over, and takes note of it.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.check()?;
+        let point = self.submitted.load(Ordering::Acquire);
+        match self.stream.synchronize() {
+            Ok(()) => {
+                self.advance(point);
+                Ok(())
+            }
+            Err(error) => Err(self.settle(point, error)),
+        }
     }
 
     fn advance(&self, point: u64) {
@@ -114,14 +162,31 @@ impl StreamTimeline {
         self.reached.fetch_max(point, Ordering::Release);
     }
 
-    /// What an error that an event answered means. A broken context runs nothing any more. Any other error says nothing
-    /// about the work, which may still run and use memory: it is waited for.
+    /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
+    /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
     fn settle(&self, point: u64, error: DriverError) -> Error {
-        if !error.is_sticky() && self.stream.synchronize().is_ok() {
-            self.advance(point);
-            return lift(error);
+        let mut latest = error;
+        for _ in 0..ATTEMPTS {
+            if latest.is_sticky() {
+                return self.give_up(latest);
+            }
+            match self.stream.synchronize() {
+                Ok(()) => {
+                    self.advance(point);
+                    return lift(latest);
+                }
+                Err(error) => latest = error,
+            }
+            std::thread::yield_now();
         }
-        self.give_up(error)
+        // No answer at all for so long: the device does nothing any more.
+        self.give_up(latest)
+    }
+
+    /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
+    pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
+        let point = self.submitted.load(Ordering::Acquire);
+        self.settle(point, error)
     }
 
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
@@ -175,6 +240,16 @@ impl StreamTimeline {
             if *point <= reached { woken.push(wakers.swap_remove(index).1) } else { index += 1 }
         }
         !wakers.is_empty()
+    }
+}
+
+impl Drop for StreamTimeline {
+    fn drop(&mut self) {
+        let Some(kernels) = self.kernels.get() else { return };
+        let idle = RelaxedCapture::enter().and_then(|_capture| self.stream.is_idle());
+        if !matches!(idle, Ok(true)) {
+            kernels.leave_running();
+        }
     }
 }
 

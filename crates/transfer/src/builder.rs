@@ -22,7 +22,7 @@ impl ManagerBuilder {
         self
     }
 
-    /// Which transfers are measured by the device's clock; [`Sampling::Every`]`(64)` by default.
+    /// Which transfers are measured by the lane's clock; [`Sampling::Every`]`(64)` by default.
     pub fn sampling(mut self, sampling: Sampling) -> Self {
         self.sampling = sampling;
         self

@@ -48,6 +48,7 @@ mod registry;
 mod request;
 mod row;
 mod sampling;
+mod staging;
 mod stats;
 
 pub use builder::ManagerBuilder;

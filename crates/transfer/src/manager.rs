@@ -8,7 +8,7 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, PathCost,
-    Place, RawBuffer, Rejected, Result, SizeClass, Transfer, TransferPath, TransferReport,
+    Place, RawBuffer, Rejected, Result, Shared, SizeClass, Transfer, TransferPath, TransferReport,
 };
 
 use crate::{
@@ -94,9 +94,7 @@ impl CrossBackendTransferManager {
         });
         match maker {
             Some((backend, device)) => backend.allocate(device, kind, bytes),
-            None => {
-                Err(Error::new(ErrorKind::Unsupported, format!("no registered device offers {kind} memory")))
-            }
+            None => Err(self.registry.not_offered(Place::new(device, kind))),
         }
     }
 
@@ -158,10 +156,13 @@ impl CrossBackendTransferManager {
     ///
     /// # Errors
     /// Those of a transfer that do not depend on the buffers: [`ErrorKind::InvalidArgument`] for 0 bytes,
-    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`], [`ErrorKind::DeviceLost`].
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] where no method is left or no registered device offers a
+    /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
         let request = Request::new(TransferPath::new(src, dst), bytes)?;
         let routes = self.registry.routes(request.path, &self.rows)?;
+        // A buffer's memory is there because someone made it; a plan may name memory that nobody can make.
+        [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
         let choice = routes.choose(&request, options, &self.watch.lost)?;
         let alternatives = routes
             .predictions(&request, options)
@@ -174,6 +175,35 @@ impl CrossBackendTransferManager {
             })
             .collect();
         Ok(Plan::new(choice.into_report(), alternatives))
+    }
+
+    /// A buffer with the bytes of `buffer` that `device` can use. Where the hardware allows it is `buffer` itself and nothing
+    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which.
+    ///
+    /// The backend of `device` is asked first, then that of the buffer. Where neither can, the bytes are transferred by
+    /// whatever method is the cheapest, and waited for.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`]; those of [`Backend::allocate`] and of a transfer.
+    pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+        let home = buffer.place().device;
+        let (theirs, ours) = (self.backend(device)?, self.backend(home)?);
+        self.watch.lost.check([home, device, device])?;
+        if home == device {
+            return Ok(Shared { buffer: buffer.clone(), copied: false });
+        }
+        let mut answer = theirs.share(buffer, device);
+        if is_unsupported(&answer) && !Arc::ptr_eq(&theirs, &ours) {
+            answer = ours.share(buffer, device);
+        }
+        if !is_unsupported(&answer) {
+            let lane = if device.is_cpu() { home } else { device };
+            return answer.inspect_err(|error| self.watch.lost.note(lane, error));
+        }
+        let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
+        let copy = self.allocate_for(device, kind, buffer.len())?;
+        self.transfer(buffer, &copy).wait()?;
+        Ok(Shared { buffer: copy, copied: true })
     }
 
     /// Sets what methods cost on paths, above what backends gave and what was measured. A cost given earlier for the same
@@ -221,6 +251,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// The first error of work that failed; all backends are drained all the same.
     pub fn drain(&self) -> Result<()> {
+        self.registry.drain_methods();
         let mut outcome = Ok(());
         for registered in self.registry.backends().iter() {
             let drained = registered.backend.drain();
@@ -317,6 +348,11 @@ fn is_the_callers(kind: ErrorKind) -> bool {
             | ErrorKind::Unsupported
             | ErrorKind::Busy
     )
+}
+
+/// Whether a backend has no way to share.
+fn is_unsupported(answer: &Result<Shared>) -> bool {
+    answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
 }
 
 impl Default for CrossBackendTransferManager {

@@ -27,7 +27,8 @@ pub struct Plan {
     pub basis: CostBasis,
     /// What cannot be taken, and why.
     pub rejected: Rejections,
-    /// What could be taken but is predicted to be no faster, fastest first.
+    /// What could be taken and is not, fastest first. It is predicted to be no faster; but for a small transfer of high
+    /// priority, which goes without a copy engine (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
     pub alternatives: Vec<Alternative>,
     /// Whether a software driver plays the device.
     pub simulated: bool,
@@ -81,7 +82,10 @@ impl fmt::Display for Plan {
             f.write_str(" (simulated)")?;
         }
         for Alternative { method, predicted, basis } in &self.alternatives {
-            write!(f, "\n  slower: {method}: about {predicted:.1?} ({basis})")?;
+            // Only the rule for small transfers of high priority passes over what is predicted to be faster.
+            let why =
+                if *predicted < self.predicted { "faster, but waits for a copy engine" } else { "slower" };
+            write!(f, "\n  {why}: {method}: about {predicted:.1?} ({basis})")?;
         }
         self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))
     }

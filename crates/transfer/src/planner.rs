@@ -71,7 +71,8 @@ impl PathRoutes {
         routes
     }
 
-    /// The cheapest method that applies and is allowed. Every request asks the cost curves themselves, whose points are
+    /// The cheapest method that applies and is allowed; for a small transfer of high priority the cheapest of those that use
+    /// no copy engine, where there is one (see [`TransferOptions::priority`]). Every request asks the cost curves themselves, whose points are
     /// the break points; nothing is remembered per size class.
     ///
     /// # Errors
@@ -84,7 +85,8 @@ impl PathRoutes {
     ) -> Result<Choice<'a>> {
         // A plain copy: `clone` would go element by element.
         let mut rejected = Rejections::from_slice(&self.rejected);
-        let mut best: Option<(usize, &Candidate, Duration)> = None;
+        let avoid_engines = options.avoids_copy_engines(request.bytes);
+        let mut best: Option<(usize, &Candidate, (bool, Duration))> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
             let method = candidate.method.method();
             if !options.allows(method) {
@@ -92,14 +94,17 @@ impl PathRoutes {
                 continue;
             }
             let predicted = candidate.cost.model.predict(request.bytes);
-            if best.is_none_or(|(.., least)| predicted < least) {
-                best = Some((index, candidate, predicted));
+            let rank = (avoid_engines && candidate.method.uses_copy_engine(), predicted);
+            if best.is_none_or(|(.., least)| rank < least) {
+                best = Some((index, candidate, rank));
             }
         }
         if rejected.len() > self.rejected.len() {
             rejected.sort_unstable_by_key(|rejected| rejected.method);
         }
-        let Some((index, candidate, predicted)) = best else { return Err(none_left(self.path, &rejected)) };
+        let Some((index, candidate, (_, predicted))) = best else {
+            return Err(none_left(self.path, &rejected));
+        };
         lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
         Ok(Choice { candidate, index, request, predicted, rejected })
     }
@@ -157,7 +162,9 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use transload_backend_cpu::CpuBackend;
-    use transload_core::{Backend, CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod};
+    use transload_core::{
+        Backend, CostModel, DeviceId, MemoryKind, PathCost, Place, StreamPriority, TransferMethod,
+    };
 
     use super::*;
     use crate::{registry::Registered, row::Watch};
@@ -172,11 +179,28 @@ mod tests {
 
         fn applicable(&self, _: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
             let backend = Arc::clone(&context.backends[0].backend);
-            self.1.map(|()| Route { backend, lane: DeviceId::Cpu, lanes: 2, simulated: false })
+            self.1.map(|()| Route { backend, lane: DeviceId::Cpu, lanes: 2, simulated: false, second: None })
         }
 
         fn chunks(&self, _: &Route, request: &Request) -> u32 {
             request.bytes.div_ceil(1 << 20) as u32
+        }
+    }
+
+    /// A method that needs no copy engine.
+    struct InPlace;
+
+    impl Method for InPlace {
+        fn method(&self) -> TransferMethod {
+            TransferMethod::ZeroCopy
+        }
+
+        fn uses_copy_engine(&self) -> bool {
+            false
+        }
+
+        fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+            DIRECT.applicable(path, context)
         }
     }
 
@@ -186,7 +210,13 @@ mod tests {
     const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
     const PATH: TransferPath = TransferPath::new(HOST, HOST);
 
-    fn routes(methods: &[&Fake], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
+    fn routes(methods: &[&'static Fake], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
+        let methods: Vec<Arc<dyn Method>> =
+            methods.iter().map(|fake| Arc::new(Fake(fake.0, fake.1)) as Arc<dyn Method>).collect();
+        routes_of(&methods, costs)
+    }
+
+    fn routes_of(methods: &[Arc<dyn Method>], costs: &[(TransferMethod, CostModel)]) -> PathRoutes {
         let backend: Arc<dyn Backend> = CpuBackend::new().unwrap();
         let backends = [Registered { devices: backend.devices(), backend }];
         let mut table = CostTable::default();
@@ -197,9 +227,7 @@ mod tests {
         });
         table.set(costs.collect(), CostBasis::Measured);
         let rows = Rows::new(Arc::new(Watch::default()));
-        let methods: Vec<Arc<dyn Method>> =
-            methods.iter().map(|fake| Arc::new(Fake(fake.0, fake.1)) as Arc<dyn Method>).collect();
-        PathRoutes::find(&methods, &[], PATH, &Context { backends: &backends }, &table, &rows)
+        PathRoutes::find(methods, &[], PATH, &Context { backends: &backends }, &table, &rows)
     }
 
     fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {
@@ -257,6 +285,32 @@ mod tests {
         let request = Request::new(PATH, 1).unwrap();
         let usual: Vec<_> = routes.predictions(&request, &TransferOptions::new());
         assert!(usual.is_sorted_by_key(|(_, predicted)| *predicted) && usual.len() == 2);
+    }
+
+    #[test]
+    fn a_small_transfer_of_high_priority_takes_what_needs_no_copy_engine_although_it_is_predicted_slower() {
+        let micros = Duration::from_micros;
+        let costs = [
+            (TransferMethod::DirectCopy, CostModel::linear(micros(8), 55e9)),
+            (TransferMethod::ZeroCopy, CostModel::linear(micros(12), 51e9)),
+        ];
+        let direct = Fake(TransferMethod::DirectCopy, Ok(()));
+        let routes = routes_of(&[Arc::new(direct), Arc::new(InPlace)], &costs);
+        let high = TransferOptions::new().priority(StreamPriority::High);
+        let limit = TransferOptions::SMALL;
+        for (bytes, options, method) in [
+            (1, high, TransferMethod::ZeroCopy),
+            (limit, high, TransferMethod::ZeroCopy),
+            (limit + 1, high, TransferMethod::DirectCopy),
+            (1, TransferOptions::new(), TransferMethod::DirectCopy),
+            (1, high.forbid(TransferMethod::ZeroCopy), TransferMethod::DirectCopy),
+            (1, high.only(TransferMethod::DirectCopy), TransferMethod::DirectCopy),
+        ] {
+            let report = report(&routes, bytes, options).unwrap();
+            assert_eq!((report.method, report.basis), (method, CostBasis::Measured), "{bytes} {options:?}");
+            let (_, model) = costs.iter().find(|(of, _)| *of == method).unwrap();
+            assert_eq!(report.predicted, model.predict(bytes), "the prediction is the method's own");
+        }
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use transload_core::{
-    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, PathCost, Rejected, Result, TransferPath,
+    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
+    Result, TransferPath,
 };
 
 use crate::{
@@ -102,6 +103,11 @@ impl Registry {
         state.changed();
     }
 
+    /// Waits for what the methods do by themselves.
+    pub(crate) fn drain_methods(&self) {
+        self.methods.iter().for_each(|method| method.drain());
+    }
+
     pub(crate) fn forget_routes(&self) {
         self.state.write().changed();
     }
@@ -115,6 +121,41 @@ impl Registry {
     pub(crate) fn backend(&self, device: DeviceId) -> Result<Arc<dyn Backend>> {
         let backends = self.backends();
         known(&backends, device).map(|registered| Arc::clone(&registered.backend))
+    }
+
+    /// Fails where nobody can make memory of the place's kind there. A device that lists no kinds says nothing of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`].
+    pub(crate) fn check_offered(&self, place: Place) -> Result<()> {
+        let backends = self.backends();
+        let own = known(&backends, place.device)?;
+        let of_device = own
+            .device(place.device)
+            .is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
+        // The host's memory is made by other devices too.
+        let of_another = place.device.is_cpu()
+            && matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped)
+            && devices(&backends).any(|device| device.kinds.contains(&place.kind));
+        if of_device || of_another { Ok(()) } else { Err(self.not_offered(place)) }
+    }
+
+    /// Nobody makes memory of the place's kind there; says which kinds there are.
+    pub(crate) fn not_offered(&self, place: Place) -> Error {
+        let backends = self.backends();
+        let offered: Vec<_> = devices(&backends)
+            .map(|device| {
+                let kinds: Vec<_> = device.kinds.iter().map(ToString::to_string).collect();
+                format!("{} ({})", device.id, kinds.join(", "))
+            })
+            .collect();
+        let offered =
+            if offered.is_empty() { "nothing; call register_backend".to_owned() } else { offered.join(", ") };
+        let text = format!(
+            "no registered device offers {} memory for {}; registered: {offered}",
+            place.kind, place.device
+        );
+        Error::new(ErrorKind::Unsupported, text)
     }
 
     /// The routes of a path: kept ones, or found now.
@@ -150,6 +191,10 @@ impl Registry {
             return Ok(found);
         }
     }
+}
+
+fn devices(backends: &[Registered]) -> impl Iterator<Item = &DeviceInfo> {
+    backends.iter().flat_map(|registered| &registered.devices)
 }
 
 fn known(backends: &[Registered], device: DeviceId) -> Result<&Registered> {

@@ -1,8 +1,9 @@
-//! How many transfers are timed by the device's own clock.
+//! How many transfers are timed by their lane's own clock.
 
 use std::fmt;
 
-/// Which transfers are measured by the device's clock. Counted for each path, method and size class of its own.
+/// Which transfers are measured by the lane's clock, which for the host's lanes is the host's. Counted for
+/// each path, method and size class of its own.
 ///
 /// A measured transfer takes two events of the device more, which at 4 KiB is half of its cost; so by default only some
 /// are. Statistics say which sampling they rest on ([`TransferStats::sampling`](crate::TransferStats)).

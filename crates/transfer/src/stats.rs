@@ -26,11 +26,12 @@ pub struct TransferStats {
     pub failures: u64,
     /// Transfers whose handles were dropped before their end was observed. They ran on; how they ended is not known.
     pub abandoned: u64,
-    /// How many of `transfers` were measured by the device's clock; see [`sampling`](Self::sampling).
+    /// How many of `transfers` were measured by the lane's clock (the host's, for the host's lanes); see
+    /// [`sampling`](Self::sampling).
     pub measured: u64,
     /// The bytes of the measured ones.
     pub measured_bytes: u64,
-    /// The sum of the measured ones' device times.
+    /// The sum of the measured ones' times.
     pub time: Duration,
     /// The best rate of a measured one, in bytes per second.
     pub best_rate: Option<f64>,

@@ -31,9 +31,12 @@
 //! # What is where
 //! Everything of `transload-core` (devices, buffers, fences, errors) and of `transload-transfer` (the manager, plans,
 //! statistics) is at the root. Host memory is in [`cpu`]. With the feature `cuda`, on Linux and Windows, the module `cuda`
-//! holds that backend; the feature is off by default and does nothing elsewhere.
+//! holds that backend; the feature is off by default and does nothing elsewhere. With the feature `safetensors`, off by
+//! default too, the module `load` puts model files onto devices.
 
 mod families;
+#[cfg(feature = "safetensors")]
+pub mod load;
 mod runtime;
 
 pub use runtime::Runtime;

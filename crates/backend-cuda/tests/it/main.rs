@@ -2,6 +2,8 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod conformance;
+
 use std::sync::Arc;
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig, CudaDevice, CudaFeature};

@@ -2,11 +2,11 @@
 
 mod file;
 mod pipeline;
-mod progress;
+pub(crate) mod progress;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::{fs::File, path::Path};
 
 use serde::Serialize;
 use transload::{DeviceInfo, Error, MemoryKind, MemoryShortage, Runtime};
@@ -43,10 +43,14 @@ struct Rates {
     chunks: u64,
     wall_seconds: f64,
     wall_bytes_per_second: f64,
-    /// The sum of the copies' times by the device's clock. Copies that were in flight together count the link's time twice.
+    /// The sum of the copies' times by the device's clock. Copies that were in flight together count the link's time
+    /// twice. Null, as is the next, where the host's own threads copied: no device has a clock for that.
     device_seconds_sum: Option<f64>,
     /// The rate of the fastest copy by the device's clock.
     device_best_bytes_per_second: Option<f64>,
+    /// For people: the rate of the fastest copy, where the host timed it.
+    #[serde(skip)]
+    host_best_bytes_per_second: Option<f64>,
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String, Failure> {
@@ -56,6 +60,11 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String
     let copied = outcome?;
     drained?;
     invocation.render("copy", &copied, || copied.human())
+}
+
+/// Fails as `copy` does where a file is missing, may not be read, is empty or no regular file.
+pub(crate) fn check_readable(path: &Path) -> Result<(), Failure> {
+    Source::open(path).map(drop)
 }
 
 fn copy(invocation: &Invocation, wanted: &args::Copy) -> Result<Copied, Failure> {
@@ -124,13 +133,15 @@ fn room_for(runtime: &Runtime, wanted: &args::Copy, len: u64) -> Result<usize, F
 impl Rates {
     fn new(leg: &Leg, bytes: u64) -> Self {
         let wall_seconds = leg.wall.as_secs_f64();
+        let by_device = !leg.timed_on_host;
         Self {
             method: leg.method.map(|method| method.name()),
             chunks: leg.chunks,
             wall_seconds,
             wall_bytes_per_second: bytes as f64 / wall_seconds.max(1e-9),
-            device_seconds_sum: leg.device.map(|time| time.as_secs_f64()),
-            device_best_bytes_per_second: leg.best,
+            device_seconds_sum: leg.moving.filter(|_| by_device).map(|time| time.as_secs_f64()),
+            device_best_bytes_per_second: leg.best.filter(|_| by_device),
+            host_best_bytes_per_second: leg.best.filter(|_| !by_device),
         }
     }
 
@@ -142,6 +153,9 @@ impl Rates {
         );
         if let Some(rate) = self.device_best_bytes_per_second {
             text += &format!("; the fastest copy {} by the device's clock", text::rate(rate));
+        }
+        if let Some(rate) = self.host_best_bytes_per_second {
+            text += &format!("; the fastest copy {}, timed on the host", text::rate(rate));
         }
         if let Some(method) = self.method {
             text += &format!("; {method}, {}", text::count(self.chunks, "chunk"));

@@ -38,10 +38,12 @@ struct Slot {
 pub(super) struct Leg {
     /// Of the whole pipeline, the file's reading included.
     pub(super) wall: Duration,
-    /// The sum of the copies' times by the device's clock, where every one was measured.
-    pub(super) device: Option<Duration>,
+    /// The sum of the copies' times by their lanes' clock, where every one was measured.
+    pub(super) moving: Option<Duration>,
     /// The rate of the fastest one, in bytes per second.
     pub(super) best: Option<f64>,
+    /// Whether that clock is the host's: a lane of the host did the work.
+    pub(super) timed_on_host: bool,
     pub(super) chunks: u64,
     /// Of the last piece.
     pub(super) method: Option<TransferMethod>,
@@ -51,9 +53,10 @@ impl Leg {
     fn finish(&mut self, slot: &mut Slot) -> Result<(), Failure> {
         let Some(transfer) = slot.transfer.take() else { return Ok(()) };
         let report = transfer.wait()?;
-        let so_far = if self.chunks == 0 { Some(Duration::ZERO) } else { self.device };
-        self.device = so_far.zip(report.moving).map(|(sum, moving)| sum + moving);
+        let so_far = if self.chunks == 0 { Some(Duration::ZERO) } else { self.moving };
+        self.moving = so_far.zip(report.moving).map(|(sum, moving)| sum + moving);
         self.best = self.best.into_iter().chain(report.bytes_per_second()).reduce(f64::max);
+        self.timed_on_host |= report.lane.is_cpu();
         self.chunks += 1;
         self.method = Some(report.method);
         Ok(())

@@ -6,17 +6,23 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::invocation::Invocation;
 
-/// Goes over the bytes twice: up and down.
-pub(super) struct Progress {
+/// So many bytes, of so many in all.
+pub(crate) struct Progress {
     bar: ProgressBar,
     simulated: &'static str,
 }
 
 impl Progress {
+    /// Goes over the bytes twice: up and down.
     pub(super) fn new(invocation: &Invocation, bytes: u64) -> Self {
+        Self::over(invocation, bytes.saturating_mul(2))
+    }
+
+    /// Goes to `total` once.
+    pub(crate) fn over(invocation: &Invocation, total: u64) -> Self {
         let hidden = invocation.json || !std::io::stderr().is_terminal();
         let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let bar = ProgressBar::with_draw_target(Some(bytes.saturating_mul(2)), target);
+        let bar = ProgressBar::with_draw_target(Some(total), target);
         let template = "{msg} [{bar:32}] {bytes} of {total_bytes}, {binary_bytes_per_sec}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
@@ -24,8 +30,13 @@ impl Progress {
         Self { bar, simulated: if invocation.is_simulated() { " (simulated)" } else { "" } }
     }
 
-    pub(super) fn phase(&self, name: &str) {
+    pub(crate) fn phase(&self, name: &str) {
         self.bar.set_message(format!("{name}{}", self.simulated));
+    }
+
+    pub(crate) fn set(&self, bytes: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(bytes);
     }
 
     pub(super) fn advance(&self, bytes: usize) {

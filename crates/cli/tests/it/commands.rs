@@ -43,12 +43,18 @@ fn plan_says_how_how_fast_on_what_basis_and_what_was_rejected() {
         assert!(text.contains(said), "`{said}` is not said in: {text}");
     }
 
-    let json = transload(&["--json", "plan", "cpu:pinned", "cpu/pageable", "4096"]).json();
-    assert_eq!(json["from"], "cpu/pinned");
+    let json = transload(&["--json", "plan", "cpu:pageable", "cpu/pageable", "4096"]).json();
+    assert_eq!(json["from"], "cpu/pageable");
     assert_eq!(json["bytes"], 4096);
     assert_eq!(json["method"], "DirectCopy");
     assert_eq!(json["rejected"].as_array().unwrap().len(), 4);
     assert!(json["predicted_seconds"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn plan_with_memory_that_nobody_offers_says_what_there_is() {
+    let said = &["offers pinned memory", "registered: cpu (pageable)"];
+    transload(&["plan", "cpu", "cpu:pinned", "4096"]).failed(2, said);
 }
 
 #[test]
@@ -64,13 +70,22 @@ fn copy_within_the_host_is_verified() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(&folder, (3 << 20) + 1);
     let text = transload(&["copy", &file, "--to", "cpu", "--chunk", "1MiB"]).succeeded();
-    for said in
-        ["3145729", "by wall clock", "4 × 1 MiB of pageable memory", "all 3145729 bytes came back equal"]
-    {
+    for said in [
+        "3145729",
+        "by wall clock",
+        "4 × 1 MiB of pageable memory",
+        "timed on the host",
+        "all 3145729 bytes came back equal",
+    ] {
         assert!(text.contains(said), "`{said}` is not said in: {text}");
     }
+    assert!(!text.contains("device's clock"), "no device took part: {text}");
 
     let json = transload(&["copy", &file, "--to", "cpu", "--chunk", "65537B", "--json"]).json();
+    for leg in ["up", "down"] {
+        assert!(json[leg]["device_seconds_sum"].is_null(), "{json}");
+        assert!(json[leg]["device_best_bytes_per_second"].is_null(), "{json}");
+    }
     assert_eq!(json["verified"], true);
     assert_eq!(json["bytes"], (3 << 20) + 1);
     assert_eq!(json["up"]["chunks"], 48);

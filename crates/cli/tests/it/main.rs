@@ -4,6 +4,7 @@
 mod bad_input;
 mod binary;
 mod commands;
+mod load;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;
 

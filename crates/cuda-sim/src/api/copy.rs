@@ -105,6 +105,12 @@ pub(crate) fn copy(
     // Between two places of a device nothing makes the host wait.
     waits |= mode == Mode::Synchronous && (on_host(source) || on_host(target));
     let mut shape = shape;
+    let corrupts = match (source, target) {
+        (Found::Device(from), Found::Device(to)) if from != to => {
+            [from, to].into_iter().any(|device| state.device(device).options.corrupts_peers)
+        }
+        _ => false,
+    };
     let place = match source {
         Found::Ordinary if bytes <= STAGED && !on_host(target) => {
             if mode == Mode::Synchronous {
@@ -124,8 +130,8 @@ pub(crate) fn copy(
     };
     let target = if target == Found::Ordinary { Place::Pageable(to as usize) } else { Place::Known(to) };
     let Shape { width, height, from_pitch, to_pitch } = shape;
-    let work =
-        Work::Copies(vec![Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0 }]);
+    let copy = Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0, corrupts };
+    let work = Work::Copies(vec![copy]);
     let point = scheduler::enqueue(state, stream, name, work, Vec::new(), None);
     if waits {
         wait(state, stream, point)?;

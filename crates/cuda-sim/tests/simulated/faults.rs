@@ -3,7 +3,9 @@
 use std::{ptr, thread};
 
 use transload_cuda_sim::harness;
-use transload_cuda_sys::{AsStream, Context, Device, DriverError, Event, EventTiming, Stream, check, ffi};
+use transload_cuda_sys::{
+    AsStream, Context, Device, DriverError, Event, EventTiming, Stream, check, cust, ffi,
+};
 
 use crate::raw::{Bench, INVALID_CONTEXT, INVALID_HANDLE, INVALID_VALUE, code, contents, fill};
 
@@ -46,6 +48,30 @@ fn the_nth_call_fails_once() {
     assert_eq!(stream.is_idle(), Ok(true));
     assert_eq!(code(stream.priority()), 46);
     assert_eq!(stream.priority(), Ok(0));
+}
+
+#[test]
+fn a_code_newer_than_custs_enum_is_unknown_to_cust_and_itself_to_us() {
+    const NEWER: u32 = 4242;
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let bench = Bench::new(test);
+    let stream = bench.stream();
+    let sim = test.sim().expect("simulated");
+    sim.fail_call(Some("cuStreamSynchronize"), 1, NEWER);
+    match stream.synchronize() {
+        Err(DriverError::Call { call, code, .. }) => {
+            assert_eq!((call, code), ("cuStreamSynchronize", NEWER));
+        }
+        other => panic!("{other:?}"),
+    }
+
+    let device = Device::new(test.ordinal()).expect("device").to_cust().expect("device");
+    let context = cust::context::Context::new(device).expect("context");
+    sim.fail_call(Some("cuMemAlloc_v2"), 1, NEWER);
+    let refused = cust::memory::DeviceBuffer::<u8>::zeroed(64).map(drop);
+    assert_eq!(refused, Err(cust::error::CudaError::UnknownError));
+    assert!(cust::memory::DeviceBuffer::<u8>::zeroed(64).is_ok(), "it failed once");
+    drop(context);
 }
 
 #[test]

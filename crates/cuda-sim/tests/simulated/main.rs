@@ -9,6 +9,7 @@ mod kernels;
 mod lateness;
 mod managed;
 mod memory;
+mod peers;
 mod races;
 #[path = "../it/raw.rs"]
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]

@@ -6,6 +6,7 @@ pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const NO_DEVICE: u32 = 100;
 pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 pub(crate) const NOT_SUPPORTED: u32 = 801;
 pub(crate) const UNKNOWN: u32 = 999;
 
@@ -14,7 +15,11 @@ pub(crate) const ABSENT_DRIVER: u32 = 0xFFFF_0001;
 /// Not a driver's code: the driver lacks the function.
 pub(crate) const ABSENT_FUNCTION: u32 = 0xFFFF_0002;
 
-/// Codes after which the context cannot be used any more: ECC and NVLink errors, illegal address, launch timeout,
-/// a kernel's assertion, hardware stack error, illegal instruction, misaligned address, invalid address space, invalid
-/// program counter, launch failure.
-pub(crate) const STICKY: [u32; 11] = [214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719];
+/// Codes after which the context cannot be used any more: ECC and NVLink errors, a contained error, illegal address,
+/// launch timeout, a destroyed context, a kernel's assertion, hardware stack error, illegal instruction, misaligned
+/// address, invalid address space, invalid program counter, launch failure, leaked tensor memory, a lost MPS client.
+pub(crate) const STICKY: [u32; 15] =
+    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810];
+
+/// Codes that say that the driver itself is gone, as while the process ends: nothing of a context runs any more.
+pub(crate) const GONE: [u32; 2] = [3, 4];

@@ -11,7 +11,7 @@ use libloading::Library;
 
 use crate::InstallError;
 
-/// The variable that names the driver library to open instead of the system's.
+/// The variable that names the driver library to open instead of the system's; empty, it counts as not set.
 const PATH_VARIABLE: &str = "TRANSLOAD_CUDA_DRIVER";
 
 /// An implementation of the CUDA driver.
@@ -91,8 +91,12 @@ pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     }
 }
 
+fn named() -> Option<OsString> {
+    env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty())
+}
+
 fn candidates() -> Vec<OsString> {
-    if let Some(path) = env::var_os(PATH_VARIABLE) {
+    if let Some(path) = named() {
         return vec![path];
     }
     let usual: &[&str] = if cfg!(windows) {
@@ -110,6 +114,10 @@ fn open() -> Loaded {
         // SAFETY: opening the driver runs its initialisers; they make no demand on the caller. The library is never
         // closed, because functions of it are cached for the life of the process.
         match unsafe { Library::new(&candidate) } {
+            // Whatever else it may be, what cannot be initialised is no driver; its other symbols are not asked for.
+            Ok(library) if !has_entry(&library) => {
+                tried.push(format!("{} is no CUDA driver (it has no cuInit)", candidate.to_string_lossy()));
+            }
             Ok(library) => {
                 let origin = candidate.to_string_lossy().into_owned().leak();
                 return Loaded::Library { library, origin };
@@ -122,8 +130,13 @@ fn open() -> Loaded {
             }
         }
     }
-    if env::var_os(PATH_VARIABLE).is_none() {
+    if named().is_none() {
         tried.push(format!("the variable {PATH_VARIABLE} (not set)"));
     }
     Loaded::Nothing { tried }
+}
+
+fn has_entry(library: &Library) -> bool {
+    // SAFETY: the symbol is only looked for, neither called nor read.
+    unsafe { library.get::<*mut c_void>(b"cuInit\0") }.is_ok()
 }

@@ -112,6 +112,8 @@ fn outstanding_work_is_counted_and_ends_at_zero() {
     let there = setup.device(1000);
     assert_eq!(stream.outstanding(), 0);
     let transfers: Vec<_> = (0..5).map(|_| stream.memset_async(&there, Pattern::U8(1))).collect();
+    // Nobody looked yet, so nothing is known to be over.
+    assert_eq!(stream.outstanding(), 5);
     transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
     assert_eq!(stream.outstanding(), 0);
     assert!(stream.is_ready().unwrap());

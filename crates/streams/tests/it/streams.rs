@@ -1,7 +1,7 @@
 //! Streams themselves: priorities the driver confirms, foreign handles, early destruction, leases.
 
-use transload_core::{Pattern, Queue, StreamPriority};
-use transload_cuda_sys::AsStream;
+use transload_core::{Operation, Pattern, Queue, StreamPriority, Timing};
+use transload_cuda_sys::{AsStream, ffi};
 use transload_streams::{CudaStream, StreamLanes};
 
 use crate::setup::{Setup, noise};
@@ -32,14 +32,25 @@ fn a_stream_dropped_with_work_on_it_finishes_the_work() {
     let (host, there, back) =
         (setup.pinned(&content), setup.device(2 << 20), setup.pinned(&vec![0; 2 << 20]));
     let stream = CudaStream::new(&setup.device).unwrap();
+    let raw = stream.as_raw().addr() as u64;
+    let trace = transload_cuda_sys::trace::start();
+    let destroyed = || {
+        trace
+            .calls()
+            .iter()
+            .any(|call| call.name == "cuStreamDestroy_v2" && call.arguments.first() == Some(&raw))
+    };
     let up = stream.copy_from_host_async(&host, &there);
     drop(stream);
+    assert!(!destroyed(), "its work is not known to be over");
     let other = CudaStream::new(&setup.device).unwrap();
     other.copy_to_host_async(&there, &back).wait().unwrap();
     assert!(*back.read().unwrap() == content[..]);
+    assert!(!destroyed(), "the transfer still stands for its work");
     up.wait().unwrap();
     drop((other, host, there, back));
     setup.finish();
+    assert!(destroyed(), "with its work over and nobody left it goes");
 }
 
 #[test]
@@ -61,10 +72,28 @@ fn a_foreign_stream_is_used_and_not_destroyed() {
 #[test]
 fn a_fence_of_foreign_work_orders_later_work() {
     let setup = Setup::new();
-    let stream = CudaStream::new(&setup.device).unwrap();
-    let fence = stream.fence().unwrap();
-    fence.wait().unwrap();
-    assert!(fence.is_known_done());
+    let (stream, other) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+    let bytes = 1 << 20;
+    let (there, back) = (setup.device(bytes), setup.pinned(&vec![0; bytes]));
+    for round in 1..=20_u8 {
+        {
+            let _bound = setup.device.context().unwrap().enter().unwrap();
+            let to = there.device_address().unwrap();
+            // SAFETY: the memory is as long, and outlives the work: the copy behind it is waited for below.
+            let code = unsafe { ffi::cuMemsetD8Async(to, round, bytes, stream.as_raw()) };
+            assert_eq!(code, 0);
+        }
+        // The buffer knows nothing of that work; only the fence orders the copy after it.
+        let fence = stream.fence().unwrap();
+        let copy = Operation::Copy { src: &there, dst: &back };
+        // SAFETY: both buffers are alive, of one length, and used by nothing else until the copy is over.
+        let copied = unsafe { other.enqueue(&copy, std::slice::from_ref(&fence), Timing::Off) }.unwrap();
+        copied.wait().unwrap();
+        assert!(fence.is_over(), "round {round}: what comes after it is done");
+        assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
+    }
+    drop((there, back, stream, other));
+    setup.finish();
 }
 
 #[test]

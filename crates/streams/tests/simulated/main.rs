@@ -2,6 +2,8 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod in_place;
+
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -76,6 +78,14 @@ fn a_wait_left_out_is_found_as_a_race() {
     assert!(!sim.races().is_empty(), "the checker must see copies that nothing orders");
 }
 
+/// Errors of destructors are kept for the whole process: tests that take them run one at a time.
+fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _others = transload_cuda_sys::take_drop_errors();
+    guard
+}
+
 fn copy_up_and_down(memory: &CudaMemoryManager, device: &CudaDevice) -> transload_core::Result<()> {
     let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
     let (host, there) =
@@ -90,6 +100,7 @@ fn copy_up_and_down(memory: &CudaMemoryManager, device: &CudaDevice) -> transloa
 
 #[test]
 fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
+    let _alone = alone_with_drop_errors();
     for nth in 1..400 {
         let sim = builder().record_accesses(true).build();
         sim.fail_call(None, nth, UNKNOWN);

@@ -1,23 +1,142 @@
-//! Through pinned host memory in chunks. Not implemented yet.
+//! Through pinned host memory in chunks, on several threads and queues: for host memory that copy engines do not reach,
+//! and between devices that do not reach each other.
 
-use transload_core::{RejectReason, Result, TransferMethod, TransferPath};
+use std::sync::Arc;
 
-use super::{Context, Method, Route};
+use parking_lot::Mutex;
+use smallvec::{SmallVec, smallvec};
+use transload_core::{
+    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline,
+    TransferMethod, TransferPath,
+};
 
-#[derive(Debug)]
-pub(super) struct HostStaged;
+use super::{Context, Job, Method, Route};
+use crate::{
+    request::Request,
+    staging::{self, Crew, End, Hire, Slots, Task, chunk_for},
+};
+
+/// Slots per worker: one that the host fills or empties while the device has the other.
+const SLOTS_PER_WORKER: usize = 2;
+
+pub(super) struct HostStaged {
+    hire: Hire,
+    /// The ring of each device that stages.
+    rings: Mutex<Vec<Arc<Slots>>>,
+}
+
+impl HostStaged {
+    pub(super) fn new(hire: Hire) -> Self {
+        Self { hire, rings: Mutex::default() }
+    }
+
+    fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId, workers: usize) -> Arc<Slots> {
+        let mut rings = self.rings.lock();
+        if let Some(ring) = rings.iter().find(|ring| ring.device() == device) {
+            return Arc::clone(ring);
+        }
+        let ring = Arc::new(Slots::new(backend, device, workers * SLOTS_PER_WORKER));
+        rings.push(Arc::clone(&ring));
+        ring
+    }
+}
+
+/// Host memory that no copy engine reaches by itself.
+fn is_pageable(place: Place) -> bool {
+    place.device.is_cpu() && place.kind == MemoryKind::Pageable
+}
 
 impl Method for HostStaged {
     fn method(&self) -> TransferMethod {
         TransferMethod::HostStaged
     }
 
-    fn applicable(&self, path: TransferPath, _: &Context<'_>) -> Result<Route, RejectReason> {
-        let (src, dst) = (path.src.device, path.dst.device);
-        Err(match src == dst {
-            true if src.is_cpu() => RejectReason::NoDevice,
-            true => RejectReason::SameDevice,
-            false => RejectReason::NotImplemented,
-        })
+    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+        let TransferPath { src, dst } = path;
+        let lane = match (src.device.is_cpu(), dst.device.is_cpu()) {
+            (true, true) => return Err(RejectReason::NoDevice),
+            (false, false) if src.device == dst.device => return Err(RejectReason::SameDevice),
+            (true, false) if !is_pageable(src) => return Err(RejectReason::AlreadyPinned),
+            (false, true) if !is_pageable(dst) => return Err(RejectReason::AlreadyPinned),
+            (true, false) => dst.device,
+            (false, _) => src.device,
+        };
+        let pinned = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
+        let registered = context.registered(lane).ok_or(RejectReason::NoQueue)?;
+        let stages = registered.device(lane).is_some_and(|info| info.kinds.contains(&MemoryKind::Pinned));
+        if !stages {
+            return Err(RejectReason::NoStagingMemory);
+        }
+        let mut route = context.route(lane).ok_or(RejectReason::NoQueue)?;
+        for (from, to) in [(src, pinned), (pinned, dst)] {
+            let by_host = from.device.is_cpu() && to.device.is_cpu();
+            if !by_host && context.copier(TransferPath::new(from, to)).is_none() {
+                return Err(RejectReason::NoQueue);
+            }
+        }
+        if !src.device.is_cpu() && !dst.device.is_cpu() {
+            route.second =
+                context.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));
+            route.lanes = 2;
+        }
+        Ok(route)
     }
+
+    fn chunks(&self, _: &Route, request: &Request) -> u32 {
+        let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX);
+        let count = bytes.div_ceil(chunk_for(bytes, staging::usual_workers()));
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+        let crew = self.hire.crew()?;
+        let src = job.src;
+        let lease =
+            |backend: &Arc<dyn Backend>, device| backend.lease_queue(device, job.priority, job.workload);
+        let mut backends = smallvec![Arc::clone(&route.backend)];
+        let task = match &route.second {
+            Some((other, device)) => {
+                let task = Task::Across(lease(&route.backend, route.lane)?, lease(other, *device)?);
+                backends.push(Arc::clone(other));
+                task
+            }
+            None if src.place().device.is_cpu() => Task::Up(lease(&route.backend, route.lane)?),
+            None => Task::Down(lease(&route.backend, route.lane)?),
+        };
+        let slots = self.ring(&route.backend, route.lane, crew.workers());
+        post(crew, job, task, backends, Some(slots), route.lane)
+    }
+
+    fn drain(&self) {
+        self.hire.drain();
+        let rings: Vec<_> = self.rings.lock().clone();
+        rings.iter().for_each(|ring| ring.release());
+    }
+}
+
+/// Claims what a job touches, gives it its end, and posts it.
+///
+/// # Errors
+/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range.
+pub(super) fn post(
+    crew: &Crew,
+    job: &Job<'_>,
+    task: Task,
+    backends: SmallVec<[Arc<dyn Backend>; 2]>,
+    slots: Option<Arc<Slots>>,
+    lane: DeviceId,
+) -> Result<Fence> {
+    let (src, dst) = (job.src, job.dst);
+    let claims = Claims::of(&mut [(src, Access::Read), (dst, Access::Write)])?;
+    let end = Arc::new(End::new(lane));
+    let after = claims.after().iter().cloned().collect();
+    let chunk = chunk_for(src.len(), staging::usual_workers());
+    let both = (src.clone(), dst.clone());
+    let work = staging::Job::new(both, task, backends, after, slots, chunk, Arc::clone(&end));
+    let fence = Fence::new(end as Arc<dyn Timeline>, 1);
+    // SAFETY: the job touches the ranges only after what it comes after is over, and its end is reached after its last
+    // copy; nothing of it runs before it is posted.
+    unsafe { claims.commit(&fence) };
+    crew.post(work);
+    Ok(fence)
 }

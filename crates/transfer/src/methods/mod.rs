@@ -7,10 +7,11 @@ use transload_core::{
     StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
 };
 
-use crate::{registry::Registered, request::Request};
+use crate::{registry::Registered, request::Request, staging::Hire};
 
 mod direct_copy;
 mod host_staged;
+mod peer_check;
 mod peer_to_peer;
 mod unified_memory;
 mod zero_copy;
@@ -18,11 +19,12 @@ mod zero_copy;
 /// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken. Each manager has
 /// its own, with what they keep: threads, pinned memory, pairs that were verified.
 pub(crate) fn all() -> [Arc<dyn Method>; 5] {
+    let hire = Hire::default();
     [
         Arc::new(direct_copy::DirectCopy),
-        Arc::new(host_staged::HostStaged),
-        Arc::new(unified_memory::UnifiedMemory),
-        Arc::new(peer_to_peer::PeerToPeer),
+        Arc::new(host_staged::HostStaged::new(hire.clone())),
+        Arc::new(unified_memory::UnifiedMemory::new(hire)),
+        Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),
     ]
 }
@@ -49,11 +51,19 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether its bytes stand in the line of a copy engine, behind whatever was enqueued there before.
+    fn uses_copy_engine(&self) -> bool {
+        true
+    }
+
     /// Into how many pieces it would cut a transfer.
     fn chunks(&self, route: &Route, request: &Request) -> u32 {
         let _ = (route, request);
         1
     }
+
+    /// Waits for its own threads' work, and gives back what it keeps.
+    fn drain(&self) {}
 
     /// Submits a transfer on a route that it gave. Does not wait for it. Allocates nothing once warm.
     ///
@@ -72,6 +82,8 @@ pub(crate) struct Route {
     pub(crate) lane: DeviceId,
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
+    /// The other device's backend and queues, for a method that needs those of both.
+    pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
 }
 
 /// A transfer for a method to submit.
@@ -97,19 +109,48 @@ impl Context<'_> {
             let lane = registered.backend.copier(path.src, path.dst)?;
             let info = registered.device(lane)?;
             let backend = Arc::clone(&registered.backend);
-            Some(Route { backend, lane, lanes: 1, simulated: info.simulated })
+            Some(Route { backend, lane, lanes: 1, simulated: info.simulated, second: None })
         })
     }
 
-    /// Whether one of the devices reaches the other's memory, or could.
+    /// The first registered backend with a device whose queues copy along the path in place.
+    fn in_place_copier(&self, path: TransferPath) -> Option<Route> {
+        self.backends.iter().find_map(|registered| {
+            let lane = registered.backend.in_place_copier(path.src, path.dst)?;
+            self.route(lane)
+        })
+    }
+
+    /// The backend of a device.
+    fn registered(&self, device: DeviceId) -> Option<&Registered> {
+        self.backends.iter().find(|registered| registered.device(device).is_some())
+    }
+
+    /// A route by one queue of the device's backend.
+    fn route(&self, device: DeviceId) -> Option<Route> {
+        let registered = self.registered(device)?;
+        let simulated = registered.device(device)?.simulated;
+        Some(Route {
+            backend: Arc::clone(&registered.backend),
+            lane: device,
+            lanes: 1,
+            simulated,
+            second: None,
+        })
+    }
+
+    /// Whether both devices reach each other's memory, or could. Only a backend that has both can know.
     fn are_peers(&self, a: DeviceId, b: DeviceId) -> bool {
-        self.backends.iter().filter(|registered| registered.device(a).is_some()).any(|registered| {
-            registered.device(b).is_some()
-                && registered.backend.peer_access(a, b).is_ok_and(|access| access != PeerAccess::Unavailable)
+        let Some(registered) = self.registered(a).filter(|registered| registered.device(b).is_some()) else {
+            return false;
+        };
+        [(a, b), (b, a)].into_iter().all(|(device, peer)| {
+            let access = registered.backend.peer_access(device, peer);
+            access.is_ok_and(|access| access != PeerAccess::Unavailable)
         })
     }
 
-    /// Whether a third device reaches this one's memory, or could.
+    /// Whether a third device is a peer of this one.
     fn has_peer(&self, device: DeviceId) -> bool {
         self.devices()
             .any(|other| other.id != device && !other.id.is_cpu() && self.are_peers(other.id, device))

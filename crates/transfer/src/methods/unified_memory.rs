@@ -1,19 +1,85 @@
-//! One side is memory that migrates, prefetched to where it is needed. Not implemented yet.
+//! One side is memory that migrates: it is touched where it is, and moved as a whole to where it is needed.
 
-use transload_core::{MemoryKind, RejectReason, Result, TransferMethod, TransferPath};
+use std::sync::Arc;
 
-use super::{Context, Method, Route};
+use smallvec::smallvec;
+use transload_core::{
+    DeviceId, Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod,
+    TransferPath, submit,
+};
 
-#[derive(Debug)]
-pub(super) struct UnifiedMemory;
+use super::{Context, Job, Method, Route, host_staged::post};
+use crate::{
+    request::Request,
+    staging::{Hire, Task, chunk_for, usual_workers},
+};
+
+pub(super) struct UnifiedMemory {
+    hire: Hire,
+}
+
+impl UnifiedMemory {
+    pub(super) fn new(hire: Hire) -> Self {
+        Self { hire }
+    }
+}
+
+fn is_unified(place: Place) -> bool {
+    place.kind == MemoryKind::Unified
+}
 
 impl Method for UnifiedMemory {
     fn method(&self) -> TransferMethod {
         TransferMethod::UnifiedMemory
     }
 
-    fn applicable(&self, path: TransferPath, _: &Context<'_>) -> Result<Route, RejectReason> {
-        let migrates = [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Unified);
-        Err(if migrates { RejectReason::NotImplemented } else { RejectReason::NotUnified })
+    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+        let TransferPath { src, dst } = path;
+        let (unified, other) = match (is_unified(src), is_unified(dst)) {
+            (true, _) => (src, dst),
+            (false, true) => (dst, src),
+            (false, false) => return Err(RejectReason::NotUnified),
+        };
+        // Between two devices the bytes need a link, which is another method's.
+        if !other.device.is_cpu() && other.device != unified.device {
+            return Err(RejectReason::NoQueue);
+        }
+        let beside = context
+            .registered(unified.device)
+            .and_then(|registered| registered.device(unified.device))
+            .is_some_and(|info| info.unified_beside_host);
+        if !beside {
+            return Err(RejectReason::NoConcurrentAccess);
+        }
+        context.route(unified.device).ok_or(RejectReason::NoQueue)
+    }
+
+    fn chunks(&self, route: &Route, request: &Request) -> u32 {
+        if request.path.src.device == route.lane && request.path.dst.device == route.lane {
+            return 1;
+        }
+        let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX);
+        u32::try_from(bytes.div_ceil(chunk_for(bytes, usual_workers()))).unwrap_or(u32::MAX)
+    }
+
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+        let (src, dst) = (job.src, job.dst);
+        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        let task = match (src.place().device, dst.place().device) {
+            (DeviceId::Cpu, _) => Task::IntoUnified(queue),
+            (_, DeviceId::Cpu) => Task::OutOfUnified(queue),
+            // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
+            _ => {
+                for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
+                    submit(&*queue, &Operation::Prefetch { buffer: side, to: route.lane }, Timing::Off)?;
+                }
+                return submit(&*queue, &Operation::Copy { src, dst }, job.timing);
+            }
+        };
+        post(self.hire.crew()?, job, task, smallvec![Arc::clone(&route.backend)], None, route.lane)
+    }
+
+    fn drain(&self) {
+        self.hire.drain();
     }
 }

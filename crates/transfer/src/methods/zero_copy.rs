@@ -1,8 +1,11 @@
-//! The device uses the bytes where they are. Not implemented yet.
+//! The device copies by its own processors, which use the host's memory where it is: no copy engine takes part, so a queue
+//! of copies does not hold it up.
 
-use transload_core::{MemoryKind, RejectReason, Result, TransferMethod, TransferPath};
+use transload_core::{
+    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, submit,
+};
 
-use super::{Context, Method, Route};
+use super::{Context, Job, Method, Route};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -12,17 +15,30 @@ impl Method for ZeroCopy {
         TransferMethod::ZeroCopy
     }
 
-    fn applicable(&self, path: TransferPath, _: &Context<'_>) -> Result<Route, RejectReason> {
-        let (src, dst) = (path.src, path.dst);
-        let visible = |kind| matches!(kind, MemoryKind::Mapped | MemoryKind::Unified);
-        Err(if src.device.is_cpu() && dst.device.is_cpu() {
-            RejectReason::NoDevice
-        } else if visible(src.kind) || visible(dst.kind) {
-            RejectReason::NotImplemented
-        } else if src.device == dst.device {
-            RejectReason::SameDevice
-        } else {
-            RejectReason::NotShareable
-        })
+    fn uses_copy_engine(&self) -> bool {
+        false
+    }
+
+    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+        let (src, dst) = (path.src.device, path.dst.device);
+        if src == dst {
+            // Between two places of one device every copy is by the device itself.
+            return Err(if src.is_cpu() { RejectReason::NoDevice } else { RejectReason::SameDevice });
+        }
+        context.in_place_copier(path).ok_or(RejectReason::NotMapped)
+    }
+
+    /// Has the kernel loaded. A driver that does not take it leaves the path to the other methods; any other error may be
+    /// of the moment, and is told by the submission, which meets it again.
+    fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), RejectReason> {
+        match route.backend.prepare_in_place(route.lane) {
+            Err(error) if error.kind() == ErrorKind::Unsupported => Err(RejectReason::NoKernel),
+            _ => Ok(()),
+        }
+    }
+
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        submit(&*queue, &Operation::CopyInPlace { src: job.src, dst: job.dst }, job.timing)
     }
 }

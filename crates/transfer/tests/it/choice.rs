@@ -17,9 +17,9 @@ fn on(ordinal: u32, kind: MemoryKind) -> Place {
 }
 
 fn machine(peers: bool) -> Mock {
-    let device = |ordinal| (DeviceId::Cuda(ordinal), vec![MemoryKind::Device]);
+    let device = |ordinal| (DeviceId::Cuda(ordinal), vec![MemoryKind::Device, MemoryKind::Unified]);
     Mock {
-        devices: vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), device(0), device(1)],
+        devices: vec![(DeviceId::Cpu, vec![MemoryKind::Pageable, MemoryKind::Mapped]), device(0), device(1)],
         peers,
         ..Mock::default()
     }
@@ -35,13 +35,13 @@ fn every_method_that_is_not_taken_says_why() {
     use TransferMethod::*;
     let cases = [
         (false, HOST, HOST, [NoDevice, NotUnified, NoDevice, NoDevice]),
-        (false, HOST, on(0, MemoryKind::Device), [NotImplemented, NotUnified, NoPeerAccess, NotShareable]),
-        (true, on(0, MemoryKind::Device), HOST, [NotImplemented, NotUnified, NotImplemented, NotShareable]),
+        (false, HOST, on(0, MemoryKind::Device), [NoStagingMemory, NotUnified, NoPeerAccess, NotMapped]),
+        (true, on(0, MemoryKind::Device), HOST, [NoStagingMemory, NotUnified, NoRelays, NotMapped]),
         (
             false,
             Place::new(DeviceId::Cpu, MemoryKind::Mapped),
             on(0, MemoryKind::Device),
-            [NotImplemented, NotUnified, NoPeerAccess, NotImplemented],
+            [AlreadyPinned, NotUnified, NoPeerAccess, NotMapped],
         ),
         (
             false,
@@ -53,19 +53,19 @@ fn every_method_that_is_not_taken_says_why() {
             false,
             on(0, MemoryKind::Unified),
             on(0, MemoryKind::Device),
-            [SameDevice, NotImplemented, SameDevice, NotImplemented],
+            [SameDevice, NoConcurrentAccess, SameDevice, SameDevice],
         ),
         (
             true,
             on(0, MemoryKind::Device),
-            on(1, MemoryKind::Device),
-            [NotImplemented, NotUnified, NotImplemented, NotShareable],
+            on(1, MemoryKind::Unified),
+            [NoStagingMemory, NoQueue, NotDeviceMemory, NotMapped],
         ),
         (
             false,
             on(0, MemoryKind::Device),
             on(1, MemoryKind::Device),
-            [NotImplemented, NotUnified, NoPeerAccess, NotShareable],
+            [NoStagingMemory, NotUnified, NoPeerAccess, NotMapped],
         ),
     ];
     for (peers, src, dst, expected) in cases {
@@ -78,19 +78,36 @@ fn every_method_that_is_not_taken_says_why() {
 }
 
 #[test]
+fn peers_that_cannot_be_enabled_after_all_fall_through_to_the_next_best_and_say_so() {
+    let (manager, backend) = with(machine(true));
+    let (src, dst) = (on(0, MemoryKind::Device), on(1, MemoryKind::Device));
+    manager.set_costs(vec![PathCost {
+        path: TransferPath::new(src, dst),
+        method: TransferMethod::PeerToPeer,
+        model: CostModel::linear(Duration::from_nanos(1), 1e15),
+    }]);
+    let plan = || manager.plan(src, dst, 64, &TransferOptions::new()).unwrap();
+    assert_eq!(plan().method, TransferMethod::PeerToPeer);
+    let allocate = |place: Place| manager.allocate(place.device, place.kind, 64).unwrap();
+    let report = manager.transfer(&allocate(src), &allocate(dst)).wait().unwrap();
+    assert_eq!(report.method, TransferMethod::DirectCopy);
+    let refused = (TransferMethod::PeerToPeer, RejectReason::NoPeerAccess);
+    let told: Vec<_> = report.rejected.iter().map(|rejected| (rejected.method, rejected.reason)).collect();
+    assert!(told.contains(&refused), "{report}");
+    assert!(reasons(&plan()).contains(&refused) && plan().agrees_with(&report), "{}", plan());
+    manager.drain().unwrap();
+    assert_eq!(backend.performed(), 1, "the mock has no peer access to enable");
+}
+
+#[test]
 fn a_pinned_method_that_does_not_apply_is_an_error_with_its_reason() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
-    for method in TransferMethod::ALL.into_iter().filter(|method| *method != TransferMethod::DirectCopy) {
-        let options = TransferOptions::new().only(method);
-        let reason = manager
-            .plan(src.place(), dst.place(), 64, &TransferOptions::new())
-            .unwrap()
-            .rejected
-            .iter()
-            .find(|rejected| rejected.method == method)
-            .unwrap()
-            .to_string();
+    let plan = manager.plan(src.place(), dst.place(), 64, &TransferOptions::new()).unwrap();
+    assert!(plan.rejected.len() >= 2, "{plan}");
+    for rejected in &plan.rejected {
+        let options = TransferOptions::new().only(rejected.method);
+        let reason = rejected.to_string();
         let planned = manager.plan(src.place(), dst.place(), 64, &options).unwrap_err();
         let error = manager.transfer_with(&src, &dst, 0, 0, 64, &options).wait().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use transload_backend_cpu::CpuBackend;
 use transload_core::{DeviceId, ErrorKind, MemoryKind, Place};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
@@ -71,4 +72,23 @@ fn a_backend_registered_later_changes_what_was_not_possible() {
     assert_eq!(plan(to).unwrap_err().kind(), ErrorKind::UnknownDevice);
     manager.register_backend(Mock { devices: vec![(MOCK, vec![])], ..Mock::default() }.build()).unwrap();
     assert_eq!(plan(to).unwrap().lane, MOCK);
+}
+
+#[test]
+fn memory_that_nobody_can_make_is_refused_with_the_kinds_that_there_are() {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    let pinned = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
+    let plan = |src, dst| manager.plan(src, dst, 64, &TransferOptions::new());
+    plan(pageable, pageable).unwrap();
+    for error in [
+        manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap_err(),
+        plan(pinned, pageable).unwrap_err(),
+        plan(pageable, pinned).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(text.contains("offers pinned memory") && text.contains("cpu (pageable)"), "{text}");
+    }
 }

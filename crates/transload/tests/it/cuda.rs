@@ -11,14 +11,14 @@ use transload::{
 };
 use transload_cuda_sim::harness::{self, TestDevice};
 
-struct Setup {
-    test: TestDevice,
-    manager: CrossBackendTransferManager,
-    device: DeviceId,
+pub(crate) struct Setup {
+    pub(crate) test: TestDevice,
+    pub(crate) manager: CrossBackendTransferManager,
+    pub(crate) device: DeviceId,
 }
 
 impl Setup {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::sampling(Sampling::default())
     }
 
@@ -31,31 +31,37 @@ impl Setup {
         Self { test, manager, device: DeviceId::Cuda(test.ordinal()) }
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
+    pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
         let device = if kind == MemoryKind::Pageable { DeviceId::Cpu } else { self.device };
         self.manager.allocate_for(device, kind, bytes).unwrap()
     }
 
-    fn filled(&self, kind: MemoryKind, content: &[u8]) -> RawBuffer {
+    pub(crate) fn filled(&self, kind: MemoryKind, content: &[u8]) -> RawBuffer {
         let buffer = self.allocate(kind, content.len());
         buffer.write().unwrap().copy_from_slice(content);
         buffer
     }
+}
 
-    /// Drains, and checks that nothing is alive anywhere.
-    fn finish(self) {
-        self.manager.drain().unwrap();
-        for (name, ledger) in self.manager.ledger() {
+/// Every test ends so: drained, nothing is alive anywhere, and nothing raced.
+impl Drop for Setup {
+    fn drop(&mut self) {
+        // A test that fails has told why.
+        if std::thread::panicking() {
+            return;
+        }
+        let manager = std::mem::take(&mut self.manager);
+        manager.drain().unwrap();
+        for (name, ledger) in manager.ledger() {
             assert!(ledger.is_empty(), "{name}: {ledger}");
         }
-        let Self { test, manager, .. } = self;
         drop(manager);
-        test.assert_ledger_empty();
-        test.assert_no_races();
+        self.test.assert_ledger_empty();
+        self.test.assert_no_races();
     }
 }
 
-fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..bytes)
         .map(|_| {
@@ -97,7 +103,6 @@ fn every_pair_of_places_moves_exactly_the_bytes_asked_for() {
             }
         }
     }
-    setup.finish();
 }
 
 #[test]
@@ -200,8 +205,6 @@ fn everything_dropped_early_still_arrives_and_nothing_leaks() {
         setup.manager.transfer(&there, &back).wait().unwrap();
         assert!(*back.read().unwrap() == content[..], "{kind}");
     }
-    drop(there);
-    setup.finish();
 }
 
 #[test]
@@ -235,8 +238,6 @@ fn bad_requests_move_nothing_and_leave_the_manager_usable() {
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
     setup.manager.transfer(&there, &source).wait().unwrap();
     assert_eq!(*source.read().unwrap(), [0xEE; 100], "what was refused moved nothing");
-    drop((source, there, poison, elsewhere));
-    setup.finish();
 }
 
 #[test]

@@ -4,3 +4,11 @@
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+#[cfg(feature = "safetensors")]
+mod load;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod staged;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod unified;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod zero_copy;

@@ -1,0 +1,197 @@
+//! Single methods beside what does the same by hand: staging, peers, managed memory, copies in place.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, TransferMethod, TransferPath};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use crate::{
+    case::{Case, Ends, Home, Kit as _, Side},
+    cuda::Session,
+    grid::{self, Point},
+    measure::in_turns,
+    reference::{ByHand, PeerCopy, PrefetchedCopy, Staged},
+    row::{Goal, Row},
+    rows::Bench,
+};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// A method against a reference on a path.
+#[derive(Clone, Copy)]
+struct Pair {
+    /// What the identity begins with.
+    group: &'static str,
+    path: TransferPath,
+    method: TransferMethod,
+    against: Against,
+    sizes: &'static [usize],
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Against {
+    /// The driver's own copy.
+    Driver,
+    /// Staging by threads.
+    Threads,
+    /// The driver's peer copy.
+    Peer,
+    /// Prefetch and copy.
+    Prefetch,
+    /// The library's direct copy.
+    DirectCopy,
+}
+
+impl Against {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "raw driver",
+            Self::Threads => "8 staging threads by hand",
+            Self::Peer => "raw peer copy",
+            Self::Prefetch => "raw prefetch and copy",
+            Self::DirectCopy => "DirectCopy",
+        }
+    }
+
+    fn goal(self, bytes: usize) -> Option<Goal> {
+        match (self, bytes) {
+            (Self::Driver, _) => Some(Goal::RatioAtLeast(1.0)),
+            (Self::Peer, 4096) => Some(Goal::RatioAtMost(1.3)),
+            (Self::Peer, 268_435_456) => Some(Goal::RatioAtLeast(0.97)),
+            (Self::Prefetch, _) => Some(Goal::RatioAtMost(1.1)),
+            _ => None,
+        }
+    }
+}
+
+fn pairs(session: &Session) -> Vec<Pair> {
+    use Against::{DirectCopy, Driver, Peer, Prefetch, Threads};
+    use TransferMethod::{HostStaged, PeerToPeer, UnifiedMemory, ZeroCopy};
+    const STAGED: &[usize] = &[MIB, 3 * MIB, 16 * MIB, 48 * MIB, 256 * MIB];
+    const PEERS: &[usize] = &[4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB];
+    const MANAGED: &[usize] = &[MIB, 16 * MIB, 256 * MIB];
+    const IN_PLACE: &[usize] = &[4 * KIB, 64 * KIB, MIB, 16 * MIB];
+    let host = |kind| Place::new(DeviceId::Cpu, kind);
+    let here = |kind| Place::new(session.device(), kind);
+    let (pageable, there) = (host(MemoryKind::Pageable), here(MemoryKind::Device));
+    let mut pairs = Vec::new();
+    let mut pair = |group, src, dst, method, against, sizes| {
+        pairs.push(Pair { group, path: TransferPath::new(src, dst), method, against, sizes });
+    };
+    for (src, dst) in [(pageable, there), (there, pageable)] {
+        pair("staged/beside-driver", src, dst, HostStaged, Driver, STAGED);
+        pair("staged/beside-threads", src, dst, HostStaged, Threads, STAGED);
+    }
+    if let Some(peer) = session.peer() {
+        let peer = Place::new(peer, MemoryKind::Device);
+        pair("peer", there, peer, PeerToPeer, Peer, PEERS);
+        pair("peer", peer, there, PeerToPeer, Peer, PEERS);
+    }
+    pair("managed", here(MemoryKind::Unified), there, UnifiedMemory, Prefetch, MANAGED);
+    pair("in-place", host(MemoryKind::Mapped), there, ZeroCopy, DirectCopy, IN_PLACE);
+    pairs
+}
+
+impl Bench<'_> {
+    /// All of them.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver.
+    pub fn beside(&mut self, session: &Session, mut next: impl FnMut(&str)) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for pair in pairs(session) {
+            for bytes in pair.sizes.iter().copied().filter(|bytes| *bytes <= grid::largest(self.options)) {
+                let what = format!("{} by {}, {bytes} bytes", pair.path, pair.method);
+                next(&what);
+                rows.extend(self.compared(session, pair, Point::aligned(bytes)).context(what)?);
+            }
+        }
+        Ok(rows)
+    }
+
+    fn compared(&mut self, session: &Session, pair: Pair, point: Point) -> Result<Option<Row>> {
+        let Pair { group, path, method, against, .. } = pair;
+        let options = TransferOptions::new().only(method);
+        let planned = self.manager.plan(path.src, path.dst, point.bytes as u64, &options);
+        if planned.is_err_and(|error| error.kind() == ErrorKind::Unsupported) {
+            // Why is told where all methods are.
+            return Ok(None);
+        }
+        let mut case = case(self.manager, session, pair, point)?;
+        match case.ends.submit_with(&options).wait() {
+            Ok(report) => ensure!(report.method == method, "{method} was asked for, {} taken", report.method),
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let (ours, theirs) = (case.source(Side::Ours)?, case.source(Side::ByHand)?);
+        let home = |source| match against {
+            Against::Prefetch => session.migrate(source, point.bytes, Home::Host),
+            _ => Ok(()),
+        };
+        let by_library = |ends: &Ends<'_>| {
+            home(ours)?;
+            let begun = Instant::now();
+            ends.submit_with(&options).wait()?;
+            Ok(begun.elapsed().as_secs_f64())
+        };
+        let by_hand = |reference: &mut dyn ByHand| {
+            home(theirs)?;
+            let begun = Instant::now();
+            reference.submit()?;
+            reference.finish()?;
+            Ok(begun.elapsed().as_secs_f64())
+        };
+        let repetitions = match point.bytes {
+            0..=1_048_576 => grid::repetitions(self.options, point.bytes),
+            1_048_577..=16_777_216 => grid::repetitions(self.options, point.bytes).min(60),
+            bytes => grid::repetitions(self.options, bytes).min(30),
+        };
+        let times = in_turns(&mut case, self.content, repetitions, by_library, by_hand)?;
+        let bytes = point.bytes as f64;
+        let (unit, both) = if point.is_small() || against == Against::Prefetch {
+            ("us", times.map(|time| time * 1e6))
+        } else {
+            ("GB/s", times.map(|time| bytes / time / 1e9))
+        };
+        let id = format!("{group}/{}/{method}/{}", grid::name(path), grid::size(point));
+        let text = format!("{path}, {method} beside {}", against.name());
+        let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours)
+            .against(against.name(), both.by_hand)
+            .obtained(self.kit.is_simulated(), both.verified);
+        Ok(Some(row.with_goal(against.goal(point.bytes))))
+    }
+}
+
+/// Both sides, with the reference that the pair wants.
+fn case<'a>(
+    manager: &'a CrossBackendTransferManager,
+    session: &Session,
+    pair: Pair,
+    point: Point,
+) -> Result<Case<'a>> {
+    let Pair { path, against, .. } = pair;
+    let bytes = point.bytes;
+    let context = |place: Place| session.context(place.device);
+    if against == Against::DirectCopy {
+        let direct = TransferOptions::new().only(TransferMethod::DirectCopy);
+        return Case::beside(manager, session, path, point, direct);
+    }
+    Case::with(manager, session, path, point, |src, dst| {
+        // SAFETY: the case promises the memory, in the contexts of the path's devices.
+        let by_hand: Box<dyn ByHand> = unsafe {
+            match against {
+                Against::Driver | Against::DirectCopy => session.by_hand(src, dst, bytes)?,
+                Against::Threads => {
+                    Box::new(Staged::new(session.context(session.device())?, src, dst, bytes)?)
+                }
+                Against::Peer => {
+                    Box::new(PeerCopy::new(context(path.src)?, context(path.dst)?, src, dst, bytes)?)
+                }
+                Against::Prefetch => Box::new(PrefetchedCopy::new(context(path.dst)?, src, dst, bytes)?),
+            }
+        };
+        Ok(by_hand)
+    })
+}

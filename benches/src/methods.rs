@@ -1,0 +1,246 @@
+//! Every method on every path and size class: what it reaches or why it is rejected, and which one automatic choice takes.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Serialize;
+use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, TransferMethod, TransferPath, TransferReport};
+use transload_transfer::TransferOptions;
+
+use crate::{
+    case::{self, GUARD, Home},
+    grid::{self, Point},
+    memory::Memory,
+    row::{Row, Summary},
+    rows::{Bench, told},
+};
+
+/// What all rows' identities begin with.
+pub const GROUP: &str = "methods/";
+/// Repetitions before the first that counts, after the one that tells whether the method can be taken.
+const WARM_UP: usize = 1;
+
+/// What the rows do not say.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Methods {
+    /// What could not be taken.
+    pub rejections: Vec<Rejection>,
+    /// What automatic choice took.
+    pub choices: Vec<Choice>,
+    /// What should have gone and did not, as texts.
+    #[serde(skip)]
+    pub failures: Vec<String>,
+}
+
+/// A method that was not taken on a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rejection {
+    /// From where to where, as in the identity of a row.
+    pub path: String,
+    /// Its name.
+    pub method: String,
+    /// Bytes of the transfer.
+    pub bytes: u64,
+    /// Why.
+    pub reason: String,
+}
+
+/// What was taken where all methods were allowed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// From where to where, as in the identity of a row.
+    pub path: String,
+    /// Bytes of the transfer.
+    pub bytes: u64,
+    /// Its name.
+    pub method: String,
+}
+
+/// The row of a method.
+#[must_use]
+pub fn id(path: &str, method: &str, bytes: u64) -> String {
+    format!("{GROUP}{path}/{method}/{bytes}")
+}
+
+/// One size of one path.
+struct Spot {
+    path: TransferPath,
+    name: String,
+    bytes: usize,
+    src: RawBuffer,
+    /// With a guard behind it.
+    dst: RawBuffer,
+}
+
+impl Bench<'_> {
+    /// All methods on one path.
+    ///
+    /// # Errors
+    /// Those of the library and of the driver that are no rejection.
+    pub fn methods(&mut self, path: TransferPath, methods: &mut Methods) -> Result<Vec<Row>> {
+        let sizes = grid::classes(self.options);
+        let largest = sizes.iter().copied().max().unwrap_or_default();
+        let allocate = |place, bytes| case::allocate(self.manager, self.kit, place, bytes);
+        let both =
+            allocate(path.src, largest).and_then(|src| Ok((src, allocate(path.dst, largest + GUARD)?)));
+        let (src, dst) = match both {
+            Ok(both) => both,
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                let all = sizes.iter().flat_map(|bytes| TransferMethod::ALL.map(|method| (*bytes, method)));
+                let name = grid::name(path);
+                let rejection = |(bytes, method)| reject(&name, method, bytes, error.to_string());
+                methods.rejections.extend(all.map(rejection));
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut rows = Vec::new();
+        for bytes in sizes {
+            let spot = Spot {
+                path,
+                name: grid::name(path),
+                bytes,
+                src: src.slice(..bytes)?,
+                dst: dst.slice(..bytes + GUARD)?,
+            };
+            for method in TransferMethod::ALL {
+                match self.tried(&spot, method)? {
+                    Tried::Measured(row) => rows.push(*row),
+                    Tried::Rejected(reason) => {
+                        methods.rejections.push(reject(&spot.name, method, bytes, reason));
+                    }
+                    Tried::Failed(error) => {
+                        let text = format!("{}: {error}", id(&spot.name, method.name(), bytes as u64));
+                        methods.failures.push(text);
+                        let reason = format!("FAILED: {error}");
+                        methods.rejections.push(reject(&spot.name, method, bytes, reason));
+                    }
+                }
+            }
+            if let Ok(report) = self.send(&spot, &TransferOptions::new())?.1 {
+                let (path, method) = (spot.name, report.method.name().to_owned());
+                methods.choices.push(Choice { path, bytes: bytes as u64, method });
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One method at one point.
+    fn tried(&mut self, spot: &Spot, method: TransferMethod) -> Result<Tried> {
+        if let Some(reason) = self.reason(spot, method) {
+            return Ok(Tried::Rejected(reason));
+        }
+        let options = TransferOptions::new().only(method);
+        match self.send(spot, &options)?.1 {
+            Ok(report) => ensure!(report.method == method, "{method} was asked for, {} taken", report.method),
+            // What a method finds out only when it is to be taken is known from then on.
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                return Ok(Tried::Rejected(self.reason(spot, method).unwrap_or_else(|| error.to_string())));
+            }
+            Err(error) => return Ok(Tried::Failed(error)),
+        }
+        match self.measured(spot, method) {
+            Ok(row) => Ok(Tried::Measured(Box::new(row))),
+            Err(error) => match error.downcast::<Error>() {
+                Ok(error) => Ok(Tried::Failed(error)),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    fn measured(&mut self, spot: &Spot, method: TransferMethod) -> Result<Row> {
+        let Spot { path, bytes, .. } = *spot;
+        let options = TransferOptions::new().only(method);
+        let (point, repetitions) = (Point::aligned(bytes), grid::class_repetitions(self.options, bytes));
+        let batch = if has_unified(path) { 1 } else { self.batch(point) };
+        let start = self.content.draw();
+        let expected = self.content.part(start, bytes);
+        let (src, dst) = (Memory::Ours(spot.src.clone()), Memory::Ours(spot.dst.clone()));
+        let mut times = Vec::with_capacity(repetitions);
+        for repetition in 0..WARM_UP + repetitions {
+            // The last one is watched.
+            if repetition + 1 == WARM_UP + repetitions {
+                self.bring(spot, Home::Host)?;
+                src.write(0, expected)?;
+                dst.poison()?;
+            }
+            let mut seconds = 0.0;
+            for _ in 0..batch {
+                let (took, answer) = self.send(spot, &options)?;
+                answer?;
+                seconds += took;
+            }
+            if repetition >= WARM_UP {
+                times.push(seconds / f64::from(batch));
+            }
+        }
+        self.bring(spot, Home::Host)?;
+        let verified =
+            told(dst.compare(0, expected).with_context(|| format!("{path} by {method}, {bytes} bytes")));
+        let (unit, values) = if point.is_small() {
+            ("us", times.iter().map(|time| time * 1e6).collect())
+        } else {
+            ("GB/s", times.iter().map(|time| bytes as f64 / time / 1e9).collect::<Vec<_>>())
+        };
+        let id = id(&spot.name, method.name(), bytes as u64);
+        let row = Row::new(
+            id,
+            format!("{path}, every method"),
+            method.name(),
+            bytes as u64,
+            unit,
+            Summary::of(&values),
+        );
+        Ok(row.obtained(self.kit.is_simulated(), verified))
+    }
+
+    /// One transfer, and the seconds from before its submission until its completion was seen. Memory that migrates is
+    /// first brought to where the movement begins.
+    fn send(&self, spot: &Spot, options: &TransferOptions) -> Result<(f64, Result<TransferReport, Error>)> {
+        self.bring(spot, begins(spot.path))?;
+        let begun = Instant::now();
+        let report = self.manager.transfer_with(&spot.src, &spot.dst, 0, 0, spot.bytes, options).wait();
+        Ok((begun.elapsed().as_secs_f64(), report))
+    }
+
+    fn bring(&self, spot: &Spot, home: Home) -> Result<()> {
+        for buffer in [&spot.src, &spot.dst] {
+            if buffer.place().kind == MemoryKind::Unified {
+                self.kit.migrate(Memory::Ours(buffer.clone()).address()?, buffer.len(), home)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the planner does not take a method here, as far as it knows.
+    fn reason(&self, spot: &Spot, method: TransferMethod) -> Option<String> {
+        let TransferPath { src, dst } = spot.path;
+        match self.manager.plan(src, dst, spot.bytes as u64, &TransferOptions::new()) {
+            Ok(plan) => {
+                let rejected = plan.rejected.iter().find(|rejected| rejected.method == method);
+                rejected.map(|rejected| rejected.reason.to_string())
+            }
+            Err(error) if error.kind() == ErrorKind::Unsupported => Some(error.to_string()),
+            Err(_) => None,
+        }
+    }
+}
+
+enum Tried {
+    Measured(Box<Row>),
+    Rejected(String),
+    Failed(Error),
+}
+
+fn reject(path: &str, method: TransferMethod, bytes: usize, reason: String) -> Rejection {
+    Rejection { path: path.to_owned(), method: method.name().to_owned(), bytes: bytes as u64, reason }
+}
+
+fn has_unified(path: TransferPath) -> bool {
+    [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Unified)
+}
+
+/// Where memory that migrates is before a movement: on the device only where the bytes go from there to the host.
+fn begins(path: TransferPath) -> Home {
+    if path.dst.device.is_cpu() { Home::Device } else { Home::Host }
+}

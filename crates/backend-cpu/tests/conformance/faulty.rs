@@ -1,0 +1,305 @@
+//! The CPU backend with one fault planted.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use transload_core::{
+    Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind,
+    Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority, Timeline,
+    TimelineId, Timing, TransferMethod, TransferPath, WorkloadType,
+};
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    None,
+    DropsWaits,
+    CopiesOneByteShort,
+    WritesOneByteBeyond,
+    IgnoresTheSourcesOffset,
+    CompletesFencesEarly,
+    WaitsReturnEarly,
+    NeverPollsTrue,
+    NeverWakes,
+    WakesEarly,
+    WakesTwice,
+    GivesDurationsTwice,
+    MeasuresEverySecond,
+    LeaksAllocations,
+    LeaksLeases,
+    FillsWithOneByteOnly,
+    ClaimsToPrefetch,
+    ForgetsTheLastPair,
+    CopiesTheFirstRowOnly,
+    AllocatesZeroBytes,
+    ListsPinnedMemory,
+    ServesUnknownDevices,
+    NamesNoNumbers,
+    HasCostsForNothing,
+    CopiesFromNowhere,
+    SwapsPriorities,
+    Panics,
+}
+
+/// The backend.
+pub(crate) struct Faulty {
+    pub(crate) inner: Arc<dyn Backend>,
+    pub(crate) fault: Fault,
+    pub(crate) turn: AtomicU64,
+}
+
+impl Faulty {
+    pub(crate) fn new(inner: Arc<dyn Backend>, fault: Fault) -> Arc<dyn Backend> {
+        Arc::new(Self { inner, fault, turn: AtomicU64::new(0) })
+    }
+
+    fn every(&self, nth: u64) -> bool {
+        self.turn.fetch_add(1, Ordering::Relaxed) % nth == nth - 1
+    }
+
+    fn device(&self, device: DeviceId) -> DeviceId {
+        if self.fault == Fault::ServesUnknownDevices { DeviceId::Cpu } else { device }
+    }
+}
+
+impl Backend for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let mut devices = self.inner.devices();
+        if self.fault == Fault::ListsPinnedMemory {
+            devices[0].kinds.push(MemoryKind::Pinned);
+        }
+        devices
+    }
+
+    fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        let zero = self.fault == Fault::AllocatesZeroBytes && bytes == 0;
+        match self.inner.allocate(self.device(device), kind, if zero { 1 } else { bytes }) {
+            Ok(buffer) => {
+                if self.fault == Fault::LeaksAllocations && self.every(100) {
+                    std::mem::forget(buffer.clone());
+                }
+                Ok(buffer)
+            }
+            Err(error) if self.fault == Fault::NamesNoNumbers && error.memory_shortage().is_some() => {
+                Err(Error::new(ErrorKind::OutOfMemory, "no memory"))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
+        self.inner.memory_info(self.device(device))
+    }
+
+    fn lease_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        let priority = match priority {
+            StreamPriority::Low if self.fault == Fault::SwapsPriorities => StreamPriority::High,
+            priority => priority,
+        };
+        let lease = self.inner.lease_queue(self.device(device), priority, workload)?;
+        if self.fault == Fault::LeaksLeases && self.every(10) {
+            std::mem::forget(self.inner.lease_queue(device, priority, workload)?);
+        }
+        let timeline = FaultyTimeline { inner: Arc::clone(lease.timeline()), fault: self.fault };
+        let timeline: Arc<dyn Timeline> = Arc::new(timeline);
+        Ok(QueueLease::new(Arc::new(FaultyQueue { lease, timeline, fault: self.fault })))
+    }
+
+    fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        if self.fault == Fault::CopiesFromNowhere { Some(DeviceId::Cpu) } else { self.inner.copier(src, dst) }
+    }
+
+    fn default_costs(&self) -> Vec<PathCost> {
+        let mut costs = self.inner.default_costs();
+        if self.fault == Fault::HasCostsForNothing {
+            let place = |kind| Place::new(DeviceId::Cuda(7), kind);
+            costs.push(PathCost {
+                path: TransferPath::new(place(MemoryKind::Device), place(MemoryKind::Unified)),
+                method: TransferMethod::DirectCopy,
+                model: CostModel::linear(Duration::from_micros(1), 1e9),
+            });
+        }
+        costs
+    }
+
+    fn ledger(&self) -> Ledger {
+        self.inner.ledger()
+    }
+
+    fn drain(&self) -> Result<()> {
+        self.inner.drain()
+    }
+}
+
+struct FaultyQueue {
+    lease: QueueLease,
+    timeline: Arc<dyn Timeline>,
+    fault: Fault,
+}
+
+impl FaultyQueue {
+    /// A fault after the operation: done on the spot, through the host's addresses.
+    fn harm(&self, operation: &Operation<'_>) {
+        let Operation::Copy { src, dst } = *operation else { return };
+        let (Some(from), Some(to)) = (src.host_address(), dst.host_address()) else { return };
+        let whole = |buffer: &RawBuffer| buffer.storage().map_or(0, |storage| storage.len());
+        match self.fault {
+            Fault::WritesOneByteBeyond if dst.offset() + dst.len() < whole(dst) && !dst.is_empty() => {
+                // SAFETY: the byte is within the allocation, which the operation keeps alive. That somebody else may use
+                // it is the planted fault.
+                unsafe { *to.as_ptr().add(dst.len()) ^= 0xFF };
+            }
+            Fault::IgnoresTheSourcesOffset => {
+                // SAFETY: the allocation begins there and is at least as long as the slice; the ranges may overlap.
+                unsafe { from.as_ptr().sub(src.offset()).copy_to(to.as_ptr(), dst.len()) };
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Queue for FaultyQueue {
+    fn device(&self) -> DeviceId {
+        self.lease.device()
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.lease.priority()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        self.lease.can_copy(src, dst)
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        self.lease.can_wait_for(fence)
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        let after = if self.fault == Fault::DropsWaits { &[] } else { after };
+        // SAFETY: the caller's promise, broken on purpose where waits are dropped: the CPU's jobs keep their buffers alive.
+        let enqueue = |operation: &Operation<'_>| unsafe { self.lease.enqueue(operation, after, timing) };
+        let fence = match (self.fault, *operation) {
+            (Fault::CopiesOneByteShort, Operation::Copy { src, dst }) if src.len() > 1 => {
+                let end = src.len() - 1;
+                enqueue(&Operation::Copy { src: &src.slice(..end)?, dst: &dst.slice(..end)? })
+            }
+            (Fault::FillsWithOneByteOnly, Operation::Fill { dst, pattern: Pattern::U32(word) }) => {
+                enqueue(&Operation::Fill { dst, pattern: Pattern::U8(word.to_ne_bytes()[0]) })
+            }
+            (Fault::ClaimsToPrefetch, Operation::Prefetch { .. }) => {
+                enqueue(&Operation::CopyBatch { pairs: &[] })
+            }
+            (Fault::ForgetsTheLastPair, Operation::CopyBatch { pairs }) => {
+                enqueue(&Operation::CopyBatch { pairs: &pairs[..pairs.len().saturating_sub(1)] })
+            }
+            (Fault::CopiesTheFirstRowOnly, Operation::CopyPitched { src, dst, mut rows }) => {
+                rows.height = 1;
+                enqueue(&Operation::CopyPitched { src, dst, rows })
+            }
+            (Fault::Panics, Operation::Fill { .. }) => panic!("planted"),
+            _ => enqueue(operation),
+        }?;
+        if matches!(self.fault, Fault::WritesOneByteBeyond | Fault::IgnoresTheSourcesOffset) {
+            fence.wait()?;
+            self.harm(operation);
+        }
+        Ok(Fence::new(Arc::clone(&self.timeline), fence.point()))
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.lease.outstanding()
+    }
+}
+
+struct FaultyTimeline {
+    inner: Arc<dyn Timeline>,
+    fault: Fault,
+}
+
+impl Timeline for FaultyTimeline {
+    fn id(&self) -> TimelineId {
+        self.inner.id()
+    }
+
+    fn device(&self) -> DeviceId {
+        self.inner.device()
+    }
+
+    fn reached(&self) -> u64 {
+        match self.fault {
+            Fault::CompletesFencesEarly => u64::MAX,
+            _ => self.inner.reached(),
+        }
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        match self.fault {
+            Fault::CompletesFencesEarly => Ok(true),
+            Fault::NeverPollsTrue => Ok(false),
+            _ => self.inner.poll(point),
+        }
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        match self.fault {
+            Fault::CompletesFencesEarly | Fault::WaitsReturnEarly => Ok(()),
+            _ => self.inner.wait(point),
+        }
+    }
+
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        // The backend's own workers wait for fences, too: without wakers they stand still, and nothing ends.
+        if std::thread::current().name().is_some_and(|name| name.starts_with("transload-cpu")) {
+            return self.inner.wake_at(point, waker);
+        }
+        match self.fault {
+            Fault::CompletesFencesEarly => true,
+            Fault::NeverWakes => self.inner.reached() >= point,
+            Fault::WakesEarly if self.inner.reached() < point => {
+                waker.wake_by_ref();
+                false
+            }
+            Fault::WakesTwice => {
+                let over = self.inner.wake_at(point, waker);
+                if !over {
+                    waker.wake_by_ref();
+                }
+                over
+            }
+            _ => self.inner.wake_at(point, waker),
+        }
+    }
+
+    fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        match self.fault {
+            Fault::GivesDurationsTwice => Ok(Some(Duration::from_micros(1))),
+            Fault::MeasuresEverySecond if point % 4 == 0 => self.inner.take_duration(point).map(|_| None),
+            _ => self.inner.take_duration(point),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+}

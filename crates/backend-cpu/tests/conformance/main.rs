@@ -1,0 +1,53 @@
+//! Core's conformance suite: the CPU backend keeps every promise, and a backend that breaks one is found out.
+
+// Clippy's allowance for tests does not reach their helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod faulty;
+mod mutants;
+
+use std::{sync::Arc, time::Duration};
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{
+    Backend, DeviceId,
+    conformance::{self, Outcome, Subject},
+};
+
+fn cpu(workers: usize, parallel_from: usize) -> Arc<dyn Backend> {
+    CpuBackend::builder().workers(workers).parallel_from(parallel_from).build().unwrap()
+}
+
+fn run(backend: Arc<dyn Backend>, seed: u64, patience: Duration) -> Outcome {
+    let subject = Subject::new(Arc::clone(&backend), DeviceId::Cpu, backend);
+    conformance::backend(&subject.with_seed(seed).with_patience(patience))
+}
+
+#[test]
+fn the_cpu_backend_keeps_every_promise() {
+    for (seed, workers, parallel_from) in [(1, 1, usize::MAX), (2, 2, 4 << 20), (3, 3, 1 << 20), (4, 8, 1)] {
+        let outcome = run(cpu(workers, parallel_from), seed, Duration::from_secs(30));
+        println!("{workers} workers, seed {seed}: {outcome}");
+        assert!(outcome.is_ok(), "{outcome}");
+        let skipped: Vec<_> = outcome.not_applicable().map(|(name, _)| name).collect();
+        assert_eq!(skipped, ["prefetch", "in-place", "peers"]);
+        assert_eq!(outcome.passed() + skipped.len(), conformance::CHECKS.len());
+    }
+}
+
+#[test]
+fn a_pool_of_its_own_beneath_the_device_is_no_difference() {
+    let (backend, host) = (cpu(2, 1 << 20), cpu(1, usize::MAX));
+    let subject = Subject::new(backend, DeviceId::Cpu, host);
+    let outcome = conformance::run_all(&subject, |check, result| println!("{}: {result:?}", check.name));
+    assert!(outcome.is_ok(), "{outcome}");
+}
+
+#[test]
+fn checks_have_names_of_their_own_and_promises() {
+    let mut names: Vec<_> = conformance::CHECKS.iter().map(|check| check.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), conformance::CHECKS.len());
+    assert!(conformance::CHECKS.iter().all(|check| !check.promise.is_empty()));
+}

@@ -1,0 +1,35 @@
+//! Core's conformance suite on the oldest driver that is taken: CUDA 11.0, without what came later.
+#![cfg(any(target_os = "linux", windows))]
+
+use std::sync::Arc;
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{
+    DeviceId,
+    conformance::{self, Subject},
+};
+use transload_cuda_sim::{DriverOptions, SimDevice, implemented, install_with};
+
+#[test]
+fn the_oldest_driver_keeps_every_promise() {
+    let mut options = DriverOptions::default().version(11_000);
+    // Memory pools came with 11.2.
+    let newer =
+        |name: &&&str| name.contains("MemPool") || name.contains("AllocAsync") || name.contains("FreeAsync");
+    for name in implemented().iter().filter(newer) {
+        options = options.missing(name);
+    }
+    install_with(options).expect("first");
+    let sim = SimDevice::builder().memory_pools(false).record_accesses(true).build();
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    let backend = CudaBackend::open(&config).expect("11.0 is new enough");
+    let host = CpuBackend::new().expect("threads");
+    let subject = Subject::new(Arc::clone(&backend) as _, DeviceId::Cuda(sim.ordinal()), host);
+    let outcome = conformance::backend(&subject);
+    println!("CUDA 11.0, simulated: {outcome}");
+    assert!(outcome.is_ok(), "{outcome}");
+    drop((subject, backend));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+}

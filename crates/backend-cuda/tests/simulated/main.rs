@@ -1,0 +1,103 @@
+//! Core's conformance suite on devices that only the software driver has, and under many orders of execution.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+use std::sync::Arc;
+
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{
+    DeviceId, MemoryKind,
+    conformance::{self, Outcome, Subject},
+};
+use transload_cuda_sim::{SimDevice, SimDeviceBuilder};
+
+/// Runs the suite on the first of the devices; nothing may be left and nothing unordered.
+fn suite(sims: &[SimDevice], seed: u64, budget: usize) -> Outcome {
+    let config = CudaBackendConfig::default().with_devices(sims.iter().map(SimDevice::ordinal));
+    let backend = CudaBackend::open(&config).unwrap();
+    let device = DeviceId::Cuda(sims[0].ordinal());
+    let subject = Subject::new(Arc::clone(&backend) as _, device, CpuBackend::new().unwrap());
+    let outcome = conformance::backend(&subject.with_seed(seed).with_budget(budget));
+    println!("seed {seed}, simulated: {outcome}");
+    assert!(outcome.is_ok(), "{outcome}");
+    drop(backend);
+    for sim in sims {
+        assert!(sim.ledger().is_empty(), "seed {seed}: {}", sim.ledger());
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {} races, first {}", races.len(), races[0]);
+    }
+    outcome
+}
+
+fn build(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> SimDevice {
+    transload_cuda_sim::install().unwrap();
+    properties(SimDevice::builder().record_accesses(true)).build()
+}
+
+fn skipped(outcome: &Outcome) -> Vec<&str> {
+    outcome.not_applicable().map(|(name, _)| name).collect()
+}
+
+#[test]
+fn a_device_without_managed_memory_keeps_every_promise() {
+    let sim = build(|builder| builder.managed_memory(false));
+    let outcome = suite(&[sim], 11, 64 << 20);
+    assert!(skipped(&outcome).contains(&"prefetch"));
+}
+
+#[test]
+fn a_device_from_before_pascal_keeps_every_promise() {
+    let sim = build(SimDeviceBuilder::pre_pascal);
+    let outcome = suite(&[sim], 12, 64 << 20);
+    // Its managed memory is not for two at a time, so it cannot be prefetched.
+    assert!(skipped(&outcome).contains(&"prefetch"));
+}
+
+#[test]
+fn a_device_without_memory_pools_keeps_every_promise() {
+    suite(&[build(|builder| builder.memory_pools(false))], 13, 64 << 20);
+}
+
+#[test]
+fn devices_that_are_no_peers_keep_every_promise() {
+    let sims = [build(SimDeviceBuilder::no_peers), build(SimDeviceBuilder::no_peers)];
+    let outcome = suite(&sims, 14, 64 << 20);
+    assert!(skipped(&outcome).contains(&"peers"));
+}
+
+#[test]
+fn a_small_device_with_one_copy_engine_and_no_priorities_keeps_every_promise() {
+    let sim = build(|builder| builder.total_memory(96 << 20).copy_engines(1).stream_priorities(0, 0));
+    suite(&[sim], 15, 32 << 20);
+}
+
+#[test]
+fn peers_that_corrupt_are_found_by_the_suite() {
+    let sims = [build(SimDeviceBuilder::corrupts_peers), build(SimDeviceBuilder::corrupts_peers)];
+    let config = CudaBackendConfig::default().with_devices(sims.iter().map(SimDevice::ordinal));
+    let backend = CudaBackend::open(&config).unwrap();
+    let subject = Subject::new(backend, DeviceId::Cuda(sims[0].ordinal()), CpuBackend::new().unwrap());
+    let failed: Vec<_> = conformance::backend(&subject).failures().map(|failure| failure.check).collect();
+    assert_eq!(failed, ["peers"]);
+}
+
+#[test]
+fn twenty_orders_of_execution_change_nothing() {
+    for seed in 0..20 {
+        let sim = build(|builder| builder.seed(seed));
+        // Little memory: what differs between seeds is order.
+        let outcome = suite(&[sim], seed, 2 << 20);
+        assert!(outcome.passed() > 25, "{outcome}");
+    }
+}
+
+#[test]
+fn each_kind_of_memory_is_part_of_it() {
+    let sim = build(|builder| builder);
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    let info = transload_core::Backend::devices(&*CudaBackend::open(&config).unwrap());
+    for kind in [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified] {
+        assert!(info[0].kinds.contains(&kind));
+    }
+}

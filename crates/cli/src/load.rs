@@ -1,0 +1,216 @@
+//! `transload load`: a model's tensors onto a device, with what was moved how and how fast.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Serialize;
+use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor};
+
+use crate::{
+    args,
+    copy::{check_readable, progress::Progress},
+    exit::{Exit, Failure},
+    invocation::Invocation,
+    output, text,
+};
+
+#[derive(Serialize)]
+struct Loaded {
+    file: String,
+    file_bytes: u64,
+    /// Of all tensors.
+    bytes: u64,
+    tensors: usize,
+    to: String,
+    device_name: String,
+    segments: usize,
+    buffers: usize,
+    buffer_bytes: usize,
+    buffer_kind: Option<String>,
+    chunks: u64,
+    methods: Vec<Method>,
+    /// By the host's clock: from the call until the last byte was in place, the file's reading included.
+    wall_seconds: f64,
+    wall_bytes_per_second: f64,
+    /// The part of it before the first byte was read: header, allocations, first use of the device.
+    preparing_seconds: f64,
+    /// Reading back and comparing; not part of the wall clock's time.
+    verifying_seconds: Option<f64>,
+    checksums: bool,
+    verified: bool,
+    metadata: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    list: Option<Vec<Tensor>>,
+    simulated_device: bool,
+}
+
+#[derive(Serialize)]
+struct Method {
+    method: &'static str,
+    chunks: u64,
+    /// Gaps between tensors included.
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    dtype: String,
+    shape: Vec<usize>,
+    bytes: usize,
+    /// XXH3, 64 bits, as 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
+}
+
+pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String, Failure> {
+    let outcome = load(invocation, wanted);
+    // Also after a failure nothing stays behind; the first error counts.
+    let drained = invocation.runtime.drain();
+    let loaded = outcome?;
+    drained?;
+    invocation.render("load", &loaded, || loaded.human())
+}
+
+/// The model itself is given back before the result is printed: the command shows that, how and how fast.
+fn load(invocation: &Invocation, wanted: &args::Load) -> Result<Loaded, Failure> {
+    check_readable(&wanted.file)?;
+    let place = wanted.kind.map_or(Ok(wanted.to), |kind| text::with_kind(wanted.to, kind));
+    let place = place.map_err(|valid| Failure::new(Exit::Input, format!("--kind: {valid}")))?;
+    let device = invocation.device(place.device)?;
+    let progress = Arc::new(Progress::over(invocation, 0));
+    let shown = Arc::clone(&progress);
+    let options = LoadOptions::new(place)
+        .chunk(usize::try_from(wanted.chunk).unwrap_or(usize::MAX))
+        .checksum(wanted.checksum)
+        .verify(wanted.verify)
+        .progress(move |so_far| {
+            shown.phase(if so_far.phase == LoadPhase::ReadingBack { "down" } else { "up" });
+            shown.set(so_far.bytes, so_far.total);
+        });
+    let model = invocation.runtime.load(&wanted.file, &options).map_err(|error| {
+        let what = format!("{} was not loaded to {place}", wanted.file.display());
+        Failure::from(error).during(&what)
+    })?;
+    Ok(Loaded::new(wanted, &model, device.name))
+}
+
+impl Loaded {
+    fn new(wanted: &args::Load, model: &LoadedModel, device_name: String) -> Self {
+        let report: &LoadReport = model.report();
+        Self {
+            file: wanted.file.display().to_string(),
+            file_bytes: report.file_bytes,
+            bytes: report.bytes,
+            tensors: report.tensors,
+            to: report.place.to_string(),
+            device_name,
+            segments: report.segments,
+            buffers: report.buffers,
+            buffer_bytes: report.buffer_bytes,
+            buffer_kind: report.staging.map(|kind| kind.to_string()),
+            chunks: report.chunks,
+            methods: report
+                .methods
+                .iter()
+                .map(|count| Method { method: count.method.name(), chunks: count.chunks, bytes: count.bytes })
+                .collect(),
+            wall_seconds: report.wall.as_secs_f64(),
+            wall_bytes_per_second: report.bytes_per_second(),
+            preparing_seconds: report.preparing.as_secs_f64(),
+            verifying_seconds: report.verifying.map(|time| time.as_secs_f64()),
+            checksums: wanted.checksum,
+            verified: wanted.verify,
+            metadata: model.metadata().clone(),
+            list: wanted.list.then(|| model.tensors().iter().map(Tensor::new).collect()),
+            simulated_device: report.simulated,
+        }
+    }
+
+    fn human(&self) -> String {
+        let simulated = if self.simulated_device { " (simulated)" } else { "" };
+        let through = match &self.buffer_kind {
+            Some(kind) => {
+                format!("{} × {} of {kind} memory", self.buffers, text::bytes(self.buffer_bytes as u64))
+            }
+            None => "no buffers: nothing was to be sent".to_owned(),
+        };
+        let methods = self.methods.iter().map(|method| {
+            let chunks = text::count(method.chunks, "chunk");
+            format!("{}: {chunks}, {}{simulated}", method.method, text::bytes(method.bytes))
+        });
+        let mut facts = vec![
+            ("file", format!("{}, {} ({} bytes)", self.file, text::bytes(self.file_bytes), self.file_bytes)),
+            (
+                "tensors",
+                format!(
+                    "{}, {} ({} bytes)",
+                    text::count(self.tensors as u64, "tensor"),
+                    text::bytes(self.bytes),
+                    self.bytes
+                ),
+            ),
+            (
+                "to",
+                format!(
+                    "{}, {}{simulated}; {}",
+                    self.to,
+                    self.device_name,
+                    text::count(self.segments as u64, "allocation")
+                ),
+            ),
+            ("through", through),
+            (
+                "wall clock",
+                format!(
+                    "{} ({:.3} s, of which {:.3} s before the first byte; reading the file included){simulated}",
+                    text::rate(self.wall_bytes_per_second),
+                    self.wall_seconds,
+                    self.preparing_seconds
+                ),
+            ),
+        ];
+        facts.extend(methods.map(|method| ("method", method)));
+        facts.push(("checked", self.checked()));
+        let mut text = output::facts(&facts);
+        if let Some(list) = &self.list {
+            let rows: Vec<_> = list.iter().map(Tensor::row).collect();
+            text += "\n";
+            text += &output::table(["TENSOR", "TYPE", "SHAPE", "CHECKSUM", "BYTES"], 4, &rows);
+        }
+        text
+    }
+
+    fn checked(&self) -> String {
+        let how = match (self.checksums, self.verified) {
+            (true, true) => "checksums and bytes came back equal",
+            (true, false) => "checksums came back equal",
+            (false, true) => "bytes came back equal",
+            (false, false) => return "not asked for; --checksum or --verify read everything back".to_owned(),
+        };
+        let seconds = self.verifying_seconds.unwrap_or(0.0);
+        format!("of all {} tensors {how} ({seconds:.3} s more)", self.tensors)
+    }
+}
+
+impl Tensor {
+    fn new(tensor: &LoadedTensor) -> Self {
+        Self {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype().to_string(),
+            shape: tensor.shape().to_vec(),
+            bytes: tensor.buffer().len(),
+            checksum: tensor.checksum().map(|checksum| format!("{checksum:016x}")),
+        }
+    }
+
+    fn row(&self) -> [String; 5] {
+        [
+            // A terminal must not be driven by a file.
+            self.name.escape_debug().to_string(),
+            self.dtype.clone(),
+            format!("{:?}", self.shape),
+            self.checksum.clone().unwrap_or_else(|| "-".to_owned()),
+            self.bytes.to_string(),
+        ]
+    }
+}

@@ -1,0 +1,158 @@
+//! Promises about devices and their memory.
+
+use std::collections::BTreeSet;
+
+use super::{
+    Failure, Subject, Verdict,
+    lab::{self, Lab, refused},
+};
+use crate::{DeviceId, ErrorKind, MemoryKind, Retry, StreamPriority, WorkloadType};
+
+const PEBIBYTE: usize = 1 << 50;
+
+pub(super) fn devices(subject: &Subject) -> Result<Verdict, Failure> {
+    let info = lab::info(subject)?;
+    let all = subject.backend.devices();
+    let distinct: BTreeSet<_> = all.iter().map(|info| info.id).collect();
+    ensure!(distinct.len() == all.len(), "a device is listed twice among {distinct:?}");
+    ensure!(!info.name.is_empty() && !subject.backend.name().is_empty(), "a device or backend has no name");
+    ensure!(!info.kinds.is_empty(), "{} has no kind of memory", info.id);
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn kinds(subject: &Subject) -> Result<Verdict, Failure> {
+    let info = lab::info(subject)?;
+    for kind in MemoryKind::ALL {
+        let answer = subject.backend.allocate(info.id, kind, 77);
+        if !info.kinds.contains(&kind) {
+            refused(answer, ErrorKind::Unsupported, &format!("{kind} memory, which is not listed,"))?;
+            continue;
+        }
+        let buffer = match answer {
+            Ok(buffer) => buffer,
+            Err(error) => fail!("{kind} memory is listed and was refused: {error:?}"),
+        };
+        let place = buffer.place();
+        ensure!(place.kind == kind, "{kind} memory was asked for and {place} was given");
+        let is_hosts = matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned | MemoryKind::Mapped);
+        let owner = if is_hosts { DeviceId::Cpu } else { info.id };
+        ensure!(place.device == owner, "{kind} memory of {} has the place {place}", info.id);
+        ensure!(buffer.len() == 77 && buffer.offset() == 0, "77 bytes were asked for, not {buffer:?}");
+        ensure!(buffer.is_writable(), "fresh {kind} memory may not be written");
+        let host = buffer.host_address();
+        ensure!(host.is_some() || !is_hosts, "{kind} memory has no address for the host");
+        ensure!(
+            host.is_none() || kind != MemoryKind::Device,
+            "the host is given an address of device memory"
+        );
+        ensure!(
+            host.is_none_or(|host| host.addr().get() % 16 == 0),
+            "{kind} memory is not aligned to 16 bytes"
+        );
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn sizes(subject: &Subject) -> Result<Verdict, Failure> {
+    const SIZES: [usize; 20] = [
+        1, 2, 3, 7, 16, 31, 63, 64, 65, 255, 256, 4095, 4096, 4097, 65_535, 65_537, 1_048_575, 1_048_576,
+        1_048_577, 8_388_611,
+    ];
+    let lab = Lab::new(subject)?;
+    let mut noise = lab.noise("sizes");
+    for spot in lab.spots.iter().copied() {
+        let mut alive = Vec::new();
+        let [before, _] = subject.ledgers()?;
+        for bytes in SIZES.into_iter().filter(|bytes| *bytes == lab.size(*bytes).min(*bytes)) {
+            let content = noise.bytes(bytes);
+            alive.push((lab.buffer_of(spot, &content)?, content));
+        }
+        let (count, sum) = (alive.len() as u64, alive.iter().map(|(_, content)| content.len() as u64).sum());
+        let more = |after: u64, before: u64| after.saturating_sub(before);
+        let after = [subject.backend.ledger(), subject.host.ledger()];
+        ensure!(
+            after.iter().any(|after| after.allocations >= count && after.bytes >= sum),
+            "{count} allocations of {sum} bytes are alive, and no ledger says so: {}; {}",
+            after[0],
+            after[1]
+        );
+        let counted = more(after[0].allocations, before.allocations);
+        ensure!(counted == 0 || counted >= count, "the ledger counts {counted} of {count} allocations");
+        for (buffer, content) in &alive {
+            lab.expect(buffer, content, &format!("{} bytes of {} beside others", content.len(), spot.place))?;
+        }
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn zero_bytes(subject: &Subject) -> Result<Verdict, Failure> {
+    for kind in lab::info(subject)?.kinds {
+        let answer = subject.backend.allocate(subject.device, kind, 0);
+        refused(answer, ErrorKind::InvalidArgument, &format!("0 bytes of {kind} memory"))?;
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn one_pebibyte(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    for kind in lab::info(subject)?.kinds {
+        let before = subject.ledgers()?;
+        let error = match subject.backend.allocate(subject.device, kind, PEBIBYTE) {
+            Ok(_) => fail!("1 PiB of {kind} memory was given"),
+            Err(error) => error,
+        };
+        ensure!(error.kind() == ErrorKind::OutOfMemory, "1 PiB of {kind} memory: {error:?}");
+        ensure!(error.retry() == Retry::AfterFreeing, "out of memory: a retry can help after freeing");
+        let Some(shortage) = error.memory_shortage() else { fail!("no numbers in {error:?}") };
+        ensure!(shortage.requested == PEBIBYTE as u64, "{} bytes requested: {error}", shortage.requested);
+        let sane = shortage.free.zip(shortage.total).is_none_or(|(free, total)| free <= total);
+        ensure!(sane, "more free than there is: {error}");
+        let after = subject.ledgers()?;
+        ensure!(after == before, "what was refused is counted: {}", after[0]);
+        if subject.backend.allocate(subject.device, kind, usize::MAX).is_ok() {
+            fail!("{} bytes of {kind} memory were given", usize::MAX);
+        }
+    }
+    for spot in lab.spots.iter().copied() {
+        let buffer = lab.buffer_of(spot, &[3; 100])?;
+        lab.expect(&buffer, &[3; 100], "an allocation after one that was refused")?;
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn unknown_device(subject: &Subject) -> Result<Verdict, Failure> {
+    let far = match subject.device {
+        DeviceId::Cpu => DeviceId::Cuda(u32::MAX),
+        DeviceId::Cuda(_) => DeviceId::Cuda(u32::MAX),
+        DeviceId::Wgpu(_) => DeviceId::Wgpu(u32::MAX),
+        DeviceId::Metal(_) => DeviceId::Metal(u32::MAX),
+        DeviceId::Other(family, _) => DeviceId::Other(family, u32::MAX),
+    };
+    let backend = &subject.backend;
+    for unknown in [far, DeviceId::Other("conformance: no such family", 0)] {
+        for kind in MemoryKind::ALL {
+            let answer = backend.allocate(unknown, kind, 100);
+            refused(answer, ErrorKind::UnknownDevice, &format!("memory of {unknown}"))?;
+        }
+        let answer = backend.memory_info(unknown);
+        refused(answer, ErrorKind::UnknownDevice, &format!("the memory numbers of {unknown}"))?;
+        let answer = backend.lease_queue(unknown, StreamPriority::Normal, WorkloadType::Memory);
+        refused(answer, ErrorKind::UnknownDevice, &format!("a queue of {unknown}"))?;
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn memory_info(subject: &Subject) -> Result<Verdict, Failure> {
+    let memory = match subject.backend.memory_info(subject.device) {
+        Ok(memory) => memory,
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            return Ok(Verdict::NotApplicable(error.to_string()));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    ensure!(0 < memory.total && memory.free <= memory.total, "nonsense: {memory:?}");
+    if let Some(total) = lab::info(subject)?.total_memory {
+        ensure!(memory.total <= total, "the device is said to have {total} bytes, but also {memory:?}");
+    }
+    Ok(Verdict::Passed)
+}

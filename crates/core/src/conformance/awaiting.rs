@@ -1,0 +1,163 @@
+//! Promises about wakers, with wakers written by hand: no executor is needed.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Wake, Waker},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{Failure, Subject, Verdict, gate::Gate, lab::Lab};
+use crate::{Fence, Operation, Pattern, Queue, Timing, submit};
+
+#[derive(Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Count {
+    fn get(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Registers with a fence; answers the count and whether the fence was over already.
+fn register(fence: &Fence) -> (Arc<Count>, bool) {
+    let count = Arc::new(Count::default());
+    let over = fence.timeline().wake_at(fence.point(), &Waker::from(Arc::clone(&count)));
+    (count, over)
+}
+
+pub(super) fn wakers(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let queues = lab.queues()?;
+    let mut noise = lab.noise("wakers");
+    for (from, to) in lab.paths() {
+        let bytes = lab.size(3_000_000);
+        let (src, dst) = (lab.buffer_of(from, &noise.bytes(bytes))?, lab.allocate(to, bytes)?);
+        for queue in &queues {
+            let fence = submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
+            let (count, over) = register(&fence);
+            if !over {
+                ensure!(lab.patiently(|| count.get() > 0), "a waker was not woken");
+            }
+            ensure!(fence.timeline().poll(fence.point())?, "woken, and the point is not reached");
+            fence.wait()?;
+            let (late, over) = register(&fence);
+            ensure!(over, "a point that is over is not said to be so");
+            ensure!(lab.patiently(|| Arc::strong_count(&late) == 1), "a waker is kept for what is over");
+            let expected = usize::from(count.get() > 0 || !over);
+            ensure!(lab.patiently(|| Arc::strong_count(&count) == 1), "a waker is kept after it was woken");
+            ensure!(
+                count.get() <= 1.max(expected) && late.get() == 0,
+                "a waker was woken {} times",
+                count.get()
+            );
+        }
+    }
+    held_wakers(&lab)?;
+    Ok(Verdict::Passed)
+}
+
+/// Where queues wait for a gate, nobody is woken before it opens.
+fn held_wakers(lab: &Lab<'_>) -> Result<(), Failure> {
+    for (host, there) in lab.round_trips() {
+        let (src, dst) = (lab.buffer_of(host, &[1; 100])?, lab.buffer_of(there, &[2; 100])?);
+        let queue = lab.queue()?;
+        let gate = Gate::closed(lab.subject.patience);
+        let gated = gate.hold(&src)?;
+        if !queue.can_wait_for(&gated) {
+            return Ok(());
+        }
+        let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
+        let (count, over) = register(&fence);
+        (0..200).for_each(|_| std::thread::yield_now());
+        ensure!(!over && count.get() == 0, "woken before the work could begin");
+        gate.open();
+        ensure!(!gate.was_forced(), "somebody waited where nobody may");
+        ensure!(lab.patiently(|| count.get() == 1), "a waker was woken {} times", count.get());
+        ensure!(fence.timeline().poll(fence.point())?, "woken, and the point is not reached");
+    }
+    Ok(())
+}
+
+/// Which operations were woken.
+#[derive(Default)]
+struct Ready {
+    woken: Mutex<Vec<usize>>,
+    more: Condvar,
+}
+
+struct Task {
+    index: usize,
+    ready: Arc<Ready>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        self.ready.woken.lock().push(self.index);
+        self.ready.more.notify_one();
+    }
+}
+
+pub(super) fn thousand(subject: &Subject) -> Result<Verdict, Failure> {
+    const TASKS: usize = 1000;
+    const PART: usize = 777;
+    let lab = Lab::new(subject)?;
+    let Some((from, to)) = lab.round_trips().first().copied() else {
+        return Ok(Verdict::NotApplicable("no memory is copied both to and from the host".to_owned()));
+    };
+    let content = lab.noise("thousand").bytes(TASKS * PART);
+    let (src, dst) = (lab.buffer_of(from, &content)?, lab.allocate(to, content.len())?);
+    let hold = lab.allocate(from, lab.size(3_000_000))?;
+    let queues = lab.queues()?;
+    // Something in front, so that there is something to wait for: a gate, or else large copies.
+    let gate = Gate::closed(subject.patience);
+    if !queues.iter().all(|queue| queue.can_wait_for(&Fence::new(gate.timeline().clone(), 1))) {
+        gate.open();
+    }
+    gate.hold(&hold)?;
+    for queue in &queues {
+        let large = lab.allocate(to, hold.len())?;
+        submit(&**queue, &Operation::Copy { src: &hold, dst: &large }, Timing::Off)?;
+        let fill = submit(&**queue, &Operation::Fill { dst: &large, pattern: Pattern::U8(1) }, Timing::Off);
+        drop(fill);
+    }
+    let mut fences = Vec::with_capacity(TASKS);
+    for index in 0..TASKS {
+        let range = index * PART..(index + 1) * PART;
+        let (src, dst) = (src.slice(range.clone())?, dst.slice(range)?);
+        let queue = &queues[index % queues.len()];
+        fences.push(submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?);
+    }
+    let ready = Arc::new(Ready::default());
+    let mut open = 0;
+    for (index, fence) in fences.iter().enumerate() {
+        let waker = Waker::from(Arc::new(Task { index, ready: Arc::clone(&ready) }));
+        if !fence.timeline().poll(fence.point())? && !fence.timeline().wake_at(fence.point(), &waker) {
+            open += 1;
+        }
+    }
+    gate.open();
+    while open > 0 {
+        let mut woken = ready.woken.lock();
+        if woken.is_empty() && ready.more.wait_for(&mut woken, subject.patience).timed_out() {
+            fail!("{open} of {TASKS} awaited operations were never woken");
+        }
+        for index in std::mem::take(&mut *woken) {
+            let fence = &fences[index];
+            ensure!(fence.is_known_done() || fence.timeline().poll(fence.point())?, "{fence:?} woken early");
+            open -= 1;
+        }
+    }
+    ensure!(fences.iter().all(Fence::is_over), "all were awaited, not all are over");
+    lab.expect(&dst, &content, "the bytes of a thousand operations")?;
+    Ok(Verdict::Passed)
+}

@@ -1,0 +1,160 @@
+//! Promises about fences: when work is over, and how long it took.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use super::{Failure, Subject, Verdict, gate::Gate, lab::Lab};
+use crate::{Fence, Operation, RawBuffer, Timing, submit};
+
+pub(super) fn fences(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let Some((from, to)) = lab.paths().first().copied() else {
+        return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
+    };
+    let bytes = lab.size(2_500_000);
+    let src = lab.buffer_of(from, &lab.noise("fences").bytes(bytes))?;
+    let dst = lab.allocate(to, bytes)?;
+    let queue = lab.queue()?;
+    let timeline = queue.timeline();
+    ensure!(
+        timeline.device() == subject.device,
+        "a timeline of {} is {}'s",
+        subject.device,
+        timeline.device()
+    );
+    let done = AtomicBool::new(false);
+    let outcome = thread::scope(|scope| {
+        // Someone looks all the time.
+        let look = || {
+            let mut last = 0;
+            while !done.load(Ordering::Acquire) {
+                let now = timeline.reached();
+                if now < last {
+                    return Err((last, now));
+                }
+                last = now;
+                thread::yield_now();
+            }
+            Ok(())
+        };
+        let watcher = thread::Builder::new().spawn_scoped(scope, look);
+        let outcome = in_order(&lab, &queue, &src, &dst);
+        done.store(true, Ordering::Release);
+        match watcher.map(thread::ScopedJoinHandle::join) {
+            Ok(Ok(Err((last, now)))) => fail!("a timeline went back from {last} to {now}"),
+            Ok(Err(panic)) => return Err(Failure::panicked(&*panic)),
+            Err(error) => fail!("no thread could be started: {error}"),
+            Ok(Ok(Ok(()))) => outcome,
+        }
+    });
+    outcome?;
+    lab.backend().drain()?;
+    ensure!(queue.outstanding() == 0, "{} operations are outstanding after a drain", queue.outstanding());
+    Ok(Verdict::Passed)
+}
+
+fn in_order(
+    lab: &Lab<'_>,
+    queue: &crate::QueueLease,
+    src: &RawBuffer,
+    dst: &RawBuffer,
+) -> Result<(), Failure> {
+    for round in 0..8 {
+        let mut fences: Vec<Fence> = Vec::new();
+        for part in 0..25 {
+            let bytes = if part % 5 == 0 { src.len() } else { 100 };
+            let (src, dst) = (src.slice(..bytes)?, dst.slice(..bytes)?);
+            let fence = submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
+            ensure!(fence.timeline().id() == queue.timeline().id(), "a fence is of another timeline");
+            if let Some(last) = fences.last() {
+                ensure!(
+                    last.point() < fence.point(),
+                    "point {} follows point {}",
+                    fence.point(),
+                    last.point()
+                );
+            }
+            fences.push(fence);
+        }
+        let middle = &fences[12];
+        if round % 2 == 0 {
+            middle.wait()?;
+        } else {
+            let over = lab.patiently(|| middle.timeline().poll(middle.point()).unwrap_or(true));
+            ensure!(over, "a point that is asked for all the time is never over");
+        }
+        for fence in &fences[..=12] {
+            ensure!(
+                fence.is_known_done(),
+                "point {} is not known, {} is over",
+                fence.point(),
+                middle.point()
+            );
+            ensure!(fence.timeline().poll(fence.point())?, "point {} is not over any more", fence.point());
+            fence.wait()?;
+        }
+        fences.iter().rev().try_for_each(Fence::wait)?;
+        ensure!(fences.iter().all(Fence::is_over), "a point that was waited for is not over");
+    }
+    Ok(())
+}
+
+pub(super) fn held_fences(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let mut any = false;
+    for (host, there) in lab.round_trips() {
+        let content = lab.noise("held fences").bytes(lab.size(70_000));
+        let source = lab.buffer_of(host, &content)?;
+        let first = lab.buffer_of(host, &vec![1; content.len()])?;
+        let middle = lab.buffer_of(there, &vec![2; content.len()])?;
+        let back = lab.buffer_of(host, &vec![3; content.len()])?;
+        let queues = lab.queues()?;
+        let gate = Gate::closed(lab.subject.patience);
+        let gated = submit(&gate, &Operation::Copy { src: &source, dst: &first }, Timing::Off)?;
+        if !queues.iter().all(|queue| queue.can_wait_for(&gated)) {
+            continue;
+        }
+        any = true;
+        let there = submit(&*queues[0], &Operation::Copy { src: &first, dst: &middle }, Timing::Off)?;
+        let here = submit(&*queues[1], &Operation::Copy { src: &middle, dst: &back }, Timing::Off)?;
+        for fence in [&there, &here] {
+            (0..200).for_each(|_| thread::yield_now());
+            let over = fence.is_known_done() || fence.timeline().poll(fence.point())?;
+            ensure!(!over, "{fence:?} is over before what it must come after");
+        }
+        ensure!(back.try_read().is_err(), "bytes that are being written can be viewed");
+        gate.open();
+        ensure!(!gate.was_forced(), "somebody waited where nobody may");
+        here.wait()?;
+        ensure!(there.is_over(), "what came before is not over");
+        lab.expect(&back, &content, "bytes that were held up")?;
+    }
+    Ok(Verdict::passed_if(any, "the queues do not wait for strangers' fences: their submitter does"))
+}
+
+pub(super) fn durations(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let Some((from, to)) = lab.paths().first().copied() else {
+        return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
+    };
+    let bytes = lab.size(1 << 20);
+    let (src, dst) = (lab.buffer_of(from, &vec![1; bytes])?, lab.allocate(to, bytes)?);
+    let queue = lab.queue()?;
+    let (mut given, mut missing) = (0, 0);
+    for round in 0..40 {
+        let timing = if round % 2 == 0 { Timing::Measured } else { Timing::Off };
+        let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, timing)?;
+        fence.wait()?;
+        let first = fence.timeline().take_duration(fence.point())?;
+        ensure!(fence.timeline().take_duration(fence.point())?.is_none(), "a duration is given twice");
+        match timing {
+            Timing::Off => ensure!(first.is_none(), "an operation that was not measured took {first:?}"),
+            Timing::Measured if first.is_some() => given += 1,
+            Timing::Measured => missing += 1,
+        }
+    }
+    ensure!(given == 0 || missing == 0, "{given} measured operations have durations, {missing} have none");
+    Ok(Verdict::passed_if(given > 0, "the device measures no durations"))
+}

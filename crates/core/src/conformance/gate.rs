@@ -1,0 +1,217 @@
+//! A queue of no backend, whose work is done when the suite says so: what comes after it can be caught too early.
+
+use std::{
+    any::Any,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::Waker,
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::{
+    DeviceId, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline, TimelineId,
+    Timing, next_timeline_id, submit,
+};
+
+/// The queue. Opens when it is dropped, so that a check that failed leaves nobody waiting; and by itself when patience is
+/// at an end, so that a backend that blocks where it must not is told of and does not hang.
+pub(super) struct Gate {
+    timeline: Arc<dyn Timeline>,
+    line: Arc<Line>,
+}
+
+struct Held {
+    after: Vec<Fence>,
+    copy: Option<HostCopy>,
+}
+
+struct HostCopy {
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: addresses of buffers that may be used from any thread; the caller of `enqueue` keeps them alive.
+unsafe impl Send for HostCopy {}
+
+struct Line {
+    id: TimelineId,
+    reached: AtomicU64,
+    waiting: Mutex<Waiting>,
+    opened: Condvar,
+    held: Mutex<Vec<Held>>,
+    was_forced: AtomicBool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    enqueued: u64,
+    is_open: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Gate {
+    pub(super) fn closed(patience: Duration) -> Self {
+        let line = Arc::new(Line {
+            id: next_timeline_id(),
+            reached: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            opened: Condvar::new(),
+            held: Mutex::default(),
+            was_forced: AtomicBool::new(false),
+        });
+        let watched = Arc::clone(&line);
+        // Without the thread a backend that blocks hangs; nothing else depends on it.
+        let _watch = thread::Builder::new().spawn(move || watched.force_after(patience));
+        Self { timeline: Arc::clone(&line) as _, line }
+    }
+
+    /// Whether somebody waited until patience was at an end.
+    pub(super) fn was_forced(&self) -> bool {
+        self.line.was_forced.load(Ordering::Acquire)
+    }
+
+    /// Uses the buffer exclusively, doing nothing to it, until the gate opens.
+    pub(super) fn hold(&self, buffer: &RawBuffer) -> Result<Fence> {
+        submit(self, &Operation::Prefetch { buffer, to: DeviceId::Cpu }, Timing::Off)
+    }
+
+    /// Does everything enqueued so far.
+    pub(super) fn open(&self) {
+        self.line.open();
+    }
+}
+
+impl Line {
+    fn open(&self) {
+        for Held { after, copy } in std::mem::take(&mut *self.held.lock()) {
+            for fence in after {
+                let _at_rest_either_way = fence.wait();
+            }
+            if let Some(HostCopy { src, dst, bytes }) = copy {
+                // SAFETY: `enqueue`'s caller keeps both ranges alive and unused by others until the fence below is
+                // over, and they are host memory of this length that does not overlap.
+                unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+            }
+        }
+        let mut waiting = self.waiting.lock();
+        waiting.is_open = true;
+        self.reached.store(waiting.enqueued, Ordering::Release);
+        let wakers = std::mem::take(&mut waiting.wakers);
+        drop(waiting);
+        self.opened.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn force_after(&self, patience: Duration) {
+        let until = Instant::now() + patience;
+        let mut waiting = self.waiting.lock();
+        while !waiting.is_open {
+            if self.opened.wait_until(&mut waiting, until).timed_out() {
+                drop(waiting);
+                self.was_forced.store(true, Ordering::Release);
+                self.open();
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+impl Queue for Gate {
+    fn device(&self) -> DeviceId {
+        DeviceId::Other("gate", 0)
+    }
+
+    fn priority(&self) -> StreamPriority {
+        StreamPriority::Normal
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        &self.timeline
+    }
+
+    fn can_copy(&self, _: Place, _: Place) -> bool {
+        false
+    }
+
+    fn can_wait_for(&self, _: &Fence) -> bool {
+        true
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
+        let copy = match operation {
+            Operation::Copy { src, dst } => src.host_address().zip(dst.host_address()).map(|(from, to)| {
+                HostCopy { src: from.as_ptr(), dst: to.as_ptr(), bytes: src.len().min(dst.len()) }
+            }),
+            _ => None,
+        };
+        self.line.held.lock().push(Held { after: after.to_vec(), copy });
+        let mut waiting = self.line.waiting.lock();
+        waiting.enqueued += 1;
+        let (point, is_open) = (waiting.enqueued, waiting.is_open);
+        drop(waiting);
+        if is_open {
+            self.line.open();
+        }
+        Ok(Fence::new(Arc::clone(&self.timeline), point))
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.line.waiting.lock().enqueued - self.line.reached()
+    }
+}
+
+impl Timeline for Line {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Other("gate", 0)
+    }
+
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        Ok(self.reached() >= point)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        let mut waiting = self.waiting.lock();
+        while self.reached() < point {
+            self.opened.wait(&mut waiting);
+        }
+        Ok(())
+    }
+
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        let mut waiting = self.waiting.lock();
+        let over = self.reached() >= point;
+        if !over {
+            waiting.wakers.push(waker.clone());
+        }
+        over
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

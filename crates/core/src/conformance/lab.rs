@@ -1,0 +1,226 @@
+//! What every check needs: the memory to test with, and a way to put bytes there and to get them back.
+
+use std::{thread, time::Instant};
+
+use super::{Failure, Subject, noise::Noise};
+use crate::{
+    Backend, DeviceId, DeviceInfo, ErrorKind, Fence, MemoryKind, Operation, Place, QueueLease, RawBuffer,
+    Result as CoreResult, StreamPriority, Timing, WorkloadType, submit,
+};
+
+/// Memory that can be asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    /// Where its bytes are.
+    pub(super) place: Place,
+    /// Whether the host's backend gives it and not the one under test.
+    is_of_host: bool,
+}
+
+pub(super) struct Lab<'a> {
+    pub(super) subject: &'a Subject,
+    /// All memory; none of it twice.
+    pub(super) spots: Vec<Spot>,
+}
+
+/// The subject's entry in the backend's list.
+pub(super) fn info(subject: &Subject) -> Result<DeviceInfo, Failure> {
+    match subject.backend.devices().into_iter().find(|info| info.id == subject.device) {
+        Some(info) => Ok(info),
+        None => fail!("the backend does not list {}", subject.device),
+    }
+}
+
+impl<'a> Lab<'a> {
+    pub(super) fn new(subject: &'a Subject) -> Result<Self, Failure> {
+        let mut spots: Vec<Spot> = Vec::new();
+        for kind in info(subject)?.kinds {
+            // That each kind can be had is a check of its own.
+            if let Ok(one) = subject.backend.allocate(subject.device, kind, 1) {
+                spots.push(Spot { place: one.place(), is_of_host: false });
+            }
+        }
+        let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+        if spots.iter().all(|spot| spot.place != pageable) {
+            subject.host.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1)?;
+            spots.push(Spot { place: pageable, is_of_host: true });
+        }
+        Ok(Self { subject, spots })
+    }
+
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.subject.backend
+    }
+
+    pub(super) fn noise(&self, stream: &str) -> Noise {
+        Noise::new(self.subject.seed, stream)
+    }
+
+    /// At most `wanted` bytes, so that a few such buffers fit the budget.
+    pub(super) fn size(&self, wanted: usize) -> usize {
+        wanted.min(self.subject.budget_bytes / 8).max(64)
+    }
+
+    /// Spots that the host addresses.
+    pub(super) fn host_spots(&self) -> impl Iterator<Item = Spot> {
+        self.spots.iter().copied().filter(|spot| spot.place.device.is_cpu())
+    }
+
+    /// Paths that queues of the device copy.
+    pub(super) fn paths(&self) -> Vec<(Spot, Spot)> {
+        let mut paths = Vec::new();
+        for src in &self.spots {
+            for dst in &self.spots {
+                if self.backend().copier(src.place, dst.place) == Some(self.subject.device) {
+                    paths.push((*src, *dst));
+                }
+            }
+        }
+        paths
+    }
+
+    /// Host memory and memory of the device (or of the host, too) between which its queues copy both ways.
+    pub(super) fn round_trips(&self) -> Vec<(Spot, Spot)> {
+        let copies =
+            |src: Spot, dst: Spot| self.backend().copier(src.place, dst.place) == Some(self.subject.device);
+        let mut trips = Vec::new();
+        for host in self.host_spots() {
+            for there in &self.spots {
+                if copies(host, *there) && copies(*there, host) {
+                    trips.push((host, *there));
+                }
+            }
+        }
+        trips
+    }
+
+    pub(super) fn allocate(&self, spot: Spot, bytes: usize) -> Result<RawBuffer, Failure> {
+        let Subject { backend, host, device, .. } = self.subject;
+        let (backend, device) = if spot.is_of_host { (host, DeviceId::Cpu) } else { (backend, *device) };
+        match backend.allocate(device, spot.place.kind, bytes) {
+            Ok(buffer) => Ok(buffer),
+            Err(error) => fail!("{bytes} bytes of {} memory were refused: {error:?}", spot.place.kind),
+        }
+    }
+
+    /// A buffer with this content.
+    pub(super) fn buffer_of(&self, spot: Spot, content: &[u8]) -> Result<RawBuffer, Failure> {
+        let buffer = self.allocate(spot, content.len())?;
+        self.put(&buffer, content)?;
+        Ok(buffer)
+    }
+
+    pub(super) fn queue(&self) -> Result<QueueLease, Failure> {
+        Ok(self.subject.backend.lease_queue(
+            self.subject.device,
+            StreamPriority::Normal,
+            WorkloadType::Memory,
+        )?)
+    }
+
+    /// Several queues, as different as the device can have them.
+    pub(super) fn queues(&self) -> Result<Vec<QueueLease>, Failure> {
+        let of = [StreamPriority::Normal, StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
+        let lease =
+            |priority| self.subject.backend.lease_queue(self.subject.device, priority, WorkloadType::Memory);
+        Ok(of.into_iter().map(lease).collect::<CoreResult<Vec<_>>>()?)
+    }
+
+    /// Host memory to stage in on the way to or from a place.
+    fn staging(&self, beside: &RawBuffer) -> Result<(QueueLease, RawBuffer), Failure> {
+        let queue = self.queue()?;
+        let place = beside.place();
+        let copies = |spot: &Spot| queue.can_copy(spot.place, place) && queue.can_copy(place, spot.place);
+        match self.host_spots().find(copies) {
+            Some(spot) => Ok((queue, self.allocate(spot, beside.len())?)),
+            None => fail!("no queue of {} copies between host and {place}", self.subject.device),
+        }
+    }
+
+    /// Puts content into memory of any kind.
+    pub(super) fn put(&self, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
+        ensure!(
+            buffer.len() == content.len(),
+            "a buffer has {} bytes where {} were asked for",
+            buffer.len(),
+            content.len()
+        );
+        if buffer.host_address().is_some() {
+            buffer.write()?.copy_from_slice(content);
+            return Ok(());
+        }
+        let (queue, staging) = self.staging(buffer)?;
+        staging.write()?.copy_from_slice(content);
+        submit(&*queue, &Operation::Copy { src: &staging, dst: buffer }, Timing::Off)?.wait()?;
+        Ok(())
+    }
+
+    /// Gets content back from memory of any kind.
+    pub(super) fn get(&self, buffer: &RawBuffer) -> Result<Vec<u8>, Failure> {
+        if buffer.host_address().is_some() {
+            return Ok(buffer.read()?.to_vec());
+        }
+        let (queue, staging) = self.staging(buffer)?;
+        submit(&*queue, &Operation::Copy { src: buffer, dst: &staging }, Timing::Off)?.wait()?;
+        Ok(staging.read()?.to_vec())
+    }
+
+    /// That a buffer has this content.
+    #[track_caller]
+    pub(super) fn expect(&self, buffer: &RawBuffer, content: &[u8], what: &str) -> Result<(), Failure> {
+        same(&self.get(buffer)?, content, what)
+    }
+
+    /// Waits for what happens by itself; answers whether it did.
+    pub(super) fn patiently(&self, mut happened: impl FnMut() -> bool) -> bool {
+        let begun = Instant::now();
+        while !happened() {
+            if begun.elapsed() > self.subject.patience {
+                return false;
+            }
+            thread::yield_now();
+        }
+        true
+    }
+}
+
+/// That bytes are what they should be; names the first difference.
+#[track_caller]
+pub(super) fn same(found: &[u8], expected: &[u8], what: &str) -> Result<(), Failure> {
+    if found == expected {
+        return Ok(());
+    }
+    let differences = found.iter().zip(expected).filter(|(a, b)| a != b).count();
+    let first = found.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
+    Err(Failure::new(format!(
+        "{what}: {differences} of {} bytes differ (lengths {} and {}), first byte {first}: {:#04x} and not {:#04x}",
+        expected.len(),
+        found.len(),
+        expected.len(),
+        found.get(first).copied().unwrap_or_default(),
+        expected.get(first).copied().unwrap_or_default(),
+    )))
+}
+
+/// That a call was refused for this reason.
+#[track_caller]
+pub(super) fn refused<T>(answer: CoreResult<T>, kind: ErrorKind, what: &str) -> Result<(), Failure> {
+    match answer {
+        Err(error) if error.kind() == kind => Ok(()),
+        Err(error) => Err(Failure::new(format!("{what} was refused with {error:?} and not as {kind:?}"))),
+        Ok(_) => Err(Failure::new(format!("{what} was accepted; it must be refused as {kind:?}"))),
+    }
+}
+
+/// Enqueues and waits; `None` where the queue answers Unsupported.
+#[track_caller]
+pub(super) fn perform(queue: &QueueLease, operation: &Operation<'_>) -> Result<Option<Fence>, Failure> {
+    match submit(&**queue, operation, Timing::Off) {
+        Ok(fence) => {
+            fence.wait()?;
+            Ok(Some(fence))
+        }
+        Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

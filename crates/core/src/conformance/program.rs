@@ -1,0 +1,236 @@
+//! The promise that all the others hold together: random programs against a model.
+
+use super::{
+    Failure, Subject, Verdict,
+    content::fill,
+    lab::{Lab, Spot, same},
+    noise::Noise,
+};
+use crate::{
+    ErrorKind, Fence, MemoryKind, Operation, Pattern, Pitched, QueueLease, RawBuffer, Timing, submit,
+};
+
+const STEPS: usize = 200;
+const BUFFERS: usize = 7;
+
+/// A buffer and what it must hold.
+struct Cell {
+    spot: Spot,
+    buffer: RawBuffer,
+    model: Vec<u8>,
+}
+
+struct Program<'a> {
+    lab: &'a Lab<'a>,
+    noise: Noise,
+    queues: Vec<QueueLease>,
+    cells: Vec<Cell>,
+    fences: Vec<Fence>,
+    /// What was done, for the report of a failure.
+    steps: Vec<String>,
+}
+
+pub(super) fn programs(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    for number in 0..4 {
+        let mut program = Program {
+            lab: &lab,
+            noise: lab.noise(&format!("program {number}")),
+            queues: lab.queues()?,
+            cells: Vec::new(),
+            fences: Vec::new(),
+            steps: Vec::new(),
+        };
+        program.run().map_err(|failure| {
+            let from = program.steps.len().saturating_sub(12);
+            let steps = program.steps[from..].join("; ");
+            let details =
+                format!("program {number}, step {}: {}; last: {steps}", program.steps.len(), failure.details);
+            Failure { details, ..failure }
+        })?;
+    }
+    Ok(Verdict::Passed)
+}
+
+impl Program<'_> {
+    fn run(&mut self) -> Result<(), Failure> {
+        for _ in 0..BUFFERS {
+            let cell = self.fresh()?;
+            self.cells.push(cell);
+        }
+        for _ in 0..STEPS {
+            self.step()?;
+        }
+        for (index, cell) in self.cells.iter().enumerate() {
+            self.lab.expect(&cell.buffer, &cell.model, &format!("buffer {index} at the end"))?;
+        }
+        self.fences.iter().try_for_each(Fence::wait)?;
+        Ok(())
+    }
+
+    fn fresh(&mut self) -> Result<Cell, Failure> {
+        let Some(spot) = self.noise.choose(&self.lab.spots).copied() else { fail!("no memory") };
+        // Some so large that nothing is done at once.
+        let most = if self.noise.chance(3) { self.lab.size(2_600_000) } else { 60_000 };
+        let bytes = self.noise.between(most / 2, most).max(64);
+        let model = self.noise.bytes(bytes);
+        Ok(Cell { spot, buffer: self.lab.buffer_of(spot, &model)?, model })
+    }
+
+    fn step(&mut self) -> Result<(), Failure> {
+        let (a, b) = (self.noise.below(BUFFERS), self.noise.below(BUFFERS));
+        match self.noise.below(16) {
+            0..=4 => self.copy(a, b),
+            5..=6 => self.fill(a),
+            7..=8 => self.pitched(a, b),
+            9..=10 => self.batch(a, b),
+            11 => self.prefetch(a),
+            12 => self.look(a),
+            13 => self.write(a),
+            14 => {
+                self.steps.push(format!("replace {a}"));
+                let cell = self.fresh()?;
+                self.cells[a] = cell;
+                Ok(())
+            }
+            _ => match self.noise.choose(&self.fences) {
+                Some(fence) => Ok(fence.wait()?),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Submits on some queue; answers whether it was taken.
+    fn submit(&mut self, operation: &Operation<'_>) -> Result<bool, Failure> {
+        let queue = self.noise.below(self.queues.len());
+        let timing = if self.noise.chance(5) { Timing::Measured } else { Timing::Off };
+        self.steps.push(format!("queue {queue}: {operation:?}"));
+        match submit(&*self.queues[queue], operation, timing) {
+            Ok(fence) => {
+                self.fences.push(fence);
+                Ok(true)
+            }
+            Err(error) if error.kind() == ErrorKind::Unsupported => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn can_copy(&self, a: usize, b: usize) -> bool {
+        let (src, dst) = (self.cells[a].spot.place, self.cells[b].spot.place);
+        a != b && self.lab.backend().copier(src, dst) == Some(self.lab.subject.device)
+    }
+
+    /// A length and where it begins in two buffers.
+    fn ranges(&mut self, a: usize, b: usize) -> (usize, usize, usize) {
+        let (from, to) = (self.cells[a].model.len(), self.cells[b].model.len());
+        let bytes = self.noise.between(1, from.min(to));
+        (bytes, self.noise.below(from - bytes + 1), self.noise.below(to - bytes + 1))
+    }
+
+    fn move_model(&mut self, (a, from): (usize, usize), (b, to): (usize, usize), bytes: usize) {
+        let content = self.cells[a].model[from..from + bytes].to_vec();
+        self.cells[b].model[to..to + bytes].copy_from_slice(&content);
+    }
+
+    fn copy(&mut self, a: usize, b: usize) -> Result<(), Failure> {
+        if !self.can_copy(a, b) {
+            return Ok(());
+        }
+        let (bytes, from, to) = self.ranges(a, b);
+        let src = self.cells[a].buffer.slice(from..from + bytes)?;
+        let dst = self.cells[b].buffer.slice(to..to + bytes)?;
+        ensure!(self.submit(&Operation::Copy { src: &src, dst: &dst })?, "the copier's queue does not copy");
+        self.move_model((a, from), (b, to), bytes);
+        Ok(())
+    }
+
+    fn fill(&mut self, a: usize) -> Result<(), Failure> {
+        let word = self.noise.next().to_le_bytes();
+        let pattern = match self.noise.below(3) {
+            0 => Pattern::U8(word[0]),
+            1 => Pattern::U16(u16::from_le_bytes([word[0], word[1]])),
+            _ => Pattern::U32(u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
+        };
+        let units = self.cells[a].model.len() / 4;
+        let start = self.noise.below(units) * 4;
+        let end = start + self.noise.between(1, units - start / 4) * 4;
+        let dst = self.cells[a].buffer.slice(start..end)?;
+        if self.submit(&Operation::Fill { dst: &dst, pattern })? {
+            fill(&mut self.cells[a].model[start..end], pattern);
+        }
+        Ok(())
+    }
+
+    fn pitched(&mut self, a: usize, b: usize) -> Result<(), Failure> {
+        if !self.can_copy(a, b) {
+            return Ok(());
+        }
+        let (bytes, from, to) = self.ranges(a, b);
+        let pitch = self.noise.between(1, bytes.min(3000));
+        let width = self.noise.between(1, pitch);
+        let height = self.noise.between(1, ((bytes - width) / pitch + 1).min(60));
+        let rows = Pitched { width, height, src_pitch: pitch, dst_pitch: pitch };
+        let src = self.cells[a].buffer.slice(from..from + bytes)?;
+        let dst = self.cells[b].buffer.slice(to..to + bytes)?;
+        if self.submit(&Operation::CopyPitched { src: &src, dst: &dst, rows })? {
+            for row in 0..height {
+                self.move_model((a, from + row * pitch), (b, to + row * pitch), width);
+            }
+        }
+        Ok(())
+    }
+
+    fn batch(&mut self, a: usize, b: usize) -> Result<(), Failure> {
+        if !self.can_copy(a, b) {
+            return Ok(());
+        }
+        let (bytes, from, to) = self.ranges(a, b);
+        let count = self.noise.between(1, 6).min(bytes);
+        let each = bytes / count;
+        let mut pairs = Vec::new();
+        for index in 0..count {
+            // The destinations in the opposite order.
+            let (read, write) = (from + index * each, to + (count - 1 - index) * each);
+            let src = self.cells[a].buffer.slice(read..read + each)?;
+            pairs.push((src, self.cells[b].buffer.slice(write..write + each)?));
+        }
+        if self.submit(&Operation::CopyBatch { pairs: &pairs })? {
+            for index in 0..count {
+                let (read, write) = (from + index * each, to + (count - 1 - index) * each);
+                self.move_model((a, read), (b, write), each);
+            }
+        }
+        Ok(())
+    }
+
+    fn prefetch(&mut self, a: usize) -> Result<(), Failure> {
+        if self.cells[a].spot.place.kind == MemoryKind::Unified {
+            let to = if self.noise.chance(2) { crate::DeviceId::Cpu } else { self.lab.subject.device };
+            let buffer = self.cells[a].buffer.clone();
+            self.submit(&Operation::Prefetch { buffer: &buffer, to })?;
+        }
+        Ok(())
+    }
+
+    fn look(&mut self, a: usize) -> Result<(), Failure> {
+        self.steps.push(format!("look at {a}"));
+        let found = self.lab.get(&self.cells[a].buffer)?;
+        same(&found, &self.cells[a].model, &format!("buffer {a}"))
+    }
+
+    fn write(&mut self, a: usize) -> Result<(), Failure> {
+        let len = self.cells[a].model.len();
+        let start = self.noise.below(len);
+        let content = self.noise.bytes(self.noise_len(len - start));
+        let range = start..start + content.len();
+        self.steps.push(format!("put {range:?} of {a}"));
+        let part = self.cells[a].buffer.slice(range.clone())?;
+        self.lab.put(&part, &content)?;
+        self.cells[a].model[range].copy_from_slice(&content);
+        Ok(())
+    }
+
+    fn noise_len(&self, most: usize) -> usize {
+        most.clamp(1, 5000)
+    }
+}

@@ -1,0 +1,102 @@
+//! Promises about what is refused, and that nothing moves then.
+
+use super::{
+    Failure, Subject, Verdict,
+    lab::{Lab, perform, refused},
+};
+use crate::{ErrorKind, Operation, Pattern, Pitched, RawBuffer, Timing, submit};
+
+pub(super) fn validation(subject: &Subject) -> Result<Verdict, Failure> {
+    use ErrorKind::{InvalidArgument, OutOfRange, Overlap};
+    let lab = Lab::new(subject)?;
+    let queue = lab.queue()?;
+    let mut noise = lab.noise("validation");
+    for (from, to) in lab.paths() {
+        let (there, here) = (noise.bytes(100), noise.bytes(100));
+        let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+        for range in [(0, 101), (101, 101), (7, 6), (usize::MAX, usize::MAX), (1, usize::MAX)] {
+            refused(dst.slice(range.0..range.1), OutOfRange, &format!("the slice {range:?} of 100 bytes"))?;
+        }
+        let refuse = |operation: Operation<'_>, kind| {
+            let what = format!("{operation:?}");
+            refused(submit(&*queue, &operation, Timing::Off), kind, &what)
+        };
+        let (shorter, low, high) = (src.slice(..99)?, dst.slice(..60)?, dst.slice(40..)?);
+        refuse(Operation::Copy { src: &shorter, dst: &dst }, InvalidArgument)?;
+        refuse(Operation::Copy { src: &low, dst: &high }, Overlap)?;
+        refuse(
+            Operation::CopyBatch { pairs: &[(src.clone(), dst.clone()), (shorter, dst.clone())] },
+            InvalidArgument,
+        )?;
+        refuse(
+            Operation::CopyBatch { pairs: &[(src.slice(..60)?, low), (src.slice(40..)?, high)] },
+            Overlap,
+        )?;
+        let rows = |width, height, src_pitch, dst_pitch| Pitched { width, height, src_pitch, dst_pitch };
+        for rows in [
+            rows(10, 11, 10, 10),
+            rows(10, 2, 9, 10),
+            rows(10, 2, 10, 91),
+            rows(0, 1, 1, 1),
+            rows(2, usize::MAX, usize::MAX, 2),
+        ] {
+            refuse(Operation::CopyPitched { src: &src, dst: &dst, rows }, OutOfRange)?;
+        }
+        refuse(Operation::Fill { dst: &dst.slice(..99)?, pattern: Pattern::U16(1) }, InvalidArgument)?;
+        refuse(Operation::Fill { dst: &dst.slice(..98)?, pattern: Pattern::U32(1) }, InvalidArgument)?;
+        lab.expect(&src, &there, "the source of refused operations")?;
+        lab.expect(&dst, &here, "the destination of refused operations")?;
+    }
+    Ok(Verdict::Passed)
+}
+
+pub(super) fn unsupported(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let queue = lab.queue()?;
+    let mut any = false;
+    for from in lab.spots.iter().copied() {
+        for to in lab.spots.iter().copied() {
+            let (there, here) = ([4; 96], [5; 96]);
+            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+            let mut refuse = |operation: Operation<'_>| {
+                any = true;
+                let what = format!("{operation:?}");
+                refused(submit(&*queue, &operation, Timing::Off), ErrorKind::Unsupported, &what)?;
+                at_rest(&lab, &src, &there)?;
+                at_rest(&lab, &dst, &here)
+            };
+            if !queue.can_copy(from.place, to.place) {
+                let rows = Pitched { width: 8, height: 4, src_pitch: 16, dst_pitch: 24 };
+                refuse(Operation::Copy { src: &src, dst: &dst })?;
+                refuse(Operation::CopyPitched { src: &src, dst: &dst, rows })?;
+                refuse(Operation::CopyBatch { pairs: &[(src.clone(), dst.clone())] })?;
+            }
+            if from.place.device.is_cpu() || to.place.device.is_cpu() {
+                refuse(Operation::CopyPeer { src: &src, dst: &dst })?;
+            }
+            if to.place.device.is_cpu() {
+                refuse(Operation::Prefetch { buffer: &dst, to: subject.device })?;
+            }
+            // Between two places of the host no device is named, though a queue may do it; if it does, then well.
+            if lab.backend().in_place_copier(from.place, to.place).is_none() {
+                let done = perform(&queue, &Operation::CopyInPlace { src: &src, dst: &dst })?;
+                ensure!(done.is_none() || from.place.device == to.place.device, "in place without a copier");
+                lab.expect(
+                    &dst,
+                    if done.is_some() { &there } else { &here },
+                    "a copy in place without a copier",
+                )?;
+                lab.expect(&src, &there, "the source of a copy in place")?;
+            }
+        }
+    }
+    Ok(Verdict::passed_if(any, "the queues do everything"))
+}
+
+/// That nothing was enqueued on a buffer: it has its content, and nobody is in the way.
+fn at_rest(lab: &Lab<'_>, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
+    if buffer.host_address().is_some() {
+        ensure!(buffer.try_write().is_ok(), "a refused operation keeps its buffers busy");
+    }
+    lab.expect(buffer, content, "a buffer of a refused operation")
+}

@@ -1,0 +1,66 @@
+//! Promises about copies of many pieces: rows and batches.
+
+use super::{
+    Failure, Subject, Verdict,
+    lab::{Lab, perform},
+};
+use crate::{Operation, Pitched, RawBuffer};
+
+pub(super) fn pitched(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let queue = lab.queue()?;
+    let mut noise = lab.noise("pitched");
+    let mut any = false;
+    for (from, to) in lab.paths() {
+        for (width, height) in [(1, 1), (1, 40), (77, 5), (4096, 33), (lab.size(3_000_000) / 100, 100)] {
+            let [src_gap, dst_gap] = [0, 1].map(|_| noise.below(2) * noise.below(50));
+            let rows = Pitched { width, height, src_pitch: width + src_gap, dst_pitch: width + dst_gap };
+            // The last row need not be followed by its gap.
+            let end = |pitch: usize| (height - 1) * pitch + width;
+            let there = noise.bytes(end(rows.src_pitch));
+            let mut here = noise.bytes(end(rows.dst_pitch) + 13);
+            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+            if perform(&queue, &Operation::CopyPitched { src: &src, dst: &dst, rows })?.is_some() {
+                any = true;
+                for row in 0..height {
+                    let (at, from) = (row * rows.dst_pitch, row * rows.src_pitch);
+                    here[at..at + width].copy_from_slice(&there[from..from + width]);
+                }
+            }
+            lab.expect(&dst, &here, &format!("{rows:?} {} → {}", from.place, to.place))?;
+        }
+    }
+    Ok(Verdict::passed_if(any, "the queues copy no rows"))
+}
+
+pub(super) fn batches(subject: &Subject) -> Result<Verdict, Failure> {
+    let lab = Lab::new(subject)?;
+    let queue = lab.queue()?;
+    let mut noise = lab.noise("batches");
+    let mut any = false;
+    for (from, to) in lab.paths() {
+        for (count, most) in [(1, 500), (7, 3000), (100, 999), (3, lab.size(2_200_000))] {
+            let sizes: Vec<usize> = (0..count).map(|_| noise.between(1, most)).collect();
+            let total: usize = sizes.iter().sum();
+            let there = noise.bytes(total);
+            let mut here = noise.bytes(total + count);
+            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+            let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
+            let mut done = here.clone();
+            // Gathered from behind, scattered with a byte between.
+            let (mut read, mut write) = (total, 0);
+            for bytes in sizes {
+                read -= bytes;
+                pairs.push((src.slice(read..read + bytes)?, dst.slice(write..write + bytes)?));
+                done[write..write + bytes].copy_from_slice(&there[read..read + bytes]);
+                write += bytes + 1;
+            }
+            if perform(&queue, &Operation::CopyBatch { pairs: &pairs })?.is_some() {
+                any = true;
+                here = done;
+            }
+            lab.expect(&dst, &here, &format!("{count} pairs {} → {}", from.place, to.place))?;
+        }
+    }
+    Ok(Verdict::passed_if(any, "the queues copy no batches"))
+}

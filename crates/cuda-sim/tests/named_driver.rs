@@ -1,0 +1,44 @@
+//! What the variable `TRANSLOAD_CUDA_DRIVER` may hold. A process has one driver for good, so each case is one of its own:
+//! this program starts itself again.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::expect_used, reason = "helpers of tests fail their tests")]
+
+use std::{env, process::Command};
+
+use transload_cuda_sys::Driver;
+
+const CHILD: &str = "TRANSLOAD_TEST_CHILD";
+
+/// What a process with the variable set so prints of its driver.
+fn with_variable(value: &str) -> String {
+    let program = env::current_exe().expect("this program");
+    let output = Command::new(program)
+        .args(["--exact", "the_variable_is_believed_only_where_it_names_a_driver", "--nocapture"])
+        .env(CHILD, "1")
+        .env("TRANSLOAD_CUDA_DRIVER", value)
+        .output()
+        .expect("start");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn the_variable_is_believed_only_where_it_names_a_driver() {
+    if env::var_os(CHILD).is_some() {
+        match Driver::get() {
+            Ok(driver) => println!("found {}", driver.origin()),
+            Err(error) => println!("error: {error}"),
+        }
+        return;
+    }
+    let usual = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+    let said = with_variable("");
+    let is_usual = said.contains(usual) || said.contains("no device");
+    assert!(is_usual && !said.contains("tried :"), "an empty variable counts as not set: {said}");
+
+    let other = if cfg!(windows) { "kernel32.dll" } else { "libm.so.6" };
+    let said = with_variable(other);
+    let expected = format!("no CUDA driver found; tried {other} is no CUDA driver (it has no cuInit)");
+    assert!(said.contains(&expected), "{said}");
+    assert!(!said.contains(usual), "a driver that was named is the only one tried: {said}");
+}

@@ -1,0 +1,129 @@
+//! Copies by the device's threads where the driver fails, does not take the kernel, or is watched.
+
+use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{CudaStream, StreamLanes};
+
+use crate::{UNKNOWN, alone_with_drop_errors, builder};
+
+fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> transload_core::Result<()> {
+    submit(stream, &Operation::CopyInPlace { src, dst }, Timing::Off).map(drop)
+}
+
+#[test]
+fn copies_in_place_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
+    for seed in 0..50 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let buffers: Vec<_> = (0..3).map(|_| memory.allocate(MemoryKind::Device, 300_000).unwrap()).collect();
+        let mapped = memory.allocate(MemoryKind::Mapped, 300_000).unwrap();
+        mapped.write().unwrap().fill(9);
+        for (stream, buffer) in streams.iter().zip(&buffers) {
+            copy(stream, &mapped, buffer).unwrap();
+        }
+        copy(&streams[1], &buffers[0], &buffers[1]).unwrap();
+        drop(streams[2].copy_device_to_device_async(&buffers[1], &buffers[2]));
+        drop(streams[0].memset_async(&buffers[0], Pattern::U8(1)));
+        copy(&streams[0], &buffers[2], &mapped).unwrap();
+        assert!(mapped.read().unwrap().iter().all(|byte| *byte == 9), "seed {seed}");
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn each_failing_driver_call_around_a_copy_in_place_is_a_typed_error_without_a_hang_or_a_leak() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
+        let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+        let (mapped, there) =
+            (memory.allocate(MemoryKind::Mapped, 5000)?, memory.allocate(MemoryKind::Device, 5000)?);
+        copy(&one, &mapped, &there)?;
+        copy(&two, &there, &mapped)?;
+        mapped.wait_idle()
+    }
+    let _alone = alone_with_drop_errors();
+    for nth in 1..400 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory);
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_stays_usable() {
+    for code in [209, 218, 221, 222, 223] {
+        let sim = builder().build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let (one, two) = (
+            memory.allocate(MemoryKind::Device, 64).unwrap(),
+            memory.allocate(MemoryKind::Device, 64).unwrap(),
+        );
+        sim.fail_call(Some("cuModuleLoadData"), 1, code);
+        let error = copy(&stream, &one, &two).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{code}");
+        assert!(error.to_string().contains("does not take our copy kernel"), "{error}");
+        stream.copy_device_to_device_async(&one, &two).wait().unwrap();
+        // Asked again, it may have become able to.
+        copy(&stream, &one, &two).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn prepared_lanes_load_nothing_when_they_copy() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let lanes = StreamLanes::new(&device, 2);
+    lanes.prepare_in_place().unwrap();
+    let (one, two) =
+        (memory.allocate(MemoryKind::Device, 64).unwrap(), memory.allocate(MemoryKind::Device, 64).unwrap());
+    let trace = transload_cuda_sys::trace::start();
+    lanes.prepare_in_place().unwrap();
+    for _ in 0..4 {
+        let queue = lanes.lease(transload_core::StreamPriority::High).unwrap();
+        submit(&*queue, &Operation::CopyInPlace { src: &one, dst: &two }, Timing::Off).unwrap();
+    }
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
+    lanes.synchronize().unwrap();
+}
+
+#[test]
+fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (one, two) = (
+        memory.allocate(MemoryKind::Device, 5 << 20).unwrap(),
+        memory.allocate(MemoryKind::Device, 5 << 20).unwrap(),
+    );
+    let first = CudaStream::new(&device).unwrap();
+    let second = CudaStream::new(&device).unwrap();
+    copy(&first, &one, &two).unwrap();
+    copy(&second, &two, &one).unwrap();
+    drop((first, second, one, two));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}

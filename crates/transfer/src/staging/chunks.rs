@@ -1,0 +1,104 @@
+//! Into what pieces a job is cut, and who takes which.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use super::SLOT;
+
+/// The smallest piece worth a hand-over between threads.
+const SMALLEST: usize = 256 << 10;
+
+/// The size of the pieces: about two for each worker, so that none waits for the last one long, within what a slot holds.
+pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
+    let even = bytes.div_ceil(workers.max(1) * 2);
+    even.next_multiple_of(64 << 10).clamp(SMALLEST, SLOT)
+}
+
+/// Hands out the pieces of `bytes` in order, each once, and counts them in.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    bytes: usize,
+    chunk: usize,
+    count: u64,
+    next: AtomicU64,
+    /// Pieces that are not finished yet, taken or not.
+    left: AtomicU64,
+}
+
+impl Chunks {
+    pub(crate) fn new(bytes: usize, chunk: usize) -> Self {
+        let count = bytes.div_ceil(chunk.max(1)) as u64;
+        Self { bytes, chunk, count, next: AtomicU64::new(0), left: AtomicU64::new(count) }
+    }
+
+    /// The next piece, if any is left to take.
+    pub(crate) fn take(&self) -> Option<Range<usize>> {
+        if self.are_taken() {
+            return None;
+        }
+        let number = self.next.fetch_add(1, Ordering::AcqRel);
+        if number >= self.count {
+            return None;
+        }
+        let start = usize::try_from(number).ok()? * self.chunk;
+        Some(start..(start + self.chunk).min(self.bytes))
+    }
+
+    /// Whether nothing is left to take.
+    pub(crate) fn are_taken(&self) -> bool {
+        self.next.load(Ordering::Acquire) >= self.count
+    }
+
+    /// One taken piece is finished; answers whether it was the last of all.
+    #[must_use]
+    pub(crate) fn finish(&self) -> bool {
+        self.left.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Pieces not yet taken are taken by nobody. To be called while holding a taken piece, so that it is never the last.
+    pub(crate) fn cancel(&self) {
+        let taken = self.next.swap(self.count, Ordering::AcqRel).min(self.count);
+        self.left.fetch_sub(self.count - taken, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pieces_cover_everything_once_and_the_last_one_is_told() {
+        for (bytes, chunk) in [(1, 4), (4, 4), (5, 4), (1000, 64), (1024, 64)] {
+            let chunks = Chunks::new(bytes, chunk);
+            let mut covered = 0;
+            while let Some(piece) = chunks.take() {
+                assert_eq!(piece.start, covered);
+                covered = piece.end;
+                assert_eq!(chunks.finish(), covered == bytes);
+            }
+            assert_eq!(covered, bytes);
+        }
+    }
+
+    #[test]
+    fn after_a_cancellation_only_the_taken_pieces_are_waited_for() {
+        let chunks = Chunks::new(100, 10);
+        let (first, second) = (chunks.take(), chunks.take());
+        assert!(first.is_some() && second.is_some());
+        chunks.cancel();
+        assert_eq!(chunks.take(), None);
+        chunks.cancel();
+        assert!(!chunks.finish());
+        assert!(chunks.finish());
+    }
+
+    #[test]
+    fn pieces_are_neither_too_small_nor_larger_than_a_slot() {
+        assert_eq!(chunk_for(1, 8), SMALLEST);
+        assert_eq!(chunk_for(1 << 20, 8), SMALLEST);
+        assert_eq!(chunk_for(1 << 30, 8), SLOT);
+        assert!(chunk_for(16 << 20, 8) < SLOT);
+    }
+}

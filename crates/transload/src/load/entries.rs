@@ -1,0 +1,65 @@
+//! The header's JSON: one object whose members are tensors, in their order, so that a name given twice is seen.
+
+use std::{collections::BTreeMap, fmt};
+
+use safetensors::tensor::TensorInfo;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, MapAccess, Visitor},
+};
+
+/// The member that is no tensor.
+const METADATA: &str = "__metadata__";
+
+/// What the header says, before any of it is believed.
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    pub(super) tensors: Vec<(String, TensorInfo)>,
+    pub(super) metadata: Option<BTreeMap<String, String>>,
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Members)
+    }
+}
+
+struct Members;
+
+impl<'de> Visitor<'de> for Members {
+    type Value = Entries;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+        let mut entries = Entries::default();
+        while let Some(name) = map.next_key::<String>()? {
+            let wrong = |error: A::Error| A::Error::custom(format_args!("{}: {error}", quoted(&name)));
+            if name != METADATA {
+                let info = map.next_value().map_err(wrong)?;
+                entries.tensors.push((name, info));
+            } else if let Some(given) = map.next_value::<Option<BTreeMap<_, _>>>().map_err(wrong)?
+                && entries.metadata.replace(given).is_some()
+            {
+                return Err(A::Error::custom(format_args!("{} is given twice", quoted(METADATA))));
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// A name from a file, fit to be printed.
+pub(super) fn quoted(name: &str) -> String {
+    format!("`{}`", shortened(name.escape_debug().to_string(), 120))
+}
+
+/// A text from a file, cut where it is long.
+pub(super) fn shortened(mut text: String, most: usize) -> String {
+    if let Some((end, _)) = text.char_indices().nth(most) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,232 @@
+//! What a caller may ask of a load.
+
+use std::{fmt, sync::Arc};
+
+use transload_core::{Error, ErrorKind, MemoryKind, Place, Result};
+use transload_transfer::TransferOptions;
+
+/// Chunks of this size, two in flight, reach 0.99 of the rate of one copy on an H200; smaller ones are pinned sooner.
+const CHUNK: usize = 16 << 20;
+/// Two chunks in flight keep a link busy while a third is read; the fourth takes up a slow read.
+const BUFFERS: usize = 4;
+const SEGMENT: usize = 4 << 30;
+/// What kernels of other libraries take for granted.
+const DEVICE_ALIGNMENT: usize = 256;
+const HOST_ALIGNMENT: usize = 64;
+const MOST_ALIGNMENT: usize = 2 << 20;
+
+/// Called with how far a load is; see [`LoadOptions::progress`].
+type Listener = Arc<dyn Fn(LoadProgress) + Send + Sync>;
+
+/// How a model file is to be loaded. Each method changes one thing; the defaults are meant to be good.
+///
+/// ```
+/// use transload::{DeviceId, MemoryKind, Place, load::LoadOptions};
+///
+/// let place = Place::new(DeviceId::Cuda(0), MemoryKind::Device);
+/// let options = LoadOptions::new(place).chunk(64 << 20).checksum(true).progress(|so_far| {
+///     eprintln!("{} of {} bytes", so_far.bytes, so_far.total);
+/// });
+/// ```
+#[derive(Clone)]
+#[must_use = "options do nothing by themselves"]
+pub struct LoadOptions {
+    place: Place,
+    chunk: usize,
+    buffers: usize,
+    alignment: usize,
+    segment: usize,
+    staging: Option<MemoryKind>,
+    checksum: bool,
+    verify: bool,
+    transfer: TransferOptions,
+    progress: Option<Listener>,
+}
+
+/// What a load is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadPhase {
+    /// Reading the file and sending it.
+    Sending,
+    /// Reading the device's memory back.
+    ReadingBack,
+}
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LoadProgress {
+    /// What it is doing.
+    pub phase: LoadPhase,
+    /// Bytes of tensors that this phase has submitted (sending) or checked (reading back) so far.
+    pub bytes: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+impl LoadOptions {
+    /// To memory of a kind on a device, with the defaults for everything else.
+    pub fn new(place: Place) -> Self {
+        Self {
+            place,
+            chunk: CHUNK,
+            buffers: BUFFERS,
+            alignment: if place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT },
+            segment: SEGMENT,
+            staging: None,
+            checksum: false,
+            verify: false,
+            transfer: TransferOptions::new(),
+            progress: None,
+        }
+    }
+
+    /// How many bytes are read and sent at once, at most; 16 MiB.
+    pub fn chunk(mut self, bytes: usize) -> Self {
+        self.chunk = bytes;
+        self
+    }
+
+    /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load.
+    pub fn buffers(mut self, count: usize) -> Self {
+        self.buffers = count;
+        self
+    }
+
+    /// What each tensor's address is a multiple of: a power of two of at most 2 MiB. At least 256 on devices, and at least
+    /// 64 on the host, whatever is given here.
+    pub fn alignment(mut self, bytes: usize) -> Self {
+        self.alignment = bytes;
+        self
+    }
+
+    /// How large an allocation is, at most, where one for all tensors cannot be had; 4 GiB. A tensor that is larger has an
+    /// allocation of its own.
+    pub fn segment(mut self, bytes: usize) -> Self {
+        self.segment = bytes;
+        self
+    }
+
+    /// The kind of the ring's memory. Without it pinned where the device offers it and has some left, else pageable.
+    pub fn staging(mut self, kind: MemoryKind) -> Self {
+        self.staging = Some(kind);
+        self
+    }
+
+    /// Whether the XXH3 hash (64 bits, seed 0) of each tensor is taken while the file is read, and compared with that of
+    /// the bytes read back from the device; off. The hash is then in [`LoadedTensor::checksum`](super::LoadedTensor).
+    pub fn checksum(mut self, on: bool) -> Self {
+        self.checksum = on;
+        self
+    }
+
+    /// Whether the file is read again and compared, byte by byte, with what the device holds; off.
+    pub fn verify(mut self, on: bool) -> Self {
+        self.verify = on;
+        self
+    }
+
+    /// How the chunks are transferred: priority, methods that may be taken.
+    pub fn transfer(mut self, options: TransferOptions) -> Self {
+        self.transfer = options;
+        self
+    }
+
+    /// Called on the loading thread after each chunk, with no lock held.
+    pub fn progress(mut self, listener: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(listener));
+        self
+    }
+
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for what can never be right.
+    pub(super) fn check(&self) -> Result<()> {
+        let refused = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if !self.alignment.is_power_of_two() || self.alignment > MOST_ALIGNMENT {
+            let given = self.alignment;
+            return refused(format!(
+                "an alignment of {given} bytes; a power of two of at most {MOST_ALIGNMENT} is valid"
+            ));
+        }
+        for (what, given) in [("chunk", self.chunk), ("ring", self.buffers), ("segment", self.segment)] {
+            if given == 0 {
+                return refused(format!("a {what} of size 0; at least 1 is valid"));
+            }
+        }
+        match self.staging {
+            Some(kind @ (MemoryKind::Device | MemoryKind::Unified)) => refused(format!(
+                "files are not read into {kind} memory; valid are pageable, pinned and mapped"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn wanted_place(&self) -> Place {
+        self.place
+    }
+
+    pub(super) fn wanted_chunk(&self) -> usize {
+        self.chunk
+    }
+
+    pub(super) fn wanted_buffers(&self) -> usize {
+        self.buffers
+    }
+
+    pub(super) fn wanted_alignment(&self) -> usize {
+        self.alignment.max(self.given_alignment())
+    }
+
+    /// What every allocation at the place has anyway.
+    pub(super) fn given_alignment(&self) -> usize {
+        if self.place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT }
+    }
+
+    pub(super) fn wanted_segment(&self) -> usize {
+        self.segment
+    }
+
+    pub(super) fn wanted_staging(&self) -> Option<MemoryKind> {
+        self.staging
+    }
+
+    pub(super) fn wants_checksum(&self) -> bool {
+        self.checksum
+    }
+
+    pub(super) fn wants_verification(&self) -> bool {
+        self.verify
+    }
+
+    pub(super) fn reads_back(&self) -> bool {
+        self.checksum || self.verify
+    }
+
+    pub(super) fn wanted_transfer(&self) -> &TransferOptions {
+        &self.transfer
+    }
+
+    pub(super) fn tell(&self, phase: LoadPhase, bytes: u64, total: u64) {
+        if let Some(listener) = &self.progress {
+            listener(LoadProgress { phase, bytes, total });
+        }
+    }
+}
+
+impl fmt::Debug for LoadOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadOptions")
+            .field("place", &self.place)
+            .field("chunk", &self.chunk)
+            .field("buffers", &self.buffers)
+            .field("alignment", &self.wanted_alignment())
+            .field("segment", &self.segment)
+            .field("staging", &self.staging)
+            .field("checksum", &self.checksum)
+            .field("verify", &self.verify)
+            .field("transfer", &self.transfer)
+            .field("progress", &self.progress.is_some())
+            .finish()
+    }
+}

@@ -1,0 +1,116 @@
+//! The device's memory back through the same ring, compared with the file or with the hashes of what was read from it.
+
+use transload_core::{Error, ErrorKind, Result, Transfer};
+
+use super::{
+    entries::quoted,
+    hashes::Hashes,
+    header::Header,
+    layout::Chunk,
+    options::LoadPhase,
+    pipeline::{Pipeline, Slot},
+    source::Source,
+};
+
+impl Pipeline<'_> {
+    /// Reads all tensors back. Compares them with the file, read again, where that is wanted, and their hashes with those
+    /// given, where they are.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupted`] where anything differs, [`ErrorKind::Io`], the backend's. Chunks may still be in flight.
+    pub(super) fn read_back(
+        &mut self,
+        header: &Header,
+        source: &mut Source,
+        sent: &Option<Vec<u64>>,
+    ) -> Result<()> {
+        let again = self.options.wants_verification();
+        if again {
+            source.seek(header.data)?;
+        }
+        let mut expected = vec![0; if again { self.chunk } else { 0 }];
+        let mut hashes = sent.as_ref().map(|_| Hashes::new(header.tensors.len()));
+        let mut done = vec![0; header.tensors.len()];
+        let mut checked = 0;
+        let mut ahead = self.placed.layout.chunks(self.chunk);
+        for index in 0..self.ring.len() {
+            let transfer = ahead.next().map(|chunk| self.fetch(index, &chunk)).transpose()?;
+            if let Some(slot) = self.ring.get_mut(index) {
+                slot.transfer = transfer;
+            }
+        }
+        for chunk in self.placed.layout.chunks(self.chunk) {
+            // It stays in the ring, so that what is in flight can be waited for also after an error.
+            let Some(Slot { buffer, transfer }) = self.ring.front_mut() else { break };
+            if let Some(transfer) = transfer.take() {
+                transfer.wait()?;
+            }
+            let piece = buffer.slice(..chunk.len)?;
+            let view = piece.read()?;
+            for part in &chunk.parts {
+                let found = view.get(part.at..part.at + part.len).unwrap_or_default();
+                if let Some(hashes) = &mut hashes {
+                    hashes.update(part.tensor, found);
+                }
+                let so_far = done.get_mut(part.tensor);
+                if let Some(expected) = expected.get_mut(..part.len).filter(|_| again) {
+                    source.fill(expected)?;
+                    compare(header, part.tensor, so_far.as_deref().copied().unwrap_or(0), expected, found)?;
+                }
+                so_far.into_iter().for_each(|so_far| *so_far += part.len);
+                checked += part.len as u64;
+            }
+            drop(view);
+            let transfer = ahead.next().map(|chunk| self.fetch(0, &chunk)).transpose()?;
+            if let Some(mut slot) = self.ring.pop_front() {
+                slot.transfer = transfer;
+                self.ring.push_back(slot);
+            }
+            self.options.tell(LoadPhase::ReadingBack, checked, header.bytes);
+        }
+        source.check_unchanged()?;
+        match (sent, hashes.map(Hashes::finish)) {
+            (Some(sent), Some(found)) => compare_hashes(header, sent, &found),
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts to bring a chunk into a buffer of the ring.
+    fn fetch(&self, slot: usize, chunk: &Chunk) -> Result<Transfer> {
+        let missing = || Error::new(ErrorKind::OutOfRange, format!("the ring has no buffer {slot}"));
+        let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
+        let segment = self.placed.segment(chunk.segment)?;
+        let options = self.options.wanted_transfer();
+        Ok(self.manager.transfer_with(segment, buffer, chunk.offset, 0, chunk.len, options))
+    }
+}
+
+fn compare(header: &Header, tensor: usize, offset: usize, expected: &[u8], found: &[u8]) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    let first = expected.iter().zip(found).position(|(expected, found)| expected != found).unwrap_or(0);
+    let byte = |bytes: &[u8]| bytes.get(first).copied().unwrap_or(0);
+    let text = format!(
+        "tensor {} differs at its byte {}: {:#04x} in the file, {:#04x} came back; do not trust this path",
+        name(header, tensor),
+        offset + first,
+        byte(expected),
+        byte(found)
+    );
+    Err(Error::new(ErrorKind::Corrupted, text))
+}
+
+fn compare_hashes(header: &Header, sent: &[u64], found: &[u64]) -> Result<()> {
+    let differs = sent.iter().zip(found).enumerate().find(|(_, (sent, found))| sent != found);
+    let Some((tensor, (sent, found))) = differs else { return Ok(()) };
+    let text = format!(
+        "tensor {} has the checksum {sent:016x} in the file, {found:016x} came back; do not trust this path",
+        name(header, tensor)
+    );
+    Err(Error::new(ErrorKind::Corrupted, text))
+}
+
+fn name(header: &Header, tensor: usize) -> String {
+    header.tensors.get(tensor).map(|entry| quoted(&entry.name)).unwrap_or_default()
+}

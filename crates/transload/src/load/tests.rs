@@ -1,0 +1,59 @@
+//! Memory that does not hold what was sent, which no file and no healthy device can be made to show.
+
+use std::io::Write as _;
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{DeviceId, MemoryKind, Place};
+
+use super::*;
+
+/// Two tensors of 3000 and 700 bytes, and a third without any.
+fn model() -> tempfile::NamedTempFile {
+    let header = r#"{"a":{"dtype":"U8","shape":[3000],"data_offsets":[0,3000]},"b":{"dtype":"U8","shape":[700],"data_offsets":[3000,3700]},"c":{"dtype":"U8","shape":[0],"data_offsets":[3700,3700]}}"#;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.write_all(&(0..3700_u32).map(|index| (index * 7 + index / 256) as u8).collect::<Vec<_>>()).unwrap();
+    file
+}
+
+fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let file = model();
+    let mut source = Source::open(file.path()).unwrap();
+    let header = Header::read(&mut source).unwrap();
+    let placed = Placed::allocate(&manager, &header, &options).unwrap();
+    let mut pipeline = Pipeline::new(&manager, &placed, &options).unwrap();
+    let hashes = pipeline.send(&header, &mut source, &mut LoadReport::default()).unwrap();
+    if let Some(at) = flip {
+        placed.segments[0].write().unwrap()[at] ^= 0x10;
+    }
+    let outcome = pipeline.read_back(&header, &mut source, &hashes);
+    pipeline.settle();
+    drop(pipeline);
+    drop(placed);
+    manager.drain().unwrap();
+    assert!(manager.ledger().iter().all(|(_, ledger)| ledger.is_empty()));
+    outcome
+}
+
+#[test]
+fn one_flipped_bit_is_found_and_its_tensor_named() {
+    let options = || LoadOptions::new(Place::new(DeviceId::Cpu, MemoryKind::Pageable)).chunk(500);
+    // The second tensor begins at the next multiple of 64 behind 3000.
+    for (at, tensor, byte) in [(0, "`a`", 0), (2999, "`a`", 2999), (3008, "`b`", 0), (3707, "`b`", 699)] {
+        let error = read_back_after(options().checksum(true), Some(at)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted);
+        assert!(error.to_string().contains(&format!("tensor {tensor} has the checksum")), "{error}");
+        let error = read_back_after(options().verify(true), Some(at)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted);
+        assert!(
+            error.to_string().contains(&format!("tensor {tensor} differs at its byte {byte}:")),
+            "{error}"
+        );
+    }
+    // What lies between tensors is nobody's.
+    read_back_after(options().checksum(true).verify(true), Some(3004)).unwrap();
+    read_back_after(options().checksum(true).verify(true), None).unwrap();
+}

@@ -1,0 +1,100 @@
+//! What is loaded is what stands in the file, whatever the options.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use transload::load::{LoadOptions, LoadPhase, load};
+
+use super::*;
+
+fn on_host(buffer: &RawBuffer) -> Vec<u8> {
+    buffer.read().unwrap().to_vec()
+}
+
+#[test]
+fn every_type_and_odd_sizes_arrive_at_aligned_places() {
+    let manager = host_manager();
+    let model = Model::of_every_type();
+    let disk = OnDisk::new(&model.file());
+    for chunk in [1, 100, 4096, 65_537, 16 << 20] {
+        for (buffers, alignment) in [(1, 1), (2, 64), (4, 4096)] {
+            let options = LoadOptions::new(HOST).chunk(chunk).buffers(buffers).alignment(alignment);
+            let options = options.checksum(true).verify(true);
+            let loaded = load(&manager, disk.path(), &options).unwrap();
+            model.assert_is(&loaded, alignment.max(64) as u64, on_host);
+            assert_eq!(loaded.segments().len(), 1);
+            let report = loaded.report();
+            assert!(report.buffers <= buffers && report.buffer_bytes <= chunk);
+            assert_eq!(report.methods.iter().map(|count| count.chunks).sum::<u64>(), report.chunks);
+            assert!(report.verifying.is_some() && report.wall >= report.preparing);
+        }
+    }
+    assert_empty(&manager);
+}
+
+#[test]
+fn tensors_are_in_the_files_order_and_unknown_names_are_none() {
+    let manager = host_manager();
+    // The header names the second tensor first, as files of other programs do.
+    let header = r#"{"b":{"dtype":"U8","shape":[3],"data_offsets":[2,5]},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}   "#;
+    let disk = OnDisk::new(&file(header, b"AAbbb"));
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST)).unwrap();
+    let names: Vec<_> = loaded.tensors().iter().map(LoadedTensor::name).collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(on_host(loaded.tensor("b").unwrap().buffer()), b"bbb");
+    assert!(loaded.tensor("c").is_none() && loaded.metadata().is_empty());
+}
+
+#[test]
+fn a_model_of_empty_tensors_is_loaded() {
+    let manager = host_manager();
+    let disk = OnDisk::new(&Model::of_sizes(&[0, 0]).file());
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST).checksum(true).verify(true)).unwrap();
+    assert_eq!((loaded.bytes(), loaded.report().chunks), (0, 0));
+    let empty = &loaded.tensors()[1];
+    assert!(empty.buffer().is_empty());
+    assert_eq!(empty.checksum(), Some(0x2D06_8005_38D3_94C2), "the hash of nothing");
+}
+
+#[test]
+fn checksums_are_those_of_the_file_and_only_on_request() {
+    let manager = host_manager();
+    let disk = OnDisk::new(&file(r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#, b"abc"));
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST).checksum(true)).unwrap();
+    assert_eq!(loaded.tensors()[0].checksum(), Some(0x78AF_5F94_892F_3950), "published for `abc`");
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST)).unwrap();
+    assert_eq!((loaded.tensors()[0].checksum(), loaded.report().verifying), (None, None));
+}
+
+#[test]
+fn a_tensor_keeps_its_memory_alive_without_the_model() {
+    let manager = host_manager();
+    let model = Model::of_sizes(&[1000, 2000]);
+    let disk = OnDisk::new(&model.file());
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST)).unwrap();
+    let tensor = loaded.tensors()[1].clone();
+    drop(loaded);
+    assert!(on_host(tensor.buffer()) == model.0[1].3);
+    drop(tensor);
+    assert_empty(&manager);
+}
+
+#[test]
+fn thirty_megabytes_go_through_a_ring_of_two_and_progress_is_told() {
+    let manager = host_manager();
+    let model = Model::of_sizes(&[10_000_001, 3, 20_000_000]);
+    let disk = OnDisk::new(&model.file());
+    let told: [Arc<AtomicU64>; 2] = Default::default();
+    let [sent, back] = told.clone();
+    let options = LoadOptions::new(HOST).chunk(1 << 20).buffers(2).checksum(true).progress(move |so_far| {
+        assert_eq!(so_far.total, 30_000_004);
+        let phase = if so_far.phase == LoadPhase::Sending { &sent } else { &back };
+        assert!(phase.swap(so_far.bytes, Ordering::Relaxed) < so_far.bytes);
+    });
+    let loaded = load(&manager, disk.path(), &options).unwrap();
+    model.assert_is(&loaded, 64, on_host);
+    assert!(told.iter().all(|told| told.load(Ordering::Relaxed) == 30_000_004));
+    assert_eq!((loaded.report().buffers, loaded.report().chunks), (2, 29));
+}

@@ -1,0 +1,78 @@
+//! Onto a CUDA device, on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+
+use transload::{
+    Runtime, TransferMethod, TransferOptions,
+    cuda::{CudaBackend, CudaBackendConfig},
+    load::{LoadOptions, load},
+};
+use transload_cuda_sim::harness::{self, TestDevice};
+
+use super::*;
+
+fn manager_over(test: &TestDevice) -> CrossBackendTransferManager {
+    let manager = host_manager();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    manager
+}
+
+fn place(test: &TestDevice, kind: MemoryKind) -> Place {
+    Place::new(DeviceId::Cuda(test.ordinal()), kind)
+}
+
+/// A device's bytes, by way of a host buffer.
+fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<u8> {
+    |buffer| {
+        if buffer.is_empty() {
+            return Vec::new();
+        }
+        let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, buffer.len()).unwrap();
+        manager.transfer(buffer, &back).wait().unwrap();
+        back.read().unwrap().to_vec()
+    }
+}
+
+#[test]
+fn a_load_is_one_allocation_and_one_copy_a_chunk_and_the_driver_saw_just_that() {
+    let test = harness::device();
+    let manager = manager_over(&test);
+    // Small tensors with gaps between them do not make small copies.
+    let disk = OnDisk::new(&Model::of_sizes(&[100; 100]).file());
+    let only = TransferOptions::new().only(TransferMethod::DirectCopy);
+    let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(8192).transfer(only);
+    load(&manager, disk.path(), &options).unwrap();
+    let trace = transload_cuda_sys::trace::start();
+    let loaded = load(&manager, disk.path(), &options).unwrap();
+    let calls = trace.calls_of_this_thread();
+    let count = |name: &str| calls.iter().filter(|call| call.name == name).count();
+    assert_eq!(count("cuMemcpyHtoDAsync_v2"), 4, "{calls:?}");
+    assert_eq!(
+        count("cuMemAlloc_v2") + count("cuMemAllocAsync") + count("cuMemAllocFromPoolAsync"),
+        1,
+        "{calls:?}"
+    );
+    let report = loaded.report();
+    assert_eq!((report.staging, report.buffers, report.chunks), (Some(MemoryKind::Pinned), 4, 4));
+    let [count] = report.methods[..] else { panic!("{report:?}") };
+    assert_eq!(
+        (count.method, count.chunks, count.bytes),
+        (TransferMethod::DirectCopy, 4, 99 * 256 + 100 - 3 * 156)
+    );
+}
+
+#[test]
+fn a_runtime_loads_onto_a_device_that_it_found() {
+    let test = harness::device();
+    let runtime = Runtime::discover().unwrap();
+    let model = Model::of_sizes(&[4096, 77]);
+    let disk = OnDisk::new(&model.file());
+    let loaded = runtime.load(disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap();
+    model.assert_is(&loaded, 256, fetched(runtime.manager()));
+    let text = loaded.report().to_string();
+    assert_eq!(text.contains("simulated"), test.is_simulated(), "{text}");
+    drop(loaded);
+    let elsewhere = LoadOptions::new(Place::new(DeviceId::Wgpu(3), MemoryKind::Device));
+    let error = runtime.load(disk.path(), &elsewhere).unwrap_err();
+    assert!(error.to_string().contains("no wgpu backend"), "{error}");
+    runtime.drain().unwrap();
+}

@@ -1,0 +1,148 @@
+//! HostStaged between pageable memory and a device: chosen by itself where it is faster, every byte in its place, in order,
+//! through a bounded ring, and over before anything is given back.
+
+use transload::{ErrorKind, MemoryKind, Place, TransferMethod, TransferOptions};
+
+use crate::cuda::{Setup, noise};
+
+const MIB: usize = 1 << 20;
+
+fn staged() -> TransferOptions {
+    TransferOptions::new().only(TransferMethod::HostStaged)
+}
+
+#[test]
+fn automatic_choice_stages_large_pageable_memory_and_the_driver_saw_its_chunks() {
+    let setup = Setup::new();
+    let content = noise(24 * MIB + 5, 1);
+    let (source, there) =
+        (setup.filled(MemoryKind::Pageable, &content), setup.allocate(MemoryKind::Device, content.len()));
+    let back = setup.allocate(MemoryKind::Pageable, content.len());
+    let trace = transload_cuda_sys::trace::start();
+    let up = setup.manager.transfer(&source, &there).wait().unwrap();
+    let down = setup.manager.transfer(&there, &back).wait().unwrap();
+    assert_eq!((up.method, down.method), (TransferMethod::HostStaged, TransferMethod::HostStaged));
+    assert!(up.chunks > 1 && up.chunks == down.chunks, "{up:?}");
+    let (begin, end) =
+        (there.device_address().unwrap(), there.device_address().unwrap() + there.len() as u64);
+    let mine = |name: &str, at: usize| -> (u64, u64) {
+        let calls = trace.calls();
+        let ours =
+            calls.iter().filter(|call| call.name == name && (begin..end).contains(&call.arguments[at]));
+        ours.fold((0, 0), |(count, bytes), call| (count + 1, bytes + call.arguments[2]))
+    };
+    let all = (u64::from(up.chunks), content.len() as u64);
+    assert_eq!(mine("cuMemcpyHtoDAsync_v2", 0), all, "one pinned copy for each chunk");
+    assert_eq!(mine("cuMemcpyDtoHAsync_v2", 1), all);
+    drop(trace);
+    assert!(*back.read().unwrap() == content[..]);
+}
+
+#[test]
+fn small_pageable_and_all_pinned_memory_is_not_staged() {
+    let setup = Setup::new();
+    let there = setup.allocate(MemoryKind::Device, 32 * MIB);
+    for (kind, size) in [(MemoryKind::Pageable, 4096), (MemoryKind::Pinned, 32 * MIB)] {
+        let plan = setup.manager.plan(
+            Place::new(transload::DeviceId::Cpu, kind),
+            there.place(),
+            size as u64,
+            &TransferOptions::new(),
+        );
+        assert_eq!(plan.unwrap().method, TransferMethod::DirectCopy);
+    }
+    let pinned = setup.filled(MemoryKind::Pinned, &[1; 100]);
+    let refused = setup.manager.transfer_with(&pinned, &there, 0, 0, 100, &staged()).wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("not pageable"), "{refused}");
+}
+
+#[test]
+fn odd_sizes_and_offsets_arrive_and_touch_nothing_else() {
+    let setup = Setup::new();
+    for (seed, size) in [1, 4097, 262_144, 262_145, 5 * MIB + 3].into_iter().enumerate() {
+        let content = noise(size + 64, seed as u64);
+        let source = setup.filled(MemoryKind::Pageable, &content);
+        let there = setup.allocate(MemoryKind::Device, size + 64);
+        let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; size + 64]);
+        let up = setup.manager.transfer_with(&source, &there, 13, 7, size, &staged());
+        let down = setup.manager.transfer_with(&there, &back, 7, 29, size, &staged());
+        down.wait().unwrap();
+        up.wait().unwrap();
+        let seen = back.read().unwrap();
+        assert!(seen[29..29 + size] == content[13..13 + size], "{size} bytes");
+        assert!(seen[..29].iter().chain(&seen[29 + size..]).all(|byte| *byte == 0xEE), "{size} bytes");
+    }
+}
+
+#[test]
+fn staged_and_direct_transfers_of_one_range_keep_the_order_of_submission() {
+    let setup = Setup::new();
+    let there = setup.allocate(MemoryKind::Device, 3 * MIB);
+    let back = setup.allocate(MemoryKind::Pageable, 3 * MIB);
+    for round in 0..10 {
+        let contents = [noise(3 * MIB, round * 2), noise(3 * MIB, round * 2 + 1)];
+        let first = setup.filled(MemoryKind::Pageable, &contents[0]);
+        let second = setup.filled(MemoryKind::Pinned, &contents[1]);
+        let (one, two) = if round % 2 == 0 { (&first, &second) } else { (&second, &first) };
+        let earlier = setup.manager.transfer(one, &there);
+        let later = setup.manager.transfer(two, &there);
+        setup.manager.transfer(&there, &back).wait().unwrap();
+        let expected = &contents[if round % 2 == 0 { 1 } else { 0 }];
+        assert!(*back.read().unwrap() == expected[..], "round {round}");
+        earlier.wait().unwrap();
+        later.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_host_view_of_the_source_waits_or_is_busy_and_a_dropped_transfer_still_arrives() {
+    let setup = Setup::new();
+    let content = noise(9 * MIB, 3);
+    let source = setup.filled(MemoryKind::Pageable, &content);
+    let (there, back) =
+        (setup.allocate(MemoryKind::Device, 9 * MIB), setup.allocate(MemoryKind::Pageable, 9 * MIB));
+    drop(setup.manager.transfer_with(&source, &there, 0, 0, 9 * MIB, &staged()));
+    source.write().unwrap().fill(0);
+    drop(setup.manager.transfer_with(&there, &back, 0, 0, 9 * MIB, &staged()));
+    drop((source, there));
+    assert!(
+        *back.read().unwrap() == content[..],
+        "the write waited for the staged read, the read for the staged write"
+    );
+    drop(back);
+}
+
+#[test]
+fn many_staged_transfers_from_many_threads_are_awaited_together() {
+    let setup = Setup::new();
+    std::thread::scope(|scope| {
+        for thread in 0..6_u64 {
+            let setup = &setup;
+            scope.spawn(move || {
+                let content = noise(2 * MIB + thread as usize, thread);
+                let source = setup.filled(MemoryKind::Pageable, &content);
+                let places: Vec<_> =
+                    (0..3).map(|_| setup.allocate(MemoryKind::Device, content.len())).collect();
+                pollster::block_on(async {
+                    let ups: Vec<_> = places
+                        .iter()
+                        .map(|there| {
+                            setup.manager.transfer_with(&source, there, 0, 0, content.len(), &staged())
+                        })
+                        .collect();
+                    for up in ups {
+                        up.await.unwrap();
+                    }
+                });
+                let back = setup.allocate(MemoryKind::Pageable, content.len());
+                setup
+                    .manager
+                    .transfer_with(&places[2], &back, 0, 0, content.len(), &staged())
+                    .wait()
+                    .unwrap();
+                assert!(*back.read().unwrap() == content[..]);
+            });
+        }
+    });
+}

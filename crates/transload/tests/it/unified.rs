@@ -1,0 +1,92 @@
+//! UnifiedMemory: what migrates is moved as a whole, and keeps or gets exactly the bytes asked for.
+
+use std::time::Duration;
+
+use transload::{
+    CostModel, ErrorKind, MemoryKind, PathCost, RawBuffer, TransferMethod, TransferOptions, TransferPath,
+};
+
+use crate::cuda::{Setup, noise};
+
+const SIZE: usize = 700_001;
+
+fn unified() -> TransferOptions {
+    TransferOptions::new().only(TransferMethod::UnifiedMemory)
+}
+
+/// Names and byte counts of the calls on a range of unified memory since the trace began.
+fn seen(trace: &transload_cuda_sys::trace::Trace, buffer: &RawBuffer, name: &str) -> usize {
+    let address = buffer.device_address().unwrap();
+    let range = address..address + buffer.len() as u64;
+    trace.calls().iter().filter(|call| call.name == name && range.contains(&call.arguments[0])).count()
+}
+
+#[test]
+fn host_bytes_go_into_unified_memory_and_come_back_by_one_migration_each_way() {
+    let setup = Setup::new();
+    for kind in [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped] {
+        let content = noise(SIZE + 40, 5);
+        let source = setup.filled(kind, &content);
+        let there = setup.allocate(MemoryKind::Unified, SIZE + 20);
+        let back = setup.filled(kind, &vec![0xEE; SIZE + 40]);
+        let trace = transload_cuda_sys::trace::start();
+        let up = setup.manager.transfer_with(&source, &there, 19, 3, SIZE, &unified());
+        let down = setup.manager.transfer_with(&there, &back, 3, 17, SIZE, &unified());
+        assert_eq!(down.wait().unwrap().method, TransferMethod::UnifiedMemory);
+        up.wait().unwrap();
+        assert_eq!(seen(&trace, &there, "cuMemPrefetchAsync"), 2, "to the device, and to the host");
+        assert_eq!(
+            seen(&trace, &there, "cuMemcpyHtoDAsync_v2"),
+            0,
+            "the host's threads write, no copy engine"
+        );
+        drop(trace);
+        let view = back.read().unwrap();
+        assert!(view[17..17 + SIZE] == content[19..19 + SIZE], "{kind}");
+        assert!(view[..17].iter().chain(&view[17 + SIZE..]).all(|byte| *byte == 0xEE), "{kind}");
+    }
+}
+
+#[test]
+fn within_the_device_it_is_brought_there_and_copied_as_the_devices_own() {
+    let setup = Setup::new();
+    let content = noise(SIZE, 6);
+    let source = setup.filled(MemoryKind::Unified, &content);
+    let (there, again) =
+        (setup.allocate(MemoryKind::Device, SIZE), setup.allocate(MemoryKind::Unified, SIZE));
+    let trace = transload_cuda_sys::trace::start();
+    let first = setup.manager.transfer_with(&source, &there, 0, 0, SIZE, &unified());
+    let second = setup.manager.transfer_with(&there, &again, 0, 0, SIZE, &unified());
+    second.wait().unwrap();
+    first.wait().unwrap();
+    assert_eq!(
+        (seen(&trace, &source, "cuMemPrefetchAsync"), seen(&trace, &again, "cuMemPrefetchAsync")),
+        (1, 1)
+    );
+    drop(trace);
+    assert!(*again.read().unwrap() == content[..]);
+}
+
+#[test]
+fn automatic_choice_takes_it_where_it_costs_least() {
+    let setup = Setup::new();
+    let source = setup.filled(MemoryKind::Unified, &noise(SIZE, 8));
+    let there = setup.allocate(MemoryKind::Device, SIZE);
+    let path = TransferPath::new(source.place(), there.place());
+    let model = CostModel::linear(Duration::from_nanos(1), 1e15);
+    setup.manager.set_costs(vec![PathCost { path, method: TransferMethod::UnifiedMemory, model }]);
+    let trace = transload_cuda_sys::trace::start();
+    let report = setup.manager.transfer(&source, &there).wait().unwrap();
+    assert_eq!(report.method, TransferMethod::UnifiedMemory);
+    assert_eq!(seen(&trace, &source, "cuMemPrefetchAsync"), 1);
+}
+
+#[test]
+fn without_unified_memory_on_either_side_it_says_so() {
+    let setup = Setup::new();
+    let (source, there) =
+        (setup.filled(MemoryKind::Pinned, &[1; 100]), setup.allocate(MemoryKind::Device, 100));
+    let refused = setup.manager.transfer_with(&source, &there, 0, 0, 100, &unified()).wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(refused.to_string().contains("neither side is unified memory"), "{refused}");
+}

@@ -1,0 +1,174 @@
+//! ZeroCopy: small transfers of high priority between mapped host memory and a device, and sharing where nothing need move.
+
+use transload::{
+    DeviceId, ErrorKind, MemoryKind, Place, RejectReason, StreamPriority, TransferMethod, TransferOptions,
+};
+use transload_cuda_sys::trace;
+
+use crate::cuda::{Setup, noise};
+
+const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
+
+/// The calls of the thread that move bytes or launch kernels.
+fn moving(trace: &trace::Trace) -> Vec<trace::Call> {
+    let mut calls = trace.calls_of_this_thread();
+    calls.retain(|call| call.name.starts_with("cuMem") || call.name.starts_with("cuLaunch"));
+    calls
+}
+
+#[test]
+fn automatic_choice_sends_small_mapped_transfers_of_high_priority_by_kernel_and_the_driver_saw_just_that() {
+    let setup = Setup::new();
+    for size in [1, 4096, 65_537, 1 << 20] {
+        let content = noise(size, size as u64);
+        let source = setup.filled(MemoryKind::Mapped, &content);
+        let there = setup.allocate(MemoryKind::Device, size);
+        let back = setup.filled(MemoryKind::Mapped, &vec![0xEE; size]);
+        for (src, dst) in [(&source, &there), (&there, &back)] {
+            // Streams, events and the kernel are made by the first one.
+            setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH).wait().unwrap();
+            let plan = setup.manager.plan(src.place(), dst.place(), size as u64, &HIGH).unwrap();
+            let trace = trace::start();
+            let transfer = setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH);
+            let calls = moving(&trace);
+            assert_eq!(calls.len(), 1, "{calls:?}");
+            assert_eq!(calls[0].name, "cuLaunchKernel");
+            let report = transfer.wait().unwrap();
+            assert_eq!((report.method, report.lane), (TransferMethod::ZeroCopy, setup.device));
+            assert_eq!(report.simulated, setup.test.is_simulated());
+            assert!(plan.agrees_with(&report), "{plan}\n{report}");
+        }
+        assert!(*back.read().unwrap() == content[..], "{size} bytes");
+    }
+}
+
+#[test]
+fn the_plan_shows_that_a_faster_method_is_passed_over_for_its_copy_engine() {
+    let setup = Setup::new();
+    let (mapped, device) =
+        (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
+    let plan = setup.manager.plan(mapped, device, 4096, &HIGH).unwrap();
+    assert_eq!(plan.method, TransferMethod::ZeroCopy);
+    let direct = plan.alternatives.iter().find(|other| other.method == TransferMethod::DirectCopy).unwrap();
+    assert!(direct.predicted < plan.predicted && direct.basis == plan.basis, "{plan}");
+    assert!(plan.to_string().contains("faster, but waits for a copy engine: DirectCopy"), "{plan}");
+}
+
+#[test]
+fn other_transfers_of_mapped_memory_go_by_copy_engine_as_does_what_forbids_the_kernel() {
+    let setup = Setup::new();
+    let (mapped, device) =
+        (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
+    let low = TransferOptions::new().priority(StreamPriority::Low);
+    for (bytes, options) in [
+        (4096, TransferOptions::new()),
+        (4096, low),
+        ((1 << 20) + 1, HIGH),
+        (4096, HIGH.forbid(TransferMethod::ZeroCopy)),
+    ] {
+        for (src, dst) in [(mapped, device), (device, mapped)] {
+            let plan = setup.manager.plan(src, dst, bytes, &options).unwrap();
+            assert_eq!(plan.method, TransferMethod::DirectCopy, "{plan}");
+        }
+    }
+}
+
+#[test]
+fn a_pinned_method_carries_large_transfers_and_slices_at_any_offset() {
+    let setup = Setup::new();
+    let only = TransferOptions::new().only(TransferMethod::ZeroCopy);
+    let size = (5 << 20) + 3;
+    let content = noise(size + 40, 3);
+    let source = setup.filled(MemoryKind::Mapped, &content);
+    for kind in [MemoryKind::Device, MemoryKind::Unified] {
+        let there = setup.allocate(kind, size + 40);
+        let back = setup.filled(MemoryKind::Mapped, &vec![0xEE; size + 40]);
+        let up = setup.manager.transfer_with(&source, &there, 31, 7, size, &only);
+        let down = setup.manager.transfer_with(&there, &back, 7, 13, size, &only);
+        assert_eq!(down.wait().unwrap().method, TransferMethod::ZeroCopy);
+        assert_eq!(up.wait().unwrap().method, TransferMethod::ZeroCopy);
+        let seen = back.read().unwrap();
+        assert!(seen[13..13 + size] == content[31..31 + size], "{kind}");
+        assert!(seen[..13].iter().chain(&seen[13 + size..]).all(|byte| *byte == 0xEE), "{kind}");
+    }
+    drop(source);
+}
+
+#[test]
+fn the_kernel_runs_on_a_stream_leased_by_the_transfers_priority() {
+    let setup = Setup::new();
+    let source = setup.filled(MemoryKind::Mapped, &[1; 100]);
+    let there = setup.allocate(MemoryKind::Device, 100);
+    let stream_of = |priority| {
+        let options = TransferOptions::new().only(TransferMethod::ZeroCopy).priority(priority);
+        let trace = trace::start();
+        setup.manager.transfer_with(&source, &there, 0, 0, 100, &options).wait().unwrap();
+        moving(&trace).into_iter().find(|call| call.name == "cuLaunchKernel").unwrap().arguments[8]
+    };
+    let (high, low) = (stream_of(StreamPriority::High), stream_of(StreamPriority::Low));
+    let device = transload_cuda_sys::Device::new(setup.device.ordinal()).unwrap();
+    let context = transload_cuda_sys::Context::primary(device).unwrap();
+    let priority = |stream: u64| {
+        let handle = std::ptr::with_exposed_provenance_mut(stream as usize);
+        // SAFETY: the stream belongs to the manager's backend, which lives.
+        unsafe { transload_cuda_sys::Stream::from_raw(&context, handle) }.priority().unwrap()
+    };
+    assert!(priority(high) < priority(low), "the driver confirms that smaller is more urgent");
+}
+
+#[test]
+fn where_it_does_not_apply_the_report_says_why() {
+    let setup = Setup::new();
+    let host = |kind| Place::new(DeviceId::Cpu, kind);
+    let device = Place::new(setup.device, MemoryKind::Device);
+    for (src, dst, expected) in [
+        (host(MemoryKind::Pinned), device, RejectReason::NotMapped),
+        (device, host(MemoryKind::Pageable), RejectReason::NotMapped),
+        (device, device, RejectReason::SameDevice),
+        (host(MemoryKind::Pageable), host(MemoryKind::Pageable), RejectReason::NoDevice),
+    ] {
+        let plan = setup.manager.plan(src, dst, 64, &HIGH).unwrap();
+        let of_ours = plan.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
+        assert_eq!(of_ours.map(|rejected| rejected.reason), Some(expected), "{plan}");
+    }
+}
+
+#[test]
+fn sharing_memory_that_the_device_can_use_moves_nothing() {
+    let setup = Setup::new();
+    for kind in [MemoryKind::Mapped, MemoryKind::Unified, MemoryKind::Device] {
+        let buffer = setup.allocate(kind, 10_000).slice(100..9000).unwrap();
+        let trace = trace::start();
+        let shared = setup.manager.share(&buffer, setup.device).unwrap();
+        assert_eq!(moving(&trace), [], "{kind}");
+        assert!(!shared.copied, "{kind}");
+        assert_eq!((shared.buffer.id(), shared.buffer.len()), (buffer.id(), buffer.len()));
+        assert_eq!(shared.buffer.device_address().unwrap(), buffer.device_address().unwrap(), "{kind}");
+    }
+    // The host uses what it can address as it is.
+    for kind in [MemoryKind::Mapped, MemoryKind::Pinned, MemoryKind::Unified] {
+        let buffer = setup.filled(kind, &[5; 300]);
+        let shared = setup.manager.share(&buffer, DeviceId::Cpu).unwrap();
+        assert!(!shared.copied && shared.buffer.host_address() == buffer.host_address(), "{kind}");
+    }
+}
+
+#[test]
+fn sharing_other_memory_copies_it_and_says_so() {
+    let setup = Setup::new();
+    let content = noise(300_001, 11);
+    for kind in [MemoryKind::Pageable, MemoryKind::Pinned] {
+        let source = setup.filled(kind, &content);
+        let shared = setup.manager.share(&source.slice(1..).unwrap(), setup.device).unwrap();
+        assert!(shared.copied, "{kind}");
+        assert_eq!(shared.buffer.place(), Place::new(setup.device, MemoryKind::Device));
+        // What uses the copy comes after it.
+        let back = setup.manager.share(&shared.buffer, DeviceId::Cpu).unwrap();
+        assert!(back.copied && back.buffer.place().device.is_cpu());
+        assert!(*back.buffer.read().unwrap() == content[1..], "{kind}");
+    }
+    let unknown = DeviceId::Cuda(u32::MAX);
+    let buffer = setup.allocate(MemoryKind::Mapped, 64);
+    assert_eq!(setup.manager.share(&buffer, unknown).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    drop(buffer);
+}

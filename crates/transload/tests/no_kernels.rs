@@ -1,0 +1,25 @@
+//! A driver that has no function to load kernels with: everything else works. It is a driver of its own process.
+#![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use transload::{
+    DeviceId, MemoryKind, RejectReason, Runtime, StreamPriority, TransferMethod, TransferOptions,
+};
+use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
+
+#[test]
+fn without_kernels_small_transfers_of_high_priority_go_by_copy_engine_and_say_why() {
+    install_with(DriverOptions::default().version(11_040).missing("cuModuleLoadData")).unwrap();
+    let sim = SimDevice::builder().build();
+    let runtime = Runtime::discover().unwrap();
+    let manager = runtime.manager();
+    let device = DeviceId::Cuda(sim.ordinal());
+    let mapped = manager.allocate_for(device, MemoryKind::Mapped, 64).unwrap();
+    let there = manager.allocate_for(device, MemoryKind::Device, 64).unwrap();
+    mapped.write().unwrap().fill(7);
+    let options = TransferOptions::new().priority(StreamPriority::High);
+    let report = manager.transfer_with(&mapped, &there, 0, 0, 64, &options).wait().unwrap();
+    assert_eq!(report.method, TransferMethod::DirectCopy);
+    let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
+    assert_eq!(ours.unwrap().reason, RejectReason::NoKernel);
+}

@@ -1,0 +1,229 @@
+//! What the transfer manager promises between two CUDA devices that are peers, on the software driver and, with
+//! `TRANSLOAD_TEST_DRIVER=real`, on a machine with two real ones.
+#![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+mod setup;
+
+use setup::{Setup, noise};
+use transload::{
+    DeviceId, ErrorKind, Operation, PeerAccess, StreamPriority, Timing, TransferMethod, TransferOptions,
+    WorkloadType, submit,
+};
+use transload_cuda_sim::harness;
+use transload_cuda_sys::trace::{self, Call};
+
+/// `None`, and the test is skipped, where the machine has one device.
+fn two() -> Option<Setup> {
+    let devices = harness::devices(2)?;
+    Some(Setup::over([devices[0], devices[1]]))
+}
+
+fn called<'a>(calls: &'a [Call], name: &str) -> Vec<&'a Call> {
+    calls.iter().filter(|call| call.name == name).collect()
+}
+
+#[test]
+fn exactly_the_bytes_asked_for_arrive_in_both_directions() {
+    let Some(setup) = two() else { return };
+    for (from, to) in [(0, 1), (1, 0)] {
+        for (seed, size) in [1, 3, 4097, 300_001, (2 << 20) + 5].into_iter().enumerate() {
+            let content = noise(size + 100, seed as u64);
+            let src = setup.filled(from, &content);
+            let dst = setup.filled(to, &vec![0xEE; size + 50]);
+            let report = setup.manager.transfer_buffer(&src, &dst, 31, 7, size).wait().unwrap();
+            assert_eq!((report.method, report.bytes), (TransferMethod::PeerToPeer, size as u64));
+            assert_eq!((report.lane, report.chunks), (setup.devices[from], 1));
+            assert_eq!(report.simulated, setup.tests[0].is_simulated());
+            let seen = setup.content(&dst);
+            assert!(seen[7..7 + size] == content[31..31 + size], "{from} → {to}, {size} bytes");
+            assert!(seen[..7].iter().chain(&seen[7 + size..]).all(|byte| *byte == 0xEE), "{from} → {to}");
+        }
+    }
+    setup.finish();
+}
+
+#[test]
+fn automatic_choice_takes_one_peer_copy_and_the_driver_saw_just_that() {
+    let Some(setup) = two() else { return };
+    let bytes = (3 << 20) + 11;
+    let (src, dst) = (setup.filled(0, &noise(bytes, 1)), setup.on(1, bytes));
+    // Enabling, verification, streams and events belong to the first ones.
+    setup.manager.transfer(&src, &dst).wait().unwrap();
+    setup.manager.transfer(&src, &dst).wait().unwrap();
+    let trace = trace::start();
+    let transfer = setup.manager.transfer(&src, &dst);
+    let calls = trace.calls_of_this_thread();
+    let moved: Vec<_> = calls.iter().filter(|call| call.name.starts_with("cuMem")).collect();
+    assert_eq!(moved.len(), 1, "{calls:?}");
+    assert_eq!(moved[0].name, "cuMemcpyPeerAsync");
+    let [to, to_context, from, from_context, size] = moved[0].arguments[..5] else { panic!("{calls:?}") };
+    assert_eq!(
+        [to, from, size],
+        [dst.device_address().unwrap(), src.device_address().unwrap(), bytes as u64]
+    );
+    assert_ne!(to_context, from_context);
+    let waits = calls.iter().find(|call| call.name.contains("Synchronize"));
+    assert!(waits.is_none(), "submission waits for nothing: {calls:?}");
+    assert_eq!(transfer.wait().unwrap().method, TransferMethod::PeerToPeer);
+}
+
+#[test]
+fn access_is_enabled_and_verified_once_and_no_device_is_synchronised() {
+    let Some(setup) = two() else { return };
+    let (here, there) = (setup.filled(0, &noise(5000, 1)), setup.on(1, 5000));
+    let trace = trace::start();
+    for _ in 0..20 {
+        setup.manager.transfer(&here, &there).wait().unwrap();
+        setup.manager.transfer(&there, &here).wait().unwrap();
+    }
+    let calls = trace.calls_of_this_thread();
+    let mut peers: Vec<u64> =
+        called(&calls, "cuCtxEnablePeerAccess").iter().map(|call| call.arguments[0]).collect();
+    peers.sort_unstable();
+    peers.dedup();
+    assert_eq!((peers.len(), called(&calls, "cuCtxEnablePeerAccess").len()), (2, 2), "each way once");
+    assert!(called(&calls, "cuMemPoolSetAccess").len() <= 2, "each pool once");
+    assert_eq!(called(&calls, "cuMemcpyPeerAsync").len(), 40 + 2, "40 transfers and one pattern each way");
+    assert!(called(&calls, "cuCtxSynchronize").is_empty());
+    if let [Some(a), Some(b)] = setup.tests.each_ref().map(|test| test.sim()) {
+        assert!(a.enabled_peers().contains(&b.ordinal()) && b.enabled_peers().contains(&a.ordinal()));
+    }
+}
+
+#[test]
+fn a_plan_enables_nothing_and_says_what_the_transfer_then_does() {
+    let Some(setup) = two() else { return };
+    let path = setup.path(0, 1);
+    let trace = trace::start();
+    let plan = setup.manager.plan(path.src, path.dst, 5000, &TransferOptions::new()).unwrap();
+    let calls = trace.calls_of_this_thread();
+    for name in ["cuCtxEnablePeerAccess", "cuDevicePrimaryCtxRetain", "cuMemcpyPeerAsync"] {
+        assert!(called(&calls, name).is_empty(), "{calls:?}");
+    }
+    let (src, dst) = (setup.filled(0, &noise(5000, 1)), setup.on(1, 5000));
+    let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+    assert!(plan.agrees_with(&report), "{plan}\n{report}");
+    assert_eq!(plan.method, TransferMethod::PeerToPeer);
+}
+
+#[test]
+fn a_peer_copy_goes_on_a_stream_of_the_sources_device_by_priority() {
+    let Some(setup) = two() else { return };
+    let (src, dst) = (setup.filled(0, &[1; 100]), setup.on(1, 100));
+    setup.manager.transfer(&src, &dst).wait().unwrap();
+    let stream_of = |priority| {
+        let trace = trace::start();
+        let options = TransferOptions::new().priority(priority);
+        setup.manager.transfer_with(&src, &dst, 0, 0, 100, &options).wait().unwrap();
+        called(&trace.calls_of_this_thread(), "cuMemcpyPeerAsync")[0].arguments[5]
+    };
+    assert_ne!(stream_of(StreamPriority::High), stream_of(StreamPriority::Low));
+}
+
+#[test]
+fn work_on_two_devices_keeps_the_order_of_its_submission() {
+    let Some(setup) = two() else { return };
+    let bytes = 70_001;
+    let rounds: Vec<Vec<u8>> = (0..30).map(|round| noise(bytes, round)).collect();
+    let (here, there, again) = (setup.on(0, bytes), setup.on(1, bytes), setup.on(0, bytes));
+    let sources: Vec<_> = rounds.iter().map(|content| setup.pinned(content)).collect();
+    let backs: Vec<_> = rounds.iter().map(|_| setup.pinned(&vec![0; bytes])).collect();
+    // The same buffers in every round, on whatever streams; nobody waits in between.
+    for (round, (source, back)) in sources.iter().zip(&backs).enumerate() {
+        let priority = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low][round % 3];
+        let options = TransferOptions::new().priority(priority);
+        for (src, dst) in [(source, &here), (&here, &there), (&there, &again), (&again, back)] {
+            let transfer = setup.manager.transfer_with(src, dst, 0, 0, bytes, &options);
+            assert!(transfer.refusal().is_none(), "{transfer:?}");
+        }
+    }
+    for (round, (back, content)) in backs.iter().zip(&rounds).enumerate() {
+        assert!(*back.read().unwrap() == content[..], "round {round}");
+    }
+    drop((here, there, again, sources, backs));
+    setup.finish();
+}
+
+#[test]
+fn what_is_dropped_early_arrives_and_nothing_leaks() {
+    let Some(setup) = two() else { return };
+    let content = noise(1 << 20, 3);
+    let last = setup.on(1, content.len());
+    for _ in 0..10 {
+        let (src, middle) = (setup.filled(0, &content), setup.on(1, content.len()));
+        drop(setup.manager.transfer(&src, &middle));
+        drop(src);
+        drop(setup.manager.transfer(&middle, &last));
+    }
+    assert!(setup.content(&last) == content);
+    drop(setup.manager.transfer(&last, &setup.on(0, content.len())));
+    drop(last);
+    setup.finish();
+}
+
+#[test]
+fn threads_that_are_first_at_once_all_get_their_bytes() {
+    let Some(setup) = two() else { return };
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let setup = &setup;
+            scope.spawn(move || {
+                let content = noise(40_001, seed);
+                let (from, to) = if seed % 2 == 0 { (0, 1) } else { (1, 0) };
+                let (src, dst) = (setup.filled(from, &content), setup.on(to, content.len()));
+                let report = setup.manager.transfer(&src, &dst).wait().unwrap();
+                assert_eq!(report.method, TransferMethod::PeerToPeer);
+                assert!(setup.content(&dst) == content, "thread {seed}");
+            });
+        }
+    });
+    setup.finish();
+}
+
+#[test]
+fn ranges_outside_the_buffers_move_nothing() {
+    let Some(setup) = two() else { return };
+    let (src, dst) = (setup.filled(0, &[1; 100]), setup.filled(1, &[0xEE; 100]));
+    for (src_offset, dst_offset, size, kind) in [
+        (0, 0, 0, ErrorKind::InvalidArgument),
+        (1, 0, 100, ErrorKind::OutOfRange),
+        (0, 1, 100, ErrorKind::OutOfRange),
+        (usize::MAX, 0, 2, ErrorKind::OutOfRange),
+        (0, usize::MAX - 1, 3, ErrorKind::OutOfRange),
+    ] {
+        let refused = setup.manager.transfer_buffer(&src, &dst, src_offset, dst_offset, size);
+        assert_eq!(refused.wait().unwrap_err().kind(), kind, "{src_offset} {dst_offset} {size}");
+    }
+    assert_eq!(setup.content(&dst), [0xEE; 100]);
+    drop((src, dst));
+    setup.finish();
+}
+
+#[test]
+fn the_backend_tells_enables_and_refuses_what_cannot_be_a_peer_copy() {
+    let Some(setup) = two() else { return };
+    let [a, b] = setup.devices;
+    let backend = setup.manager.backend(a).unwrap();
+    assert_eq!(backend.peer_access(a, a).unwrap(), PeerAccess::Unavailable);
+    assert_eq!(backend.peer_access(a, b).unwrap(), PeerAccess::Available);
+    backend.enable_peer_access(a, b).unwrap();
+    backend.enable_peer_access(a, b).unwrap();
+    assert_eq!(backend.peer_access(a, b).unwrap(), PeerAccess::Enabled);
+    assert_eq!(backend.peer_access(b, a).unwrap(), PeerAccess::Available, "one way is one way");
+    assert_eq!(backend.enable_peer_access(a, a).unwrap_err().kind(), ErrorKind::Unsupported);
+    let unknown = DeviceId::Cuda(u32::MAX);
+    assert_eq!(backend.peer_access(a, unknown).unwrap_err().kind(), ErrorKind::UnknownDevice);
+
+    let (here, near, there) = (setup.on(0, 64), setup.on(0, 64), setup.on(1, 64));
+    let host = setup.pinned(&[1; 64]);
+    let queue = backend.lease_queue(a, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    for (src, dst) in [(&here, &near), (&host, &there), (&here, &host)] {
+        let error = submit(&*queue, &Operation::CopyPeer { src, dst }, Timing::Off).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
+    // A stream of either side copies, also towards its own device.
+    submit(&*queue, &Operation::CopyPeer { src: &there, dst: &here }, Timing::Off).unwrap().wait().unwrap();
+    drop((here, near, there, host, queue, backend));
+    setup.finish();
+}

@@ -1,0 +1,190 @@
+//! Loading onto a CUDA device that is small, slow or failing: only the software driver can be told to be.
+
+use transload::{
+    ErrorKind,
+    cuda::{CudaBackend, CudaBackendConfig},
+    load::{LoadOptions, load},
+};
+use transload_cuda_sim::harness::{self, TestDevice};
+
+use transload::{CrossBackendTransferManager, DeviceId, MemoryKind, Place, RawBuffer};
+
+use crate::load::*;
+
+const INVALID_VALUE: u32 = 1;
+const OUT_OF_MEMORY: u32 = 2;
+
+fn manager_over(test: &TestDevice) -> CrossBackendTransferManager {
+    let manager = host_manager();
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    manager
+}
+
+fn place(test: &TestDevice, kind: MemoryKind) -> Place {
+    Place::new(DeviceId::Cuda(test.ordinal()), kind)
+}
+
+/// A device's bytes, by way of a host buffer.
+fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<u8> {
+    |buffer| {
+        if buffer.is_empty() {
+            return Vec::new();
+        }
+        let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, buffer.len()).unwrap();
+        manager.transfer(buffer, &back).wait().unwrap();
+        back.read().unwrap().to_vec()
+    }
+}
+
+fn allocations(manager: &CrossBackendTransferManager) -> u64 {
+    manager.ledger().iter().map(|(_, ledger)| ledger.allocations).sum()
+}
+
+/// The next allocation by these calls finds no memory, also where it is tried again after giving back what is cached.
+fn out_of_memory(test: &TestDevice, names: &[&str]) {
+    for name in names.iter().chain(names) {
+        test.sim().unwrap().fail_call(Some(name), 1, OUT_OF_MEMORY);
+    }
+}
+
+#[test]
+fn every_tensor_is_on_the_device_with_its_content_and_alignment() {
+    let test = harness::device();
+    let manager = manager_over(&test);
+    let model = Model::of_every_type();
+    let disk = OnDisk::new(&model.file());
+    for kind in [MemoryKind::Device, MemoryKind::Unified] {
+        for (chunk, alignment) in [(777, 1), (4096, 512), (1 << 20, 65_536)] {
+            for staging in [MemoryKind::Pinned, MemoryKind::Pageable, MemoryKind::Mapped] {
+                let options = LoadOptions::new(place(&test, kind)).chunk(chunk).alignment(alignment);
+                let options = options.staging(staging).checksum(true).verify(true);
+                let loaded = load(&manager, disk.path(), &options).unwrap();
+                model.assert_is(&loaded, alignment.max(256) as u64, fetched(&manager));
+                assert_eq!((loaded.segments().len(), loaded.report().staging), (1, Some(staging)));
+                assert_eq!(loaded.report().simulated, test.is_simulated());
+            }
+        }
+    }
+    assert_empty(&manager);
+    drop(manager);
+    test.assert_ledger_empty();
+    test.assert_no_races();
+}
+
+#[test]
+fn nothing_races_while_a_small_ring_is_used_over_and_over() {
+    let Some(test) = harness::device_with(|builder| builder.record_accesses(true)) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[10_000, 1, 0, 511, 30_000]);
+    let disk = OnDisk::new(&model.file());
+    let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(1000).buffers(2);
+    let loaded = load(&manager, disk.path(), &options.checksum(true).verify(true)).unwrap();
+    model.assert_is(&loaded, 256, fetched(&manager));
+    drop(loaded);
+    assert_empty(&manager);
+    test.assert_no_races();
+}
+
+#[test]
+fn a_model_larger_than_the_device_is_refused_with_its_numbers() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(1 << 20)) else { return };
+    let manager = manager_over(&test);
+    let disk = OnDisk::new(&Model::of_sizes(&[600_000, 600_000]).file());
+    let error = load(&manager, disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let shortage = error.memory_shortage().unwrap();
+    assert_eq!(shortage.requested, 600_064 + 600_000);
+    assert_eq!((shortage.free, shortage.total), (Some(1 << 20), Some(1 << 20)));
+    assert!(error.to_string().contains("1200064 bytes requested, 1048576 free of 1048576"), "{error}");
+    assert_empty(&manager);
+
+    // One that fits is loaded by the same manager.
+    let model = Model::of_sizes(&[600_000]);
+    let disk = OnDisk::new(&model.file());
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(place(&test, MemoryKind::Device))).unwrap();
+    model.assert_is(&loaded, 256, fetched(&manager));
+}
+
+#[test]
+fn several_allocations_hold_what_one_cannot() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[3000, 3000, 9000, 10, 10, 0]);
+    let disk = OnDisk::new(&model.file());
+    let options = LoadOptions::new(place(&test, MemoryKind::Device)).segment(7000).chunk(2500).checksum(true);
+    // The device's memory is in pieces, and the first allocation is for all tensors.
+    out_of_memory(&test, &["cuMemAlloc_v2", "cuMemAllocAsync", "cuMemAllocFromPoolAsync"]);
+    let loaded = load(&manager, disk.path(), &options).unwrap();
+    model.assert_is(&loaded, 256, fetched(&manager));
+    assert_eq!((loaded.segments().len(), loaded.report().segments), (3, 3));
+    drop(loaded);
+    assert_empty(&manager);
+}
+
+#[test]
+fn without_pinned_memory_to_be_had_the_ring_is_pageable() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let manager = manager_over(&test);
+    let model = Model::of_sizes(&[5000]);
+    let disk = OnDisk::new(&model.file());
+    let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(1000);
+    out_of_memory(&test, &["cuMemHostAlloc"]);
+    let loaded = load(&manager, disk.path(), &options).unwrap();
+    model.assert_is(&loaded, 256, fetched(&manager));
+    assert_eq!(loaded.report().staging, Some(MemoryKind::Pageable));
+    drop(loaded);
+
+    // Who asks for pinned memory gets it, or the error.
+    out_of_memory(&test, &["cuMemHostAlloc"]);
+    let error = load(&manager, disk.path(), &options.staging(MemoryKind::Pinned)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert_empty(&manager);
+}
+
+#[test]
+fn every_driver_call_can_fail_and_nothing_is_kept() {
+    let Some(healthy) = harness::device_with(|builder| builder) else { return };
+    let model = Model::of_sizes(&[3000, 1, 500]);
+    let disk = OnDisk::new(&model.file());
+    let options = |test: &TestDevice| {
+        LoadOptions::new(place(test, MemoryKind::Device)).chunk(1000).buffers(2).checksum(true).verify(true)
+    };
+    let manager = manager_over(&healthy);
+    let before = healthy.sim().unwrap().calls();
+    load(&manager, disk.path(), &options(&healthy)).unwrap();
+    let calls = healthy.sim().unwrap().calls() - before;
+    assert!(calls > 20, "{calls}");
+    let (mut failed, mut passed) = (0, 0);
+    for nth in 1..=calls + 5 {
+        let Some(test) = harness::device_with(|builder| builder) else { return };
+        let manager = manager_over(&test);
+        test.sim().unwrap().fail_call(None, nth, INVALID_VALUE);
+        let kept = match load(&manager, disk.path(), &options(&test)) {
+            Err(error) => {
+                failed += 1;
+                assert!(!matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io), "call {nth}: {error}");
+                assert_empty(&manager);
+                0
+            }
+            // It met nobody, or a call that gives memory back: what the driver refuses to free is still there.
+            Ok(loaded) => {
+                passed += 1;
+                drop(loaded);
+                // A fault that is left is met here.
+                let _ = (manager.drain(), manager.drain());
+                allocations(&manager)
+            }
+        };
+        assert!(kept <= 1, "call {nth}: {kept} allocations");
+        let loaded = load(&manager, disk.path(), &options(&test))
+            .or_else(|_| load(&manager, disk.path(), &options(&test)));
+        let loaded = loaded.unwrap();
+        model.assert_is(&loaded, 256, fetched(&manager));
+        drop(loaded);
+        let _ = manager.drain();
+        assert!(allocations(&manager) <= 1, "call {nth}");
+    }
+    println!("{calls} calls: {failed} loads failed, {passed} did not");
+    assert!(failed > calls / 2, "{failed} of {calls}");
+}

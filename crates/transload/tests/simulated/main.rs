@@ -1,0 +1,22 @@
+//! What the transfer manager does where devices are no peers, corrupt, or fail: only the software driver can be told to.
+#![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+#[cfg(feature = "safetensors")]
+#[path = "../it/load/mod.rs"]
+#[allow(dead_code, reason = "shared with the tests that run on hardware")]
+mod load;
+#[cfg(feature = "safetensors")]
+mod load_faults;
+mod peers;
+#[path = "../peers/setup.rs"]
+mod setup;
+mod zero_copy;
+
+/// Errors of destructors are kept for the whole process: tests that take them run one at a time.
+fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _others = transload_cuda_sys::take_drop_errors();
+    guard
+}

@@ -1,0 +1,145 @@
+//! ZeroCopy where the driver fails, or does not take the kernel; sharing between devices.
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, RejectReason,
+    StreamPriority, TransferMethod, TransferOptions, TransferReport,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
+use transload_cuda_sim::{SimDevice, harness};
+
+use crate::setup::{Setup, noise};
+
+const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
+const OUT_OF_MEMORY: u32 = 2;
+const INVALID_PTX: u32 = 218;
+const UNKNOWN: u32 = 999;
+
+fn simulated() -> SimDevice {
+    transload_cuda_sim::install().unwrap();
+    SimDevice::builder().record_accesses(true).build()
+}
+
+fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager, Error> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
+    Ok(manager)
+}
+
+fn pair(
+    manager: &CrossBackendTransferManager,
+    sim: SimDevice,
+    content: &[u8],
+) -> Result<(RawBuffer, RawBuffer), Error> {
+    let device = DeviceId::Cuda(sim.ordinal());
+    let mapped = manager.allocate_for(device, MemoryKind::Mapped, content.len())?;
+    mapped.write()?.copy_from_slice(content);
+    Ok((mapped, manager.allocate_for(device, MemoryKind::Device, content.len())?))
+}
+
+fn round_trip(
+    manager: &CrossBackendTransferManager,
+    (mapped, there): &(RawBuffer, RawBuffer),
+    options: &TransferOptions,
+) -> Result<TransferReport, Error> {
+    manager.transfer_with(mapped, there, 0, 0, mapped.len(), options).wait()?;
+    mapped.write()?.fill(0);
+    manager.transfer_with(there, mapped, 0, 0, mapped.len(), options).wait()
+}
+
+#[test]
+fn a_driver_that_does_not_take_the_kernel_leaves_the_path_to_the_other_methods() {
+    let sim = simulated();
+    let manager = manager(sim).unwrap();
+    let content = noise(5000, 1);
+    let buffers = pair(&manager, sim, &content).unwrap();
+    // Once for each direction.
+    sim.fail_call(Some("cuModuleLoadData"), 1, INVALID_PTX);
+    sim.fail_call(Some("cuModuleLoadData"), 2, INVALID_PTX);
+    for _ in 0..2 {
+        let report = round_trip(&manager, &buffers, &HIGH).unwrap();
+        assert_eq!(report.method, TransferMethod::DirectCopy);
+        let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);
+        assert_eq!(ours.unwrap().reason, RejectReason::NoKernel);
+        assert!(*buffers.0.read().unwrap() == content[..]);
+    }
+    let only = TransferOptions::new().only(TransferMethod::ZeroCopy);
+    let error = round_trip(&manager, &buffers, &only).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("does not take the kernel"), "{error}");
+    let plan = manager.plan(buffers.0.place(), buffers.1.place(), 5000, &HIGH).unwrap();
+    assert_eq!(plan.method, TransferMethod::DirectCopy, "{plan}");
+}
+
+#[test]
+fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
+    for (code, kind) in [(UNKNOWN, ErrorKind::Device), (OUT_OF_MEMORY, ErrorKind::OutOfMemory)] {
+        let sim = simulated();
+        let manager = manager(sim).unwrap();
+        let content = noise(5000, 2);
+        let buffers = pair(&manager, sim, &content).unwrap();
+        // Preparing meets the first one, submitting the second.
+        sim.fail_call(Some("cuModuleLoadData"), 1, code);
+        sim.fail_call(Some("cuModuleLoadData"), 2, code);
+        let error = round_trip(&manager, &buffers, &HIGH).unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.to_string().contains("cuModuleLoadData"), "{error}");
+        let report = round_trip(&manager, &buffers, &HIGH).unwrap();
+        assert_eq!(report.method, TransferMethod::ZeroCopy);
+        assert!(*buffers.0.read().unwrap() == content[..]);
+    }
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_leak() {
+    let _alone = crate::alone_with_drop_errors();
+    let _alone = crate::alone_with_drop_errors();
+    let content = noise(5000, 3);
+    for nth in 1..600 {
+        let sim = simulated();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = manager(sim).and_then(|manager| {
+            let outcome = pair(&manager, sim, &content).and_then(|buffers| {
+                round_trip(&manager, &buffers, &HIGH)?;
+                assert!(*buffers.0.read()? == content[..], "call {nth}");
+                let shared = manager.share(&buffers.1, DeviceId::Cpu)?;
+                assert!(*shared.buffer.read()? == content[..], "call {nth}");
+                Ok(())
+            });
+            let drained = manager.drain();
+            outcome.and(drained)
+        });
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), ErrorKind::Device, "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn memory_of_one_device_is_shared_with_another_in_place_where_it_migrates_else_as_a_copy() {
+    let device = || harness::device_with(|builder| builder);
+    let (Some(first), Some(second)) = (device(), device()) else { return };
+    let setup = Setup::over([first, second]);
+    let to = setup.devices[1];
+    for kind in [MemoryKind::Unified, MemoryKind::Mapped] {
+        let buffer = setup.manager.allocate_for(setup.devices[0], kind, 5000).unwrap();
+        let shared = setup.manager.share(&buffer, to).unwrap();
+        assert!(!shared.copied && shared.buffer.device_address() == buffer.device_address(), "{kind}");
+    }
+    let content = noise(5000, 4);
+    let buffer = setup.filled(0, &content);
+    let shared = setup.manager.share(&buffer, to).unwrap();
+    assert!(shared.copied && shared.buffer.place().device == to);
+    assert!(setup.content(&shared.buffer) == content);
+    drop((buffer, shared));
+    setup.finish();
+}
