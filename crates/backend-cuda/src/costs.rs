@@ -1,37 +1,62 @@
 //! Costs before anything was measured on this machine.
 //!
-//! Source: measured on an H200 with PCIe 5 x16, driver 580 (CUDA 13.0), plain programs on the raw driver: docs/benchmarks.
+//! Source: measured on H200 machines with PCIe 5 x16, driver 580 (CUDA 13.0): docs/benchmarks. Unified memory began each
+//! measurement where it was not needed.
 
 use std::time::Duration;
 
 use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod, TransferPath};
 
-/// Bytes and microseconds of the driver's own copy from pageable memory.
-const PAGEABLE_UP: [(u64, f64); 6] = [
-    (4 << 10, 7.3),
-    (64 << 10, 14.7),
-    (1 << 20, 73.0),
-    (16 << 20, 930.0),
-    (48 << 20, 3100.0),
-    (256 << 20, 25_600.0),
-];
-/// And to it.
-const PAGEABLE_DOWN: [(u64, f64); 6] = [
-    (4 << 10, 8.5),
-    (64 << 10, 15.5),
-    (1 << 20, 91.0),
-    (16 << 20, 1250.0),
-    (48 << 20, 3400.0),
-    (256 << 20, 14_500.0),
-];
-/// The same by eight threads and a ring of pinned slots.
-const STAGED_UP: [(u64, f64); 4] =
-    [(64 << 10, 60.0), (1 << 20, 100.0), (16 << 20, 480.0), (256 << 20, 5600.0)];
-/// And back.
-const STAGED_DOWN: [(u64, f64); 4] =
-    [(64 << 10, 70.0), (1 << 20, 120.0), (16 << 20, 560.0), (256 << 20, 6600.0)];
+/// Bytes and microseconds of a method on a path.
+type Curve = [(u64, f64)];
 
-fn curve(path: TransferPath, method: TransferMethod, points: &[(u64, f64)]) -> Option<PathCost> {
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// The driver's own copy from pageable memory, and to it.
+const PAGEABLE_UP: &Curve = &[
+    (4 * KIB, 7.9),
+    (64 * KIB, 17.0),
+    (MIB, 91.0),
+    (16 * MIB, 1130.0),
+    (128 * MIB, 9100.0),
+    (256 * MIB, 24_400.0),
+];
+const PAGEABLE_DOWN: &Curve = &[
+    (4 * KIB, 11.6),
+    (64 * KIB, 19.7),
+    (MIB, 117.0),
+    (16 * MIB, 1225.0),
+    (128 * MIB, 10_900.0),
+    (256 * MIB, 19_300.0),
+];
+/// The same by eight threads and a ring of pinned slots. Threads that sleep are slower to begin than those of the
+/// benchmark: what they take then is added to the small sizes.
+const STAGED_UP: &Curve =
+    &[(64 * KIB, 60.0), (MIB, 120.0), (16 * MIB, 663.0), (128 * MIB, 3230.0), (256 * MIB, 5790.0)];
+const STAGED_DOWN: &Curve =
+    &[(64 * KIB, 60.0), (MIB, 110.0), (16 * MIB, 626.0), (128 * MIB, 3560.0), (256 * MIB, 6050.0)];
+/// Into unified memory that is on the host, by the driver's copy, by staging, and by the host's threads and a migration.
+const DIRECT_INTO_UNIFIED: &Curve =
+    &[(4 * KIB, 48.6), (64 * KIB, 88.0), (MIB, 248.0), (16 * MIB, 2834.0), (256 * MIB, 34_600.0)];
+const STAGED_INTO_UNIFIED: &Curve =
+    &[(4 * KIB, 98.0), (64 * KIB, 128.0), (MIB, 400.0), (16 * MIB, 3020.0), (256 * MIB, 38_200.0)];
+const MOVED_INTO_UNIFIED: &Curve =
+    &[(4 * KIB, 61.0), (64 * KIB, 73.0), (MIB, 211.0), (16 * MIB, 1640.0), (256 * MIB, 21_300.0)];
+/// Out of unified memory that is on the device, likewise.
+const DIRECT_OUT_OF_UNIFIED: &Curve =
+    &[(4 * KIB, 14.5), (64 * KIB, 23.0), (MIB, 118.0), (16 * MIB, 1173.0), (256 * MIB, 17_900.0)];
+const STAGED_OUT_OF_UNIFIED: &Curve =
+    &[(64 * KIB, 60.0), (MIB, 127.0), (16 * MIB, 638.0), (128 * MIB, 3130.0), (256 * MIB, 6320.0)];
+const MOVED_OUT_OF_UNIFIED: &Curve =
+    &[(4 * KIB, 62.0), (64 * KIB, 71.0), (MIB, 210.0), (16 * MIB, 1290.0), (256 * MIB, 23_300.0)];
+/// Between unified memory that is on the host and the device's own.
+const DIRECT_WITHIN: &Curve =
+    &[(4 * KIB, 39.0), (64 * KIB, 65.0), (MIB, 115.0), (16 * MIB, 1690.0), (256 * MIB, 22_000.0)];
+const MOVED_WITHIN: &Curve =
+    &[(4 * KIB, 23.5), (64 * KIB, 27.0), (MIB, 49.5), (16 * MIB, 384.0), (256 * MIB, 5740.0)];
+
+fn curve(path: TransferPath, method: TransferMethod, points: &Curve) -> Option<PathCost> {
     let points: Vec<_> =
         points.iter().map(|(bytes, micros)| (*bytes, Duration::from_secs_f64(micros / 1e6))).collect();
     CostModel::through(&points).map(|model| PathCost { path, method, model })
@@ -46,23 +71,21 @@ pub(crate) fn across(src: DeviceId, dst: DeviceId) -> PathCost {
     }
 }
 
-/// Moving unified memory as a whole: from the host's side it is as slow as the host's threads and the migration together.
+/// Moving unified memory as a whole. Measured from pageable memory; the host's threads read other host memory as fast.
 fn migrations(host: impl Fn(MemoryKind) -> Place, here: impl Fn(MemoryKind) -> Place) -> Vec<PathCost> {
-    let moved = |src, dst, micros, gigabytes: f64| PathCost {
-        path: TransferPath::new(src, dst),
-        method: TransferMethod::UnifiedMemory,
-        model: CostModel::linear(Duration::from_micros(micros), gigabytes * 1e9),
-    };
     let unified = here(MemoryKind::Unified);
     let mut costs = Vec::new();
+    let mut moved = |src, dst, points| {
+        costs.extend(curve(TransferPath::new(src, dst), TransferMethod::UnifiedMemory, points));
+    };
     for kind in [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped] {
-        costs.push(moved(host(kind), unified, 100, 15.0));
-        costs.push(moved(unified, host(kind), 120, 10.0));
+        moved(host(kind), unified, MOVED_INTO_UNIFIED);
+        moved(unified, host(kind), MOVED_OUT_OF_UNIFIED);
     }
     for other in [MemoryKind::Device, MemoryKind::Unified] {
-        costs.push(moved(unified, here(other), 30, 45.0));
+        moved(unified, here(other), MOVED_WITHIN);
     }
-    costs.push(moved(here(MemoryKind::Device), unified, 30, 45.0));
+    moved(here(MemoryKind::Device), unified, MOVED_WITHIN);
     costs
 }
 
@@ -97,12 +120,21 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
             TransferPath::new(host(MemoryKind::Pageable), here(near)),
             TransferPath::new(here(near), host(MemoryKind::Pageable)),
         );
-        costs.extend(curve(up, TransferMethod::DirectCopy, &PAGEABLE_UP));
-        costs.extend(curve(down, TransferMethod::DirectCopy, &PAGEABLE_DOWN));
-        costs.extend(curve(up, TransferMethod::HostStaged, &STAGED_UP));
-        costs.extend(curve(down, TransferMethod::HostStaged, &STAGED_DOWN));
+        let [direct_up, direct_down, staged_up, staged_down] = match near {
+            MemoryKind::Device => [PAGEABLE_UP, PAGEABLE_DOWN, STAGED_UP, STAGED_DOWN],
+            _ => [DIRECT_INTO_UNIFIED, DIRECT_OUT_OF_UNIFIED, STAGED_INTO_UNIFIED, STAGED_OUT_OF_UNIFIED],
+        };
+        costs.extend(curve(up, TransferMethod::DirectCopy, direct_up));
+        costs.extend(curve(down, TransferMethod::DirectCopy, direct_down));
+        costs.extend(curve(up, TransferMethod::HostStaged, staged_up));
+        costs.extend(curve(down, TransferMethod::HostStaged, staged_down));
         for far in [MemoryKind::Device, MemoryKind::Unified] {
-            costs.push(direct(here(near), here(far), 7.0, 2000.0));
+            if near == MemoryKind::Device && far == MemoryKind::Device {
+                costs.push(direct(here(near), here(far), 7.0, 2000.0));
+            } else {
+                let within = TransferPath::new(here(near), here(far));
+                costs.extend(curve(within, TransferMethod::DirectCopy, DIRECT_WITHIN));
+            }
         }
         if near == MemoryKind::Unified {
             costs.extend(migrations(host, here));

@@ -6,6 +6,8 @@
 //!
 //! No backend is implemented here; `transload-backend-cpu` and `transload-backend-cuda` do that.
 //!
+//! Who writes a backend runs the suite in the module `conformance` (feature `conformance`, off by default) against it.
+//!
 //! # Reading order
 //! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and [`Timeline`]
 //! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].

@@ -31,9 +31,8 @@
 //! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`).
 //!
 //! # What is not here yet
-//! Only [`DirectCopy`](transload_core::TransferMethod::DirectCopy) moves bytes. The other four methods are rejected, with
-//! the reason where one is known, else with
-//! [`RejectReason::NotImplemented`](transload_core::RejectReason::NotImplemented).
+//! Calibration on the user's machine: until then the backends' built-in tables are what is chosen by, and every report
+//! says so. The host's bytes are not yet sent over other devices' links. Nothing can be captured into a graph.
 
 mod builder;
 mod costs;

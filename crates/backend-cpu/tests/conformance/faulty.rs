@@ -50,13 +50,13 @@ pub(crate) enum Fault {
 
 /// The backend.
 pub(crate) struct Faulty {
-    pub(crate) inner: Arc<dyn Backend>,
-    pub(crate) fault: Fault,
-    pub(crate) turn: AtomicU64,
+    inner: Arc<dyn Backend>,
+    fault: Fault,
+    turn: AtomicU64,
 }
 
 impl Faulty {
-    pub(crate) fn new(inner: Arc<dyn Backend>, fault: Fault) -> Arc<dyn Backend> {
+    pub(crate) fn around(inner: Arc<dyn Backend>, fault: Fault) -> Arc<dyn Backend> {
         Arc::new(Self { inner, fault, turn: AtomicU64::new(0) })
     }
 
@@ -294,7 +294,9 @@ impl Timeline for FaultyTimeline {
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
         match self.fault {
             Fault::GivesDurationsTwice => Ok(Some(Duration::from_micros(1))),
-            Fault::MeasuresEverySecond if point % 4 == 0 => self.inner.take_duration(point).map(|_| None),
+            Fault::MeasuresEverySecond if point.is_multiple_of(4) => {
+                self.inner.take_duration(point).map(|_| None)
+            }
             _ => self.inner.take_duration(point),
         }
     }

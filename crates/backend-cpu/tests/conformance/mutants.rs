@@ -10,7 +10,7 @@ use crate::{
 
 /// The names of the checks that fail with a fault.
 fn failing(fault: Fault) -> Vec<&'static str> {
-    let outcome = run(Faulty::new(cpu(3, 4 << 20), fault), 5, Duration::from_secs(1));
+    let outcome = run(Faulty::around(cpu(3, 4 << 20), fault), 5, Duration::from_secs(1));
     println!("{fault:?}: {outcome}");
     assert!(outcome.failures().all(|failure| failure.seed == 5 && !failure.details.is_empty()));
     outcome.failures().map(|failure| failure.check).collect()
@@ -76,7 +76,7 @@ fn faults_in_answers_are_found() {
 
 #[test]
 fn a_panic_is_a_failure_of_the_check_that_met_it() {
-    let outcome = run(Faulty::new(cpu(2, 4 << 20), Fault::Panics), 5, Duration::from_secs(1));
+    let outcome = run(Faulty::around(cpu(2, 4 << 20), Fault::Panics), 5, Duration::from_secs(1));
     let panicked = outcome.failures().find(|failure| failure.check == "fills").unwrap();
     assert!(panicked.to_string().contains("planted"), "{panicked}");
 }

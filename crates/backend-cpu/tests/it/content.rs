@@ -39,11 +39,12 @@ fn fills(backend: &CpuBackend) {
                 Pattern::U16(value) => value.to_ne_bytes().to_vec(),
                 Pattern::U32(value) => value.to_ne_bytes().to_vec(),
             };
+            // Fills begin at multiples of their pattern.
             let before = noise(5, bytes + 9);
             let buffer = backend.wrap_vec(before.clone());
-            run(backend, &Operation::Fill { dst: &buffer.slice(5..5 + bytes).unwrap(), pattern });
+            run(backend, &Operation::Fill { dst: &buffer.slice(4..4 + bytes).unwrap(), pattern });
             let mut expected = before;
-            expected[5..5 + bytes].chunks_mut(width).for_each(|chunk| chunk.copy_from_slice(&unit));
+            expected[4..4 + bytes].chunks_mut(width).for_each(|chunk| chunk.copy_from_slice(&unit));
             assert!(*buffer.read().unwrap() == expected[..], "{bytes} bytes of {pattern:?}");
         }
     }

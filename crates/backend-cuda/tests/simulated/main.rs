@@ -56,7 +56,8 @@ fn a_device_from_before_pascal_keeps_every_promise() {
 
 #[test]
 fn a_device_without_memory_pools_keeps_every_promise() {
-    suite(&[build(|builder| builder.memory_pools(false))], 13, 64 << 20);
+    let outcome = suite(&[build(|builder| builder.memory_pools(false))], 13, 64 << 20);
+    assert_eq!(skipped(&outcome), ["peers", "held-fences"]);
 }
 
 #[test]
@@ -69,7 +70,8 @@ fn devices_that_are_no_peers_keep_every_promise() {
 #[test]
 fn a_small_device_with_one_copy_engine_and_no_priorities_keeps_every_promise() {
     let sim = build(|builder| builder.total_memory(96 << 20).copy_engines(1).stream_priorities(0, 0));
-    suite(&[sim], 15, 32 << 20);
+    let outcome = suite(&[sim], 15, 32 << 20);
+    assert_eq!(skipped(&outcome), ["peers", "held-fences"]);
 }
 
 #[test]
@@ -82,14 +84,23 @@ fn peers_that_corrupt_are_found_by_the_suite() {
     assert_eq!(failed, ["peers"]);
 }
 
-#[test]
-fn twenty_orders_of_execution_change_nothing() {
-    for seed in 0..20 {
+fn under_seeds(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
         let sim = build(|builder| builder.seed(seed));
         // Little memory: what differs between seeds is order.
         let outcome = suite(&[sim], seed, 2 << 20);
-        assert!(outcome.passed() > 25, "{outcome}");
+        assert_eq!(skipped(&outcome), ["peers", "held-fences"]);
     }
+}
+
+#[test]
+fn ten_orders_of_execution_change_nothing() {
+    under_seeds(0..10);
+}
+
+#[test]
+fn ten_more_orders_of_execution_change_nothing() {
+    under_seeds(10..20);
 }
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) fn fences(subject: &Subject) -> Result<Verdict, Failure> {
         done.store(true, Ordering::Release);
         match watcher.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(Err((last, now)))) => fail!("a timeline went back from {last} to {now}"),
-            Ok(Err(panic)) => return Err(Failure::panicked(&*panic)),
+            Ok(Err(panic)) => Err(Failure::panicked(&*panic)),
             Err(error) => fail!("no thread could be started: {error}"),
             Ok(Ok(Ok(()))) => outcome,
         }

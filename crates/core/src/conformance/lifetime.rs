@@ -29,13 +29,13 @@ pub(super) fn views(subject: &Subject) -> Result<Verdict, Failure> {
             Ok(view) => same(&view, &new, "a view that did not wait")?,
             Err(error) => ensure!(error.kind() == ErrorKind::Busy, "a view that does not wait: {error:?}"),
         }
-        same(&*dst.read()?, &new, "a view that waits")?;
+        same(&dst.read()?, &new, "a view that waits")?;
         dst.write()?.copy_from_slice(&old);
         {
             let view = dst.read()?;
             refused(copy(), ErrorKind::Busy, "a write under an open view")?;
             refused(dst.write(), ErrorKind::Busy, "a writable view beside an open one")?;
-            same(&*dst.read()?, &view, "a second view")?;
+            same(&dst.read()?, &view, "a second view")?;
         }
         lab.expect(&dst, &old, "bytes after a refused write")?;
         if src.host_address().is_some() {

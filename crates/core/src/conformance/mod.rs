@@ -152,12 +152,10 @@ impl Check {
             let after = subject.ledgers()?;
             ensure!(
                 before == after,
-                "after the check and a drain there are {}; {} (host: {}; {}); before: {}; {}",
+                "drained after the check, the backend has {} (before: {}), the host {} (before: {})",
                 after[0],
-                "nothing of the check may be left",
-                after[1],
-                "likewise",
                 before[0],
+                after[1],
                 before[1]
             );
             Ok(verdict)

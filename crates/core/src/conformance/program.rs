@@ -221,16 +221,12 @@ impl Program<'_> {
     fn write(&mut self, a: usize) -> Result<(), Failure> {
         let len = self.cells[a].model.len();
         let start = self.noise.below(len);
-        let content = self.noise.bytes(self.noise_len(len - start));
+        let content = self.noise.bytes((len - start).min(5000));
         let range = start..start + content.len();
         self.steps.push(format!("put {range:?} of {a}"));
         let part = self.cells[a].buffer.slice(range.clone())?;
         self.lab.put(&part, &content)?;
         self.cells[a].model[range].copy_from_slice(&content);
         Ok(())
-    }
-
-    fn noise_len(&self, most: usize) -> usize {
-        most.clamp(1, 5000)
     }
 }

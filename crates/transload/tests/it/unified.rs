@@ -1,10 +1,6 @@
 //! UnifiedMemory: what migrates is moved as a whole, and keeps or gets exactly the bytes asked for.
 
-use std::time::Duration;
-
-use transload::{
-    CostModel, ErrorKind, MemoryKind, PathCost, RawBuffer, TransferMethod, TransferOptions, TransferPath,
-};
+use transload::{ErrorKind, MemoryKind, RawBuffer, TransferMethod, TransferOptions};
 
 use crate::cuda::{Setup, noise};
 
@@ -68,13 +64,10 @@ fn within_the_device_it_is_brought_there_and_copied_as_the_devices_own() {
 }
 
 #[test]
-fn automatic_choice_takes_it_where_it_costs_least() {
+fn automatic_choice_takes_it_from_unified_memory_to_the_devices_own() {
     let setup = Setup::new();
     let source = setup.filled(MemoryKind::Unified, &noise(SIZE, 8));
     let there = setup.allocate(MemoryKind::Device, SIZE);
-    let path = TransferPath::new(source.place(), there.place());
-    let model = CostModel::linear(Duration::from_nanos(1), 1e15);
-    setup.manager.set_costs(vec![PathCost { path, method: TransferMethod::UnifiedMemory, model }]);
     let trace = transload_cuda_sys::trace::start();
     let report = setup.manager.transfer(&source, &there).wait().unwrap();
     assert_eq!(report.method, TransferMethod::UnifiedMemory);

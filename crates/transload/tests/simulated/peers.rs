@@ -135,7 +135,6 @@ fn there_and_back(setup: &Setup, content: &[u8]) -> Result<bool, Error> {
 #[test]
 fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
     let _alone = crate::alone_with_drop_errors();
-    let _alone = crate::alone_with_drop_errors();
     let content = noise(5000, 1);
     for victim in 0..2 {
         for nth in 1.. {

@@ -95,7 +95,6 @@ fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
 #[test]
 fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_leak() {
     let _alone = crate::alone_with_drop_errors();
-    let _alone = crate::alone_with_drop_errors();
     let content = noise(5000, 3);
     for nth in 1..600 {
         let sim = simulated();
