@@ -11,6 +11,7 @@ mod load_faults;
 mod peers;
 #[path = "../peers/setup.rs"]
 mod setup;
+mod staged;
 mod zero_copy;
 
 /// Errors of destructors are kept for the whole process: tests that take them run one at a time.

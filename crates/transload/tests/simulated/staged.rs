@@ -1,0 +1,152 @@
+//! HostStaged and UnifiedMemory where driver calls fail, devices are lost, or pinned memory runs out.
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Result, TransferMethod, TransferOptions,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
+use transload_cuda_sim::SimDevice;
+
+const OUT_OF_MEMORY: u32 = 2;
+const ILLEGAL_ADDRESS: u32 = 700;
+const UNKNOWN: u32 = 999;
+const SIZE: usize = 700_001;
+
+fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager> {
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config)?)?;
+    Ok(manager)
+}
+
+fn builder() -> transload_cuda_sim::SimDeviceBuilder {
+    transload_cuda_sim::install().unwrap();
+    SimDevice::builder().record_accesses(true)
+}
+
+/// Up and down by a method, through memory of a kind; answers whether the bytes came back as they went.
+fn there_and_back(
+    manager: &CrossBackendTransferManager,
+    sim: SimDevice,
+    kind: MemoryKind,
+    method: TransferMethod,
+) -> Result<bool> {
+    let only = TransferOptions::new().only(method);
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE)?;
+    host.write()?.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 253) as u8);
+    let there = manager.allocate(DeviceId::Cuda(sim.ordinal()), kind, SIZE)?;
+    let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE)?;
+    let up = manager.transfer_with(&host, &there, 0, 0, SIZE, &only);
+    let down = manager.transfer_with(&there, &back, 0, 0, SIZE, &only);
+    let (down, up) = (pollster::block_on(down), up.wait());
+    up.and(down)?;
+    let (sent, seen) = (host.read()?, back.read()?);
+    Ok(*sent == *seen)
+}
+
+const CASES: [(MemoryKind, TransferMethod); 3] = [
+    (MemoryKind::Device, TransferMethod::HostStaged),
+    (MemoryKind::Unified, TransferMethod::HostStaged),
+    (MemoryKind::Unified, TransferMethod::UnifiedMemory),
+];
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
+    let _alone = crate::alone_with_drop_errors();
+    for (kind, method) in CASES {
+        for nth in 1.. {
+            let sim = builder().build();
+            sim.fail_call(None, nth, if nth % 2 == 0 { UNKNOWN } else { OUT_OF_MEMORY });
+            let outcome = manager(sim).and_then(|manager| {
+                let outcome = there_and_back(&manager, sim, kind, method);
+                // The fault may hit the draining itself, once.
+                let (first, second) = (manager.drain(), manager.drain());
+                assert!(first.is_ok() || second.is_ok(), "{method}, {kind}, call {nth}: {second:?}");
+                outcome
+            });
+            match outcome {
+                Ok(same) => assert!(same, "{method}, {kind}, call {nth}: other bytes came back"),
+                Err(error) => {
+                    let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
+                    assert!(kinds.contains(&error.kind()), "{method}, {kind}, call {nth}: {error:?}");
+                }
+            }
+            let races = sim.races();
+            assert!(races.is_empty(), "{method}, {kind}, call {nth}: {}", races[0]);
+            let failed_drops = transload_cuda_sys::take_drop_errors();
+            assert!(
+                sim.ledger().is_empty() || !failed_drops.is_empty(),
+                "{method}, call {nth}: {}",
+                sim.ledger()
+            );
+            if sim.calls() < nth {
+                assert!(nth > 30, "the scenario makes more calls than {nth}");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_lost_under_a_staged_transfer_is_reported_and_nothing_hangs() {
+    let sim = builder().build();
+    let manager = manager(sim).unwrap();
+    let device = DeviceId::Cuda(sim.ordinal());
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 9 << 20).unwrap();
+    let there = manager.allocate(device, MemoryKind::Device, 9 << 20).unwrap();
+    let only = TransferOptions::new().only(TransferMethod::HostStaged);
+    manager.transfer_with(&host, &there, 0, 0, 9 << 20, &only).wait().unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    let first = manager.transfer_with(&host, &there, 0, 0, 9 << 20, &only).wait().unwrap_err();
+    assert_eq!(first.kind(), ErrorKind::DeviceLost, "{first:?}");
+    let later = manager.transfer_with(&there, &host, 0, 0, 100, &only).wait().unwrap_err();
+    assert_eq!(later.kind(), ErrorKind::DeviceLost, "{later:?}");
+    // The host goes on.
+    let other = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 9 << 20).unwrap();
+    manager.transfer(&host, &other).wait().unwrap();
+}
+
+#[test]
+fn staging_goes_on_with_the_slots_it_has_where_pinned_memory_runs_out() {
+    let _alone = crate::alone_with_drop_errors();
+    let sim = builder().build();
+    let manager = manager(sim).unwrap();
+    let device = DeviceId::Cuda(sim.ordinal());
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 20 << 20).unwrap();
+    host.write().unwrap().iter_mut().enumerate().for_each(|(index, byte)| *byte = (index / 7) as u8);
+    let there = manager.allocate(device, MemoryKind::Device, 20 << 20).unwrap();
+    let only = TransferOptions::new().only(TransferMethod::HostStaged);
+    manager.transfer_with(&host, &there, 0, 0, 1 << 20, &only).wait().unwrap();
+    // From here on no slot can be made: each attempt asks the driver twice.
+    for nth in 1..40 {
+        sim.fail_call(Some("cuMemHostAlloc"), nth, OUT_OF_MEMORY);
+    }
+    manager.transfer_with(&host, &there, 0, 0, 20 << 20, &only).wait().unwrap();
+    let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 20 << 20).unwrap();
+    manager.transfer_with(&there, &back, 0, 0, 20 << 20, &only).wait().unwrap();
+    assert!(*back.read().unwrap() == *host.read().unwrap());
+}
+
+#[test]
+fn devices_that_are_no_peers_are_staged_between_by_automatic_choice() {
+    let (one, two) = (builder().no_peers().build(), builder().no_peers().build());
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+    let config = CudaBackendConfig::default().with_devices([one.ordinal(), two.ordinal()]);
+    manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+    let allocate =
+        |sim: SimDevice| manager.allocate(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device, SIZE).unwrap();
+    let (here, there) = (allocate(one), allocate(two));
+    let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE).unwrap();
+    let back = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, SIZE).unwrap();
+    host.write().unwrap().iter_mut().enumerate().for_each(|(index, byte)| *byte = (index % 241) as u8);
+    drop(manager.transfer(&host, &here));
+    let across = manager.transfer(&here, &there);
+    drop(manager.transfer(&there, &back));
+    assert_eq!(across.wait().unwrap().method, TransferMethod::HostStaged);
+    assert!(*back.read().unwrap() == *host.read().unwrap());
+    for sim in [one, two] {
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    }
+}
