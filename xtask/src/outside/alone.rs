@@ -1,0 +1,136 @@
+//! Each published crate by itself: a project that depends on that one and uses it for what it is there for.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+use xshell::{Shell, cmd};
+
+/// A crate's folder, whether cust comes with it, and a program that uses it alone; it must print `alone: ok`.
+const CRATES: &[(&str, bool, &str)] = &[
+    (
+        "core",
+        false,
+        r#"
+use transload_core::{CostModel, DeviceId, SizeClass};
+fn main() {
+    let device: DeviceId = "cuda:3".parse().unwrap();
+    let model = CostModel::linear(std::time::Duration::from_micros(8), 55e9);
+    assert!(model.predict(1 << 20) > model.predict(0) && SizeClass::of(4097) == SizeClass::UpTo64KiB);
+    println!("alone: ok, {device}");
+}"#,
+    ),
+    (
+        "backend-cpu",
+        false,
+        r#"
+use transload_backend_cpu::{CpuBackend, HostBuffer};
+fn main() {
+    use transload_core::Buffer;
+    let backend = CpuBackend::new().unwrap();
+    let buffer = HostBuffer::<f32>::new(&backend, 100).unwrap();
+    buffer.fill(1.5).unwrap();
+    let mut back = [0.0; 100];
+    buffer.copy_to_host(&mut back).unwrap();
+    assert_eq!(back, [1.5; 100]);
+    println!("alone: ok");
+}"#,
+    ),
+    (
+        "transfer",
+        false,
+        r#"
+fn main() {
+    let manager = transload_transfer::CrossBackendTransferManager::new();
+    assert!(manager.devices().is_empty() && manager.get_transfer_stats().is_empty());
+    println!("alone: ok");
+}"#,
+    ),
+    (
+        "profiler",
+        false,
+        r#"
+fn main() {
+    let log = transload_profiler::TransferLog::with_capacity(16);
+    println!("alone: ok, {:?}", log.totals());
+}"#,
+    ),
+    (
+        "memory",
+        true,
+        r#"
+fn main() {
+    match transload_memory::CudaDevice::new(0) {
+        Ok(device) => println!("alone: ok, {}", device.id()),
+        Err(reason) => println!("alone: ok, {reason}"),
+    }
+}"#,
+    ),
+    (
+        "streams",
+        true,
+        r#"
+fn main() {
+    let made = transload_memory::CudaDevice::new(0).and_then(|device| transload_streams::CudaStream::new(&device));
+    println!("alone: ok, {:?}", made.map(|stream| stream.id()));
+}"#,
+    ),
+    (
+        "backend-cuda",
+        true,
+        r#"
+fn main() {
+    let backend = transload_backend_cuda::CudaBackend::open(&transload_backend_cuda::CudaBackendConfig::default());
+    println!("alone: ok, {:?}", backend.map(|backend| backend.is_simulated()));
+}"#,
+    ),
+    (
+        "cuda-sim",
+        true,
+        r#"
+fn main() {
+    transload_cuda_sim::install().unwrap();
+    let device = transload_cuda_sim::SimDevice::builder().build();
+    let context = transload_cuda_sys::Context::primary(transload_cuda_sys::Device::new(device.ordinal()).unwrap());
+    println!("alone: ok, simulated: {:?}", context.unwrap().memory_info());
+}"#,
+    ),
+];
+
+/// What else a program above names, beside the crate that it is about.
+fn beside(name: &str) -> &'static [&'static str] {
+    match name {
+        "backend-cpu" => &["core"],
+        "streams" => &["memory"],
+        "cuda-sim" => &["cuda-sys"],
+        _ => &[],
+    }
+}
+
+/// Builds and runs a project for each crate.
+pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result<()> {
+    for (name, with_cust, program) in CRATES {
+        let folder = base.join(format!("alone-{name}"));
+        fs::create_dir_all(folder.join("src"))?;
+        fs::create_dir_all(folder.join("toolkit").join("lib64"))?;
+        let root_text = root.display().to_string().replace('\\', "/");
+        let depend = |name: &str| format!("transload-{name} = {{ path = \"{root_text}/crates/{name}\" }}\n");
+        let dependencies: String =
+            std::iter::once(name).chain(beside(name)).map(|name| depend(name)).collect();
+        let manifest = format!(
+            "[package]\nname = \"alone-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+             [dependencies]\n{dependencies}\n[workspace]\n"
+        );
+        fs::write(folder.join("Cargo.toml"), manifest)?;
+        fs::write(folder.join("src/main.rs"), program)?;
+        fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+        fs::copy(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
+        let _in_folder = sh.push_dir(&folder);
+        let _shared = sh.push_env("CARGO_TARGET_DIR", target);
+        let command = cmd!(sh, "cargo run --quiet").quiet().env_remove("CUDA_LIBRARY_PATH");
+        let command =
+            if *with_cust { command.env("CUDA_LIBRARY_PATH", folder.join("toolkit")) } else { command };
+        super::says(command, "alone: ok").with_context(|| format!("transload-{name} alone"))?;
+        println!("outside: transload-{name} alone builds and runs");
+    }
+    Ok(())
+}
