@@ -104,6 +104,11 @@ impl Fence {
         self.is_known_done() || self.timeline.poll(self.point).unwrap_or(true)
     }
 
+    /// Whether both are the same point of the same timeline.
+    pub(crate) fn is_same_as(&self, other: &Self) -> bool {
+        self.point == other.point && self.timeline.id() == other.timeline.id()
+    }
+
     /// Blocks the calling thread until the work is done.
     ///
     /// # Errors

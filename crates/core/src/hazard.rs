@@ -222,13 +222,19 @@ impl Hazards {
                 return Ok(table.add(range, access, State::Viewed));
             }
             drop(table);
-            for fence in after.drain(..) {
+            for fence in &after {
                 if wait {
                     let _reported_by_the_transfer = fence.wait();
                 } else if !fence.is_over() {
                     return Err(in_flight(&range));
                 }
             }
+            // What was waited for is over, whatever its timeline says of itself by now.
+            let over = |entry: &Entry| matches!(&entry.state, State::Submitted(fence) if after.iter().any(|known| known.is_same_as(fence)));
+            let mut table = self.table.lock();
+            table.take_out(&mut removed, over);
+            drop(table);
+            after.clear();
         }
     }
 
