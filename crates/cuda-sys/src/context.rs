@@ -91,6 +91,7 @@ impl Context {
     /// The driver's code.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         let _bound = self.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both out pointers are valid for the call.
         check("cuMemGetInfo_v2", unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;

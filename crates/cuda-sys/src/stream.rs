@@ -53,6 +53,7 @@ impl Stream {
         const NON_BLOCKING: u32 = 1;
         let flags = if options.blocking { 0 } else { NON_BLOCKING };
         let _bound = context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the out pointer is valid and a context is current.
         check("cuStreamCreateWithPriority", unsafe {
@@ -152,6 +153,7 @@ impl Drop for Stream {
             return;
         }
         record_drop_error(self.context.enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
             // SAFETY: the stream is owned and not used after this. Work still enqueued completes; the driver frees the
             // stream's resources then.
             check("cuStreamDestroy_v2", unsafe { ffi::cuStreamDestroy_v2(self.raw) })

@@ -86,6 +86,7 @@ impl Pool {
 
         let stream = Stream::new(context, StreamOptions::default())?;
         let _bound = context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
         // `CUmemPoolProps`: two 4-byte enums, the location (two 4-byte words), a pointer, reserved bytes that must be 0.
         // Built from integers, because cust's enums lack values of newer drivers.
         let mut properties = [[0_u32; 2]; size_of::<CUmemPoolProps>() / 8].map(Aligned);
@@ -157,6 +158,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         record_drop_error(self.stream.context().enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
             // SAFETY: every allocation of the pool holds a reference to it, so all are freed.
             check("cuMemPoolDestroy", unsafe { ffi::cuMemPoolDestroy(self.raw) })
         }));
