@@ -134,9 +134,11 @@ pub(super) fn post(
     let both = (src.clone(), dst.clone());
     let work = staging::Job::new(both, task, backends, after, slots, chunk, Arc::clone(&end));
     let fence = Fence::new(end as Arc<dyn Timeline>, 1);
-    // SAFETY: the job touches the ranges only after what it comes after is over, and its end is reached after its last
-    // copy; nothing of it runs before it is posted.
-    unsafe { claims.commit(&fence) };
+    // Posted before its fence can be seen: whoever depends on the job is posted behind it, so the crew never waits for one
+    // that it has not got. Until the commit the claims themselves keep everyone else away.
     crew.post(work);
+    // SAFETY: the job touches the ranges only after what it comes after is over, and its end is reached after its last
+    // copy.
+    unsafe { claims.commit(&fence) };
     Ok(fence)
 }
