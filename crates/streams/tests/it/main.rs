@@ -12,5 +12,6 @@ mod completion;
 mod copies;
 mod in_place;
 mod order;
+mod runs;
 mod setup;
 mod streams;
