@@ -17,13 +17,13 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, Timeline};
+use transload_core::{Error, ErrorKind, Result};
 
 use crate::timeline::StreamTimeline;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// The callbacks of one stream.
+/// The callbacks of one stream. Whoever runs one holds this and not the stream, which may be gone by then.
 #[derive(Default)]
 pub(crate) struct Callbacks {
     queue: Mutex<Queue>,
@@ -37,7 +37,8 @@ pub(crate) struct Callbacks {
 struct Queue {
     /// In order of their points.
     waiting: VecDeque<(u64, Callback)>,
-    running: Option<u64>,
+    /// The points of those that the runner has and that have not ended, in its order.
+    handed: VecDeque<u64>,
     tally: Tally,
 }
 
@@ -47,6 +48,22 @@ pub(crate) struct Tally {
     pub(crate) run: u64,
     pub(crate) panicked: u64,
     pub(crate) last_panic: Option<String>,
+}
+
+/// How far a stream has come, and how.
+pub(crate) struct Progress {
+    pub(crate) reached: u64,
+    /// The last point that ended before the stream broke, and its error.
+    pub(crate) broken: Option<(u64, Error)>,
+}
+
+impl Progress {
+    fn at(&self, point: u64) -> Result<()> {
+        match &self.broken {
+            Some((over, error)) if point > *over => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
 }
 
 thread_local! {
@@ -59,54 +76,51 @@ impl Callbacks {
         self.queue.lock().tally.clone()
     }
 
-    /// Blocks until every callback at or before `point` has run; does nothing on the thread that runs them. All those
-    /// points are reached.
-    pub(crate) fn wait(&self, timeline: &Arc<StreamTimeline>, point: u64) -> Result<()> {
+    /// Blocks until every callback at or before `point`, which is reached, has run; does nothing on the thread that runs
+    /// them.
+    pub(crate) fn wait(self: &Arc<Self>, point: u64, progress: impl FnOnce() -> Progress) -> Result<()> {
         if !self.any.load(Ordering::Acquire) || RUNS_CALLBACKS.get() {
             return Ok(());
         }
-        let mut queue = self.queue.lock();
-        if !queue.has(point) {
-            return Ok(());
-        }
         // The reactor would find out a little later.
-        Runner::get()?.take(Arc::clone(timeline));
+        self.hand_over(&progress())?;
+        let mut queue = self.queue.lock();
         while queue.has(point) {
             self.ended.wait(&mut queue);
         }
         Ok(())
     }
 
-    /// Runs what is due, in order.
-    fn run(&self, timeline: &StreamTimeline) {
-        loop {
-            let (point, callback) = {
-                let mut queue = self.queue.lock();
-                let due = queue.waiting.pop_front_if(|(point, _)| *point <= timeline.reached());
-                let Some(due) = due else { return };
-                queue.running = Some(due.0);
-                due
-            };
-            let outcome = timeline.poll(point).map(|_over| ());
-            let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(text_of);
-            let mut queue = self.queue.lock();
-            queue.running = None;
-            queue.tally.run += 1;
-            if let Some(text) = panicked {
-                queue.tally.panicked += 1;
-                queue.tally.last_panic = Some(text);
-            }
-            drop(queue);
-            self.ended.notify_all();
+    /// Gives the runner what is due.
+    fn hand_over(self: &Arc<Self>, progress: &Progress) -> Result<()> {
+        let runner = Runner::get()?;
+        // Locked until the runner has them, so that they stay in order whoever else hands over meanwhile.
+        let mut queue = self.queue.lock();
+        while let Some((point, callback)) = queue.waiting.pop_front_if(|(at, _)| *at <= progress.reached) {
+            queue.handed.push_back(point);
+            runner.take(Job { of: Arc::clone(self), callback, outcome: progress.at(point) });
         }
+        Ok(())
+    }
+
+    fn end(&self, panicked: Option<String>) {
+        let mut queue = self.queue.lock();
+        queue.handed.pop_front();
+        queue.tally.run += 1;
+        if let Some(text) = panicked {
+            queue.tally.panicked += 1;
+            queue.tally.last_panic = Some(text);
+        }
+        drop(queue);
+        self.ended.notify_all();
     }
 }
 
 impl Queue {
     /// Whether a callback at or before the point has yet to run to its end.
     fn has(&self, point: u64) -> bool {
-        let first = self.waiting.front().map(|(at, _)| *at);
-        [self.running, first].into_iter().flatten().any(|at| at <= point)
+        let waiting = self.waiting.front().is_some_and(|(at, _)| *at <= point);
+        waiting || self.handed.iter().any(|at| *at <= point)
     }
 
     fn insert(&mut self, point: u64, callback: Callback) {
@@ -131,11 +145,10 @@ fn text_of(payload: Box<dyn Any + Send>) -> String {
 
 /// Has `callback` run once everything up to `point` is over.
 pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) -> Result<()> {
-    let runner = Runner::get()?;
     timeline.callbacks.any.store(true, Ordering::Release);
     timeline.callbacks.queue.lock().insert(point, callback);
     if timeline.watch(point, &Waker::from(Arc::new(Due(Arc::clone(timeline))))) {
-        runner.take(Arc::clone(timeline));
+        timeline.callbacks.hand_over(&timeline.progress())?;
     }
     Ok(())
 }
@@ -145,20 +158,29 @@ pub(crate) fn prepare() -> Result<()> {
     Runner::get().map(|_| ())
 }
 
-/// A stream of which a callback is due. Keeps it alive until then.
+/// A stream of which a callback is due. Keeps it alive until then, and no longer: who is told by the callback may expect
+/// that nobody else holds the stream.
 struct Due(Arc<StreamTimeline>);
 
 impl Wake for Due {
     fn wake(self: Arc<Self>) {
-        if let Ok(runner) = Runner::get() {
-            runner.take(Arc::clone(&self.0));
-        }
+        let progress = self.0.progress();
+        let callbacks = Arc::clone(&self.0.callbacks);
+        drop(self);
+        // The thread was started before anything was registered.
+        let _started = callbacks.hand_over(&progress);
     }
+}
+
+struct Job {
+    of: Arc<Callbacks>,
+    callback: Callback,
+    outcome: Result<()>,
 }
 
 /// The thread that runs callbacks.
 struct Runner {
-    due: Mutex<VecDeque<Arc<StreamTimeline>>>,
+    due: Mutex<VecDeque<Job>>,
     wake_up: Condvar,
 }
 
@@ -177,24 +199,25 @@ impl Runner {
         started.clone().map(|()| &RUNNER)
     }
 
-    fn take(&self, timeline: Arc<StreamTimeline>) {
-        self.due.lock().push_back(timeline);
+    fn take(&self, job: Job) {
+        self.due.lock().push_back(job);
         self.wake_up.notify_one();
     }
 
     fn run(&self) {
         RUNS_CALLBACKS.set(true);
         loop {
-            let timeline = {
+            let Job { of, callback, outcome } = {
                 let mut due = self.due.lock();
                 loop {
                     match due.pop_front() {
-                        Some(timeline) => break timeline,
+                        Some(job) => break job,
                         None => self.wake_up.wait(&mut due),
                     }
                 }
             };
-            timeline.callbacks.run(&timeline);
+            let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(text_of);
+            of.end(panicked);
         }
     }
 }

@@ -36,7 +36,7 @@ impl Points {
 
     /// The next point, for work that the driver has taken. The caller records its event.
     pub(crate) fn give(&self) -> u64 {
-        self.given.fetch_add(1, Ordering::SeqCst) + 1
+        self.given.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     /// The next point, for a small operation that the driver has taken; and whether the run must be closed now.
@@ -44,7 +44,7 @@ impl Points {
     pub(crate) fn give_small(&self) -> (u64, bool) {
         let point = self.give();
         // Behind the point: whoever shares the stream either sees it and closes the run, or is seen here.
-        let shared = self.shared.load(Ordering::SeqCst);
+        let shared = self.shared.load(Ordering::Acquire);
         (point, shared || point.saturating_sub(self.marked.load(Ordering::Relaxed)) >= RUN)
     }
 
@@ -56,29 +56,32 @@ impl Points {
 
     /// From here on every point needs an event at once. The caller closes the run.
     pub(crate) fn share(&self) {
-        self.shared.store(true, Ordering::SeqCst);
+        self.shared.store(true, Ordering::Release);
+        // A change of `given` that changes nothing: of two changes one comes after the other. Either a point was given
+        // before, and its run is closed behind this; or whoever gives one later reads from here, and sees the flag.
+        self.given.fetch_add(0, Ordering::AcqRel);
     }
 
     /// The last point given.
     #[inline]
     pub(crate) fn given(&self) -> u64 {
-        self.given.load(Ordering::SeqCst)
+        self.given.load(Ordering::Acquire)
     }
 
     /// Whether points were given that no event covers.
     #[inline]
     pub(crate) fn run_is_open(&self) -> bool {
-        self.marked.load(Ordering::SeqCst) < self.given()
+        self.marked.load(Ordering::Acquire) < self.given()
     }
 
     /// An event was recorded behind the work of all points up to this one.
     pub(crate) fn mark(&self, upto: u64) {
-        self.marked.fetch_max(upto, Ordering::SeqCst);
+        self.marked.fetch_max(upto, Ordering::AcqRel);
     }
 
     /// All points up to this one are reached.
     pub(crate) fn reach(&self, upto: u64) {
-        self.marked.fetch_max(upto, Ordering::SeqCst);
+        self.marked.fetch_max(upto, Ordering::AcqRel);
         self.reached.fetch_max(upto, Ordering::Release);
     }
 

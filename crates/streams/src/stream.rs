@@ -155,7 +155,7 @@ impl CudaStream {
         let point = self.own.points.given();
         let outcome = self.own.synchronize();
         if self.own.points.reached() >= point {
-            self.own.callbacks.wait(&self.own, point)?;
+            self.own.callbacks.wait(point, || self.own.progress())?;
         }
         outcome
     }

@@ -16,7 +16,7 @@ use transload_cuda_sys::{AsStream, Context, DriverError, RawStream, RelaxedCaptu
 use transload_memory::lift;
 
 use crate::{
-    callbacks::Callbacks,
+    callbacks::{Callbacks, Progress},
     kernels::Kernels,
     line::{Covered, Line},
     metrics::Counters,
@@ -61,7 +61,7 @@ pub(crate) struct StreamTimeline {
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     /// What runs at completion, once something was registered.
-    pub(crate) callbacks: Callbacks,
+    pub(crate) callbacks: Arc<Callbacks>,
     pub(crate) metrics: Counters,
     reactor: &'static Reactor,
     this: Weak<Self>,
@@ -92,7 +92,7 @@ impl StreamTimeline {
             leases: AtomicUsize::new(0),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
-            callbacks: Callbacks::default(),
+            callbacks: Arc::default(),
             metrics: Counters::default(),
             reactor,
             this: Weak::clone(this),
@@ -254,6 +254,13 @@ impl StreamTimeline {
             Some(error) if point > self.line.lock().over() => Err(error.clone()),
             _ => Ok(true),
         }
+    }
+
+    /// How far the stream is known to have come.
+    pub(crate) fn progress(&self) -> Progress {
+        let reached = self.points.reached();
+        let broken = self.broken.get().map(|error| (self.line.lock().over(), error.clone()));
+        Progress { reached, broken }
     }
 
     /// Asks whether a point that no event covers yet is over; where it is not, it has one from here on.
