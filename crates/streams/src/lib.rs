@@ -34,6 +34,7 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
@@ -45,6 +46,9 @@ mod reactor;
 mod stream;
 mod timeline;
 
+pub use coordinator::{
+    Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+};
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
 pub use stream::CudaStream;

@@ -9,6 +9,7 @@
 
 mod capture;
 mod completion;
+mod coordinator;
 mod copies;
 mod in_place;
 mod order;
