@@ -35,6 +35,7 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod callbacks;
+mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
@@ -51,6 +52,9 @@ mod stream;
 mod sync;
 mod timeline;
 
+pub use coordinator::{
+    Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+};
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
 pub use metrics::{MetricsSampling, StreamMetrics};

@@ -10,6 +10,7 @@
 mod callbacks;
 mod capture;
 mod completion;
+mod coordinator;
 mod copies;
 mod foreign;
 mod in_place;
