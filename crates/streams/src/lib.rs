@@ -39,6 +39,7 @@ mod enqueue;
 mod event;
 mod kernels;
 mod lanes;
+mod launch;
 mod line;
 mod priority;
 mod reactor;
@@ -47,4 +48,5 @@ mod timeline;
 
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
+pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use stream::CudaStream;
