@@ -1,5 +1,7 @@
 //! Launches keep their turn among the work of all streams, keep their memory, and refuse what cannot be right.
 
+use std::{sync::mpsc, time::Duration};
+
 use transload_core::{Access, ErrorKind, Fence, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, trace};
@@ -10,6 +12,22 @@ use crate::setup::{Setup, noise};
 
 pub(crate) const SAXPY: &str = include_str!("../../examples/kernels/saxpy.ptx");
 pub(crate) const SPIN: &str = include_str!("../../examples/kernels/spin.ptx");
+
+/// Runs what could wait for itself, and fails where it does not end.
+pub(crate) fn watched(body: impl FnOnce() + Send + 'static) {
+    let (end, ended) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        body();
+        // The receiver is gone only where it gave up.
+        let _told = end.send(());
+    });
+    if ended.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("it hangs");
+    }
+    if let Err(failure) = thread.join() {
+        std::panic::resume_unwind(failure);
+    }
+}
 
 /// Numbers that add up exactly.
 pub(crate) fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -40,56 +58,63 @@ pub(crate) fn saxpy(
 
 #[test]
 fn a_launch_sees_an_upload_on_another_stream_and_a_download_on_a_third_sees_it_without_a_wait_of_the_host() {
-    let setup = Setup::new();
-    let kernel = saxpy_of(&setup);
-    let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&setup.device).unwrap()).collect();
-    for round in 0..10 {
-        let (x, y) = (numbers(30_001, round), numbers(30_001, round + 100));
-        let (host_x, host_y) = (setup.pinned(&bytes(&x)), setup.pinned(&bytes(&y)));
-        let (there_x, there_y) = (setup.device(x.len() * 4), setup.device(x.len() * 4));
-        let back = setup.pinned(&vec![0; x.len() * 4]);
-        let trace = trace::start();
-        drop(streams[0].copy_from_host_async(&host_x, &there_x));
-        drop(streams[0].copy_from_host_async(&host_y, &there_y));
-        let fence = saxpy(&kernel, &streams[1], 3.0, &there_x, &there_y).unwrap();
-        let down = streams[2].copy_to_host_async(&there_y, &back);
-        let calls = trace.calls_of_this_thread();
-        assert!(calls.iter().all(|call| !call.name.contains("Synchronize")), "the host waits for nothing");
-        drop((host_x, host_y, there_x, there_y));
-        down.wait().unwrap();
-        assert!(fence.is_over());
-        let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| 3.0 * x + y).collect();
-        assert!(*back.read().unwrap() == bytes(&expected)[..], "round {round}");
-    }
-    drop((streams, kernel));
-    setup.finish();
+    watched(|| {
+        let setup = Setup::new();
+        let kernel = saxpy_of(&setup);
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&setup.device).unwrap()).collect();
+        for round in 0..10 {
+            let (x, y) = (numbers(30_001, round), numbers(30_001, round + 100));
+            let (host_x, host_y) = (setup.pinned(&bytes(&x)), setup.pinned(&bytes(&y)));
+            let (there_x, there_y) = (setup.device(x.len() * 4), setup.device(x.len() * 4));
+            let back = setup.pinned(&vec![0; x.len() * 4]);
+            let trace = trace::start();
+            drop(streams[0].copy_from_host_async(&host_x, &there_x));
+            drop(streams[0].copy_from_host_async(&host_y, &there_y));
+            let fence = saxpy(&kernel, &streams[1], 3.0, &there_x, &there_y).unwrap();
+            let down = streams[2].copy_to_host_async(&there_y, &back);
+            let calls = trace.calls_of_this_thread();
+            assert!(
+                calls.iter().all(|call| !call.name.contains("Synchronize")),
+                "the host waits for nothing"
+            );
+            drop((host_x, host_y, there_x, there_y));
+            down.wait().unwrap();
+            assert!(fence.is_over());
+            let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| 3.0 * x + y).collect();
+            assert!(*back.read().unwrap() == bytes(&expected)[..], "round {round}");
+        }
+        drop((streams, kernel));
+        setup.finish();
+    });
 }
 
 #[test]
 fn dropping_every_handle_right_after_enqueueing_is_safe() {
-    let setup = Setup::new();
-    let (x, y) = (numbers(200_000, 1), numbers(200_000, 2));
-    let back = setup.pinned(&vec![0; x.len() * 4]);
-    let there = setup.device(x.len() * 4);
-    {
-        let module = CudaModule::from_ptx(&setup.device, SAXPY).unwrap();
+    watched(|| {
+        let setup = Setup::new();
+        let (x, y) = (numbers(200_000, 1), numbers(200_000, 2));
+        let back = setup.pinned(&vec![0; x.len() * 4]);
+        let there = setup.device(x.len() * 4);
+        {
+            let module = CudaModule::from_ptx(&setup.device, SAXPY).unwrap();
+            let stream = CudaStream::new(&setup.device).unwrap();
+            let host = setup.pinned(&bytes(&x));
+            let there_x = setup.device(x.len() * 4);
+            drop(stream.copy_from_host_async(&host, &there_x));
+            drop(stream.copy_from_host_async(&setup.pinned(&bytes(&y)), &there));
+            let kernel = module.kernel("transload_saxpy").unwrap();
+            drop(module);
+            drop(saxpy(&kernel, &stream, 2.0, &there_x, &there).unwrap());
+        }
+        // What is allocated now must not get what the launch still reads.
+        let others: Vec<_> = (0..4).map(|seed| setup.pinned(&noise(x.len() * 4, seed))).collect();
         let stream = CudaStream::new(&setup.device).unwrap();
-        let host = setup.pinned(&bytes(&x));
-        let there_x = setup.device(x.len() * 4);
-        drop(stream.copy_from_host_async(&host, &there_x));
-        drop(stream.copy_from_host_async(&setup.pinned(&bytes(&y)), &there));
-        let kernel = module.kernel("transload_saxpy").unwrap();
-        drop(module);
-        drop(saxpy(&kernel, &stream, 2.0, &there_x, &there).unwrap());
-    }
-    // What is allocated now must not get what the launch still reads.
-    let others: Vec<_> = (0..4).map(|seed| setup.pinned(&noise(x.len() * 4, seed))).collect();
-    let stream = CudaStream::new(&setup.device).unwrap();
-    stream.copy_to_host_async(&there, &back).wait().unwrap();
-    let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| 2.0 * x + y).collect();
-    assert!(*back.read().unwrap() == bytes(&expected)[..]);
-    drop((others, stream, there, back));
-    setup.finish();
+        stream.copy_to_host_async(&there, &back).wait().unwrap();
+        let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| 2.0 * x + y).collect();
+        assert!(*back.read().unwrap() == bytes(&expected)[..]);
+        drop((others, stream, there, back));
+        setup.finish();
+    });
 }
 
 #[test]
@@ -193,88 +218,100 @@ fn modules_and_kernels_that_are_not_there_are_refused_by_name() {
 
 #[test]
 fn what_cannot_be_launched_is_refused_with_what_would_be_valid_and_leaves_nothing_behind() {
-    let setup = Setup::new();
-    let kernel = saxpy_of(&setup);
-    let stream = CudaStream::new(&setup.device).unwrap();
-    let (x, y) = (setup.device(4096), setup.device(4096));
-    let refused = |launch: transload_streams::Launch<'_>, kind, part: &str| {
-        // SAFETY: what is refused is not run.
-        let error = unsafe { launch.enqueue(&stream) }.unwrap_err();
-        assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.to_string().contains(part), "{error}");
-    };
-    let shaped = |config| kernel.launch(config).arg(1.0_f32).reads(&x).writes(&y).arg(1024_u64);
-    let most = kernel.max_threads_per_block();
-    refused(shaped(LaunchConfig::linear(0, 32)), ErrorKind::InvalidArgument, "valid are 1 to");
-    refused(shaped(LaunchConfig::linear(1, 0)), ErrorKind::InvalidArgument, "valid are 1 to");
-    let limit = format!("at most {most} in all");
-    refused(shaped(LaunchConfig::linear(1, most + 1)), ErrorKind::InvalidArgument, &limit);
-    let shared = LaunchConfig::linear(1, 32).with_shared_bytes(u32::MAX);
-    refused(shaped(shared), ErrorKind::InvalidArgument, &format!("can have {}", kernel.max_shared_bytes()));
+    watched(|| {
+        let setup = Setup::new();
+        let kernel = saxpy_of(&setup);
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let (x, y) = (setup.device(4096), setup.device(4096));
+        let refused = |launch: transload_streams::Launch<'_>, kind, part: &str| {
+            // SAFETY: what is refused is not run.
+            let error = unsafe { launch.enqueue(&stream) }.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains(part), "{error}");
+        };
+        let shaped = |config| kernel.launch(config).arg(1.0_f32).reads(&x).writes(&y).arg(1024_u64);
+        let most = kernel.max_threads_per_block();
+        refused(shaped(LaunchConfig::linear(0, 32)), ErrorKind::InvalidArgument, "valid are 1 to");
+        refused(shaped(LaunchConfig::linear(1, 0)), ErrorKind::InvalidArgument, "valid are 1 to");
+        let limit = format!("at most {most} in all");
+        refused(shaped(LaunchConfig::linear(1, most + 1)), ErrorKind::InvalidArgument, &limit);
+        let shared = LaunchConfig::linear(1, 32).with_shared_bytes(u32::MAX);
+        refused(
+            shaped(shared),
+            ErrorKind::InvalidArgument,
+            &format!("can have {}", kernel.max_shared_bytes()),
+        );
 
-    let small = LaunchConfig::linear(1, 32);
-    if kernel.parameter_sizes().is_some() {
-        let takes = "[4, 8, 8, 8]";
-        refused(kernel.launch(small).arg(1.0_f32).reads(&x).writes(&y), ErrorKind::InvalidArgument, takes);
-        let wrong = kernel.launch(small).arg(1.0_f64).reads(&x).writes(&y).arg(1_u64);
-        refused(wrong, ErrorKind::InvalidArgument, takes);
-        let more = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&y).arg(1_u64).arg(1_u64);
-        refused(more, ErrorKind::InvalidArgument, takes);
-    }
+        let small = LaunchConfig::linear(1, 32);
+        if kernel.parameter_sizes().is_some() {
+            let takes = "[4, 8, 8, 8]";
+            refused(
+                kernel.launch(small).arg(1.0_f32).reads(&x).writes(&y),
+                ErrorKind::InvalidArgument,
+                takes,
+            );
+            let wrong = kernel.launch(small).arg(1.0_f64).reads(&x).writes(&y).arg(1_u64);
+            refused(wrong, ErrorKind::InvalidArgument, takes);
+            let more = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&y).arg(1_u64).arg(1_u64);
+            refused(more, ErrorKind::InvalidArgument, takes);
+        }
 
-    let pinned = setup.pinned(&[0; 4096]);
-    let out_of_reach = kernel.launch(small).arg(1.0_f32).reads(&pinned).writes(&y).arg(1024_u64);
-    refused(out_of_reach, ErrorKind::Unsupported, "cannot use cpu/pinned memory");
-    let mut slice = [9_u8; 64];
-    {
-        // SAFETY: the value is dropped at the end of this block and never cloned.
-        let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
-        let launch = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&pageable).arg(16_u64);
-        refused(launch, ErrorKind::Unsupported, "cannot use cpu/pageable memory");
-        refused(kernel.launch(small).declares(&pageable, Access::Read), ErrorKind::Unsupported, "mapped");
-    }
+        let pinned = setup.pinned(&[0; 4096]);
+        let out_of_reach = kernel.launch(small).arg(1.0_f32).reads(&pinned).writes(&y).arg(1024_u64);
+        refused(out_of_reach, ErrorKind::Unsupported, "cannot use cpu/pinned memory");
+        let mut slice = [9_u8; 64];
+        {
+            // SAFETY: the value is dropped at the end of this block and never cloned.
+            let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
+            let launch = kernel.launch(small).arg(1.0_f32).reads(&x).writes(&pageable).arg(16_u64);
+            refused(launch, ErrorKind::Unsupported, "cannot use cpu/pageable memory");
+            refused(kernel.launch(small).declares(&pageable, Access::Read), ErrorKind::Unsupported, "mapped");
+        }
 
-    let (low, high) = (x.slice(..3000).unwrap(), x.slice(1000..).unwrap());
-    let crossing = kernel.launch(small).arg(1.0_f32).reads(&low).writes(&high).arg(1_u64);
-    refused(crossing, ErrorKind::Overlap, "declare one range that contains both");
+        let (low, high) = (x.slice(..3000).unwrap(), x.slice(1000..).unwrap());
+        let crossing = kernel.launch(small).arg(1.0_f32).reads(&low).writes(&high).arg(1_u64);
+        refused(crossing, ErrorKind::Overlap, "declare one range that contains both");
 
-    // Nothing is claimed any more: all of it can be used at once.
-    let fences: Vec<_> = (0..3).map(|_| saxpy(&kernel, &stream, 0.0, &x, &y).unwrap()).collect();
-    drop((fences, low, high, x, y, pinned, stream, kernel));
-    setup.finish();
+        // Nothing is claimed any more: all of it can be used at once.
+        let fences: Vec<_> = (0..3).map(|_| saxpy(&kernel, &stream, 0.0, &x, &y).unwrap()).collect();
+        drop((fences, low, high, x, y, pinned, stream, kernel));
+        setup.finish();
+    });
 }
 
 #[test]
 fn ranges_declared_twice_count_once_as_written_if_either_is() {
-    let setup = Setup::new();
-    let kernel = saxpy_of(&setup);
-    let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
-    let y = setup.memory.allocate(MemoryKind::Mapped, 4000).unwrap();
-    y.write().unwrap().copy_from_slice(&bytes(&[1.0; 1000]));
-    // In place: y = 2 y + y. Each launch must come after the one before, on whichever stream.
-    for round in 0..6 {
-        let stream = if round % 2 == 0 { &one } else { &two };
-        drop(saxpy(&kernel, stream, 2.0, &y, &y).unwrap());
-    }
-    assert!(*y.read().unwrap() == bytes(&[729.0; 1000])[..]);
-    // A written slice of a range that is read: all of the range counts as written.
-    let slice = y.slice(2000..).unwrap();
-    let launch = kernel.launch(LaunchConfig::linear(1, 32)).arg(0.0_f32).reads(&y).reads_writes(&slice);
-    // SAFETY: the kernel takes these parameters and touches 500 numbers of each.
-    drop(unsafe { launch.arg(500_u64).enqueue(&one) }.unwrap());
-    let beginning = y.slice(..4).unwrap();
-    match beginning.try_read() {
-        Ok(view) => assert!(*view == 729.0_f32.to_le_bytes(), "it may be over already on a real device"),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Busy),
-    }
-    assert!(*y.read().unwrap() == bytes(&[729.0; 1000])[..]);
-    // Several readers of one range are no conflict.
-    let launch =
-        kernel.launch(LaunchConfig::linear(1, 32)).arg(0.0_f32).reads(&beginning).reads_writes(&slice);
-    // SAFETY: as above, for one number.
-    drop(unsafe { launch.declares(&beginning, Access::Read).arg(1_u64).enqueue(&two) }.unwrap());
-    drop((slice, beginning, y, one, two, kernel));
-    setup.finish();
+    watched(|| {
+        let setup = Setup::new();
+        let kernel = saxpy_of(&setup);
+        let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let y = setup.memory.allocate(MemoryKind::Mapped, 4000).unwrap();
+        y.write().unwrap().copy_from_slice(&bytes(&[1.0; 1000]));
+        // In place: y = 2 y + y. Each launch must come after the one before, on whichever stream.
+        for round in 0..6 {
+            let stream = if round % 2 == 0 { &one } else { &two };
+            drop(saxpy(&kernel, stream, 2.0, &y, &y).unwrap());
+        }
+        assert!(*y.read().unwrap() == bytes(&[729.0; 1000])[..]);
+        // A written slice of a range that is read: all of the range counts as written.
+        let slice = y.slice(2000..).unwrap();
+        let launch = kernel.launch(LaunchConfig::linear(1, 32)).arg(0.0_f32).reads(&y).reads_writes(&slice);
+        // SAFETY: the kernel takes these parameters and touches 500 numbers of each.
+        drop(unsafe { launch.arg(500_u64).enqueue(&one) }.unwrap());
+        let beginning = y.slice(..4).unwrap();
+        match beginning.try_read() {
+            Ok(view) => assert!(*view == 729.0_f32.to_le_bytes(), "it may be over already on a real device"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy),
+        }
+        assert!(*y.read().unwrap() == bytes(&[729.0; 1000])[..]);
+        // Several readers of one range are no conflict.
+        let launch =
+            kernel.launch(LaunchConfig::linear(1, 32)).arg(0.0_f32).reads(&beginning).reads_writes(&slice);
+        // SAFETY: as above, for one number.
+        drop(unsafe { launch.declares(&beginning, Access::Read).arg(1_u64).enqueue(&two) }.unwrap());
+        drop((slice, beginning, y, one, two, kernel));
+        setup.finish();
+    });
 }
 
 #[test]

@@ -10,7 +10,7 @@ use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
-    launch::{SAXPY, bytes, numbers, saxpy_of},
+    launch::{SAXPY, bytes, numbers, saxpy_of, watched},
     setup::Setup,
 };
 
@@ -121,6 +121,31 @@ fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it()
 }
 
 #[test]
+fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
+    let Some(setup) = able() else { return };
+    let kernel = saxpy_of(&setup);
+    let executor = LaunchExecutor::new(&setup.device).unwrap();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let steps: Vec<_> =
+        (0..4).map(|_| (unified(&setup, &[1.0; COUNT]), unified(&setup, &[1.0; COUNT]))).collect();
+    let trace = trace::start();
+    for (x, y) in &steps {
+        drop(saxpy(&executor, &kernel, &stream, (x, y), None).unwrap());
+    }
+    let calls = trace.calls_of_this_thread();
+    let prefetches = positions(&calls, "cuMemPrefetchAsync");
+    assert_eq!(prefetches.len(), 8);
+    let waits = positions(&calls, "cuStreamWaitEvent");
+    let held_up = waits.iter().find(|wait| calls[**wait].arguments[0] == calls[prefetches[0]].arguments[3]);
+    assert_eq!(held_up, None, "no prefetch waits for a launch: {calls:?}");
+    for (_, y) in &steps {
+        assert!(*y.read().unwrap() == bytes(&[4.0; COUNT])[..]);
+    }
+    drop((steps, stream, executor, kernel));
+    setup.finish();
+}
+
+#[test]
 fn a_result_wanted_on_the_host_follows_the_launch_there() {
     let Some(setup) = able() else { return };
     let kernel = saxpy_of(&setup);
@@ -138,7 +163,11 @@ fn a_result_wanted_on_the_host_follows_the_launch_there() {
             .collect();
         assert_eq!(back.len(), 1, "what is only read stays: {calls:?}");
         assert!(back[0] > launch);
-        let to_device = positions(&calls, "cuMemPrefetchAsync").len() - 1;
+        let to_device = positions(&calls, "cuMemPrefetchAsync").into_iter().filter(|at| *at < launch);
+        let to_device: Vec<_> = to_device.map(|at| calls[at].arguments[3]).collect();
+        let own = stream.as_raw().addr() as u64;
+        assert!(![to_device[0], own].contains(&calls[back[0]].arguments[3]), "each way has its stream");
+        let to_device = to_device.len();
         assert_eq!(to_device, if round == 1 { 2 } else { 1 }, "the input lies there, the result is at home");
         fence.wait().unwrap();
         if let Some(sim) = setup.test.sim() {
@@ -158,48 +187,57 @@ fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remem
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
-    let (x, y) = (unified(&setup, &[2.0; COUNT]), unified(&setup, &[1.0; COUNT]));
+    // The older one is claimed first: where that is refused, the other has been prefetched and was not claimed.
+    let (y, x) = (unified(&setup, &[1.0; COUNT]), unified(&setup, &[2.0; COUNT]));
     let view = y.read().unwrap();
     let error = saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy);
     drop(view);
+    // Were the refused launch still expected, this look would pass for it.
+    drop(x.read().unwrap());
+    let trace = trace::start();
+    drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
+    assert_eq!(positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").len(), 2);
+    assert!(*y.read().unwrap() == bytes(&[7.0; COUNT])[..]);
     // What both only read is no conflict: only its prefetch is left out.
     let view = x.read().unwrap();
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
     assert_eq!(positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").len(), 1);
-    assert!(*y.read().unwrap() == bytes(&[7.0; COUNT])[..]);
+    assert!(*y.read().unwrap() == bytes(&[13.0; COUNT])[..]);
     drop(view);
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
     let prefetches = positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync");
     assert_eq!(prefetches.len(), 2, "what a refused launch expected is not relied on");
-    assert!(*y.read().unwrap() == bytes(&[13.0; COUNT])[..]);
+    assert!(*y.read().unwrap() == bytes(&[19.0; COUNT])[..]);
     drop((x, y, stream, executor, kernel));
     setup.finish();
 }
 
 #[test]
 fn launches_of_several_threads_through_one_executor_lose_no_update() {
-    let Some(setup) = able() else { return };
-    let kernel = saxpy_of(&setup);
-    let executor = LaunchExecutor::new(&setup.device).unwrap();
-    let (x, y) = (unified(&setup, &[1.0; 2000]), unified(&setup, &[0.0; 2000]));
-    std::thread::scope(|scope| {
-        for thread in 0..6 {
-            let (setup, executor, kernel, x, y) = (&setup, &executor, &kernel, &x, &y);
-            scope.spawn(move || {
-                let stream = CudaStream::new(&setup.device).unwrap();
-                for round in 0..20 {
-                    let result_on = ((round + thread) % 4 == 0).then_some(DeviceId::Cpu);
-                    drop(saxpy(executor, kernel, &stream, (x, y), result_on).unwrap());
-                }
-            });
-        }
+    watched(|| {
+        let Some(setup) = able() else { return };
+        let kernel = saxpy_of(&setup);
+        let executor = LaunchExecutor::new(&setup.device).unwrap();
+        let (x, y) = (unified(&setup, &[1.0; 2000]), unified(&setup, &[0.0; 2000]));
+        std::thread::scope(|scope| {
+            for thread in 0..6 {
+                let (setup, executor, kernel, x, y) = (&setup, &executor, &kernel, &x, &y);
+                scope.spawn(move || {
+                    let stream = CudaStream::new(&setup.device).unwrap();
+                    for round in 0..20 {
+                        let result_on = ((round + thread) % 4 == 0).then_some(DeviceId::Cpu);
+                        drop(saxpy(executor, kernel, &stream, (x, y), result_on).unwrap());
+                    }
+                });
+            }
+        });
+        assert!(*y.read().unwrap() == bytes(&[360.0; 2000])[..]);
+        drop((x, y, executor, kernel));
+        setup.finish();
     });
-    assert!(*y.read().unwrap() == bytes(&[360.0; 2000])[..]);
-    drop((x, y, executor, kernel));
-    setup.finish();
 }
 
 #[test]
