@@ -68,7 +68,7 @@ impl<'a> Claims<'a> {
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
-    pub(crate) fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
+    pub fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
         for fence in &self.after {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.

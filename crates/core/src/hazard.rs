@@ -278,6 +278,11 @@ impl Hazards {
         self.withdraw(ticket);
     }
 
+    /// How many claims and views there were so far.
+    pub(crate) fn uses(&self) -> u64 {
+        self.table.lock().last_ticket
+    }
+
     /// The fences of all uses that are not known to be over.
     pub(crate) fn outstanding(&self) -> Dependencies {
         let mut removed = Removed::new();

@@ -218,6 +218,13 @@ impl RawBuffer {
         outcome
     }
 
+    /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
+    /// nobody used the allocation in between, except around this library.
+    #[must_use]
+    pub fn uses(&self) -> u64 {
+        self.hazards().uses()
+    }
+
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards
     }

@@ -41,6 +41,7 @@ mod enqueue;
 mod event;
 mod kernels;
 mod lanes;
+mod launch;
 mod line;
 mod marks;
 mod metrics;
@@ -58,4 +59,5 @@ pub use coordinator::{
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
 pub use metrics::{MetricsSampling, StreamMetrics};
+pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use stream::CudaStream;

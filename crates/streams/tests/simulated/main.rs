@@ -5,6 +5,7 @@
 mod coordinator;
 mod in_place;
 mod runs;
+mod launch;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;
