@@ -92,11 +92,9 @@ impl<'a> Claims<'a> {
     /// [`Unsubmitted::Blocked`] by those fences.
     pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
         self.after.retain(|fence| !fence.is_known_done());
-        let for_host: Dependencies = self.after.iter().filter(|fence| !for_queue(fence)).cloned().collect();
-        if for_host.is_empty() {
-            return Ok(());
-        }
-        let open: Dependencies = for_host.into_iter().filter(|fence| !fence.is_over()).collect();
+        let for_host = self.after.iter().filter(|fence| !for_queue(fence));
+        // Allocates only where there is something.
+        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
         if !open.is_empty() {
             return Err(Obstacle::fences(open).into());
         }

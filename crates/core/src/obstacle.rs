@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use crate::{Access, Error, Fence, RawBuffer, Result, hazard::Dependencies};
+use crate::{Access, Error, Fence, RawBuffer, Result};
 
 /// Why nothing was submitted by a call that does not wait.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub struct Obstacle {
 enum What {
     /// Some thread is between its claim and its commit.
     Claim(RawBuffer, Access),
-    /// These are not over yet; each goes when it is.
-    Fences(Dependencies),
+    /// These are not over yet; each goes when it is. On the heap, so that an answer of success stays small.
+    Fences(Vec<Fence>),
 }
 
 impl Obstacle {
@@ -37,7 +37,7 @@ impl Obstacle {
         Self { what: What::Claim(buffer.clone(), access) }
     }
 
-    pub(crate) fn fences(fences: Dependencies) -> Self {
+    pub(crate) fn fences(fences: Vec<Fence>) -> Self {
         Self { what: What::Fences(fences) }
     }
 }
@@ -68,7 +68,9 @@ impl Future for Obstacle {
 impl fmt::Debug for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.what {
-            What::Claim(buffer, access) => write!(f, "Obstacle({access:?} of {buffer:?} while it is claimed)"),
+            What::Claim(buffer, access) => {
+                write!(f, "Obstacle({access:?} of {buffer:?} while it is claimed)")
+            }
             What::Fences(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
         }
     }

@@ -1,9 +1,6 @@
 //! Submission for tasks: what would block the thread is answered, or awaited, instead.
 
-use crate::{
-    Claims, Fence, MemoryKind, Operation, Queue, Result, Timing,
-    obstacle::Unsubmitted,
-};
+use crate::{Claims, Fence, MemoryKind, Operation, Queue, Result, Timing, obstacle::Unsubmitted};
 
 /// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.
 /// The host would have to wait

@@ -7,8 +7,8 @@ use std::{
 };
 
 use transload_core::{
-    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, PathCost,
-    Obstacle, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferPath,
+    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
+    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferPath,
     TransferReport, Unsubmitted,
 };
 

@@ -267,7 +267,8 @@ mod tests {
     fn a_method_that_declines_one_request_is_passed_over_and_named_for_that_one_only() {
         let routes = routes(&[DIRECT, STAGED], &crossing());
         let request = Request::new(PATH, 4096).unwrap();
-        let declined = [Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::PeerUnverified }];
+        let declined =
+            [Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::PeerUnverified }];
         let choose = |declined| {
             routes.choose(&request, &TransferOptions::new(), &LostDevices::default(), declined).unwrap()
         };

@@ -4,9 +4,7 @@ use std::time::Instant;
 
 use transload_core::{Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport};
 
-use crate::{
-    CrossBackendTransferManager, TransferOptions, methods::Declined, request::Ranges,
-};
+use crate::{CrossBackendTransferManager, TransferOptions, methods::Declined, request::Ranges};
 
 impl CrossBackendTransferManager {
     /// As [`transfer_with`](Self::transfer_with) for a task, from submission to the last byte: no thread is blocked by

@@ -165,7 +165,8 @@ fn a_claim_of_another_thread_is_awaited_until_its_commit() {
     let (hand, queue, a, b) = (Hand::new(), MockQueue::new(), buffer(64), buffer(64));
     let copy = Operation::Copy { src: &a, dst: &b };
     let claims = Claims::of(&mut [(&b, Access::Read)]).unwrap();
-    let (mut submitting, mut reading) = (pin!(submit_async(&queue, &copy, Timing::Off)), pin!(b.write_async()));
+    let (mut submitting, mut reading) =
+        (pin!(submit_async(&queue, &copy, Timing::Off)), pin!(b.write_async()));
     assert!(hand.poll(&mut submitting).is_pending() && hand.poll(&mut reading).is_pending());
     assert!(hand.poll(&mut submitting).is_pending());
     // A task that gave up is woken for nothing, and nothing else.

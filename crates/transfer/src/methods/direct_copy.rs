@@ -1,8 +1,6 @@
 //! One copy by one queue, from or to the caller's memory.
 
-use transload_core::{
-    Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
-};
+use transload_core::{Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted};
 
 use super::{Context, Job, Method, Route};
 

@@ -34,7 +34,7 @@ impl Method for ZeroCopy {
         match route.backend.prepare_in_place(route.lane) {
             Err(error) if error.kind() == ErrorKind::Unsupported => {
                 Err(Declined::ForGood(RejectReason::NoKernel))
-            },
+            }
             _ => Ok(()),
         }
     }
