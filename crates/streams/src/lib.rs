@@ -34,6 +34,7 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod allocator;
 mod copies;
 mod enqueue;
 mod event;
@@ -45,6 +46,10 @@ mod reactor;
 mod stream;
 mod timeline;
 
+pub use allocator::{
+    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState, CallbackId,
+    CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
+};
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
 pub use stream::CudaStream;

@@ -17,7 +17,7 @@ use transload_cuda_sys::{
 };
 use transload_memory::lift;
 
-use crate::{kernels::Kernels, line::Line, reactor::Reactor};
+use crate::{allocator::ending::Endings, kernels::Kernels, line::Line, reactor::Reactor};
 
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 100_000;
@@ -43,6 +43,8 @@ pub(crate) struct StreamTimeline {
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     reactor: &'static Reactor,
+    /// Who is told before the stream is destroyed.
+    pub(crate) endings: Endings,
     this: Weak<Self>,
 }
 
@@ -63,6 +65,7 @@ impl StreamTimeline {
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             reactor,
+            endings: Endings::default(),
             this: Weak::clone(this),
         }))
     }
@@ -245,6 +248,7 @@ impl StreamTimeline {
 
 impl Drop for StreamTimeline {
     fn drop(&mut self) {
+        self.endings.tell(self.id, &self.stream);
         let Some(kernels) = self.kernels.get() else { return };
         let idle = RelaxedCapture::enter().and_then(|_capture| self.stream.is_idle());
         if !matches!(idle, Ok(true)) {

@@ -7,6 +7,12 @@
     reason = "helpers of tests fail their tests"
 )]
 
+mod allocator;
+mod allocator_across;
+mod allocator_bad_use;
+mod allocator_buffers;
+mod allocator_random;
+mod allocator_short;
 mod capture;
 mod completion;
 mod copies;
