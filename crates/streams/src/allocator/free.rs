@@ -77,6 +77,7 @@ impl Shared {
     pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
+        let _hand = self.hands.take();
         let (node, users) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;

@@ -59,28 +59,42 @@ impl Shared {
         buffer: bool,
         wait: bool,
     ) -> Result<Option<Taken>> {
+        /// How often blocks that were freed while the others were looked at are looked at again.
+        const ROUNDS: usize = 16;
         let wait = wait && !stream.is_captured();
-        let streams = self.streams();
-        if wait {
-            for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
-                if let Some(stream) = stream.as_ref().filter(|stream| other != index && !stream.is_captured()) {
-                    // Blocks that no seal covers are left out.
-                    let _covered = self.seal(arena, stream);
+        for _ in 0..ROUNDS {
+            let streams = self.streams();
+            if wait {
+                self.seal_others(&streams, index);
+            }
+            for (other, _) in self.arenas.iter() {
+                self.ask(other);
+            }
+            let _hand = self.hands.take();
+            let mut behind = Vec::new();
+            let piece = {
+                let mut locked = self.lock_all();
+                let found = candidates(&mut locked, &streams, index, wait);
+                match smallest_run(&found, want.size) {
+                    Some(run) => join(&mut locked, &streams, index, run, &mut behind),
+                    None if wait && freed_meanwhile(&locked, index) => continue,
+                    None => None,
                 }
+            };
+            let Some(piece) = piece else { return Ok(None) };
+            return self.place(stream, index, piece, behind, want, buffer, From::Gathered).map(Some);
+        }
+        Ok(None)
+    }
+
+    /// Has points recorded behind what other streams freed.
+    fn seal_others(&self, streams: &[Option<CudaStream>], index: u32) {
+        for ((other, arena), stream) in self.arenas.iter().zip(streams) {
+            if let Some(stream) = stream.as_ref().filter(|stream| other != index && !stream.is_captured()) {
+                // Blocks that no point covers are left out.
+                let _covered = self.seal(arena, stream);
             }
         }
-        for (other, _) in self.arenas.iter() {
-            self.ask(other);
-        }
-        let mut behind = Vec::new();
-        let piece = {
-            let mut locked = self.lock_all();
-            let candidates = candidates(&mut locked, &streams, index, wait);
-            let Some(run) = smallest_run(&candidates, want.size) else { return Ok(None) };
-            join(&mut locked, &streams, index, run, &mut behind)
-        };
-        let Some(piece) = piece else { return Ok(None) };
-        self.place(stream, index, piece, behind, want, buffer, From::Gathered).map(Some)
     }
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
@@ -101,6 +115,7 @@ impl Shared {
                 }
             }
         }
+        let _hand = self.hands.take();
         let mut removed = Vec::new();
         {
             let mut locked = self.lock_all();
@@ -127,6 +142,14 @@ impl Shared {
 /// Whether the node's order is over.
 fn is_over(order: Order, (freed, point): (u64, u64)) -> bool {
     order.freed <= freed && order.point <= point
+}
+
+/// Whether some other stream freed blocks that its last seal does not cover.
+fn freed_meanwhile(locked: &[Locked<'_>], own: u32) -> bool {
+    let uncovered = |Locked { index, state }: &Locked<'_>| {
+        *index != own && matches!(state.owner, Owner::Stream(_)) && state.freed > state.seal.freed
+    };
+    locked.iter().any(uncovered)
 }
 
 /// What may be joined, by segment and address.

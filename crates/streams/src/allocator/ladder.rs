@@ -29,6 +29,18 @@ fn is_shortage(error: &Error) -> bool {
 impl Shared {
     pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
         self.refuse_what_never_fits(want)?;
+        loop {
+            let began = self.hands.begin();
+            match self.climb(stream, index, want, buffer) {
+                // Another thread may have had in hand what was missing.
+                Err(error) if is_shortage(&error) && self.hands.others_moved_since(began) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Tries everything once, from what costs least to what costs most.
+    fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
         if self.options.reuse == CrossStreamReuse::BeforeGrowing && self.free_bytes() >= want.size {
             if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
                 return Ok(taken);
@@ -76,6 +88,9 @@ impl Shared {
         buffer: bool,
     ) -> Result<Option<Taken>> {
         self.wait_for_everything_free();
+        if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
+            return Ok(Some(taken));
+        }
         self.trim();
         // If giving back fails too, it is still memory that the caller lacks.
         let _told_by_the_next_try = self.upstream.trim();
@@ -126,6 +141,7 @@ impl Shared {
     }
 
     fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool, size: u64) -> Result<Taken> {
+        let _hand = self.hands.take();
         let segment = self.new_segment(size, want.small)?;
         if segment.size < want.size {
             // The resource's beginning was no multiple of the grain.

@@ -12,6 +12,7 @@ mod builder;
 pub(crate) mod ending;
 mod free;
 mod gather;
+mod hands;
 mod ladder;
 mod quick;
 mod reuse;

@@ -115,6 +115,7 @@ impl Shared {
         for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
             self.ask(other);
         }
+        let _hand = self.hands.take();
         self.absorb_ended(index);
         if let Some(taken) = self.take_own(stream, index, want, buffer)? {
             return Ok(Some(taken));

@@ -15,6 +15,7 @@ use super::{
     arenas::{Arena, Arenas, Directory, Owner, alive, recent, remember},
     builder::Options,
     ending::{AtEnd, EndOfStream},
+    hands::Hands,
     segments::Segments,
     size::Want,
 };
@@ -37,6 +38,7 @@ pub(super) struct Shared {
     pub(super) peak_reserved: AtomicU64,
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
+    pub(super) hands: Hands,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
     this: Weak<Self>,
@@ -66,6 +68,7 @@ impl Shared {
             peak_reserved: AtomicU64::new(0),
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
+            hands: Hands::default(),
             reclaimer: Arc::new(Reclaimer::new()),
             this: Weak::clone(this),
         })

@@ -126,6 +126,8 @@ fn the_best_fit_is_split_and_its_rest_stays_free() {
     let allocate = |bytes| bed.allocator.allocate_for_stream(&stream, bytes).unwrap();
     let (large, _keeps_apart, small) = (allocate(64 << 10), allocate(512), allocate(16 << 10));
     let _end = allocate(512);
+    // The rest of the segment.
+    let _others = (allocate(1 << 20), allocate((1 << 20) - (81 << 10)));
     bed.allocator.free_for_stream(large, &stream).unwrap();
     bed.allocator.free_for_stream(small, &stream).unwrap();
     let fitted = allocate(15 << 10);

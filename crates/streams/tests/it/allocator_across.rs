@@ -36,7 +36,7 @@ fn tight() -> Bed {
 
 #[test]
 fn reuse_in_another_stream_takes_one_event_and_one_wait_and_keeps_contents_right() {
-    let bed = Bed::new();
+    let bed = tight();
     let (one, two) = (bed.stream(), bed.stream());
     let back = [bed.setup.pinned(&vec![0; 1 << 20]), bed.setup.pinned(&vec![0; 1 << 20])];
     for round in 0..10_u8 {
@@ -58,7 +58,6 @@ fn reuse_in_another_stream_takes_one_event_and_one_wait_and_keeps_contents_right
         assert!(back[1].read().unwrap().iter().all(|byte| *byte == round + 100), "round {round}");
         bed.allocator.free_for_stream(second, &two).unwrap();
     }
-    assert_eq!(bed.allocator.statistics().reserved, 2 << 20);
     drop((one, two, back));
     bed.finish();
 }
@@ -124,13 +123,13 @@ fn independent_streams_get_their_own_segments_where_that_is_asked_for() {
 
 #[test]
 fn a_dependency_lets_the_other_streams_blocks_be_used_without_another_event() {
-    let bed = Bed::new();
+    let bed = tight();
     let (producer, consumer) = (bed.stream(), bed.stream());
-    let block = bed.allocator.allocate_for_stream(&producer, 9000).unwrap();
+    let block = bed.allocator.allocate_for_stream(&producer, 1 << 20).unwrap();
     fill(&producer, block, 1);
     bed.allocator.free_for_stream(block, &producer).unwrap();
     bed.allocator.add_stream_dependency(&consumer, &producer).unwrap();
-    let (again, calls) = calls_of(|| bed.allocator.allocate_for_stream(&consumer, 9000).unwrap());
+    let (again, calls) = calls_of(|| bed.allocator.allocate_for_stream(&consumer, 1 << 20).unwrap());
     assert_eq!(again.address(), block.address());
     assert_eq!(count(&calls, "cuEventRecord") + count(&calls, "cuStreamWaitEvent"), 0, "{calls:?}");
     fill(&consumer, again, 2);
@@ -152,8 +151,7 @@ fn a_dependency_that_is_in_flight_is_not_satisfied() {
     bed.allocator.add_stream_dependency(&consumer, &producer).unwrap();
     if !is_real() {
         // A real device may be through already; the simulated one is late.
-        let asked = (0..3).any(|_| !bed.allocator.dependencies_satisfied(&consumer));
-        println!("in flight when asked: {asked}");
+        assert!(!bed.allocator.dependencies_satisfied(&consumer));
     }
     producer.synchronize().unwrap();
     assert!(bed.allocator.dependencies_satisfied(&consumer));
