@@ -8,6 +8,13 @@
 )]
 
 mod callbacks;
+mod allocator;
+mod allocator_across;
+mod allocator_bad_use;
+mod allocator_buffers;
+mod allocator_capture;
+mod allocator_random;
+mod allocator_short;
 mod capture;
 mod completion;
 mod coordinator;
