@@ -11,6 +11,7 @@ mod callbacks;
 mod capture;
 mod completion;
 mod copies;
+mod examples;
 mod foreign;
 mod in_place;
 mod metrics;
