@@ -44,7 +44,7 @@ pub(crate) enum Handle {
 /// A stream and the completion of what was enqueued on it.
 pub(crate) struct StreamTimeline {
     id: TimelineId,
-    device: DeviceId,
+    pub(crate) device: DeviceId,
     pub(crate) priority: StreamPriority,
     stream: Stream,
     /// The one thread in which the handle means this stream, for a per-thread default stream.

@@ -19,6 +19,7 @@ mod capture;
 mod completion;
 mod coordinator;
 mod copies;
+mod examples;
 mod foreign;
 mod in_place;
 mod metrics;
