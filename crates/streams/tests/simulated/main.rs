@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod coordinator;
+#[path = "../it/coordinator/gate.rs"]
+mod gate;
 mod allocator;
 mod in_place;
 mod runs;
