@@ -45,6 +45,7 @@ mod clock;
 mod code;
 mod device;
 mod faults;
+mod graph;
 pub mod harness;
 mod install;
 mod kernels;

@@ -16,6 +16,7 @@ use crate::{
     clock::Clock,
     code::{self, Answer},
     faults::Faults,
+    graph::Graphs,
     ledger::Ledger,
     memory::{Kind, Memory},
     op::{Op, Point},
@@ -53,6 +54,7 @@ pub(crate) struct State {
     pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) graphs: Graphs,
     pub(crate) memory: Memory,
     pub(crate) sequence: u64,
     /// Whether any device records accesses.
@@ -178,6 +180,7 @@ impl State {
             pools: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            graphs: Graphs::new(),
             memory: Memory::new(),
             sequence: 0,
             recording: false,
@@ -305,6 +308,7 @@ impl State {
         self.events.retain(|_, event| event.context != context);
         self.modules.retain(|_, module| module.context != context);
         self.functions.retain(|_, function| function.context != context);
+        self.graphs.forget_context(context);
         // Memory of pools outlives a context: it belongs to the device.
         let dropped = self.memory.remove_where(|allocation| {
             allocation.context == context && !matches!(allocation.kind, Kind::Pool(_))
@@ -379,6 +383,7 @@ impl State {
                 .count(),
             ..Ledger::default()
         };
+        (ledger.graphs, ledger.graph_execs) = self.graphs.count(device);
         for allocation in self.memory.iter().filter(|one| one.device == device) {
             match allocation.kind {
                 Kind::Device | Kind::Pool(_) => {
