@@ -85,6 +85,8 @@ pub enum RejectReason {
     NoConcurrentAccess,
     /// The destination's device cannot use the source's memory in place.
     NotShareable,
+    /// It needs the host's threads or pageable memory, or moves pages: such work cannot be recorded and replayed.
+    NotRecordable,
     /// The caller forbade it, or asked for another one.
     Forbidden,
 }
@@ -108,6 +110,9 @@ impl fmt::Display for RejectReason {
             Self::NoKernel => "the device's driver does not take the kernel that copies in place",
             Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
             Self::NotShareable => "the destination's device cannot use the source in place",
+            Self::NotRecordable => {
+                "what needs the host's threads or pageable memory, or moves pages, cannot be recorded"
+            }
             Self::Forbidden => "forbidden by the caller",
         })
     }

@@ -220,6 +220,11 @@ impl RawBuffer {
         self.offset..self.offset + self.len
     }
 
+    /// The allocation's bytes `from..to`, which some view of it reaches.
+    pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
+        Self { block: Arc::clone(&self.block), offset: from, len: to - from }
+    }
+
     pub(crate) fn open_view(
         &self,
         access: Access,
