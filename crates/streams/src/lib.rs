@@ -37,6 +37,7 @@
 mod copies;
 mod enqueue;
 mod event;
+mod graph;
 mod kernels;
 mod lanes;
 mod line;
@@ -46,5 +47,6 @@ mod stream;
 mod timeline;
 
 pub use event::CudaEvent;
+pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use lanes::StreamLanes;
 pub use stream::CudaStream;
