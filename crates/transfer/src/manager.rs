@@ -34,9 +34,9 @@ use crate::{
 /// Transfers that touch common bytes take effect in the order of their submission, whatever queues they are on, as do all
 /// operations on a [`RawBuffer`]. Others are not ordered.
 pub struct CrossBackendTransferManager {
-    registry: Registry,
-    rows: Rows,
-    watch: Arc<Watch>,
+    pub(crate) registry: Registry,
+    pub(crate) rows: Rows,
+    pub(crate) watch: Arc<Watch>,
 }
 
 impl CrossBackendTransferManager {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use transload_core::{Error, ErrorKind, MemoryKind, Operation, Result, StreamPriority};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Operation, Result, StreamPriority};
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, DriverError, Event, EventTiming, Graph, Stream,
 };
@@ -30,7 +30,7 @@ pub(super) fn capture(
     }
     for (index, operation) in operations.iter().enumerate() {
         operation.validate()?;
-        check_recordable(index, operation)?;
+        check_recordable(index, operation, device.id())?;
     }
     let steps = plan(operations);
     let lanes = steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
@@ -45,7 +45,8 @@ pub(super) fn capture(
     let context = device.context()?;
     let kernels = if uses_kernels { Some(Kernels::of(context)?) } else { None };
     let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();
-    let graph = capture_on(context, &drivers, &work).map_err(lift)?;
+    let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
+    let graph = capture_on(context, first, others, &work).map_err(lift)?;
     Ok(Captured { graph, kernels })
 }
 
@@ -55,7 +56,7 @@ fn no_stream() -> Error {
 
 /// # Errors
 /// `Unsupported`, saying what stands in the way and what would be valid.
-fn check_recordable(index: usize, operation: &Operation<'_>) -> Result<()> {
+fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -> Result<()> {
     let refuse = |reason: &str| {
         Err(Error::new(ErrorKind::Unsupported, format!("operation {index} cannot be recorded: {reason}")))
     };
@@ -67,19 +68,29 @@ fn check_recordable(index: usize, operation: &Operation<'_>) -> Result<()> {
         _ if operation.uses().iter().any(|(buffer, _)| buffer.place().kind == MemoryKind::Pageable) => {
             refuse("the driver copies pageable memory during the call; use pinned memory")
         }
-        _ => Ok(()),
+        // A peer copy is checked where it is made ready: one of its sides is here.
+        Operation::CopyPeer { .. } => Ok(()),
+        _ => match operation
+            .uses()
+            .iter()
+            .map(|(buffer, _)| buffer.place())
+            .find(|place| !place.device.is_cpu() && place.device != device)
+        {
+            Some(place) => {
+                refuse(&format!("a graph of {device} works on its own and the host's memory, not {place}"))
+            }
+            None => Ok(()),
+        },
     }
 }
 
 /// The driver's part: fork from the first stream, enqueue, join.
 fn capture_on(
     context: &Context,
-    streams: &[&Stream],
+    first: &Stream,
+    others: &[&Stream],
     work: &[(Calls<'_>, &Step)],
 ) -> Result<Graph, DriverError> {
-    let Some((first, others)) = streams.split_first() else {
-        return Err(DriverError::MissingFunction { name: "cuStreamBeginCapture_v2" });
-    };
     let _bound = context.enter()?;
     let new_event = || Event::new(context, EventTiming::Disabled);
     // Before the capture begins: events for those whom another lane waits for, and one for each fork and join.
@@ -88,13 +99,14 @@ fn capture_on(
     let fork = if others.is_empty() { None } else { Some(new_event()?) };
     let joins: Vec<Event> = others.iter().map(|_| new_event()).collect::<Result<_, _>>()?;
 
-    let capture = Capture::begin(*first, CaptureMode::Relaxed)?;
+    let capture = Capture::begin(first, CaptureMode::Relaxed)?;
     if let Some(fork) = &fork {
-        fork.record(*first)?;
+        fork.record(first)?;
         others.iter().try_for_each(|other| other.wait_event(fork))?;
     }
     for ((calls, step), event) in work.iter().zip(&events) {
-        let Some(stream) = streams.get(step.lane) else { continue };
+        let stream =
+            step.lane.checked_sub(1).and_then(|other| others.get(other)).map_or(first, |other| *other);
         for earlier in &step.after {
             if let Some(Some(event)) = events.get(*earlier) {
                 stream.wait_event(event)?;
@@ -105,7 +117,7 @@ fn capture_on(
         // graph keeps its buffers.
         unsafe { calls.make(stream.as_raw(), &mut _captured) }?;
         if let Some(event) = event {
-            event.record(*stream)?;
+            event.record(stream)?;
         }
     }
     for (other, join) in others.iter().zip(&joins) {

@@ -10,6 +10,7 @@
 mod capture;
 mod completion;
 mod copies;
+mod graphs;
 mod in_place;
 mod order;
 mod setup;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, PeerAccess, RawBuffer, RejectReason, Result,
-    StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Operation, PeerAccess, RawBuffer, RejectReason,
+    Result, StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
 };
 
 use crate::{registry::Registered, request::Request, staging::Hire};
@@ -62,6 +62,13 @@ pub(crate) trait Method: Send + Sync + 'static {
         1
     }
 
+    /// The one operation that its transfers consist of, if they do and such an operation can be recorded; see
+    /// [`Backend::record`].
+    fn single(&self, path: TransferPath) -> Option<Single> {
+        let _ = path;
+        None
+    }
+
     /// Waits for its own threads' work, and gives back what it keeps.
     fn drain(&self) {}
 
@@ -74,6 +81,9 @@ pub(crate) trait Method: Send + Sync + 'static {
         Err(Error::new(ErrorKind::Unsupported, format!("{} is not implemented yet", self.method())))
     }
 }
+
+/// Makes an operation of a source and a destination.
+pub(crate) type Single = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
 /// Whose queues a method would use.
 #[derive(Clone, Debug)]

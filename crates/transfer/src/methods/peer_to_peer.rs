@@ -5,7 +5,7 @@ use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath,
 };
 
-use super::{Context, Job, Method, Route, peer_check};
+use super::{Context, Job, Method, Route, Single, peer_check};
 
 /// Which pairs can be trusted is found out once each, and kept for the life of the manager.
 #[derive(Debug, Default)]
@@ -80,6 +80,10 @@ impl Method for PeerToPeer {
             Some(verdict) => verdict,
             None => self.keep(pair, find_out(&*route.backend, pair)),
         }
+    }
+
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
     /// One operation whatever the size: cutting it would only cost rate.

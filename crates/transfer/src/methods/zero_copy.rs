@@ -5,7 +5,7 @@ use transload_core::{
     ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, submit,
 };
 
-use super::{Context, Job, Method, Route};
+use super::{Context, Job, Method, Route, Single};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -35,6 +35,10 @@ impl Method for ZeroCopy {
             Err(error) if error.kind() == ErrorKind::Unsupported => Err(RejectReason::NoKernel),
             _ => Ok(()),
         }
+    }
+
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
