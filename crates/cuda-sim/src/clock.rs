@@ -33,6 +33,11 @@ impl Clock {
         }
     }
 
+    /// Whom it knows of.
+    pub(crate) fn actors(&self) -> impl Iterator<Item = ActorId> {
+        self.0.keys().copied()
+    }
+
     pub(crate) fn forget(&mut self, actor: ActorId) {
         self.0.remove(&actor);
     }

@@ -296,14 +296,16 @@ impl State {
     pub(crate) fn destroy_context(&mut self, context: u64) {
         let Some(gone) = self.contexts.remove(&context) else { return };
         let device = gone.device;
-        let streams: Vec<u64> =
-            self.streams.iter().filter(|(_, stream)| stream.context == context).map(|(id, _)| *id).collect();
-        for stream in streams {
-            self.streams.remove(&stream);
-            self.host_clock.forget(stream);
-            for other in &mut self.devices {
-                other.log.forget_actor(stream);
-            }
+        // With its streams go those that were destroyed before, of which only the host's clock tells still.
+        let is_gone = |id: &u64| self.streams.get(id).is_none_or(|stream| stream.context == context);
+        let known = self.host_clock.actors().filter(|actor| *actor != crate::clock::HOST);
+        let streams: BTreeSet<u64> = self.streams.keys().copied().chain(known).filter(is_gone).collect();
+        for stream in &streams {
+            self.streams.remove(stream);
+            self.host_clock.forget(*stream);
+        }
+        for other in &mut self.devices {
+            other.log.forget_actors(&streams);
         }
         self.events.retain(|_, event| event.context != context);
         self.modules.retain(|_, module| module.context != context);

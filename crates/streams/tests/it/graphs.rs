@@ -369,9 +369,15 @@ fn a_forbidden_call_a_refusal_or_a_panic_in_a_raw_capture_is_told_and_leaves_not
     let allocating = |raw| {
         fill_raw(context, address, 1, raw)?;
         let _bound = context.enter().map_err(transload_memory::lift)?;
-        let mut out = 0;
-        // SAFETY: the out pointer is valid; the capture forbids the call.
-        let code = unsafe { ffi::cuMemAlloc_v2(&mut out, 64) };
+        // Thread-local: a global capture by another test is not this thread's to break.
+        let (mut mode, mut out) = (1, 0);
+        // SAFETY: the pointers are valid; the capture forbids the allocation; the mode is exchanged back.
+        let code = unsafe {
+            ffi::cuThreadExchangeStreamCaptureMode(&mut mode);
+            let code = ffi::cuMemAlloc_v2(&mut out, 64);
+            ffi::cuThreadExchangeStreamCaptureMode(&mut mode);
+            code
+        };
         assert_eq!(code, 900);
         Ok(())
     };
