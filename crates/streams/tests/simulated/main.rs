@@ -6,6 +6,7 @@ mod coordinator;
 #[path = "../it/coordinator/gate.rs"]
 mod gate;
 mod allocator;
+mod graphs;
 mod in_place;
 mod runs;
 mod launch;
