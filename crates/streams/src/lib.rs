@@ -38,13 +38,17 @@ mod copies;
 mod enqueue;
 mod event;
 mod kernels;
-mod lanes;
 mod line;
+mod pool;
 mod priority;
 mod reactor;
 mod stream;
+mod sync;
 mod timeline;
 
 pub use event::CudaEvent;
-pub use lanes::StreamLanes;
+pub use pool::{
+    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
+    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+};
 pub use stream::CudaStream;

@@ -10,7 +10,11 @@
 mod capture;
 mod completion;
 mod copies;
+mod gate;
 mod in_place;
 mod order;
+mod pool;
+mod pool_optimizer;
+mod pool_ready;
 mod setup;
 mod streams;

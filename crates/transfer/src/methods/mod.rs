@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, PeerAccess, RawBuffer, RejectReason, Result,
-    StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, PeerAccess, QueueLease, RawBuffer, RejectReason,
+    Result, StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
 };
 
 use crate::{registry::Registered, request::Request, staging::Hire};
@@ -92,8 +92,16 @@ pub(crate) struct Job<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,
-    pub(crate) workload: WorkloadType,
+    /// As the caller wants it counted.
+    pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
+}
+
+impl Job<'_> {
+    /// A queue for copies of the device's copy engines, where the caller wants nothing else.
+    fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
+        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
+    }
 }
 
 /// What a method may look at.
