@@ -24,7 +24,7 @@ fn run() -> transload_core::Result<()> {
     let memory = CudaMemoryManager::new(&device)?;
     let loads = [
         ("256 equal kernels", RecordedLoad::of_equal_kernels(256)),
-        ("64 × (16 kernels in a row, 3 small copies)", RecordedLoad::of_kernels_and_copies(64)),
+        ("64 × (48 kernels in a row, 3 small copies)", RecordedLoad::of_kernels_and_copies(64)),
     ];
     for (name, load) in &loads {
         println!("{name}, on {STREAMS} streams");

@@ -45,6 +45,27 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 /// A lease is a few atomic operations and takes no lock; it calls the driver only to make a stream, where all that it may use
 /// are leased or have work outstanding and the bounds allow one more. Once they do not, leases share streams. All methods
 /// may be called from any thread.
+///
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use transload_core::{StreamPriority, WorkloadType};
+/// use transload_memory::CudaDevice;
+/// use transload_streams::{AdvancedStreamPool, AllocationStrategy};
+///
+/// fn lease() -> transload_core::Result<()> {
+///     let device = CudaDevice::new(0)?;
+///     let pool = AdvancedStreamPool::new_with_strategy(&device, 4, AllocationStrategy::Workload)?;
+///     let copies = pool.get_stream_for_workload(WorkloadType::Memory)?;
+///     let kernels = pool.lease(StreamPriority::High, WorkloadType::Compute)?;
+///     assert_ne!(copies.id(), kernels.id());
+///     Ok(())
+/// }
+///
+/// if let Err(error) = lease() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
 pub struct AdvancedStreamPool {
     device: CudaDevice,
     strategy: AtomicU8,

@@ -34,6 +34,13 @@ pub enum LoadWork {
 }
 
 impl LoadWork {
+    fn operations(self) -> usize {
+        match self {
+            Self::Kernels { times, .. } => times,
+            Self::Upload { .. } | Self::Download { .. } => 1,
+        }
+    }
+
     fn bytes(self) -> usize {
         match self {
             Self::Kernels { bytes, .. } | Self::Upload { bytes } | Self::Download { bytes } => bytes,
@@ -66,17 +73,17 @@ impl RecordedLoad {
         let item = LoadItem {
             priority: StreamPriority::Normal,
             workload: WorkloadType::Compute,
-            work: LoadWork::Kernels { times: 2, bytes: 256 << 10 },
+            work: LoadWork::Kernels { times: 2, bytes: 64 << 10 },
         };
         Self { items: vec![item; items] }
     }
 
-    /// `steps` times some 16 kernels in a row and three small copies, as when batches are fed to a model.
+    /// `steps` times 48 kernels in a row and three small copies, as when batches are fed to a model.
     #[must_use]
     pub fn of_kernels_and_copies(steps: usize) -> Self {
         let item = |workload, work| LoadItem { priority: StreamPriority::Normal, workload, work };
         let step = [
-            item(WorkloadType::Compute, LoadWork::Kernels { times: 16, bytes: 1 << 20 }),
+            item(WorkloadType::Compute, LoadWork::Kernels { times: 48, bytes: 64 << 10 }),
             item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
             item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
             item(WorkloadType::Memory, LoadWork::Download { bytes: 16 << 10 }),
@@ -146,7 +153,9 @@ impl AdvancedStreamPool {
         let begin = CudaEvent::new(&self.device)?;
         let host = memory.allocate(MemoryKind::Pinned, HELD_BYTES)?;
         let held = memory.allocate(MemoryKind::Device, HELD_BYTES)?;
-        for _ in 0..load.items.len().div_ceil(8).saturating_add(8) {
+        let operations =
+            load.items.iter().fold(0_usize, |sum, item| sum.saturating_add(item.work.operations()));
+        for _ in 0..operations.div_ceil(16).saturating_add(16) {
             submit(&gate, &Operation::Copy { src: &host, dst: &held }, Timing::Off)?;
         }
         begin.record(&gate)?;
@@ -190,7 +199,7 @@ impl AdvancedStreamPool {
 }
 
 /// What is copied again and again to hold the device up: some 80 µs on a link of 55 GB/s, longer than it takes to enqueue
-/// eight items.
+/// 16 operations.
 const HELD_BYTES: usize = 4 << 20;
 
 impl Room {

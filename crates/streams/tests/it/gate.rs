@@ -1,4 +1,4 @@
-//! A stream that is busy until it is told: a function of ours holds it up; and a limit for what could hang.
+//! Streams that are busy until they are told: a function of ours holds them up; and a limit for what could hang.
 
 use std::{
     os::raw::c_void,
@@ -8,11 +8,11 @@ use std::{
 };
 
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_streams::CudaStream;
+use transload_streams::{CudaEvent, CudaStream};
 
 use crate::setup::Setup;
 
-/// Holds a stream up until it is opened or dropped.
+/// Holds streams up until it is opened or dropped. A test has one at a time: a driver may call one function after the other.
 pub(crate) struct Gate {
     open: Sender<()>,
     waiting: Option<JoinHandle<()>>,
@@ -32,20 +32,25 @@ unsafe extern "C" fn hold(data: *mut c_void) {
 }
 
 impl Gate {
-    /// What comes on the stream from now on waits for the gate.
-    pub(crate) fn close(stream: &CudaStream) -> Self {
+    /// What comes on the streams from now on waits for the gate.
+    pub(crate) fn close(setup: &Setup, streams: &[&CudaStream]) -> Self {
         let (open, opened) = channel();
         let (begun, has_begun) = channel();
         let data = Box::into_raw(Box::new(Hold { begun, opened }));
+        let holder = CudaStream::new(&setup.device).unwrap();
         {
-            let _bound = stream.context().enter().unwrap();
+            let _bound = holder.context().enter().unwrap();
             // SAFETY: the function takes the box, once, and calls no driver function.
-            let code = unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(hold), data.cast()) };
+            let code = unsafe { ffi::cuLaunchHostFunc(holder.as_raw(), Some(hold), data.cast()) };
             check("cuLaunchHostFunc", code).unwrap();
         }
+        let held = CudaEvent::new(&setup.device).unwrap();
+        held.record(&holder).unwrap();
+        for stream in streams {
+            stream.wait_event(&held).unwrap();
+        }
         // The software driver runs the function on a thread that waits: not on one that only asks.
-        let stream = stream.clone();
-        let waiting = thread::spawn(move || stream.driver().synchronize().unwrap());
+        let waiting = thread::spawn(move || holder.driver().synchronize().unwrap());
         has_begun.recv_timeout(LIMIT).unwrap();
         Self { open, waiting: Some(waiting) }
     }

@@ -37,7 +37,7 @@ fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
         let there = setup.device(64);
         let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
         assert!(pool.has_ready_streams().unwrap(), "a lease alone is no work");
-        let gate = Gate::close(&lease);
+        let gate = Gate::close(&setup, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         drop(lease);
         assert!(!pool.has_ready_streams().unwrap());
@@ -58,7 +58,7 @@ fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() 
         let setup = Setup::new();
         let pool = pool(&setup, 1);
         let lease = pool.get_stream_for_workload(WorkloadType::Compute).unwrap();
-        let gate = Gate::close(&lease);
+        let gate = Gate::close(&setup, &[&lease]);
         assert_eq!(lease.outstanding(), 0, "the pool was not told");
         assert!(!pool.has_ready_streams().unwrap());
         thread::scope(|scope| {
@@ -76,14 +76,14 @@ fn where_there_is_room_a_pool_with_a_busy_stream_is_ready() {
     let setup = Setup::new();
     let pool = pool(&setup, 2);
     let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
-    let gate = Gate::close(&lease);
+    let gate = Gate::close(&setup, &[&lease]);
     assert!(pool.has_ready_streams().unwrap());
     let other = pool.wait_for_any_ready(Duration::ZERO).unwrap().unwrap();
     assert_ne!(other.raw_handle(), lease.raw_handle());
-    let another = Gate::close(&other);
+    gate.open();
+    let gate = Gate::close(&setup, &[&lease, &other]);
     assert!(!pool.has_ready_streams().unwrap(), "other priorities were never used");
     gate.open();
-    another.open();
     drop((pool, lease, other));
     setup.finish();
 }
@@ -95,7 +95,7 @@ fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
         let pool = pool(&setup, 1);
         let there = setup.device(64);
         let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
-        let gate = Gate::close(&lease);
+        let gate = Gate::close(&setup, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         let begun = Instant::now();
         for _ in 0..20 {
@@ -119,17 +119,14 @@ fn the_first_stream_to_be_done_wakes_whoever_waits() {
         let leases: Vec<_> =
             (0..3).map(|_| pool.get_stream_for_workload(WorkloadType::Memory).unwrap()).collect();
         let handles: Vec<_> = leases.iter().map(|lease| lease.raw_handle()).collect();
-        let gates: Vec<_> = leases.iter().map(|lease| Gate::close(lease)).collect();
+        let gate = Gate::close(&setup, &[&leases[0], &leases[2]]);
         let part = |n: usize| there.slice(n * 16..(n + 1) * 16).unwrap();
         let work: Vec<_> = (0..3).map(|n| leases[n].memset_async(&part(n), Pattern::U8(1))).collect();
         drop(leases);
-        let mut gates: Vec<_> = gates.into_iter().map(Some).collect();
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.wait_for_any_ready(LONG).unwrap().unwrap().raw_handle());
-            gates[1].take().unwrap().open();
-            assert_eq!(waiting.join().unwrap(), handles[1]);
-        });
-        gates.into_iter().flatten().for_each(Gate::open);
+        let ready = pool.wait_for_any_ready(LONG).unwrap().unwrap();
+        assert_eq!(ready.raw_handle(), handles[1], "the others are held up");
+        gate.open();
+        drop(ready);
         work.into_iter().for_each(|work| drop(work.wait().unwrap()));
         drop((pool, there));
         finish(setup);
@@ -150,7 +147,7 @@ fn a_task_is_woken_when_a_stream_of_its_lane_is_ready_and_not_polled_before() {
         let pool = pool(&setup, 1);
         let there = setup.device(64);
         let lease = pool.lease(StreamPriority::High, WorkloadType::Memory).unwrap();
-        let gate = Gate::close(&lease);
+        let gate = Gate::close(&setup, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         drop(lease);
         let count = Arc::new(Count(AtomicUsize::new(0), thread::current()));

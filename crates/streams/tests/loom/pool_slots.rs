@@ -121,3 +121,24 @@ fn a_lease_outlives_the_places() {
         assert_eq!(counters.gone.load(Ordering::Relaxed), 1);
     });
 }
+
+#[test]
+fn leases_that_come_and_go_are_counted_back_to_none() {
+    model(|| {
+        let (counters, slots) = shared(1);
+        slots.put(1, &make(counters));
+        let leasing: Vec<_> = (0..2)
+            .map(|_| {
+                let slots = Arc::clone(&slots);
+                thread::spawn(move || slots.enter().look(0, Arc::clone))
+            })
+            .collect();
+        let held: Vec<_> = leasing.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(slots.enter().look(0, Arc::strong_count), Some(3), "two leases and the place");
+        assert!(slots.take(0).is_none(), "a leased stream stays");
+        drop(held);
+        assert_eq!(slots.enter().look(0, Arc::strong_count), Some(1));
+        assert!(slots.take(0).is_some());
+        assert_eq!(slots.enter().filled(), 0);
+    });
+}
