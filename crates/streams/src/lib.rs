@@ -42,12 +42,12 @@ mod enqueue;
 mod event;
 mod graph;
 mod kernels;
-mod lanes;
 mod launch;
 mod line;
 mod marks;
 mod metrics;
 mod points;
+mod pool;
 mod priority;
 mod raw_copies;
 mod reactor;
@@ -64,7 +64,10 @@ pub use coordinator::{
 };
 pub use event::CudaEvent;
 pub use graph::{CudaGraph, CudaGraphUpdate};
-pub use lanes::StreamLanes;
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};
+pub use pool::{
+    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
+    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+};
 pub use stream::CudaStream;

@@ -137,7 +137,7 @@ impl CrossBackendTransferManager {
             backend: Arc::clone(&first.backend),
             recorded,
             priority: options.wanted_priority(),
-            workload: options.wanted_workload(),
+            workload: options.wanted_workload().unwrap_or_default(),
             timing: options.wanted_timing().unwrap_or_default(),
             report,
             told: Arc::new(Told(Arc::clone(&self.watch))),

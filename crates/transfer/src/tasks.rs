@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use transload_core::{Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport};
+use transload_core::{WorkloadType, Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport};
 
 use crate::{CrossBackendTransferManager, TransferOptions, methods::Declined, request::Ranges};
 
@@ -82,7 +82,10 @@ impl CrossBackendTransferManager {
                 }
             }
             method.start()?;
-            let (priority, workload) = (options.wanted_priority(), options.wanted_workload());
+            let by_engine = method.uses_copy_engine();
+            let usual = if by_engine { WorkloadType::Memory } else { WorkloadType::Compute };
+            let (priority, workload) =
+                (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
             let route = &candidate.route;
             drop(route.backend.lease_queue(route.lane, priority, workload)?);
             if let Some((backend, device)) = &route.second {

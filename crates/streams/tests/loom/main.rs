@@ -1,17 +1,19 @@
-//! Models of the state that threads share, under every interleaving that loom finds with two preemptions.
+//! Every interleaving of the crate's small concurrent state machines that loom finds with two preemptions. The files under
+//! test are included as they are, with loom's primitives for std's.
 #![cfg(any(target_os = "linux", windows))]
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod pool_slots;
 mod runs;
-
-/// What `src/sync.rs` is to the crate.
-mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-}
+mod sync;
 
 #[path = "../../src/points.rs"]
 #[allow(dead_code, reason = "a model uses what it is about")]
 mod points;
+
+#[path = "../../src/pool/slots.rs"]
+#[allow(dead_code, reason = "the pool uses more of it")]
+mod slots;
 
 /// Runs a model with at most two preemptions.
 fn model(body: impl Fn() + Sync + Send + 'static) {

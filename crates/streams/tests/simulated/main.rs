@@ -10,6 +10,7 @@ mod graphs;
 mod in_place;
 mod runs;
 mod launch;
+mod pool;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

@@ -27,7 +27,7 @@ impl Method for DirectCopy {
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
     }
 }

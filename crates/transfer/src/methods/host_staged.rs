@@ -91,8 +91,7 @@ impl Method for HostStaged {
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let crew = self.hire.crew()?;
         let src = job.src;
-        let lease =
-            |backend: &Arc<dyn Backend>, device| backend.lease_queue(device, job.priority, job.workload);
+        let lease = |backend: &Arc<dyn Backend>, device| job.lease_to_copy(&**backend, device);
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {

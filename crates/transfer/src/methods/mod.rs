@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, RawBuffer,
+    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
     RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
     submit, try_submit,
 };
@@ -126,7 +126,8 @@ pub(crate) struct Job<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,
-    pub(crate) workload: WorkloadType,
+    /// As the caller wants it counted.
+    pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
     pub(crate) in_the_way: InTheWay,
 }
@@ -152,6 +153,13 @@ impl Job<'_> {
             InTheWay::WaitFor => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
             InTheWay::Tell => Claims::try_of(&mut uses),
         }
+    }
+}
+
+impl Job<'_> {
+    /// A queue for copies of the device's copy engines, where the caller wants nothing else.
+    fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
+        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
     }
 }
 

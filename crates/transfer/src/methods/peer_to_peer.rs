@@ -137,7 +137,7 @@ impl Method for PeerToPeer {
 
     /// One operation whatever the size: cutting it would only cost rate.
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         job.enqueue(&*queue, &Operation::CopyPeer { src: job.src, dst: job.dst }, job.timing)
     }
 }

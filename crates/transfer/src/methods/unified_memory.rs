@@ -64,7 +64,7 @@ impl Method for UnifiedMemory {
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         let task = match (src.place().device, dst.place().device) {
             (DeviceId::Cpu, _) => Task::IntoUnified(queue),
             (_, DeviceId::Cpu) => Task::OutOfUnified(queue),

@@ -2,7 +2,7 @@
 //! of copies does not hold it up.
 
 use transload_core::{
-    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
+    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
 };
 
 use super::{Context, Declined, Job, Method, Route, Single};
@@ -44,7 +44,9 @@ impl Method for ZeroCopy {
     }
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
+        let workload = job.workload.unwrap_or(WorkloadType::Compute);
+        let queue = route.backend.lease_queue(route.lane, job.priority, workload)?;
         job.enqueue(&*queue, &Operation::CopyInPlace { src: job.src, dst: job.dst }, job.timing)
     }
 }

@@ -4,6 +4,8 @@
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod lanes;
 #[cfg(feature = "safetensors")]
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
