@@ -22,6 +22,31 @@ pub(crate) struct Results {
     pub(crate) commit: Option<String>,
     pub(crate) command: String,
     pub(crate) rows: Vec<ResultRow>,
+    /// What automatic choice took, path by path and size by size.
+    #[serde(default)]
+    pub(crate) choices: Vec<Choice>,
+    /// Which methods could not be taken there, and why.
+    #[serde(default)]
+    pub(crate) rejections: Vec<Rejection>,
+}
+
+/// What was taken where all methods were allowed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Choice {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) method: String,
+}
+
+/// A method that could not be taken.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rejection {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) method: String,
+    pub(crate) reason: String,
 }
 
 /// One measured thing.
@@ -94,6 +119,17 @@ pub(crate) fn sample() -> Results {
         commit: Some("0eefb92".to_owned()),
         command: "transload-bench --quick".to_owned(),
         rows: vec![row(4096, 0.5, true), row(1 << 20, 38.0, true)],
+        choices: vec![Choice {
+            path: "cpu.pinned-to-cuda:0.device".to_owned(),
+            bytes: 4096,
+            method: "DirectCopy".to_owned(),
+        }],
+        rejections: vec![Rejection {
+            path: "cpu.pinned-to-cuda:0.device".to_owned(),
+            bytes: 4096,
+            method: "PeerToPeer".to_owned(),
+            reason: "one side is the host".to_owned(),
+        }],
     }
 }
 
@@ -113,6 +149,16 @@ mod tests {
     fn a_file_survives_writing_and_reading() {
         let text = serde_json::to_string(&sample()).unwrap();
         assert_eq!(Results::parse(&text).unwrap().rows.len(), 2);
+    }
+
+    #[test]
+    fn a_file_of_before_there_were_choices_is_still_read() {
+        let mut value = serde_json::to_value(sample()).unwrap();
+        for name in ["choices", "rejections"] {
+            value.as_object_mut().unwrap().remove(name).unwrap();
+        }
+        let results = Results::parse(&value.to_string()).unwrap();
+        assert!(results.choices.is_empty() && results.rejections.is_empty());
     }
 
     #[test]
