@@ -7,7 +7,7 @@ use clap::Parser as _;
 use transload_benches::{
     allocations::Counting,
     exit,
-    options::{Group, Options},
+    options::Options,
     suite, table,
 };
 
@@ -35,8 +35,8 @@ fn main() -> Result<ExitCode> {
     for failure in &results.methods().failures {
         eprintln!("FAILED: {failure}");
     }
-    // Rows that move bytes say how many; those of first use that only allocate have none to compare.
-    let is_wrong = |row: &&transload_benches::row::Row| !row.verified && !row.id.starts_with("first-use/");
+    // Rows that move bytes say how many; those that only allocate, lease or launch have none to compare.
+    let is_wrong = |row: &&transload_benches::row::Row| !row.verified && row.bytes > 0;
     let wrong: Vec<&str> = results.rows().iter().filter(is_wrong).map(|row| row.id.as_str()).collect();
     if !wrong.is_empty() {
         eprintln!("WRONG BYTES in: {}", wrong.join(", "));
@@ -60,7 +60,7 @@ enum Found {
 fn device(options: &Options) -> Result<Found> {
     use transload_benches::cuda;
 
-    if !options.wants(Group::Cuda) {
+    if !options.wants_device() {
         return Ok(Found::NotWanted);
     }
     if options.simulate {
@@ -71,7 +71,7 @@ fn device(options: &Options) -> Result<Found> {
 
 #[cfg(not(any(target_os = "linux", windows)))]
 fn device(options: &Options) -> Result<Found> {
-    if options.simulate || options.only.contains(&Group::Cuda) {
+    if options.simulate || !options.only.is_empty() && options.wants_device() {
         anyhow::bail!("there is no CUDA on this platform");
     }
     Ok(Found::NotWanted)

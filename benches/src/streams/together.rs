@@ -1,0 +1,67 @@
+//! Several threads that do the same at the same time, way by way.
+
+use std::{sync::Barrier, thread, time::Instant};
+
+use anyhow::{Result, anyhow};
+
+use crate::row::Summary;
+
+/// Rounds before the first that counts.
+const WARM_UP: usize = 2;
+
+/// One way of one thread: does a round.
+pub(crate) type Round<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// Seconds that a round of each way takes all threads together, from the first that begins to the last that ends.
+///
+/// `make` makes a thread's ways on that thread; all threads have as many. Whatever fails, every thread goes through every
+/// gate.
+pub(crate) fn together<'a>(
+    threads: usize,
+    ways: usize,
+    rounds: usize,
+    make: impl Fn(usize) -> Result<Vec<Round<'a>>> + Sync,
+) -> Result<Vec<Summary>> {
+    let gate = Barrier::new(threads);
+    let work = |thread: usize| -> Result<Vec<Vec<(Instant, Instant)>>> {
+        let mut made = make(thread);
+        let mut failed = None;
+        let mut spans = vec![Vec::with_capacity(rounds); ways];
+        for round in 0..WARM_UP + rounds {
+            for turn in 0..ways {
+                let way = (round + turn) % ways;
+                gate.wait();
+                let begun = Instant::now();
+                if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way)) && failed.is_none() {
+                    failed = way().err();
+                }
+                let span = (begun, Instant::now());
+                if let Some(spans) = spans.get_mut(way).filter(|_| round >= WARM_UP) {
+                    spans.push(span);
+                }
+            }
+        }
+        made?;
+        failed.map_or(Ok(spans), Err)
+    };
+    let outcomes: Vec<Result<_>> = thread::scope(|scope| {
+        let work = &work;
+        let spawned: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+        };
+        spawned.into_iter().map(join).collect()
+    });
+    let spans = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok((0..ways).map(|way| Summary::of(&seconds(&spans, way, rounds))).collect())
+}
+
+fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) -> Vec<f64> {
+    let round = |round: usize| {
+        let of_threads = || spans.iter().filter_map(|spans| spans.get(way)?.get(round));
+        let begun = of_threads().map(|span| span.0).min();
+        let ended = of_threads().map(|span| span.1).max();
+        begun.zip(ended).map_or(0.0, |(begun, ended)| (ended - begun).as_secs_f64())
+    };
+    (0..rounds).map(round).collect()
+}
