@@ -206,6 +206,10 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch copies" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+  step "pytorch streams" 60 python3 "$here/pytorch_streams.py"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch streams" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
 fi
 
 # ---- a model file, beside PyTorch's own loading of it

@@ -4,12 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use transload_benches::{
-    allocations::Counting,
-    exit,
-    options::Options,
-    suite, table,
-};
+use transload_benches::{allocations::Counting, exit, options::Options, suite, table};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -70,7 +70,7 @@ fn cuda(
         all_methods(&mut bench, &paths, progress, rows, methods)?;
     }
     if options.wants(Group::Streams) {
-        rows.extend(crate::streams::rows(options, &session, ordinal, begin)?);
+        rows.extend(crate::streams::rows(options, &session, ordinal, begin, &mut methods.failures)?);
     }
     nothing_alive(&manager)?;
     session.describe()

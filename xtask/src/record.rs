@@ -12,7 +12,7 @@ use xshell::Shell;
 
 use crate::{
     date,
-    results::{Choice, Rejection, ResultRow, Results},
+    results::{self, Choice, Rejection, ResultRow, Results},
     test_run,
 };
 
@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// Tests executed on the same machine: the file tests.json that benches/on_gpu.sh leaves.
     #[arg(long)]
     tests: Option<PathBuf>,
+    /// Rows of other programs on the same machine, a JSON object a line: the file pytorch.json that benches/on_gpu.sh leaves.
+    #[arg(long = "beside")]
+    beside: Vec<PathBuf>,
     /// What a reader must know; may be given several times.
     #[arg(long = "note")]
     notes: Vec<String>,
@@ -141,7 +144,12 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
         options.files.iter().map(|file| Results::read(&here.join(file))).collect::<Result<_>>()?;
     let tests =
         options.tests.as_ref().map_or_else(|| Ok(Vec::new()), |file| test_run::read(&here.join(file)))?;
-    let record = merge(options, runs, tests)?;
+    let mut record = merge(options, runs, tests)?;
+    for file in &options.beside {
+        for row in results::read_lines(&here.join(file))? {
+            record.rows.push(record_row(checked(row)?, 1));
+        }
+    }
     record.validate()?;
     fs::write(&out, serde_json::to_string_pretty(&record)? + "\n")
         .with_context(|| format!("writing {}", out.display()))?;
@@ -265,13 +273,18 @@ fn merge_rows(runs: Vec<Results>) -> Result<Vec<Row>> {
         let mut in_this_run = BTreeSet::new();
         for row in run.rows {
             ensure!(in_this_run.insert(row.id.clone()), "one run has row `{}` twice", row.id);
-            ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that nobody verified", row.id);
+            let row = checked(row)?;
             let count = seen.entry(row.id.clone()).or_default();
             *count += 1;
             rows.push(record_row(row, *count));
         }
     }
     Ok(rows)
+}
+
+fn checked(row: ResultRow) -> Result<ResultRow> {
+    ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that nobody verified", row.id);
+    Ok(row)
 }
 
 fn record_row(row: ResultRow, run: usize) -> Row {
@@ -305,6 +318,7 @@ mod tests {
             commit: None,
             command: None,
             tests: None,
+            beside: Vec::new(),
             notes: Vec::new(),
             files: Vec::new(),
         }

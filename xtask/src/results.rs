@@ -71,6 +71,25 @@ pub(crate) struct ResultRow {
     pub(crate) verified: bool,
 }
 
+/// Rows of another program on the same machine: a JSON object a line, as pytorch.json of benches/on_gpu.sh has them.
+/// Objects without an identity are headers.
+pub(crate) fn read_lines(path: &Path) -> Result<Vec<ResultRow>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    parse_lines(&text).with_context(|| format!("{} has no rows as lines", path.display()))
+}
+
+fn parse_lines(text: &str) -> Result<Vec<ResultRow>> {
+    let mut rows = Vec::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let value: serde_json::Value = serde_json::from_str(line)?;
+        if value.get("id").is_some() {
+            rows.push(serde_json::from_value(value)?);
+        }
+    }
+    ensure!(!rows.is_empty(), "there are no rows");
+    Ok(rows)
+}
+
 impl Results {
     /// Reads a file and checks what its types do not.
     pub(crate) fn read(path: &Path) -> Result<Self> {
@@ -159,6 +178,15 @@ mod tests {
         }
         let results = Results::parse(&value.to_string()).unwrap();
         assert!(results.choices.is_empty() && results.rejections.is_empty());
+    }
+
+    #[test]
+    fn lines_with_an_identity_are_rows_and_others_are_headers() {
+        let row = serde_json::to_string(&sample().rows[0]).unwrap();
+        let rows = parse_lines(&format!("{{\"what\": \"a header\"}}\n{row}\n")).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert!(parse_lines("{\"what\": \"a header\"}").is_err());
+        assert!(parse_lines("{\"id\": \"half a row\"}").is_err());
     }
 
     #[test]

@@ -4,7 +4,9 @@ use std::ptr;
 
 use anyhow::{Result, ensure};
 use transload_cuda_sys::{
-    check, cust::sys::{CUgraph, CUgraphExec}, ffi,
+    check,
+    cust::sys::{CUgraph, CUgraphExec},
+    ffi,
 };
 
 use super::RawQueue;

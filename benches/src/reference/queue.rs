@@ -4,7 +4,9 @@ use std::{os::raw::c_void, ptr};
 
 use anyhow::Result;
 use transload_cuda_sys::{
-    check, cust::sys::{CUevent, CUstream}, ffi,
+    check,
+    cust::sys::{CUevent, CUstream},
+    ffi,
 };
 
 /// A stream of a context, which the caller's thread has bound.

@@ -4,7 +4,9 @@ use std::{ffi::CStr, os::raw::c_void, ptr};
 
 use anyhow::Result;
 use transload_cuda_sys::{
-    check, cust::sys::{CUfunction, CUmodule, CUstream}, ffi,
+    check,
+    cust::sys::{CUfunction, CUmodule, CUstream},
+    ffi,
 };
 
 /// The kernel that keeps the device busy.

@@ -5,8 +5,16 @@ use std::time::Instant;
 use anyhow::{Context as _, Result};
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}, pairs::Pairs, rival::{self, RivalPairs}};
-use crate::{reference::RawQueue, row::{Goal, Row}};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+    rival::{self, RivalPairs},
+};
+use crate::{
+    reference::RawQueue,
+    row::{Goal, Row},
+};
 
 const BYTES: usize = 4096;
 

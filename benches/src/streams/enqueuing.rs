@@ -5,8 +5,16 @@ use std::time::Instant;
 use anyhow::Result;
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}, pairs::Pairs, rival::{self, RivalPairs}};
-use crate::{reference::RawQueue, row::{Goal, Row}};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+    rival::{self, RivalPairs},
+};
+use crate::{
+    reference::RawQueue,
+    row::{Goal, Row},
+};
 
 /// Copies of one measurement: few enough that no queue is full.
 const MANY: usize = 64;

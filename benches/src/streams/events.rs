@@ -6,8 +6,16 @@ use anyhow::{Context as _, Result};
 use transload_core::MemoryKind;
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}, pairs::Pairs, rival};
-use crate::{reference::{RawEvent, RawQueue}, row::Row};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+    rival,
+};
+use crate::{
+    reference::{RawEvent, RawQueue},
+    row::Row,
+};
 
 const MANY: usize = 64;
 const BYTES: usize = 4096;

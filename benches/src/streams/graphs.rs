@@ -5,8 +5,15 @@ use std::time::Instant;
 use anyhow::Result;
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}, pairs::Pairs};
-use crate::{reference::{RawGraph, RawQueue}, row::Row};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+};
+use crate::{
+    reference::{RawGraph, RawQueue},
+    row::Row,
+};
 
 const MANY: usize = 64;
 const BYTES: usize = 4096;

@@ -19,7 +19,7 @@ mod thousands;
 mod together;
 mod uploading;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::{cuda::Session, options::Options, row::Row};
 
@@ -39,16 +39,26 @@ const PARTS: [(&str, Part); 8] = [
     ("uploading threads", uploading::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's.
+/// All rows of streams on the device with this ordinal, which is the session's. A part that fails costs its own rows only;
+/// why is said in `failures`.
 ///
 /// # Errors
-/// Those of the library and of the driver.
-pub fn rows(options: &Options, session: &Session, ordinal: u32, begin: impl Fn(&str)) -> Result<Vec<Row>> {
+/// Those of the library and of the driver before the first part and after the last.
+pub fn rows(
+    options: &Options,
+    session: &Session,
+    ordinal: u32,
+    begin: impl Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
     let rig = Rig::new(options, session, ordinal)?;
     let mut rows = Vec::new();
     for (name, part) in PARTS {
-        begin(name);
-        rows.extend(part(&rig).with_context(|| format!("streams, {name}"))?);
+        begin(&format!("streams, {name}"));
+        match part(&rig) {
+            Ok(more) => rows.extend(more),
+            Err(error) => failures.push(format!("streams, {name}: {error:#}")),
+        }
     }
     rig.finish()?;
     Ok(rows)

@@ -4,8 +4,14 @@ use anyhow::Result;
 use transload_cuda_sys::AsStream as _;
 use transload_streams::{CudaEvent, CudaStream};
 
-use super::{Rig, contest::{Contest, Way}};
-use crate::{reference::{RawEvent, RawQueue}, row::{Goal, Row}};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+};
+use crate::{
+    reference::{RawEvent, RawQueue},
+    row::{Goal, Row},
+};
 
 const NANOSECONDS: u64 = 1_000_000;
 

@@ -7,8 +7,14 @@ use transload_core::StreamPriority;
 use transload_cuda_sys::{AsStream as _, RawStream, attribute};
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}};
-use crate::{reference::RawQueue, row::{Goal, Row, Summary}};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+};
+use crate::{
+    reference::RawQueue,
+    row::{Goal, Row, Summary},
+};
 
 /// Threads of a block: two such blocks fill a multiprocessor.
 const THREADS: u32 = 1024;
@@ -63,7 +69,9 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     ];
     let contest = Contest {
         id: "priority".to_owned(),
-        what: format!("a kernel of 10 us behind {LOW_KERNELS} of 1 ms that fill the device, until it is done"),
+        what: format!(
+            "a kernel of 10 us behind {LOW_KERNELS} of 1 ms that fill the device, until it is done"
+        ),
         unit: "us",
         bytes: 0,
         repetitions: rig.repetitions(50),

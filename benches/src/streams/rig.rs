@@ -6,7 +6,13 @@ use transload_cuda_sys::Context;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
 use super::rival::Rival;
-use crate::{case::Kit as _, cuda::Session, options::Options, reference::Spin, row::{Row, Summary}};
+use crate::{
+    case::Kit as _,
+    cuda::Session,
+    options::Options,
+    reference::Spin,
+    row::{Row, Summary},
+};
 
 /// One device, memory on it, and how thoroughly it is measured.
 pub(crate) struct Rig<'a> {

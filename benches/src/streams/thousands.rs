@@ -6,7 +6,11 @@ use anyhow::Result;
 use tokio::task::JoinSet;
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::{Contest, Way}, pairs::Pairs};
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+};
 use crate::{reference::RawQueue, row::Row};
 
 const BYTES: usize = 4096;

@@ -32,7 +32,9 @@ pub(crate) fn together<'a>(
                 let way = (round + turn) % ways;
                 gate.wait();
                 let begun = Instant::now();
-                if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way)) && failed.is_none() {
+                if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way))
+                    && failed.is_none()
+                {
                     failed = way().err();
                 }
                 let span = (begun, Instant::now());

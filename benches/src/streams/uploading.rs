@@ -3,8 +3,17 @@
 use anyhow::{Context as _, Result};
 use transload_streams::CudaStream;
 
-use super::{Rig, contest::Proof as _, pairs::Pairs, together::{Round, together}};
-use crate::{reference::RawQueue, row::{Row, Summary}, rows::told};
+use super::{
+    Rig,
+    contest::Proof as _,
+    pairs::Pairs,
+    together::{Round, together},
+};
+use crate::{
+    reference::RawQueue,
+    row::{Row, Summary},
+    rows::told,
+};
 
 const THREADS: usize = 8;
 const BYTES: usize = 4096;
