@@ -114,3 +114,42 @@ fn proven(way: &mut Way<'_>) -> Result<bool> {
     (way.run)()?;
     Ok(told(proof.check()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn every_way_begins_in_turn_and_has_as_many_values() {
+        let order = RefCell::new(Vec::new());
+        let order = &order;
+        let way = |name: &'static str| {
+            Way::new(name, name, move || {
+                order.borrow_mut().push(name);
+                Ok(1.0)
+            })
+        };
+        let values = in_turns(&mut [way("a"), way("b"), way("c")], 4).unwrap();
+        assert!(values.iter().all(|values| values.len() == 4));
+        assert_eq!(order.borrow().get(..9).unwrap(), ["a", "b", "c", "b", "c", "a", "c", "a", "b"]);
+    }
+
+    #[test]
+    fn a_way_that_moves_other_bytes_is_not_verified() {
+        struct Spoilt;
+        impl Proof for Spoilt {
+            fn poison(&self) -> Result<()> {
+                Ok(())
+            }
+            fn check(&self) -> Result<()> {
+                bail!("the bytes differ")
+            }
+        }
+        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0)).proven(&Spoilt)).unwrap());
+        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0))).unwrap());
+    }
+}

@@ -67,3 +67,48 @@ fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) ->
     };
     (0..rounds).map(round).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use anyhow::ensure;
+
+    use super::*;
+
+    #[test]
+    fn every_thread_does_every_round_of_every_way() {
+        let rounds = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let make = |_: usize| {
+            let way = |counter: &'static str| -> Round<'_> {
+                let rounds = &rounds;
+                Box::new(move || {
+                    rounds[usize::from(counter == "b")].fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                })
+            };
+            Ok(vec![way("a"), way("b")])
+        };
+        assert_eq!(together(3, 2, 4, make).unwrap().len(), 2);
+        assert_eq!(rounds.map(AtomicUsize::into_inner), [3 * (4 + WARM_UP); 2]);
+    }
+
+    #[test]
+    fn a_thread_that_fails_leaves_nobody_waiting() {
+        let cannot_begin = |thread: usize| {
+            ensure!(thread != 1, "thread 1 cannot begin");
+            Ok(vec![Box::new(|| Ok(())) as Round<'_>])
+        };
+        assert!(together(3, 1, 2, cannot_begin).unwrap_err().to_string().contains("cannot begin"));
+        let fails_later = |thread: usize| {
+            let mut left = 2;
+            let round = move || {
+                left -= i32::from(thread == 2);
+                ensure!(left > 0, "thread 2 fails");
+                Ok(())
+            };
+            Ok(vec![Box::new(round) as Round<'_>])
+        };
+        assert!(together(3, 1, 5, fails_later).unwrap_err().to_string().contains("thread 2 fails"));
+    }
+}
