@@ -1,11 +1,11 @@
 //! The right to use ranges of buffers, held from before work is enqueued until its fence is known.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Fence, Queue, RawBuffer, Result,
+    Fence, Queue, RawBuffer, Result, Timeline,
     hazard::{Dependencies, Ticket},
 };
 
@@ -41,11 +41,21 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
     /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
+        Self::behind(uses, None)
+    }
+
+    /// As [`of`](Self::of), for work that will be enqueued on this queue: earlier work of its own timeline is not in
+    /// [`after`](Self::after), since a queue does what is enqueued later after it.
+    pub(crate) fn for_queue(uses: &mut [(&'a RawBuffer, Access)], queue: &dyn Queue) -> Result<Self> {
+        Self::behind(uses, Some(queue.timeline()))
+    }
+
+    fn behind(uses: &mut [(&'a RawBuffer, Access)], own: Option<&Arc<dyn Timeline>>) -> Result<Self> {
         // This order is what keeps two submitters from waiting for each other in a circle.
         uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
         let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
         for (buffer, access) in uses.iter() {
-            let ticket = buffer.hazards().claim(buffer.range(), *access, &mut claims.after)?;
+            let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut claims.after)?;
             claims.held.push((buffer, ticket));
         }
         Ok(claims)
@@ -75,7 +85,7 @@ impl<'a> Claims<'a> {
     ///   what the ranges were used for before is forgotten in favour of it.
     pub unsafe fn commit(mut self, fence: &Fence) {
         for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().commit(ticket, fence.clone());
+            buffer.hazards().commit(ticket, fence);
         }
     }
 }

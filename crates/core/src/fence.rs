@@ -17,6 +17,12 @@ use crate::{DeviceId, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TimelineId(u64);
 
+impl fmt::Display for TimelineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
 /// A fresh identity for a backend's new timeline.
 #[must_use]
 pub fn next_timeline_id() -> TimelineId {
@@ -76,24 +82,28 @@ pub struct Fence {
 impl Fence {
     /// The fence of the timeline's `point`-th operation.
     #[must_use]
+    #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
         Self { timeline, point }
     }
 
     /// The timeline.
     #[must_use]
+    #[inline]
     pub fn timeline(&self) -> &Arc<dyn Timeline> {
         &self.timeline
     }
 
     /// The point.
     #[must_use]
+    #[inline]
     pub fn point(&self) -> u64 {
         self.point
     }
 
     /// Whether it is known, without asking the driver, that the work is over.
     #[must_use]
+    #[inline]
     pub fn is_known_done(&self) -> bool {
         self.timeline.reached() >= self.point
     }
@@ -102,6 +112,18 @@ impl Fence {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_known_done() || self.timeline.poll(self.point).unwrap_or(true)
+    }
+
+    /// Whether it is a point of this very timeline: by its object, so cheap and without false positives.
+    #[inline]
+    pub(crate) fn is_of_timeline(&self, timeline: &Arc<dyn Timeline>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.timeline), Arc::as_ptr(timeline))
+    }
+
+    /// Makes it another point of its timeline.
+    #[inline]
+    pub(crate) fn move_to(&mut self, point: u64) {
+        self.point = point;
     }
 
     /// Whether both are the same point of the same timeline.

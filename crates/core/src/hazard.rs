@@ -4,12 +4,12 @@
 //! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
 //! circle. The table's lock is never held across a call into a backend.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use crate::{Access, Error, ErrorKind, Fence, Result};
+use crate::{Access, Error, ErrorKind, Fence, Result, Timeline};
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
@@ -68,6 +68,21 @@ impl Table {
         )
     }
 
+    /// What a pending or viewed entry is about.
+    fn claimed(&self, ticket: Ticket) -> Option<(Range<usize>, Access)> {
+        let entry = self.entries.get(self.position(ticket)?)?;
+        Some((entry.range.clone(), entry.access))
+    }
+
+    /// Drops an entry that holds no fence, where it is.
+    fn discard(&mut self, index: usize) {
+        let last = self.entries.len().saturating_sub(1);
+        if index != last {
+            self.entries.swap(index, last);
+        }
+        self.entries.truncate(last);
+    }
+
     fn forget_what_is_over(&mut self, removed: &mut Removed) {
         self.take_out(
             removed,
@@ -114,7 +129,8 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 impl Hazards {
-    /// Claims a range for an operation about to be enqueued, and collects what it must come after.
+    /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
+    /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
@@ -122,6 +138,7 @@ impl Hazards {
         &self,
         range: Range<usize>,
         access: Access,
+        own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) -> Result<Ticket> {
         let mut removed = Removed::new();
@@ -136,7 +153,9 @@ impl Hazards {
         }
         table.forget_what_is_over(&mut removed);
         for entry in table.conflicts(&range, access) {
-            if let State::Submitted(fence) = &entry.state {
+            if let State::Submitted(fence) = &entry.state
+                && !own.is_some_and(|own| fence.is_of_timeline(own))
+            {
                 after.push(fence.clone());
             }
         }
@@ -159,26 +178,42 @@ impl Hazards {
     }
 
     /// Turns a claim into a use that is over when `fence` is.
-    pub(crate) fn commit(&self, ticket: Ticket, fence: Fence) {
+    pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence) {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
-        if let Some(index) = table.position(ticket) {
-            let mut entry = table.entries.swap_remove(index);
+        if let Some((range, access)) = table.claimed(ticket) {
             // The operation came after every conflicting use of its range, so whoever comes after it need not know
             // those any more; and an earlier read of the same timeline is implied by this one.
-            table.take_out(&mut removed, |old| match &old.state {
-                State::Submitted(earlier) => {
-                    let covered = entry.range.start <= old.range.start && old.range.end <= entry.range.end;
-                    let implied = entry.access == Access::Write
-                        || (old.access == Access::Read
-                            && earlier.timeline().id() == fence.timeline().id()
-                            && earlier.point() <= fence.point());
-                    covered && implied
+            let mut moved_on = false;
+            let mut index = 0;
+            while let Some(old) = table.entries.get_mut(index) {
+                let State::Submitted(earlier) = &mut old.state else {
+                    index += 1;
+                    continue;
+                };
+                let same = earlier.is_of_timeline(fence.timeline());
+                let covered = range.start <= old.range.start && old.range.end <= range.end;
+                let implied = access == Access::Write
+                    || (old.access == Access::Read && same && earlier.point() <= fence.point());
+                if !(covered && implied) {
+                    index += 1;
+                } else if same && !moved_on {
+                    // It becomes this use: a handle of the timeline less to make and to drop.
+                    earlier.move_to(fence.point().max(earlier.point()));
+                    (old.range, old.access) = (range.clone(), access);
+                    moved_on = true;
+                    index += 1;
+                } else {
+                    removed.push(table.entries.swap_remove(index));
                 }
-                _ => false,
-            });
-            entry.state = State::Submitted(fence);
-            table.entries.push(entry);
+            }
+            if let Some(index) = table.position(ticket) {
+                if moved_on {
+                    table.discard(index);
+                } else if let Some(entry) = table.entries.get_mut(index) {
+                    entry.state = State::Submitted(fence.clone());
+                }
+            }
         }
         self.close(table);
     }
@@ -187,7 +222,7 @@ impl Hazards {
     pub(crate) fn withdraw(&self, ticket: Ticket) {
         let mut table = self.table.lock();
         if let Some(index) = table.position(ticket) {
-            table.entries.swap_remove(index);
+            table.discard(index);
         }
         self.close(table);
     }

@@ -244,7 +244,7 @@ fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<(
 /// error nothing was enqueued.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut claims = Claims::of(&mut operation.uses())?;
+    let mut claims = Claims::for_queue(&mut operation.uses(), queue)?;
     claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.

@@ -75,12 +75,14 @@ impl RawBuffer {
 
     /// Its allocation's identity.
     #[must_use]
+    #[inline]
     pub fn id(&self) -> BufferId {
         self.block.id
     }
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -93,12 +95,14 @@ impl RawBuffer {
 
     /// Bytes from the beginning of the allocation.
     #[must_use]
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Where it is, and what kind of memory.
     #[must_use]
+    #[inline]
     pub fn place(&self) -> Place {
         self.block.place
     }
@@ -117,12 +121,14 @@ impl RawBuffer {
 
     /// Address as the device sees it. The buffer must be kept alive while the address is used.
     #[must_use]
+    #[inline]
     pub fn device_address(&self) -> Option<u64> {
         self.block.device_address.map(|address| address + self.offset as u64)
     }
 
     /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
     #[must_use]
+    #[inline]
     pub fn host_address(&self) -> Option<NonNull<u8>> {
         // SAFETY: a slice's offset lies within the allocation, or at its end.
         self.block.host_address.map(|address| unsafe { address.add(self.offset) })

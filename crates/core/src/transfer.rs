@@ -46,6 +46,7 @@ struct Running {
 
 impl Transfer {
     /// A transfer that was enqueued with `fence`; `begun` is when its submission began.
+    #[inline]
     pub fn submitted(
         fence: Fence,
         report: TransferReport,
@@ -144,7 +145,7 @@ fn taken() -> Error {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        if let State::Running(running) = std::mem::replace(&mut self.state, State::Taken)
+        if let State::Running(running) = &self.state
             && let Some(completion) = &running.completion
         {
             completion.abandoned(&running.report);

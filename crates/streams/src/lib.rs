@@ -34,17 +34,24 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod callbacks;
 mod copies;
 mod enqueue;
 mod event;
 mod kernels;
 mod lanes;
 mod line;
+mod marks;
+mod metrics;
+mod points;
 mod priority;
+mod raw_copies;
 mod reactor;
 mod stream;
+mod sync;
 mod timeline;
 
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
+pub use metrics::{MetricsSampling, StreamMetrics};
 pub use stream::CudaStream;

@@ -7,10 +7,15 @@
     reason = "helpers of tests fail their tests"
 )]
 
+mod callbacks;
 mod capture;
 mod completion;
 mod copies;
+mod foreign;
 mod in_place;
+mod metrics;
 mod order;
+mod raw_forms;
+mod runs;
 mod setup;
 mod streams;
