@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     Fence, Queue, RawBuffer, Result, Timeline,
     hazard::{Dependencies, Ticket},
+    obstacle::{Obstacle, Unsubmitted},
 };
 
 /// What an operation does to a range.
@@ -61,6 +62,23 @@ impl<'a> Claims<'a> {
         Ok(claims)
     }
 
+    /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
+    /// conflict, that is answered, and nothing is claimed.
+    ///
+    /// # Errors
+    /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
+    pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
+        uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
+        let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
+        for (buffer, access) in uses.iter() {
+            match buffer.hazards().try_claim(buffer.range(), *access, None, &mut claims.after)? {
+                Some(ticket) => claims.held.push((buffer, ticket)),
+                None => return Err(Obstacle::claim(buffer, *access).into()),
+            }
+        }
+        Ok(claims)
+    }
+
     /// The fences that the work must come after.
     #[must_use]
     pub fn after(&self) -> &[Fence] {
@@ -68,7 +86,7 @@ impl<'a> Claims<'a> {
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
-    pub(crate) fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
+    pub fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
         for fence in &self.after {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
@@ -76,6 +94,23 @@ impl<'a> Claims<'a> {
             }
         }
         self.after.retain(|fence| !fence.is_known_done());
+    }
+
+    /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
+    ///
+    /// # Errors
+    /// [`Unsubmitted::Blocked`] by those fences.
+    pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
+        self.after.retain(|fence| !fence.is_known_done());
+        let for_host = self.after.iter().filter(|fence| !for_queue(fence));
+        // Allocates only where there is something.
+        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
+        if !open.is_empty() {
+            return Err(Obstacle::fences(open).into());
+        }
+        // Over also where a timeline does not say so of itself.
+        self.after.retain(|fence| for_queue(fence));
+        Ok(())
     }
 
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.

@@ -3,11 +3,13 @@
 use std::{
     any::Any,
     fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Waker,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -58,7 +60,9 @@ pub trait Timeline: Send + Sync + 'static {
     fn wait(&self, point: u64) -> Result<()>;
 
     /// Arranges that `waker` is woken once `point` is reached or failed. Where that is already so it answers `true`
-    /// and keeps nothing.
+    /// and keeps nothing. Does not block; it may look for some microseconds first, where that is likely to be cheaper
+    /// than to sleep and be woken (a CUDA stream does so for at most 10 µs, while no other task waits). A waker that was
+    /// given before for the same point need not be kept twice.
     fn wake_at(&self, point: u64, waker: &Waker) -> bool;
 
     /// How long the operation at `point` occupied the device, by the lane's own clock (the host's, for the host's
@@ -137,6 +141,50 @@ impl Fence {
     /// The work's own error, or the device's.
     pub fn wait(&self) -> Result<()> {
         self.timeline.wait(self.point)
+    }
+
+    /// A future of the work's end, for any executor; `fence.await` does the same. Blocks no thread. It may be dropped at
+    /// any time, and then holds nothing but its waker, until the point is reached.
+    ///
+    /// # Errors
+    /// By the future: the work's own error, or the device's.
+    pub fn done(&self) -> Done {
+        Done { fence: self.clone() }
+    }
+
+    /// Whether the work is done, as a future's `poll` answers it.
+    pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
+        match self.timeline.poll(self.point) {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) if !self.timeline.wake_at(self.point, context.waker()) => Poll::Pending,
+            // It ended in between.
+            Ok(false) => Poll::Ready(self.wait()),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+/// The end of work as a future; see [`Fence::done`].
+#[derive(Clone, Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Done {
+    fence: Fence,
+}
+
+impl Future for Done {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.fence.poll_done(context)
+    }
+}
+
+impl IntoFuture for Fence {
+    type Output = Result<()>;
+    type IntoFuture = Done;
+
+    fn into_future(self) -> Done {
+        Done { fence: self }
     }
 }
 

@@ -26,6 +26,7 @@ pub mod host_access;
 mod host_view;
 mod method;
 mod observer;
+mod obstacle;
 mod operation;
 mod place;
 mod queue;
@@ -34,6 +35,7 @@ mod reclaim;
 mod report;
 mod size_class;
 mod storage;
+mod submission;
 mod transfer;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
@@ -42,10 +44,11 @@ pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};
 pub use device::{DeviceId, ParseDeviceError};
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
-pub use fence::{Fence, Timeline, TimelineId, next_timeline_id};
+pub use fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
 pub use host_view::{HostView, HostViewMut};
 pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use observer::{Observer, TransferEvent};
+pub use obstacle::{Obstacle, Unsubmitted};
 pub use operation::{Operation, Pattern, Pitched, submit};
 pub use place::{MemoryKind, Place, TransferPath};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
@@ -54,6 +57,7 @@ pub use reclaim::Reclaimer;
 pub use report::TransferReport;
 pub use size_class::SizeClass;
 pub use storage::Storage;
+pub use submission::{submit_async, try_submit};
 pub use transfer::{Completion, Transfer};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.

@@ -98,10 +98,10 @@ pub enum Operation<'a> {
 }
 
 /// The buffers of an operation and what it does to each.
-type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
+pub(crate) type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
-    fn uses(&self) -> Uses<'a> {
+    pub(crate) fn uses(&self) -> Uses<'a> {
         let mut uses = Uses::new();
         match *self {
             Self::Copy { src, dst }

@@ -218,6 +218,13 @@ impl RawBuffer {
         outcome
     }
 
+    /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
+    /// nobody used the allocation in between, except around this library.
+    #[must_use]
+    pub fn uses(&self) -> u64 {
+        self.hazards().uses()
+    }
+
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards
     }
@@ -226,11 +233,8 @@ impl RawBuffer {
         self.offset..self.offset + self.len
     }
 
-    pub(crate) fn open_view(
-        &self,
-        access: Access,
-        wait: bool,
-    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
+    /// Where a view would find the bytes.
+    pub(crate) fn viewable(&self, access: Access) -> Result<NonNull<u8>> {
         let Some(address) = self.host_address() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -243,6 +247,15 @@ impl RawBuffer {
                 "this buffer wraps memory that may not be written",
             ));
         }
+        Ok(address)
+    }
+
+    pub(crate) fn open_view(
+        &self,
+        access: Access,
+        wait: bool,
+    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
+        let address = self.viewable(access)?;
         let ticket = self.hazards().open_view(self.range(), access, wait)?;
         Ok((address, ticket))
     }

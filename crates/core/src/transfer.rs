@@ -120,14 +120,9 @@ impl Future for Transfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
-            State::Running(Running { fence, .. }) => match fence.timeline().poll(fence.point()) {
-                Ok(true) => Ok(()),
-                Ok(false) if !fence.timeline().wake_at(fence.point(), context.waker()) => {
-                    return Poll::Pending;
-                }
-                // It ended in between.
-                Ok(false) => fence.wait(),
-                Err(error) => Err(error),
+            State::Running(Running { fence, .. }) => match fence.poll_done(context) {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => return Poll::Pending,
             },
             State::Refused(_) | State::Taken => Ok(()),
         };

@@ -44,6 +44,7 @@ mod api;
 mod clock;
 mod code;
 mod device;
+mod example_kernels;
 mod faults;
 pub mod harness;
 mod install;

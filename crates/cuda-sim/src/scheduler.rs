@@ -123,10 +123,10 @@ pub(crate) fn host_access(
     if by == crate::clock::HOST && host_clock.of(by) == 0 {
         host_clock.tick(by);
     }
-    let current = clock.clone().unwrap_or_else(|| Arc::new(host_clock.clone()));
-    let placed = Placed { record, by, step: current.of(by), clock };
+    let current = clock.as_deref().unwrap_or(host_clock);
+    let placed = Placed { record, by, step: current.of(by), clock: clock.clone() };
     if let Some(device) = devices.get_mut(owner as usize) {
-        device.log.check(placed, &current);
+        device.log.check(placed, current);
     }
 }
 

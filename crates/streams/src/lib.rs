@@ -35,11 +35,13 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod callbacks;
+mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
 mod kernels;
 mod lanes;
+mod launch;
 mod line;
 mod marks;
 mod metrics;
@@ -51,7 +53,11 @@ mod stream;
 mod sync;
 mod timeline;
 
+pub use coordinator::{
+    Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+};
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
 pub use metrics::{MetricsSampling, StreamMetrics};
+pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use stream::CudaStream;

@@ -117,6 +117,12 @@ impl StreamTimeline {
         self.points.outstanding()
     }
 
+    /// A point such that every later one comes after what is enqueued by now: the last, or that of a record under way.
+    pub(crate) fn last_point(&self) -> u64 {
+        let _recorded = self.recording.lock();
+        self.submitted.load(Ordering::Acquire)
+    }
+
     /// The error that made the stream unusable, if any did.
     #[inline]
     pub(crate) fn check(&self) -> Result<()> {

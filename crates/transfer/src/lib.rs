@@ -29,6 +29,7 @@
 //! # Order of the code
 //! `manager` checks a request (`request`), asks the planner (`planner`, over `registry` and `costs`) for a method, lets
 //! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`).
+//! `tasks` is the same for who must not block.
 //!
 //! # What is not here yet
 //! Calibration on the user's machine: until then the backends' built-in tables are what is chosen by, and every report
@@ -49,6 +50,7 @@ mod row;
 mod sampling;
 mod staging;
 mod stats;
+mod tasks;
 
 pub use builder::ManagerBuilder;
 pub use manager::CrossBackendTransferManager;

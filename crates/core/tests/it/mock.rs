@@ -96,6 +96,10 @@ pub(crate) struct MockQueue {
     pub(crate) refuse: AtomicBool,
     /// Ends every operation as it is enqueued.
     pub(crate) at_once: AtomicBool,
+    /// Leaves the fences of other queues to the host.
+    pub(crate) waits_for_own_only: AtomicBool,
+    /// Answers that everything is over where it is asked, and does not say so of itself.
+    pub(crate) silently_over: Arc<AtomicBool>,
 }
 
 pub(crate) struct MockLine {
@@ -105,6 +109,7 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// How often anybody has asked.
     pub(crate) polls: AtomicU64,
+    silently_over: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -116,12 +121,14 @@ struct State {
 
 impl MockQueue {
     pub(crate) fn new() -> Self {
+        let silently_over = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             polls: AtomicU64::new(0),
+            silently_over: Arc::clone(&silently_over),
         });
         let timeline: Arc<dyn Timeline> = line.clone();
         Self {
@@ -130,6 +137,8 @@ impl MockQueue {
             enqueued: Mutex::default(),
             refuse: AtomicBool::new(false),
             at_once: AtomicBool::new(false),
+            waits_for_own_only: AtomicBool::new(false),
+            silently_over,
         }
     }
 
@@ -201,8 +210,8 @@ impl Queue for MockQueue {
         true
     }
 
-    fn can_wait_for(&self, _: &Fence) -> bool {
-        true
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        fence.timeline().id() == self.timeline.id() || !self.waits_for_own_only.load(Ordering::SeqCst)
     }
 
     unsafe fn enqueue(&self, _: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
@@ -253,7 +262,7 @@ impl Timeline for MockLine {
 
     fn poll(&self, point: u64) -> Result<bool> {
         self.polls.fetch_add(1, Ordering::SeqCst);
-        if self.reached() < point {
+        if self.reached() < point && !self.silently_over.load(Ordering::SeqCst) {
             return Ok(false);
         }
         Self::outcome(&self.state.lock(), point).map(|()| true)

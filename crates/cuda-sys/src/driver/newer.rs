@@ -5,7 +5,7 @@
 
 use std::os::raw::{c_uint, c_ulonglong, c_void};
 
-use cust::sys::{CUcontext, CUdeviceptr, CUstream};
+use cust::sys::{CUcontext, CUdeviceptr, CUfunction, CUstream};
 
 use super::table::driver_functions;
 
@@ -44,6 +44,7 @@ driver_functions! {
         destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
         attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize, stream: CUstream,
     );
+    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
     fn cuGetProcAddress_v2(
         symbol: *const std::os::raw::c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut c_uint,
     );

@@ -10,10 +10,14 @@
 mod callbacks;
 mod capture;
 mod completion;
+mod coordinator;
 mod copies;
 mod foreign;
 mod in_place;
 mod metrics;
+mod launch;
+mod launch_executor;
+mod launch_time;
 mod order;
 mod raw_forms;
 mod runs;

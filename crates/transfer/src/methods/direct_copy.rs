@@ -1,6 +1,6 @@
 //! One copy by one queue, from or to the caller's memory.
 
-use transload_core::{Fence, Operation, RejectReason, Result, TransferMethod, TransferPath};
+use transload_core::{Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted};
 
 use super::{Context, Job, Method, Route};
 
@@ -18,8 +18,8 @@ impl Method for DirectCopy {
 
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
-        transload_core::submit(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
+        job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
     }
 }

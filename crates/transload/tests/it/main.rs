@@ -8,6 +8,7 @@ mod discover;
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
+mod tasks;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
