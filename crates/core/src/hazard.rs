@@ -163,6 +163,17 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
 }
 
 impl Hazards {
+    /// A table that begins with work in flight on the range.
+    pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
+        let written = |fence: &Fence| Entry {
+            range: range.clone(),
+            access: Access::Write,
+            state: State::Submitted(fence.clone()),
+        };
+        let table = Table { entries: fences.iter().map(written).collect(), ..Table::default() };
+        Self { table: Mutex::new(table), resolved: Condvar::new() }
+    }
+
     /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
     /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///

@@ -11,7 +11,8 @@ use std::{
 };
 
 use crate::{
-    Access, Error, ErrorKind, HostView, HostViewMut, Place, Reclaimer, Result, Storage, hazard::Hazards,
+    Access, Error, ErrorKind, Fence, HostView, HostViewMut, Place, Reclaimer, Result, Storage,
+    hazard::Hazards,
 };
 
 /// Identifies an allocation within the process. Slices of one buffer share it.
@@ -45,9 +46,9 @@ unsafe impl Sync for Block {}
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let Some(storage) = self.storage.take() else { return };
+        let Some(mut storage) = self.storage.take() else { return };
         let until = self.hazards.outstanding();
-        if until.is_empty() {
+        if until.is_empty() || storage.take_over(&until) {
             drop(storage);
         } else {
             self.reclaimer.park(until, storage);
@@ -59,6 +60,13 @@ impl RawBuffer {
     /// A buffer over a backend's memory; `reclaimer` takes the memory where it is dropped while in use.
     #[must_use]
     pub fn new(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>) -> Self {
+        Self::new_behind(storage, reclaimer, &[])
+    }
+
+    /// As [`new`](Self::new), over memory on which earlier work is still in flight: whoever uses the buffer comes after the
+    /// fences, as if that work had written all of it.
+    #[must_use]
+    pub fn new_behind(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let len = storage.len();
         let block = Block {
@@ -67,7 +75,7 @@ impl RawBuffer {
             host_address: storage.host_address(),
             device_address: storage.device_address(),
             storage: Some(storage),
-            hazards: Hazards::default(),
+            hazards: Hazards::behind(0..len, behind),
             reclaimer: Arc::clone(reclaimer),
         };
         Self { block: Arc::new(block), offset: 0, len }

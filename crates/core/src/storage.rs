@@ -2,11 +2,12 @@
 
 use std::{any::Any, ptr::NonNull};
 
-use crate::Place;
+use crate::{Fence, Place};
 
 /// Memory of one kind on one device; dropping it gives the memory back.
 ///
-/// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight touches it. `drop` may run on any thread and must
+/// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight touches it, or the
+/// storage [took the fences over](Self::take_over). `drop` may run on any thread and must
 /// not block on the device.
 ///
 /// # Safety
@@ -16,6 +17,8 @@ use crate::Place;
 /// * [`device_address`](Self::device_address), where given, must be valid for `len` bytes on the devices that the
 ///   place's kind promises, until `self` is dropped.
 /// * None of the answers may change.
+/// * [`take_over`](Self::take_over) may answer `true` only where the memory is neither given away nor used in another way
+///   before all the fences are over, except by work that comes after them on the device.
 pub unsafe trait Storage: Send + Sync + 'static {
     /// Whose memory, and of what kind.
     fn place(&self) -> Place;
@@ -37,6 +40,16 @@ pub unsafe trait Storage: Send + Sync + 'static {
     /// Whether bytes may be put there.
     fn is_writable(&self) -> bool {
         true
+    }
+
+    /// Offers the memory back while work is in flight on it: what is over when the fences in `until` are. An allocator that
+    /// keeps them beside the memory, and lets nobody use it before, answers `true` and is dropped at once. By default it is
+    /// not taken over, and dropped when the work is over.
+    ///
+    /// Must not block on the device.
+    fn take_over(&mut self, until: &[Fence]) -> bool {
+        let _parked_until_then = until;
+        false
     }
 
     /// For the backend's own queues.

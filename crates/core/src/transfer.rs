@@ -9,7 +9,9 @@ use std::{
     time::Instant,
 };
 
-use crate::{Error, Fence, Result, TransferReport};
+use crate::{
+    CostBasis, DeviceId, Error, Fence, Result, TransferMethod, TransferPath, TransferReport,
+};
 
 /// Who is told once about a transfer's end.
 pub trait Completion: Send + Sync + 'static {
@@ -54,6 +56,18 @@ impl Transfer {
         completion: Option<Arc<dyn Completion>>,
     ) -> Self {
         Self { state: State::Running(Running { fence, report, begun, completion }) }
+    }
+
+    /// A transfer of all of `dst` by one direct operation that a user enqueued on the queue of `lane` with `fence`;
+    /// `begun` is when its submission began, which ends here. Made where it is returned: cheaper than
+    /// [`submitted`](Self::submitted) with a report.
+    pub fn direct(fence: Fence, path: TransferPath, lane: DeviceId, bytes: u64, begun: Instant) -> Self {
+        let report = TransferReport {
+            submitting: begun.elapsed(),
+            basis: CostBasis::User,
+            ..TransferReport::planned(path, TransferMethod::DirectCopy, lane, bytes)
+        };
+        Self { state: State::Running(Running { fence, report, begun, completion: None }) }
     }
 
     /// A transfer that was not enqueued.

@@ -38,6 +38,7 @@ mod feature;
 mod host_memory;
 mod janitor;
 mod manager;
+mod resource;
 mod tally;
 mod unified_memory;
 
@@ -47,3 +48,4 @@ pub use device_memory::context_of;
 pub use error::lift;
 pub use feature::CudaFeature;
 pub use manager::CudaMemoryManager;
+pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};

@@ -2,10 +2,7 @@
 
 use std::time::Instant;
 
-use transload_core::{
-    CostBasis, DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferMethod, TransferPath,
-    TransferReport, submit,
-};
+use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferPath, submit};
 
 use crate::CudaStream;
 
@@ -46,15 +43,7 @@ impl CudaStream {
         match submit(self, &operation, Timing::Off) {
             Ok(fence) => {
                 let path = TransferPath::new(src.place(), dst.place());
-                let mut report = TransferReport::planned(
-                    path,
-                    TransferMethod::DirectCopy,
-                    self.device(),
-                    dst.len() as u64,
-                );
-                report.basis = CostBasis::User;
-                report.submitting = begun.elapsed();
-                Transfer::submitted(fence, report, begun, None)
+                Transfer::direct(fence, path, self.device(), dst.len() as u64, begun)
             }
             Err(error) => Transfer::refused(error),
         }

@@ -24,7 +24,7 @@ const SMALL: usize = 64 << 10;
 
 impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
-        self.timeline.device()
+        self.own.device
     }
 
     fn priority(&self) -> StreamPriority {
@@ -36,7 +36,7 @@ impl Queue for CudaStream {
     }
 
     fn can_copy(&self, src: Place, dst: Place) -> bool {
-        let here = |place: Place| place.device == self.timeline.device();
+        let here = |place: Place| place.device == self.own.device;
         let host = |place: Place| place.device.is_cpu();
         (here(src) && (here(dst) || host(dst))) || (host(src) && here(dst))
     }

@@ -34,6 +34,7 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod allocator;
 mod callbacks;
 mod coordinator;
 mod copies;
@@ -53,11 +54,15 @@ mod stream;
 mod sync;
 mod timeline;
 
+pub use allocator::{
+    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState, CallbackId,
+    CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
+};
 pub use coordinator::{
     Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
 };
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;
-pub use metrics::{MetricsSampling, StreamMetrics};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
+pub use metrics::{MetricsSampling, StreamMetrics};
 pub use stream::CudaStream;

@@ -20,10 +20,10 @@ impl StreamTimeline {
     }
 
     /// Transfers that nobody waits for must not pile up.
-    fn ask_for_the_oldest(&self) {
-        let oldest = self.line.lock().oldest_of_many();
-        if let Some(oldest) = oldest {
-            let _told_to_who_asks = self.poll(oldest);
+    fn ask_about_the_old(&self) {
+        let old = self.line.lock().old_of_many();
+        if let Some(old) = old {
+            let _told_to_who_asks = self.poll(old);
         }
     }
 
@@ -38,7 +38,7 @@ impl StreamTimeline {
     /// Whoever enqueues anything but a small copy or fill calls [`close_run`](Self::close_run) before, so that nobody who
     /// waits for an earlier small operation waits for this one.
     pub(crate) fn record_end(&self, start: Option<Start>, what: &'static str) -> Result<u64, DriverError> {
-        self.ask_for_the_oldest();
+        self.ask_about_the_old();
         let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
         let end = self.take_event(timing)?;
         let _in_order = self.recording.lock();
@@ -74,7 +74,7 @@ impl StreamTimeline {
             self.advance(given);
             return Ok(());
         }
-        self.ask_for_the_oldest();
+        self.ask_about_the_old();
         let end = self.take_event(EventTiming::Disabled)?;
         let _in_order = self.recording.lock();
         self.record_run_with(end)

@@ -109,7 +109,7 @@ impl CudaStream {
     /// The device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        self.timeline.device()
+        self.own.device
     }
 
     /// The driver's stream. From here on every operation has its own event, since others may enqueue work.

@@ -16,6 +16,7 @@ use transload_cuda_sys::{AsStream, Context, DriverError, RawStream, RelaxedCaptu
 use transload_memory::lift;
 
 use crate::{
+    allocator::ending::Endings,
     callbacks::{Callbacks, Progress},
     kernels::Kernels,
     line::{Covered, Line},
@@ -43,7 +44,7 @@ pub(crate) enum Handle {
 /// A stream and the completion of what was enqueued on it.
 pub(crate) struct StreamTimeline {
     id: TimelineId,
-    device: DeviceId,
+    pub(crate) device: DeviceId,
     pub(crate) priority: StreamPriority,
     stream: Stream,
     /// The one thread in which the handle means this stream, for a per-thread default stream.
@@ -64,6 +65,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) callbacks: Arc<Callbacks>,
     pub(crate) metrics: Counters,
     reactor: &'static Reactor,
+    /// Who is told before the stream is destroyed.
+    pub(crate) endings: Endings,
     this: Weak<Self>,
 }
 
@@ -95,6 +98,7 @@ impl StreamTimeline {
             callbacks: Arc::default(),
             metrics: Counters::default(),
             reactor,
+            endings: Endings::default(),
             this: Weak::clone(this),
         }))
     }
@@ -120,7 +124,7 @@ impl StreamTimeline {
     /// A point such that every later one comes after what is enqueued by now: the last, or that of a record under way.
     pub(crate) fn last_point(&self) -> u64 {
         let _recorded = self.recording.lock();
-        self.submitted.load(Ordering::Acquire)
+        self.points.given()
     }
 
     /// The error that made the stream unusable, if any did.
@@ -338,6 +342,7 @@ impl StreamTimeline {
 
 impl Drop for StreamTimeline {
     fn drop(&mut self) {
+        self.endings.tell(self.id, &self.stream);
         let Some(kernels) = self.kernels.get() else { return };
         // In another thread the handle would name another stream.
         let idle = self.is_here()

@@ -6,7 +6,7 @@ use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
 use transload_cuda_sys::{DriverError, RawStream};
 use transload_memory::lift;
 
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::{CudaStream, metrics::Counted, timeline::StreamTimeline};
 
 impl CudaStream {
     /// Enqueues what `call` enqueues on the raw stream, behind the fences, and marks its end. The stream's context is
@@ -23,7 +23,7 @@ impl CudaStream {
         after: &[Fence],
         call: impl FnOnce(RawStream) -> Result<(), DriverError>,
     ) -> Result<Fence> {
-        self.own.check()?;
+        self.own.check_here()?;
         let _bound = self.own.context().enter().map_err(lift)?;
         for fence in after {
             let Some(other) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {
@@ -37,9 +37,19 @@ impl CudaStream {
                 self.own.wait_for(other, fence.point())?;
             }
         }
+        // Whoever waits for a small copy before the kernel must not wait for the kernel.
+        self.own.close_run().map_err(lift)?;
+        let counted = self.own.metrics.next();
+        let start = match counted {
+            Counted::Timed => Some(self.own.record_start(false, true).map_err(lift)?),
+            Counted::No | Counted::Yes => None,
+        };
         call(self.own.raw()).map_err(lift)?;
         // Without a fence nobody would wait for what was just enqueued.
-        let point = self.own.record_end(None).map_err(|error| self.own.settle_unmarked(error))?;
+        let point = self.own.record_end(start, "launch").map_err(|error| self.own.settle_unmarked(error))?;
+        if counted != Counted::No {
+            self.own.metrics.count_launch();
+        }
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 }

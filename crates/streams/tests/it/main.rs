@@ -8,10 +8,18 @@
 )]
 
 mod callbacks;
+mod allocator;
+mod allocator_across;
+mod allocator_bad_use;
+mod allocator_buffers;
+mod allocator_capture;
+mod allocator_random;
+mod allocator_short;
 mod capture;
 mod completion;
 mod coordinator;
 mod copies;
+mod examples;
 mod foreign;
 mod in_place;
 mod metrics;

@@ -115,13 +115,17 @@ fn a_stream_whose_handle_is_known_outside_has_an_event_for_every_operation() {
         assert_eq!(names, ["cuMemsetD8Async", "cuEventRecord"].repeat(3), "{name}");
         stream.synchronize().unwrap();
     };
-    let ways: [(&str, fn(&CudaStream)); 3] = [
-        ("as_raw", |stream| drop(stream.as_raw())),
-        ("raw_handle", |stream| drop(stream.raw_handle())),
-        ("driver", |stream| {
-            let _driver = stream.driver();
-        }),
-    ];
+    type GiveOut = fn(&CudaStream);
+    let as_raw: GiveOut = |stream| {
+        let _handle = stream.as_raw();
+    };
+    let raw_handle: GiveOut = |stream| {
+        let _handle = stream.raw_handle();
+    };
+    let driver: GiveOut = |stream| {
+        let _driver = stream.driver();
+    };
+    let ways = [("as_raw", as_raw), ("raw_handle", raw_handle), ("driver", driver)];
     for (name, give_out) in ways {
         let stream = CudaStream::new(&setup.device).unwrap();
         let trace = transload_cuda_sys::trace::start();

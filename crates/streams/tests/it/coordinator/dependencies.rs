@@ -62,8 +62,8 @@ fn an_edge_holds_until_the_latest_of_its_points_is_reached() {
     let setup = Setup::new();
     let [one, two] = streams(&setup);
     let coordinator = raw::over([&one, &two]);
-    let gate = Gate::closed(&setup.device);
     let there = setup.device(64);
+    let gate = Gate::closed(&setup.device);
     drop(one.memset_async(&there, Pattern::U8(1)));
     let first = one.fence().unwrap();
     assert_eq!(coordinator.add_dependency_on(&two, &first).unwrap(), Dependency::Enqueued);
@@ -124,10 +124,10 @@ fn what_would_close_a_cycle_is_refused_with_the_cycle_and_enqueues_nothing() {
 #[test]
 fn of_two_threads_that_close_a_cycle_together_one_is_refused() {
     let setup = Setup::new();
+    let [one, two, gates] = streams(&setup);
     for round in 0..20 {
-        let [one, two] = streams(&setup);
         let coordinator = raw::over([&one, &two]);
-        let gate = Gate::closed(&setup.device);
+        let gate = Gate::on(&gates, &setup.device);
         gate.hold([&one, &two]);
         let start = Barrier::new(2);
         let outcomes = std::thread::scope(|scope| {
@@ -145,6 +145,7 @@ fn of_two_threads_that_close_a_cycle_together_one_is_refused() {
         assert!(!coordinator.has_cycles());
         gate.open();
         coordinator.create_barrier().unwrap().wait().unwrap();
+        one.synchronize().and(two.synchronize()).unwrap();
     }
 }
 

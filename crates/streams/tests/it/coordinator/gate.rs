@@ -48,7 +48,12 @@ unsafe extern "C" fn stand(data: *mut c_void) {
 
 impl Gate {
     pub(crate) fn closed(device: &CudaDevice) -> Self {
-        let stream = CudaStream::new(device).unwrap();
+        Self::on(&CudaStream::new(device).unwrap(), device)
+    }
+
+    /// A gate on a stream that is used for nothing else meanwhile.
+    pub(crate) fn on(stream: &CudaStream, device: &CudaDevice) -> Self {
+        let stream = stream.clone();
         let (door, event) = (Arc::new(Door::default()), CudaEvent::new(device).unwrap());
         let data = Arc::as_ptr(&door).cast_mut().cast();
         {

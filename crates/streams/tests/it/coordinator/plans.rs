@@ -1,7 +1,10 @@
 //! Random plans over four streams: contents are those that the accepted dependencies promise, and a dependency is refused
 //! exactly where a naive search finds a cycle.
 
-use proptest::prelude::*;
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
 use transload_core::RawBuffer;
 use transload_streams::{CoordinatorError, CudaStream, MultiStreamCoordinator};
 
@@ -10,6 +13,7 @@ use crate::setup::{Setup, noise};
 
 const STREAMS: usize = 4;
 const BYTES: usize = 3000;
+const STEPS: usize = 60;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -70,18 +74,24 @@ impl Model {
     }
 }
 
+fn piece(buffer: &RawBuffer, number: usize) -> RawBuffer {
+    buffer.slice(number * BYTES..(number + 1) * BYTES).unwrap()
+}
+
 struct Run<'a> {
-    setup: &'a Setup,
+    /// Room for a slot per step, and the bytes that step brings. Made before the gate closes: allocating may wait for the
+    /// device.
+    there: &'a RawBuffer,
+    host: &'a RawBuffer,
     streams: [CudaStream; STREAMS],
     coordinator: MultiStreamCoordinator,
     slots: Vec<RawBuffer>,
-    sources: Vec<RawBuffer>,
     model: Model,
 }
 
 impl Run<'_> {
     fn new_slot(&mut self, stream: usize, content: u64) {
-        self.slots.push(self.setup.device(BYTES));
+        self.slots.push(piece(self.there, self.slots.len()));
         self.model.slots.push(content);
         self.model.knows[stream].push(self.slots.len() - 1);
     }
@@ -90,8 +100,8 @@ impl Run<'_> {
         match step {
             Step::Bring(stream) => {
                 self.new_slot(stream, number as u64);
-                self.sources.push(self.setup.pinned(&noise(BYTES, number as u64)));
-                raw::copy(&self.streams[stream], self.sources.last().unwrap(), self.slots.last().unwrap());
+                let source = piece(self.host, number);
+                raw::copy(&self.streams[stream], &source, self.slots.last().unwrap());
             }
             Step::Copy(stream, choice) => {
                 let known = &self.model.knows[stream];
@@ -160,31 +170,38 @@ impl Run<'_> {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
-
-    #[test]
-    fn contents_follow_the_accepted_plan_and_cycles_are_refused_exactly_where_there_is_one(
-        steps in proptest::collection::vec(step(), 1..60)
-    ) {
-        let setup = Setup::new();
-        let own = streams(&setup);
-        let gate = Gate::closed(&setup.device);
+#[test]
+fn contents_follow_the_accepted_plan_and_cycles_are_refused_exactly_where_there_is_one() {
+    let setup = Setup::new();
+    // Used again by every case: the software driver remembers each stream that there ever was.
+    let [one, two, three, four, gates] = streams(&setup);
+    let own = [one, two, three, four];
+    let content: Vec<u8> = (0..STEPS as u64).flat_map(|number| noise(BYTES, number)).collect();
+    let (host, there, back) =
+        (setup.pinned(&content), setup.device(content.len()), setup.pinned(&[0; BYTES]));
+    let mut runner = TestRunner::new(Config { failure_persistence: None, ..Config::with_cases(60) });
+    let outcome = runner.run(&proptest::collection::vec(step(), 1..STEPS), |steps| {
+        let gate = Gate::on(&gates, &setup.device);
         gate.hold(&own);
         let coordinator = raw::over(&own);
-        let (slots, sources, model) = (Vec::new(), Vec::new(), Model::default());
-        let mut run = Run { setup: &setup, streams: own, coordinator, slots, sources, model };
+        let (slots, model) = (Vec::new(), Model::default());
+        let mut run = Run { there: &there, host: &host, streams: own.clone(), coordinator, slots, model };
         let outcome = steps.into_iter().enumerate().try_for_each(|(number, step)| run.take(number, step));
         gate.open();
         run.coordinator.create_barrier().unwrap().wait().unwrap();
         outcome?;
         prop_assert_eq!(run.coordinator.dependencies(), []);
-        let back = setup.pinned(&[0; BYTES]);
         for (slot, content) in run.slots.iter().zip(&run.model.slots) {
-            run.streams[0].copy_to_host_async(slot, &back).wait().unwrap();
+            own[0].copy_to_host_async(slot, &back).wait().unwrap();
             prop_assert!(*back.read().unwrap() == noise(BYTES, *content)[..]);
         }
-        drop((run, back));
-        setup.finish();
+        own.iter().for_each(|stream| stream.synchronize().unwrap());
+        setup.test.assert_no_races();
+        Ok(())
+    });
+    if let Err(failed) = outcome {
+        panic!("{failed}");
     }
+    drop((own, gates, host, there, back));
+    setup.finish();
 }

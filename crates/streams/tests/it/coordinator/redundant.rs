@@ -50,13 +50,14 @@ fn earlier_points_points_that_are_over_and_what_others_waited_for_are_not_waited
 }
 
 #[test]
-fn a_thousand_dependencies_leave_one_edge_per_pair_and_none_in_the_end() {
+fn three_hundred_dependencies_leave_one_edge_per_pair_and_none_in_the_end() {
     let setup = Setup::new();
     let [a, b, c] = streams(&setup);
     let coordinator = raw::over([&a, &b, &c]);
     let gate = Gate::closed(&setup.device);
     gate.hold([&a]);
-    for _ in 0..330 {
+    // Few enough for a real stream's queue, which is full at about a thousand entries.
+    for _ in 0..100 {
         coordinator.add_dependency(&b, &a).unwrap();
         coordinator.add_dependency(&c, &b).unwrap();
         coordinator.add_dependency(&c, &a).unwrap();

@@ -1,0 +1,83 @@
+//! An adaptor that refuses when told to: for tests of what comes after a refusal.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use transload_core::{DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
+
+use super::MemoryResource;
+
+/// Answers `OutOfMemory` to the segments it was told to refuse, and passes everything else on.
+pub struct FailingResource<R> {
+    upstream: R,
+    refusals: AtomicU64,
+    asked: AtomicU64,
+    trimmed: AtomicU64,
+}
+
+impl<R: MemoryResource> FailingResource<R> {
+    /// Refuses nothing until it is told to.
+    #[must_use]
+    pub fn new(upstream: R) -> Self {
+        Self {
+            upstream,
+            refusals: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            trimmed: AtomicU64::new(0),
+        }
+    }
+
+    /// Refuses the next `count` segments; `u64::MAX` means all from here on.
+    pub fn refuse(&self, count: u64) {
+        self.refusals.store(count, Ordering::Relaxed);
+    }
+
+    /// How many segments were asked for.
+    #[must_use]
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// How often it was trimmed.
+    #[must_use]
+    pub fn trimmed(&self) -> u64 {
+        self.trimmed.load(Ordering::Relaxed)
+    }
+}
+
+impl<R: MemoryResource> MemoryResource for FailingResource<R> {
+    fn place(&self) -> Place {
+        self.upstream.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.upstream.device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        let one_less = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
+        if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            let shortage = MemoryShortage { requested: bytes as u64, free: None, total: None };
+            return Err(Error::out_of_memory(self.place(), shortage));
+        }
+        self.upstream.allocate_segment(bytes)
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.trimmed.fetch_add(1, Ordering::Relaxed);
+        self.upstream.trim()
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        self.upstream.info()
+    }
+}
+
+impl<R> fmt::Debug for FailingResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FailingResource").field("refusals", &self.refusals).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! An adaptor that gives no more than so many bytes at a time.
+
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use transload_core::{
+    DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result, Storage,
+};
+
+use super::MemoryResource;
+
+/// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource.
+pub struct LimitedResource<R> {
+    upstream: R,
+    limit: u64,
+    used: Arc<AtomicU64>,
+    reclaimer: Arc<Reclaimer>,
+}
+
+impl<R: MemoryResource> LimitedResource<R> {
+    /// At most `limit` bytes of `upstream`.
+    #[must_use]
+    pub fn new(upstream: R, limit: u64) -> Self {
+        Self { upstream, limit, used: Arc::default(), reclaimer: Arc::new(Reclaimer::new()) }
+    }
+
+    /// Bytes alive.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
+    fn place(&self) -> Place {
+        self.upstream.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.upstream.device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        self.reclaimer.sweep();
+        let requested = bytes as u64;
+        let within = |used: u64| used.checked_add(requested).filter(|sum| *sum <= self.limit);
+        if let Err(used) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
+            let free = Some(self.limit.saturating_sub(used));
+            let shortage = MemoryShortage { requested, free, total: Some(self.limit) };
+            return Err(Error::out_of_memory(self.place(), shortage));
+        }
+        let share = Share { used: Arc::clone(&self.used), bytes: requested };
+        let segment = self.upstream.allocate_segment(bytes)?;
+        Ok(RawBuffer::new(Box::new(Counted { segment, _share: share }), &self.reclaimer))
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.reclaimer.drain().and(self.upstream.trim())
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        let MemoryInfo { free, total } = self.upstream.info()?;
+        let left = self.limit.saturating_sub(self.used());
+        Ok(MemoryInfo { free: free.min(left), total: total.min(self.limit) })
+    }
+}
+
+impl<R> std::fmt::Debug for LimitedResource<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LimitedResource").field("limit", &self.limit).field("used", &self.used).finish()
+    }
+}
+
+/// A share of the limit; given back when dropped.
+struct Share {
+    used: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A segment of the wrapped resource, dropped before its share.
+struct Counted {
+    segment: RawBuffer,
+    _share: Share,
+}
+
+// SAFETY: every answer is that of a live segment, which is owned until drop.
+unsafe impl Storage for Counted {
+    fn place(&self) -> Place {
+        self.segment.place()
+    }
+
+    fn len(&self) -> usize {
+        self.segment.len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.segment.host_address()
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.segment.device_address()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.segment.is_writable()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.segment.storage().map_or(self, Storage::as_any)
+    }
+}

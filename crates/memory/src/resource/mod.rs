@@ -1,0 +1,66 @@
+//! Where an allocator gets its segments: one trait, implemented by resources and by adaptors that wrap another resource.
+//!
+//! A resource is asked seldom and for much; what is small and often is the allocator's own work. Every method may be called
+//! from any thread.
+
+mod cuda;
+mod failing;
+mod limited;
+
+use std::sync::Arc;
+
+use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+
+pub use cuda::CudaResource;
+pub use failing::FailingResource;
+pub use limited::LimitedResource;
+
+/// Gives segments of one kind of memory.
+pub trait MemoryResource: Send + Sync + 'static {
+    /// Whose memory, and of what kind.
+    fn place(&self) -> Place;
+
+    /// The device whose streams use the memory; `None` where every device's may.
+    fn device(&self) -> Option<DeviceId>;
+
+    /// A segment of at least `bytes` bytes. Dropped, it goes back when nothing in flight uses it.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where giving back and asking again may help; `InvalidArgument` for 0 bytes; the driver's.
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer>;
+
+    /// Gives what is free but kept back to the system. May wait for work that is in flight on memory given back.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn trim(&self) -> Result<()>;
+
+    /// Free and total bytes.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn info(&self) -> Result<MemoryInfo>;
+}
+
+/// A resource that is shared is one too.
+impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
+    fn place(&self) -> Place {
+        (**self).place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        (**self).device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        (**self).allocate_segment(bytes)
+    }
+
+    fn trim(&self) -> Result<()> {
+        (**self).trim()
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        (**self).info()
+    }
+}

@@ -1,0 +1,218 @@
+//! What the allocator keeps for one stream, behind a lock that only threads of that stream take while all goes well.
+//!
+//! Nothing here calls a driver. What has to be asked of it is asked with the lock open, and what was found is entered
+//! afterwards: [`Arena::seal`] is such a round.
+
+use std::collections::HashMap;
+
+use super::{
+    blocks::{Blocks, Order, State},
+    sync::{Mutex, MutexGuard},
+};
+
+/// One stream's blocks. Alone in its cache lines, so that streams do not slow each other down.
+#[repr(align(128))]
+pub(crate) struct Arena<O, F, U> {
+    state: Mutex<ArenaState<O, F, U>>,
+}
+
+/// What is behind the lock. `O` says whose arena it is, `F` is a fence, `U` a stream that was recorded as a user.
+pub(crate) struct ArenaState<O, F, U> {
+    /// Another number for each stream that the arena served.
+    pub(crate) life: u64,
+    pub(crate) owner: O,
+    pub(crate) blocks: Blocks,
+    /// How many frees there were in stream order.
+    pub(crate) freed: u64,
+    pub(crate) seal: Seal,
+    /// Blocks that are free once fences are over.
+    pub(crate) waiting: Vec<Waiting<F>>,
+    /// What of other streams this one comes after.
+    pub(crate) ordered: Vec<Ordered>,
+    /// Fences of streams that this one was told to come after.
+    pub(crate) dependencies: Vec<F>,
+    /// Streams recorded as further users of live blocks.
+    pub(crate) users: HashMap<u32, Vec<U>>,
+    /// Whether the stream was recorded as a user of another one's block.
+    pub(crate) is_user: bool,
+    /// The last known point of the stream at which one of its free blocks was used.
+    pub(crate) last_point: u64,
+    pub(crate) reuses: Reuses,
+}
+
+/// A point of the stream's timeline behind the first so many frees.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seal {
+    pub(crate) freed: u64,
+    pub(crate) point: u64,
+}
+
+/// A block that other streams use.
+pub(crate) struct Waiting<F> {
+    pub(crate) node: u32,
+    pub(crate) until: Vec<F>,
+}
+
+/// How much of another stream's life this one comes after.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ordered {
+    pub(crate) life: u64,
+    pub(crate) freed: u64,
+    pub(crate) point: u64,
+}
+
+/// How requests were served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reuses {
+    pub(crate) same_size: u64,
+    pub(crate) fitted: u64,
+    pub(crate) other_stream_over: u64,
+    pub(crate) other_stream_behind_wait: u64,
+    pub(crate) gathered: u64,
+    pub(crate) new_segment: u64,
+}
+
+/// Names a live block of one arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) node: u32,
+    pub(crate) serial: u64,
+}
+
+/// Why a block cannot be freed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// It is free already.
+    Free,
+    /// It was never given out here.
+    Unknown,
+}
+
+impl<O, F, U> Arena<O, F, U> {
+    pub(crate) fn new(owner: O) -> Self {
+        Self {
+            state: Mutex::new(ArenaState {
+                life: 0,
+                owner,
+                blocks: Blocks::new(),
+                freed: 0,
+                seal: Seal::default(),
+                waiting: Vec::new(),
+                ordered: Vec::new(),
+                dependencies: Vec::new(),
+                users: HashMap::new(),
+                is_user: false,
+                last_point: 0,
+                reuses: Reuses::default(),
+            }),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, ArenaState<O, F, U>> {
+        self.state.lock()
+    }
+
+    /// Sees to it that every free so far is covered by a point: `record` marks one behind all work enqueued so far. What is
+    /// freed meanwhile is not covered.
+    pub(crate) fn seal<E>(&self, record: impl FnOnce() -> Result<u64, E>) -> Result<Seal, E> {
+        let (life, freed) = {
+            let state = self.lock();
+            if state.seal.freed == state.freed {
+                return Ok(state.seal);
+            }
+            (state.life, state.freed)
+        };
+        let seal = Seal { freed, point: record()? };
+        let mut state = self.lock();
+        if state.life == life && state.seal.freed < freed {
+            state.seal = seal;
+        }
+        Ok(seal)
+    }
+}
+
+impl<O, F, U> ArenaState<O, F, U> {
+    /// A block of the stream's own, if there is one without asking anyone.
+    #[inline]
+    pub(crate) fn take_own(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
+        if let Some(node) = self.blocks.take_quick(size, requested) {
+            self.reuses.same_size += 1;
+            return Some(node);
+        }
+        self.take_fitting(size, requested, small)
+    }
+
+    fn take_fitting(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
+        let mut node = self.blocks.take_fitting(size, requested, small);
+        if node.is_none() && self.blocks.flush() {
+            node = self.blocks.take_fitting(size, requested, small);
+        }
+        self.reuses.fitted += u64::from(node.is_some());
+        node
+    }
+
+    /// The live block that a handle names.
+    #[inline]
+    pub(crate) fn live(&self, handle: Handle, address: u64) -> Result<u32, Refusal> {
+        match self.blocks.get(handle.node) {
+            Some(node) if node.serial == handle.serial && node.address == address => match node.state {
+                State::Live => Ok(handle.node),
+                _ => Err(Refusal::Free),
+            },
+            // Its entry serves another block by now.
+            _ => Err(Refusal::Free),
+        }
+    }
+
+    /// The live block that begins at an address.
+    pub(crate) fn live_at(&self, address: u64) -> Result<u32, Refusal> {
+        let node = self.blocks.at(address).ok_or(Refusal::Unknown)?;
+        if self.blocks.node(node).state == State::Live { Ok(node) } else { Err(Refusal::Free) }
+    }
+
+    /// Frees a live block in the order of the stream.
+    #[inline]
+    pub(crate) fn free(&mut self, node: u32) {
+        self.freed += 1;
+        self.blocks.give(node, Order { freed: self.freed, point: 0 });
+    }
+
+    /// Blocks that waited for fences which are over are free; the fences are put into `dropped`, for when the lock is open.
+    pub(crate) fn rest_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
+        let mut index = 0;
+        while let Some(waiting) = self.waiting.get(index) {
+            if waiting.until.iter().all(&over) {
+                let Waiting { node, until } = self.waiting.swap_remove(index);
+                dropped.extend(until);
+                self.blocks.rest(node);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// Makes the arena ready for another stream; what is left over is for when the lock is open.
+    pub(crate) fn vacate(&mut self, owner: O) -> (O, Vec<F>) {
+        self.freed = 0;
+        self.seal = Seal::default();
+        self.ordered.clear();
+        self.is_user = false;
+        self.last_point = 0;
+        (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))
+    }
+
+    /// Remembers that this stream comes after so much of another life.
+    pub(crate) fn note_order(&mut self, ordered: Ordered) {
+        const KEPT: usize = 64;
+        if self.ordered.len() >= KEPT {
+            self.ordered.remove(0);
+        }
+        match self.ordered.iter_mut().find(|known| known.life == ordered.life) {
+            Some(known) => {
+                known.freed = known.freed.max(ordered.freed);
+                known.point = known.point.max(ordered.point);
+            }
+            None => self.ordered.push(ordered),
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Every arena of one allocator: found by index without a lock, and by stream through what a thread used last.
+
+use std::{
+    cell::Cell,
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use transload_core::{Fence, Timeline, TimelineId};
+
+use super::{arena, ending::EndOfStream};
+use crate::{CudaStream, timeline::StreamTimeline};
+
+pub(crate) type Arena = arena::Arena<Owner, Fence, User>;
+pub(crate) type ArenaState = arena::ArenaState<Owner, Fence, User>;
+
+/// Whose arena it is. The stream is not kept alive: before it goes, an event is recorded.
+pub(crate) enum Owner {
+    /// Nobody's, to be used again.
+    Vacant,
+    Stream(Weak<StreamTimeline>),
+    Ended(Arc<EndOfStream>),
+}
+
+/// A stream that was recorded as a user of a block.
+pub(crate) struct User {
+    pub(crate) id: TimelineId,
+    pub(crate) stream: Weak<StreamTimeline>,
+    /// Its own arena, where the event of its end would be.
+    pub(crate) arena: u32,
+    pub(crate) life: u64,
+}
+
+/// A stream that is still there. To be dropped with no arena locked: it may be the last handle.
+pub(crate) fn alive(stream: &Weak<StreamTimeline>) -> Option<CudaStream> {
+    let own = stream.upgrade()?;
+    let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
+    Some(CudaStream { own, timeline })
+}
+
+/// In the first chunk; each further one has twice as many.
+const FIRST: u32 = 8;
+const CHUNKS: usize = 24;
+
+/// Arenas by index. Only grows; an arena whose stream is gone serves another one.
+pub(crate) struct Arenas {
+    chunks: [OnceLock<Box<[Arena]>>; CHUNKS],
+    len: AtomicU32,
+}
+
+fn position(index: u32) -> (usize, usize) {
+    let chunk = (index / FIRST + 1).ilog2();
+    (chunk as usize, (index - FIRST * ((1 << chunk) - 1)) as usize)
+}
+
+impl Arenas {
+    pub(crate) const fn new() -> Self {
+        Self { chunks: [const { OnceLock::new() }; CHUNKS], len: AtomicU32::new(0) }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: u32) -> Option<&Arena> {
+        let (chunk, offset) = position(index);
+        self.chunks.get(chunk)?.get()?.get(offset)
+    }
+
+    /// Every arena that was ever used, with its index, in the order in which several of them may be locked.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Arena)> {
+        (0..self.len.load(Ordering::Acquire)).filter_map(|index| Some((index, self.get(index)?)))
+    }
+
+    /// One more. The caller holds the directory.
+    fn add(&self) -> Option<u32> {
+        let index = self.len.load(Ordering::Relaxed);
+        let (chunk, _) = position(index);
+        let size = FIRST << chunk;
+        self.chunks.get(chunk)?.get_or_init(|| (0..size).map(|_| Arena::new(Owner::Vacant)).collect());
+        self.len.store(index + 1, Ordering::Release);
+        Some(index)
+    }
+}
+
+/// Which arena serves which stream.
+#[derive(Default)]
+pub(crate) struct Directory {
+    of: HashMap<TimelineId, u32>,
+    vacant: Vec<u32>,
+    lives: u64,
+}
+
+impl Directory {
+    pub(crate) fn find(&self, stream: TimelineId) -> Option<u32> {
+        self.of.get(&stream).copied()
+    }
+
+    /// An arena for a stream that has none. `None` after some hundred million streams at a time.
+    pub(crate) fn enter(&mut self, arenas: &Arenas, stream: &CudaStream) -> Option<u32> {
+        let index = self.vacant.pop().or_else(|| arenas.add())?;
+        let mut state = arenas.get(index)?.lock();
+        self.lives += 1;
+        state.life = self.lives;
+        state.owner = Owner::Stream(Arc::downgrade(&stream.own));
+        drop(state);
+        self.of.insert(stream.id(), index);
+        Some(index)
+    }
+
+    pub(crate) fn forget(&mut self, stream: TimelineId) -> Option<u32> {
+        self.of.remove(&stream)
+    }
+
+    pub(crate) fn vacate(&mut self, index: u32) {
+        self.vacant.push(index);
+    }
+}
+
+/// What a thread used lately.
+#[derive(Clone, Copy)]
+struct Recent {
+    allocator: u64,
+    stream: Option<TimelineId>,
+    arena: u32,
+}
+
+const RECENT: usize = 4;
+
+thread_local! {
+    static LATELY: [Cell<Recent>; RECENT] =
+        const { [const { Cell::new(Recent { allocator: 0, stream: None, arena: 0 }) }; RECENT] };
+    static NEXT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The arena that this thread used for a stream lately. A stream's identity is never used again, so what is remembered of
+/// one that is gone is never asked for.
+#[inline]
+pub(crate) fn recent(allocator: u64, stream: TimelineId) -> Option<u32> {
+    let found = LATELY.try_with(|lately| {
+        let known = |recent: &Recent| recent.allocator == allocator && recent.stream == Some(stream);
+        lately.iter().map(Cell::get).find(known).map(|recent| recent.arena)
+    });
+    found.ok().flatten()
+}
+
+pub(crate) fn remember(allocator: u64, stream: TimelineId, arena: u32) {
+    // A thread that is ending finds it in the directory.
+    let _ending = LATELY.try_with(|lately| {
+        let next = NEXT.try_with(|next| next.replace((next.get() + 1) % RECENT)).unwrap_or(0);
+        lately[next].set(Recent { allocator, stream: Some(stream), arena });
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_index_has_a_place_of_its_own() {
+        let mut expected = (0, 0);
+        for index in 0..1000 {
+            assert_eq!(position(index), expected);
+            expected.1 += 1;
+            if expected.1 == (FIRST as usize) << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+    }
+}

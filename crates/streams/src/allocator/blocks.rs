@@ -1,0 +1,365 @@
+//! The blocks of one stream: which ranges of which segments are live, and the best fit among those that are free.
+//!
+//! A freed block first goes to the quick lists, as it is. When those do not serve a request, all of them are merged with
+//! their free neighbours, and the smallest free block that is large enough is split.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{quick::Quick, tally::Tally};
+
+/// No block.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// After what of its own stream a free block may be used by others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// The number of the free that gave it back in stream order; 0 where no such free is outstanding.
+    pub(crate) freed: u64,
+    /// The last point of the stream's timeline that is known to use it; 0 where there is none.
+    pub(crate) point: u64,
+}
+
+impl Order {
+    fn and(self, other: Self) -> Self {
+        Self { freed: self.freed.max(other.freed), point: self.point.max(other.point) }
+    }
+}
+
+/// What a block is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// The entry stands for no block.
+    Vacant,
+    /// Allocated.
+    Live,
+    /// Free, in a quick list.
+    Quick,
+    /// Free, merged with its neighbours.
+    Free,
+    /// Free once fences of other streams are over.
+    Waiting,
+}
+
+/// One block.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    /// What was asked for, of a live block.
+    pub(crate) requested: u64,
+    /// The number of its allocation.
+    pub(crate) serial: u64,
+    pub(crate) order: Order,
+    next: u32,
+    pub(crate) segment: u32,
+    pub(crate) state: State,
+    /// Whether its segment is for small blocks.
+    pub(crate) small: bool,
+    /// Whether other streams are recorded as users.
+    pub(crate) shared: bool,
+}
+
+/// A range on its way from one stream to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+    pub(crate) segment: u32,
+    pub(crate) small: bool,
+    pub(crate) order: Order,
+}
+
+/// The blocks of one stream.
+pub(crate) struct Blocks {
+    nodes: Vec<Node>,
+    vacant: Vec<u32>,
+    by_address: BTreeMap<u64, u32>,
+    /// Free blocks of large and of small segments by size, then address.
+    free: [BTreeSet<(u64, u64, u32)>; 2],
+    quick: Quick,
+    serial: u64,
+    pub(crate) tally: Tally,
+}
+
+impl Blocks {
+    pub(crate) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            vacant: Vec::new(),
+            by_address: BTreeMap::new(),
+            free: Default::default(),
+            quick: Quick::new(),
+            serial: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    /// The block at an index that these blocks gave out.
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+
+    /// The block at an index that may be anybody's.
+    pub(crate) fn get(&self, index: u32) -> Option<&Node> {
+        self.nodes.get(index as usize)
+    }
+
+    /// The block that begins at an address.
+    pub(crate) fn at(&self, address: u64) -> Option<u32> {
+        self.by_address.get(&address).copied()
+    }
+
+    /// Whether an address lies within a block that is not live.
+    pub(crate) fn lies_in_a_free_block(&self, address: u64) -> bool {
+        self.by_address.range(..=address).next_back().is_some_and(|(start, index)| {
+            let node = self.node(*index);
+            node.state != State::Live && address - start < node.size
+        })
+    }
+
+    /// Every block by address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
+        self.by_address.values().map(|index| (*index, self.node(*index)))
+    }
+
+    /// The merged free blocks.
+    pub(crate) fn free_ones(&self) -> impl Iterator<Item = u32> {
+        self.free.iter().flatten().map(|(.., index)| *index)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_address.is_empty()
+    }
+
+    fn go_live(&mut self, index: u32, requested: u64) -> u32 {
+        self.serial += 1;
+        let serial = self.serial;
+        let node = &mut self.nodes[index as usize];
+        node.state = State::Live;
+        node.requested = requested;
+        node.serial = serial;
+        node.shared = false;
+        self.tally.enter(node.size, requested);
+        index
+    }
+
+    /// A block of exactly this size freed a moment ago.
+    pub(crate) fn take_quick(&mut self, size: u64, requested: u64) -> Option<u32> {
+        let Self { quick, nodes, .. } = self;
+        let index = quick.pop(size, |node| nodes[node as usize].next)?;
+        Some(self.go_live(index, requested))
+    }
+
+    /// The best fit among merged blocks of small or large segments, split to size.
+    pub(crate) fn take_fitting(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
+        let index = self.find(size, small, |_| true)?;
+        self.cut(index, size);
+        Some(self.go_live(index, requested))
+    }
+
+    /// The smallest merged block of at least `size` bytes that `fits`, within the first few.
+    pub(crate) fn find(&self, size: u64, small: bool, fits: impl Fn(&Node) -> bool) -> Option<u32> {
+        const LOOKED_AT: usize = 16;
+        let candidates = self.free[usize::from(small)].range((size, 0, 0)..).take(LOOKED_AT);
+        candidates.map(|(.., index)| *index).find(|index| fits(self.node(*index)))
+    }
+
+    /// Takes a merged block out of the fitting ones and leaves its first `size` bytes; the rest is a free block of its own.
+    fn cut(&mut self, index: u32, size: u64) {
+        self.unlist(index);
+        let node = &mut self.nodes[index as usize];
+        let rest = node.size - size;
+        if rest == 0 {
+            return;
+        }
+        node.size = size;
+        let piece = Piece {
+            address: node.address + size,
+            size: rest,
+            segment: node.segment,
+            small: node.small,
+            order: node.order,
+        };
+        let rest = self.enter(piece, State::Free);
+        self.list(rest);
+    }
+
+    fn list(&mut self, index: u32) {
+        let node = &self.nodes[index as usize];
+        self.free[usize::from(node.small)].insert((node.size, node.address, index));
+    }
+
+    fn unlist(&mut self, index: u32) {
+        let node = &self.nodes[index as usize];
+        self.free[usize::from(node.small)].remove(&(node.size, node.address, index));
+    }
+
+    fn enter(&mut self, piece: Piece, state: State) -> u32 {
+        let Piece { address, size, segment, small, order } = piece;
+        let node = Node {
+            address,
+            size,
+            requested: 0,
+            serial: 0,
+            order,
+            next: NONE,
+            segment,
+            state,
+            small,
+            shared: false,
+        };
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.nodes[index as usize] = node;
+                index
+            }
+            None => {
+                // 2^32 blocks of 512 bytes are 2 TiB on one stream; nodes beyond that would need as much host memory.
+                let index = u32::try_from(self.nodes.len()).unwrap_or(NONE);
+                self.nodes.push(node);
+                index
+            }
+        };
+        self.by_address.insert(address, index);
+        index
+    }
+
+    fn forget(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        node.state = State::Vacant;
+        let address = node.address;
+        self.by_address.remove(&address);
+        self.vacant.push(index);
+    }
+
+    /// Frees a live block in the order of the stream.
+    pub(crate) fn give(&mut self, index: u32, order: Order) {
+        let node = &mut self.nodes[index as usize];
+        self.tally.leave(node.size, node.requested);
+        node.order = order;
+        node.state = State::Quick;
+        let (next, evicted) = self.quick.push(node.size, index);
+        node.next = next;
+        if evicted != NONE {
+            let count = self.merge_list(evicted);
+            self.quick.left(count);
+        }
+    }
+
+    /// Frees a live block that other streams still use.
+    pub(crate) fn give_waiting(&mut self, index: u32, order: Order) {
+        let node = &mut self.nodes[index as usize];
+        self.tally.leave(node.size, node.requested);
+        node.order = order;
+        node.state = State::Waiting;
+    }
+
+    /// Takes [`give_waiting`](Self::give_waiting) back.
+    pub(crate) fn take_back(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        node.state = State::Live;
+        self.tally.enter(node.size, node.requested);
+    }
+
+    /// A block that waited is free now.
+    pub(crate) fn rest(&mut self, index: u32) {
+        self.merge(index);
+    }
+
+    /// Merges what is in the quick lists with its neighbours. Answers whether there was anything.
+    pub(crate) fn flush(&mut self) -> bool {
+        if self.quick.is_empty() {
+            return false;
+        }
+        for head in self.quick.take_all() {
+            self.merge_list(head);
+        }
+        true
+    }
+
+    fn merge_list(&mut self, head: u32) -> usize {
+        let (mut index, mut count) = (head, 0);
+        while index != NONE {
+            let next = self.nodes[index as usize].next;
+            self.merge(index);
+            index = next;
+            count += 1;
+        }
+        count
+    }
+
+    fn merge(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
+        node.state = State::Free;
+        node.next = NONE;
+        let (start, end) = (node.address, node.address + node.size);
+        let after = self.by_address.get(&end).copied();
+        if let Some(after) = after.filter(|after| self.is_free_beside(*after, index)) {
+            self.absorb(index, after);
+        }
+        let before = self.by_address.range(..start).next_back().map(|(_, before)| *before);
+        let before = before.filter(|before| {
+            let node = self.node(*before);
+            node.address + node.size == start && self.is_free_beside(*before, index)
+        });
+        let merged = match before {
+            Some(before) => {
+                self.unlist(before);
+                self.absorb_listed(before, index);
+                before
+            }
+            None => index,
+        };
+        self.list(merged);
+    }
+
+    fn is_free_beside(&self, other: u32, index: u32) -> bool {
+        let (other, node) = (self.node(other), self.node(index));
+        other.state == State::Free && other.segment == node.segment
+    }
+
+    fn absorb(&mut self, index: u32, after: u32) {
+        self.unlist(after);
+        self.absorb_listed(index, after);
+    }
+
+    /// Makes one block of two neighbours that are in no list.
+    fn absorb_listed(&mut self, index: u32, after: u32) {
+        let (size, order) = (self.node(after).size, self.node(after).order);
+        let node = &mut self.nodes[index as usize];
+        node.size += size;
+        node.order = node.order.and(order);
+        self.forget(after);
+    }
+
+    /// Takes a merged or waiting block out altogether; of a merged one its first `size` bytes.
+    pub(crate) fn extract(&mut self, index: u32, size: u64) -> Piece {
+        if self.node(index).state == State::Free {
+            self.cut(index, size);
+        }
+        let Node { address, size, segment, small, order, .. } = *self.node(index);
+        self.forget(index);
+        Piece { address, size, segment, small, order }
+    }
+
+    /// Takes a range in, allocated.
+    pub(crate) fn insert_live(&mut self, piece: Piece, requested: u64) -> u32 {
+        let index = self.enter(piece, State::Live);
+        self.go_live(index, requested)
+    }
+
+    /// Takes a range in, free.
+    pub(crate) fn insert_free(&mut self, piece: Piece) {
+        let index = self.enter(piece, State::Free);
+        self.merge(index);
+    }
+
+    /// Takes a range in that other streams still use.
+    pub(crate) fn insert_waiting(&mut self, piece: Piece) -> u32 {
+        self.enter(piece, State::Waiting)
+    }
+}

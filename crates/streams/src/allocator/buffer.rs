@@ -1,0 +1,113 @@
+//! The safe layer: a block as an owned buffer, which goes back by itself together with the fences of its uses.
+
+use std::{any::Any, ptr::NonNull, sync::Arc};
+
+use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Result, Storage, TimelineId};
+
+use super::{
+    arena::{Handle, Waiting},
+    blocks::Order,
+    shared::{Shared, Taken},
+    size::Want,
+};
+use crate::CudaStream;
+
+/// A block that a buffer owns.
+struct Pooled {
+    shared: Arc<Shared>,
+    arena: u32,
+    handle: Handle,
+    address: u64,
+    /// The stream on which it was allocated.
+    stream: TimelineId,
+    segment: RawBuffer,
+    offset: usize,
+    len: usize,
+    /// What was in flight when the buffer was dropped.
+    until: Vec<Fence>,
+}
+
+impl Shared {
+    pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        let want = Want::of(bytes)?;
+        let Taken { arena, handle, address, segment, behind } = self.take(stream, want, true)?;
+        let found = self.segments.lock().get(segment).map(|found| {
+            let start = found.buffer.device_address().or_else(|| {
+                found.buffer.host_address().map(|address| address.addr().get() as u64)
+            });
+            (found.buffer.clone(), address - start.unwrap_or(found.base))
+        });
+        let Some((segment, offset)) = found else {
+            return Err(Error::new(ErrorKind::Device, "a block without a segment"));
+        };
+        let storage = Pooled {
+            shared: Arc::clone(self),
+            arena,
+            handle,
+            address,
+            stream: stream.id(),
+            segment,
+            offset: offset as usize,
+            len: bytes,
+            until: Vec::new(),
+        };
+        Ok(RawBuffer::new_behind(Box::new(storage), &self.reclaimer, &behind))
+    }
+}
+
+// SAFETY: the block lies within the segment, which `segment` keeps alive, and is nobody else's until it is given back; its
+// memory is initialised and aligned as the segment's is, at a multiple of 512 bytes from an aligned beginning. Fences
+// taken over are kept beside the block, and who gets it next is put behind them.
+unsafe impl Storage for Pooled {
+    fn place(&self) -> Place {
+        self.segment.place()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        // SAFETY: the block lies within the segment.
+        self.segment.host_address().map(|address| unsafe { address.add(self.offset) })
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.segment.device_address().map(|address| address + self.offset as u64)
+    }
+
+    fn take_over(&mut self, until: &[Fence]) -> bool {
+        self.until.extend_from_slice(until);
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        // Who asks wants to know whose memory it is.
+        self.segment.storage().map_or(self, Storage::as_any)
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        let Some(arena) = self.shared.arenas.get(self.arena) else { return };
+        // The stream's own order needs no fence, only the point for others.
+        let (mut point, mut others) = (0, Vec::new());
+        for fence in self.until.iter().filter(|fence| !fence.is_known_done()) {
+            if fence.timeline().id() == self.stream {
+                point = point.max(fence.point());
+            } else {
+                others.push(fence.clone());
+            }
+        }
+        let mut state = arena.lock();
+        let Ok(node) = state.live(self.handle, self.address) else { return };
+        let order = Order { freed: 0, point };
+        state.last_point = state.last_point.max(point);
+        if others.is_empty() {
+            state.blocks.give(node, order);
+        } else {
+            state.blocks.give_waiting(node, order);
+            state.waiting.push(Waiting { node, until: others });
+        }
+    }
+}

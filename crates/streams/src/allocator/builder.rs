@@ -1,0 +1,84 @@
+//! How an allocator is to behave, said before there is one.
+
+use transload_core::{Error, ErrorKind, Result};
+use transload_memory::MemoryResource;
+
+use super::{
+    StreamOrderedAllocator,
+    shared::Shared,
+    size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
+};
+
+/// When a stream takes memory that another stream freed while that one's work may still be in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CrossStreamReuse {
+    /// Rather than asking for a new segment: least memory, but streams may wait for each other.
+    #[default]
+    BeforeGrowing,
+    /// Only where no new segment is to be had: streams stay independent as long as memory lasts.
+    WhenShort,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    pub(super) limit: u64,
+    pub(super) segments: SegmentSizes,
+    pub(super) reuse: CrossStreamReuse,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            limit: u64::MAX,
+            segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT },
+            reuse: CrossStreamReuse::default(),
+        }
+    }
+}
+
+/// Makes a [`StreamOrderedAllocator`].
+#[derive(Debug)]
+#[must_use = "nothing is made before `build`"]
+pub struct AllocatorBuilder<R> {
+    upstream: R,
+    options: Options,
+}
+
+impl<R: MemoryResource> AllocatorBuilder<R> {
+    pub(super) fn new(upstream: R) -> Self {
+        Self { upstream, options: Options::default() }
+    }
+
+    /// Never holds more than so many bytes of the upstream resource. By default there is no limit but the resource's own.
+    pub fn limit(mut self, bytes: u64) -> Self {
+        self.options.limit = bytes;
+        self
+    }
+
+    /// Bytes of a segment for requests of up to 1 MiB (2 MiB by default), and the least for larger ones (20 MiB).
+    pub fn segments(mut self, small: u64, large: u64) -> Self {
+        self.options.segments = SegmentSizes { small, large };
+        self
+    }
+
+    /// When streams take each other's memory.
+    pub fn cross_stream_reuse(mut self, reuse: CrossStreamReuse) -> Self {
+        self.options.reuse = reuse;
+        self
+    }
+
+    /// Makes it. Nothing is allocated yet.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for segments of 0 bytes or of no whole number of 512 bytes.
+    pub fn build(self) -> Result<StreamOrderedAllocator> {
+        let SegmentSizes { small, large } = self.options.segments;
+        if [small, large].iter().any(|size| *size == 0 || !size.is_multiple_of(GRAIN)) {
+            let text = format!(
+                "segments of {small} and {large} bytes; valid are multiples of {GRAIN} bytes, at least one of it"
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(StreamOrderedAllocator { shared: Shared::new(Box::new(self.upstream), self.options) })
+    }
+}

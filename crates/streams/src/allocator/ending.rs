@@ -1,0 +1,157 @@
+//! The end of a stream: whoever keeps something in its order is told before it is destroyed, while an event can be recorded.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use transload_core::{DeviceId, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, Stream};
+use transload_memory::lift;
+
+/// How often a stream that answers nothing but errors is asked before it counts as dead.
+const ATTEMPTS: u32 = 10_000;
+
+/// Told that a stream ends. Called while nobody else can use the stream.
+pub(crate) trait AtEnd: Send + Sync {
+    /// `stream` is destroyed when this returns.
+    fn stream_ends(&self, id: TimelineId, stream: &Stream);
+}
+
+/// Who is to be told.
+#[derive(Default)]
+pub(crate) struct Endings {
+    told: Mutex<Vec<Weak<dyn AtEnd>>>,
+}
+
+impl Endings {
+    pub(crate) fn add(&self, who: Weak<dyn AtEnd>) {
+        let mut told = self.told.lock();
+        told.retain(|known| known.strong_count() > 0);
+        told.push(who);
+    }
+
+    pub(crate) fn tell(&self, id: TimelineId, stream: &Stream) {
+        let told = std::mem::take(&mut *self.told.lock());
+        for who in told.iter().filter_map(Weak::upgrade) {
+            who.stream_ends(id, stream);
+        }
+    }
+}
+
+/// A timeline of one point: the end of all work of a stream that is gone.
+pub(crate) struct EndOfStream {
+    id: TimelineId,
+    device: DeviceId,
+    /// `None` where the work was waited for because nothing could be recorded.
+    event: Option<Event>,
+    over: AtomicBool,
+}
+
+impl EndOfStream {
+    /// Marks the end of everything enqueued on `stream`.
+    pub(crate) fn of(stream: &Stream) -> Arc<Self> {
+        let recorded = Event::new(stream.context(), EventTiming::Disabled)
+            .and_then(|event| event.record(stream).map(|()| event));
+        let event = match recorded {
+            Ok(event) => Some(event),
+            Err(error) => {
+                wait_out(error, || stream.synchronize());
+                None
+            }
+        };
+        let device = DeviceId::Cuda(stream.context().device().ordinal());
+        let over = AtomicBool::new(event.is_none());
+        Arc::new(Self { id: next_timeline_id(), device, event, over })
+    }
+
+    pub(crate) fn event(&self) -> Option<&Event> {
+        self.event.as_ref().filter(|_| !self.is_known_over())
+    }
+
+    pub(crate) fn is_known_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn fence(self: &Arc<Self>) -> Fence {
+        Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)
+    }
+}
+
+/// After an error that says nothing about the work, asks until the work is over or the context is known to be lost.
+fn wait_out(error: DriverError, wait: impl Fn() -> Result<(), DriverError>) {
+    let mut latest = error;
+    for _ in 0..ATTEMPTS {
+        if latest.is_sticky() {
+            return;
+        }
+        match wait() {
+            Ok(()) => return,
+            Err(error) => latest = error,
+        }
+        std::thread::yield_now();
+    }
+}
+
+impl Timeline for EndOfStream {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(self.is_known_over())
+    }
+
+    fn poll(&self, _point: u64) -> Result<bool> {
+        let Some(event) = self.event() else { return Ok(true) };
+        match event.is_done() {
+            Ok(done) => {
+                self.over.fetch_or(done, Ordering::Release);
+                Ok(done)
+            }
+            Err(error) if error.is_sticky() => {
+                self.over.store(true, Ordering::Release);
+                Err(lift(error))
+            }
+            // It says nothing about the work, so it is not over yet.
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn wait(&self, _point: u64) -> Result<()> {
+        let Some(event) = self.event() else { return Ok(()) };
+        let waited = event.synchronize();
+        if let Err(error) = &waited {
+            wait_out(error.clone(), || event.synchronize());
+        }
+        self.over.store(true, Ordering::Release);
+        waited.map_err(lift)
+    }
+
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        if !matches!(self.poll(point), Ok(false)) {
+            return true;
+        }
+        // No task of this library awaits the end of a stream; one that does asks again and again.
+        waker.wake_by_ref();
+        false
+    }
+
+    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,169 @@
+//! Giving blocks of the raw layer back, also by address, and with further streams as users.
+
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, Fence, Result};
+
+use super::{
+    arena::{Refusal, Waiting},
+    arenas::{Arena, ArenaState, Owner, User, alive},
+    block::{BlockRef, FreeError},
+    blocks::Order,
+    reuse::end_of,
+    shared::Shared,
+};
+use crate::CudaStream;
+
+/// Finds the live block of an arena that is meant.
+#[inline]
+fn find(state: &ArenaState, block: BlockRef) -> Result<u32, Refusal> {
+    match block {
+        BlockRef::Block(block) => state.live(block.handle, block.address),
+        BlockRef::Address(address) => state.live_at(address),
+    }
+}
+
+impl Shared {
+    #[inline]
+    pub(super) fn free_on(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
+        let (index, arena) = self.arena_of(stream)?;
+        let is_here = match block {
+            BlockRef::Block(block) => block.arena == index && block.allocator == self.id,
+            BlockRef::Address(_) => true,
+        };
+        if is_here {
+            let mut state = arena.lock();
+            if let Ok(node) = find(&state, block)
+                && !state.blocks.node(node).shared
+            {
+                state.free(node);
+                return Ok(());
+            }
+        }
+        self.free_slowly(block, Some(stream))
+    }
+
+    /// The arena that has the block, live.
+    fn look_for(&self, block: BlockRef) -> Result<&Arena, FreeError> {
+        match block {
+            BlockRef::Block(block) if block.allocator != self.id => Err(FreeError::NeverAllocated),
+            BlockRef::Block(named) => {
+                let arena = self.arenas.get(named.arena).ok_or(FreeError::NeverAllocated)?;
+                find(&arena.lock(), block)?;
+                Ok(arena)
+            }
+            BlockRef::Address(address) => {
+                let mut refusal = Refusal::Unknown;
+                for (_, arena) in self.arenas.iter() {
+                    match arena.lock().live_at(address) {
+                        Ok(_) => return Ok(arena),
+                        Err(Refusal::Free) => refusal = Refusal::Free,
+                        Err(Refusal::Unknown) => {}
+                    }
+                }
+                // Merged with its neighbours it is no block's beginning any more.
+                let lies_in_a_free_block = || {
+                    self.arenas.iter().any(|(_, arena)| arena.lock().blocks.lies_in_a_free_block(address))
+                };
+                if refusal == Refusal::Unknown && lies_in_a_free_block() {
+                    refusal = Refusal::Free;
+                }
+                Err(refusal.into())
+            }
+        }
+    }
+
+    #[cold]
+    pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
+        let refuse = |error: FreeError| error.at(block.address());
+        let arena = self.look_for(block).map_err(refuse)?;
+        let _hand = self.hands.take();
+        let (node, users) = {
+            let mut state = arena.lock();
+            let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
+            let is_its_own = |stream: &CudaStream| {
+                matches!(&state.owner, Owner::Stream(weak) if std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&stream.own)))
+            };
+            let uses_it = |stream: &CudaStream| {
+                let id = stream.id();
+                state.users.get(&node).is_some_and(|users| users.iter().any(|user| user.id == id))
+            };
+            if stream.is_some_and(|stream| !is_its_own(stream) && !uses_it(stream)) {
+                return Err(refuse(FreeError::WrongStream));
+            }
+            let users = state.users.remove(&node).unwrap_or_default();
+            if users.is_empty() {
+                state.free(node);
+                return Ok(());
+            }
+            state.freed += 1;
+            let order = Order { freed: state.freed, point: 0 };
+            // Neither live nor to be had by anyone until its fences are known.
+            state.blocks.give_waiting(node, order);
+            (node, users)
+        };
+        match self.ends_of(&users) {
+            Ok(until) => {
+                let mut state = arena.lock();
+                if until.is_empty() {
+                    state.blocks.rest(node);
+                } else {
+                    state.waiting.push(Waiting { node, until });
+                }
+                Ok(())
+            }
+            Err(error) => {
+                let mut state = arena.lock();
+                state.blocks.take_back(node);
+                state.users.insert(node, users);
+                Err(error)
+            }
+        }
+    }
+
+    /// Fences of everything that the users enqueued so far.
+    fn ends_of(&self, users: &[User]) -> Result<Vec<Fence>> {
+        let mut until = Vec::new();
+        for user in users {
+            match alive(&user.stream) {
+                Some(stream) => match stream.fence() {
+                    Ok(fence) => until.push(fence),
+                    // Nothing of it runs any more.
+                    Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    Err(error) => stream.synchronize().map_err(|_| error)?,
+                },
+                // Where its arena serves another stream by now, its end is over.
+                None => {
+                    let arena = self.arenas.get(user.arena);
+                    let same = arena.filter(|arena| arena.lock().life == user.life);
+                    until.extend(same.and_then(end_of));
+                }
+            }
+        }
+        until.retain(|fence| !fence.is_known_done());
+        Ok(until)
+    }
+
+    pub(super) fn record_use(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
+        let refuse = |error: FreeError| error.at(block.address());
+        let arena = self.look_for(block).map_err(refuse)?;
+        let (index, of_user) = self.arena_of(stream)?;
+        if std::ptr::eq(arena, of_user) {
+            return Ok(());
+        }
+        let life = {
+            let mut state = of_user.lock();
+            state.is_user = true;
+            state.life
+        };
+        let user = User { id: stream.id(), stream: Arc::downgrade(&stream.own), arena: index, life };
+        let mut state = arena.lock();
+        let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
+        state.blocks.node_mut(node).shared = true;
+        let users = state.users.entry(node).or_default();
+        if users.iter().all(|known| known.id != user.id) {
+            users.push(user);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! More memory: a new segment, and what is tried where there is none.
+//!
+//! In this order: what is free anywhere, gathered behind waits on the device; segments that are wholly free, once their work
+//! is over, and the upstream resource's own reserves; the registered callbacks. The upstream is asked again after each.
+
+use std::{cell::Cell, sync::atomic::Ordering};
+
+use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
+
+use super::{
+    blocks::{Order, Piece},
+    builder::CrossStreamReuse,
+    reuse::From,
+    segments::Segment,
+    shared::{Shared, Taken},
+    size::{GRAIN, Want},
+};
+use crate::CudaStream;
+
+thread_local! {
+    /// Whether this thread is in a callback: one that allocates must not call itself.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+fn is_shortage(error: &Error) -> bool {
+    error.kind() == ErrorKind::OutOfMemory
+}
+
+impl Shared {
+    pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+        self.refuse_what_never_fits(want)?;
+        loop {
+            let began = self.hands.begin();
+            match self.climb(stream, index, want, buffer) {
+                // Another thread may have had in hand what was missing.
+                Err(error) if is_shortage(&error) && self.hands.others_moved_since(began) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Tries everything once, from what costs least to what costs most.
+    fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+        if self.options.reuse == CrossStreamReuse::BeforeGrowing && self.free_bytes() >= want.size {
+            if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
+                return Ok(taken);
+            }
+        }
+        let sizes = [self.options.segments.next(want, self.reserved.load(Ordering::Relaxed)), want.size];
+        for size in sizes {
+            match self.grow_by(stream, index, want, buffer, size) {
+                Err(error) if is_shortage(&error) => {}
+                other => return other,
+            }
+        }
+        if let Some(taken) = self.gather(stream, index, want, buffer, true)? {
+            return Ok(taken);
+        }
+        if let Some(taken) = self.give_back_and_retry(stream, index, want, buffer)? {
+            return Ok(taken);
+        }
+        let shortage = self.shortage(want);
+        for callback in self.callbacks_for_a_shortage() {
+            let freed = {
+                let _inside = Inside::enter();
+                callback(&shortage)
+            };
+            if freed {
+                if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+                    return Ok(taken);
+                }
+                if let Some(taken) = self.gather(stream, index, want, buffer, true)? {
+                    return Ok(taken);
+                }
+                if let Some(taken) = self.give_back_and_retry(stream, index, want, buffer)? {
+                    return Ok(taken);
+                }
+            }
+        }
+        Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
+    }
+
+    fn give_back_and_retry(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
+        self.wait_for_everything_free();
+        if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
+            return Ok(Some(taken));
+        }
+        self.trim();
+        // If giving back fails too, it is still memory that the caller lacks.
+        let _told_by_the_next_try = self.upstream.trim();
+        match self.grow_by(stream, index, want, buffer, want.size) {
+            Err(error) if is_shortage(&error) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
+        if IN_CALLBACK.try_with(Cell::get).unwrap_or(true) {
+            return Vec::new();
+        }
+        self.callbacks.lock().iter().map(|(_, callback)| std::sync::Arc::clone(callback)).collect()
+    }
+
+    /// What no freeing could make room for needs no waiting.
+    fn refuse_what_never_fits(&self, want: Want) -> Result<()> {
+        /// Below this the driver is not asked first.
+        const MUCH: u64 = 256 << 20;
+        let beyond_limit = want.size > self.options.limit;
+        let beyond_device =
+            want.size >= MUCH && self.upstream.info().is_ok_and(|info| want.size > info.total);
+        if beyond_limit || beyond_device {
+            return Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)));
+        }
+        Ok(())
+    }
+
+    fn shortage(&self, want: Want) -> MemoryShortage {
+        let requested = want.requested;
+        let limit = self.options.limit;
+        if limit != u64::MAX {
+            let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
+            return MemoryShortage { requested, free: Some(limit.saturating_sub(in_use)), total: Some(limit) };
+        }
+        let info = self.upstream.info().ok();
+        MemoryShortage {
+            requested,
+            free: info.map(|MemoryInfo { free, .. }| free),
+            total: info.map(|MemoryInfo { total, .. }| total),
+        }
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
+        self.reserved.load(Ordering::Relaxed).saturating_sub(in_use)
+    }
+
+    fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool, size: u64) -> Result<Taken> {
+        let _hand = self.hands.take();
+        let segment = self.new_segment(size, want.small)?;
+        if segment.size < want.size {
+            // The resource's beginning was no multiple of the grain.
+            let more = size.saturating_add(GRAIN);
+            self.forget_segment(segment);
+            let segment = self.new_segment(more, want.small)?;
+            return self.take_of_segment(stream, index, want, buffer, segment);
+        }
+        self.take_of_segment(stream, index, want, buffer, segment)
+    }
+
+    fn take_of_segment(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+        segment: Segment,
+    ) -> Result<Taken> {
+        let (address, size, small) = (segment.base, segment.size, segment.small);
+        if size < want.size {
+            self.forget_segment(segment);
+            return Err(Error::new(ErrorKind::Device, "the upstream resource gave less than it was asked for"));
+        }
+        let number = self.segments.lock().add(segment);
+        let piece = Piece { address, size, segment: number, small, order: Order::default() };
+        self.place(stream, index, piece, Vec::new(), want, buffer, From::NewSegment)
+    }
+
+    fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
+        let limit = self.options.limit;
+        let within = |held: u64| held.checked_add(size).filter(|sum| *sum <= limit);
+        let held = self.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within);
+        let held = held.map_err(|held| {
+            let free = Some(limit.saturating_sub(held));
+            let shortage = MemoryShortage { requested: size, free, total: Some(limit) };
+            Error::out_of_memory(self.upstream.place(), shortage)
+        })?;
+        let bytes = usize::try_from(size).unwrap_or(usize::MAX);
+        let made = self.upstream.allocate_segment(bytes).and_then(|buffer| {
+            let no_address = || Error::new(ErrorKind::Unsupported, "the upstream resource's memory has no address");
+            Segment::new(buffer, size, small).ok_or_else(no_address)
+        });
+        match made {
+            Ok(segment) => {
+                self.peak_reserved.fetch_max(held + size, Ordering::Relaxed);
+                Ok(segment)
+            }
+            Err(error) => {
+                self.reserved.fetch_sub(size, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn forget_segment(&self, segment: Segment) {
+        let reserved = segment.reserved;
+        drop(segment);
+        self.reserved.fetch_sub(reserved, Ordering::Relaxed);
+    }
+
+    /// Blocks until everything that is free is also over. An error means that the work is over as well.
+    fn wait_for_everything_free(&self) {
+        for (_, arena) in self.arenas.iter() {
+            let mut fences: Vec<Fence> = Vec::new();
+            let stream;
+            {
+                let state = arena.lock();
+                fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
+                stream = super::reuse::stream_of(&state);
+                if let Some(stream) = &stream {
+                    fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), state.last_point));
+                }
+            }
+            fences.extend(super::reuse::end_of(arena));
+            if let Some(stream) = stream.filter(|stream| !stream.is_captured())
+                && let Ok(seal) = self.seal(arena, &stream)
+            {
+                fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
+            }
+            for fence in fences {
+                let _over = fence.wait();
+            }
+        }
+    }
+}
+
+/// While it lives, this thread is in a callback.
+struct Inside;
+
+impl Inside {
+    fn enter() -> Self {
+        let _ending = IN_CALLBACK.try_with(|inside| inside.set(true));
+        Self
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ending = IN_CALLBACK.try_with(|inside| inside.set(false));
+    }
+}

@@ -1,0 +1,247 @@
+//! Memory in the order of streams: freed memory is used again at once in its own stream, and elsewhere behind its work.
+//!
+//! Every method may be called from any thread. Threads that use streams of their own do not disturb each other: each stream
+//! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
+
+mod arena;
+mod arenas;
+mod block;
+mod blocks;
+mod buffer;
+mod builder;
+pub(crate) mod ending;
+mod free;
+mod gather;
+mod hands;
+mod ladder;
+mod quick;
+mod reuse;
+mod segments;
+mod shared;
+mod size;
+mod snapshot;
+mod statistics;
+mod sync;
+mod tally;
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use transload_core::{MemoryShortage, RawBuffer, Result};
+use transload_memory::MemoryResource;
+
+pub use block::{BlockRef, FreeError, StreamBlock};
+pub use builder::{AllocatorBuilder, CrossStreamReuse};
+pub use snapshot::{AllocatorSnapshot, BlockSnapshot, BlockState, SegmentSnapshot};
+pub use statistics::{AllocatorStatistics, Served, SizeClassStatistics};
+
+use self::{arena::Ordered, shared::Shared, size::Want};
+use crate::CudaStream;
+
+/// Allocates blocks in the order of streams, cut from large segments of an upstream resource. Clones share it.
+///
+/// A block freed on a stream is given to that stream's next request at once: what uses it next is enqueued behind what used
+/// it last. To another stream it is given when the work is known to be over, or behind a wait on the device; the event for
+/// that is recorded only then.
+///
+/// Sizes are rounded up to multiples of 512 bytes, and every block begins at one. Requests of up to 1 MiB are cut from
+/// segments of 2 MiB, larger ones from segments of at least 20 MiB, an eighth of what is held already where that is more.
+///
+/// Two layers share the same memory. [`allocate_for_stream`](Self::allocate_for_stream) gives plain addresses to frameworks,
+/// which free them by hand. [`allocate_buffer`](Self::allocate_buffer) gives owned buffers, whose fences say by themselves
+/// which streams use them.
+///
+/// When a stream is destroyed, an event is recorded at its end: its blocks can still be freed, by
+/// [`free`](Self::free), and its free memory serves other streams behind that event.
+///
+/// When the last handle and the last buffer are gone, every segment goes back behind the work of all streams, whether all
+/// blocks were freed or not.
+#[derive(Clone)]
+pub struct StreamOrderedAllocator {
+    shared: Arc<Shared>,
+}
+
+/// Names a callback, to remove it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallbackId(u64);
+
+impl StreamOrderedAllocator {
+    /// An allocator over a resource, without a limit of its own.
+    #[must_use]
+    pub fn new(upstream: impl MemoryResource) -> Self {
+        Self { shared: Shared::new(Box::new(upstream), builder::Options::default()) }
+    }
+
+    /// An allocator with a limit, other sizes of segments, or another rule for reuse.
+    pub fn builder<R: MemoryResource>(upstream: R) -> AllocatorBuilder<R> {
+        AllocatorBuilder::new(upstream)
+    }
+
+    /// A block for work that is enqueued on `stream` from now on. Its content is undefined, and it may not be used by the
+    /// host or other streams before the stream has come so far.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes and for a stream of another device; `OutOfMemory` with the numbers after everything that
+    /// could be given back was; the driver's.
+    #[inline]
+    pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
+        let want = Want::of(bytes)?;
+        let (index, arena) = self.shared.arena_of(stream)?;
+        let block = |address, handle| StreamBlock {
+            address,
+            bytes: want.requested,
+            allocator: self.shared.id,
+            handle,
+            arena: index,
+        };
+        {
+            let mut state = arena.lock();
+            if let Some(node) = state.take_own(want.size, want.requested, want.small) {
+                let found = state.blocks.node(node);
+                return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
+            }
+        }
+        let taken = self.shared.take_slowly(stream, index, want, false)?;
+        Ok(block(taken.address, taken.handle))
+    }
+
+    /// Gives a block back, behind what is enqueued so far on the stream on which it was allocated and on all streams that
+    /// were recorded as its users. `stream` is one of them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` with a [`FreeError`] as its cause: freed already, never allocated, or the wrong stream. Nothing has
+    /// changed then. The driver's, where an event for a recorded user cannot be had; the block is still live then.
+    #[inline]
+    pub fn free_for_stream(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
+        self.shared.free_on(block.into(), stream)
+    }
+
+    /// As [`free_for_stream`](Self::free_for_stream), where the stream of the block is gone or not at hand.
+    ///
+    /// # Errors
+    /// As for `free_for_stream`.
+    pub fn free(&self, block: impl Into<BlockRef>) -> Result<()> {
+        self.shared.free_slowly(block.into(), None)
+    }
+
+    /// Says that `stream` uses the block too: once it is freed, it is used again only behind what is enqueued there by then.
+    /// That the stream's work comes after the block's own stream is the caller's to see to.
+    ///
+    /// # Errors
+    /// As for [`free_for_stream`](Self::free_for_stream).
+    pub fn record_use(&self, block: impl Into<BlockRef>, stream: &CudaStream) -> Result<()> {
+        self.shared.record_use(block.into(), stream)
+    }
+
+    /// An owned buffer over a block. Any stream may use it: operations wait by themselves for what is in flight on the memory,
+    /// which within one stream means not at all. Dropped, its memory can be used again at once, behind what is in flight.
+    ///
+    /// # Errors
+    /// As for [`allocate_for_stream`](Self::allocate_for_stream).
+    pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        self.shared.buffer(stream, bytes)
+    }
+
+    /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on
+    /// `on` until now are then used on `stream` with no further wait.
+    ///
+    /// # Errors
+    /// The driver's; `InvalidArgument` for streams of another device.
+    pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
+        let ((index, own), (of_other, other)) = (self.shared.arena_of(stream)?, self.shared.arena_of(on)?);
+        if index == of_other {
+            return Ok(());
+        }
+        let (life, freed) = {
+            let state = other.lock();
+            (state.life, state.freed)
+        };
+        let fence = on.fence()?;
+        stream.come_after(&fence)?;
+        let point = fence.point();
+        {
+            let mut state = other.lock();
+            if state.seal.freed < freed {
+                state.seal = arena::Seal { freed, point };
+            }
+        }
+        let mut state = own.lock();
+        state.note_order(Ordered { life, freed, point });
+        state.dependencies.push(fence);
+        Ok(())
+    }
+
+    /// Whether everything that the stream was told to come after is over; asks the driver.
+    #[must_use]
+    pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
+        let Ok((_, arena)) = self.shared.arena_of(stream) else { return true };
+        let fences = arena.lock().dependencies.clone();
+        let over = fences.iter().all(transload_core::Fence::is_over);
+        let mut dropped = Vec::new();
+        dropped.extend(arena.lock().dependencies.extract_if(.., |fence| fence.is_known_done()));
+        over
+    }
+
+    /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
+    pub fn clear_dependencies(&self, stream: &CudaStream) {
+        let Ok((_, arena)) = self.shared.arena_of(stream) else { return };
+        let _dropped = {
+            let mut state = arena.lock();
+            state.ordered.clear();
+            std::mem::take(&mut state.dependencies)
+        };
+    }
+
+    /// Gives segments back that are wholly free and whose work is over, and has the upstream resource do the same. Answers
+    /// how many bytes the allocator gave back.
+    ///
+    /// # Errors
+    /// The upstream resource's.
+    pub fn trim(&self) -> Result<u64> {
+        let bytes = self.shared.trim();
+        self.shared.upstream.trim().map(|()| bytes)
+    }
+
+    /// Registers what is asked when memory is short and nothing is left to give back. It may free blocks and drop buffers of
+    /// this allocator, and answers whether the request is worth another try. No lock is held while it runs.
+    pub fn on_out_of_memory(
+        &self,
+        callback: impl Fn(&MemoryShortage) -> bool + Send + Sync + 'static,
+    ) -> CallbackId {
+        let id = self.shared.last_callback.fetch_add(1, Ordering::Relaxed) + 1;
+        self.shared.callbacks.lock().push((id, Arc::new(callback)));
+        CallbackId(id)
+    }
+
+    /// Removes a callback. One that runs at the moment ends first only for its own caller.
+    pub fn remove_callback(&self, id: CallbackId) {
+        // Dropped with the list unlocked: it is the user's.
+        let _removed = {
+            let mut callbacks = self.shared.callbacks.lock();
+            callbacks.extract_if(.., |(of, _)| *of == id.0).collect::<Vec<_>>()
+        };
+    }
+
+    /// The numbers of this moment. Stops every stream's allocations for as long as they are collected.
+    #[must_use]
+    pub fn statistics(&self) -> AllocatorStatistics {
+        statistics::of(&self.shared)
+    }
+
+    /// Every segment and block. Stops every stream's allocations for as long as they are collected.
+    #[must_use]
+    pub fn snapshot(&self) -> AllocatorSnapshot {
+        snapshot::of(&self.shared)
+    }
+}
+
+impl fmt::Debug for StreamOrderedAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamOrderedAllocator")
+            .field("place", &self.shared.upstream.place())
+            .field("reserved", &self.shared.reserved)
+            .finish_non_exhaustive()
+    }
+}

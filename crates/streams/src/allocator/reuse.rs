@@ -1,0 +1,394 @@
+//! Memory that other streams freed: what is over for certain first, then what a wait on the device makes safe.
+
+use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
+use transload_cuda_sys::{RelaxedCapture, check, ffi};
+use transload_memory::lift;
+
+use super::{
+    arena::{Ordered, Waiting},
+    arenas::{Arena, ArenaState, Owner, alive},
+    blocks::{NONE, Order, Piece},
+    ending::EndOfStream,
+    shared::{Shared, Taken},
+    size::Want,
+};
+use crate::{CudaStream, timeline::StreamTimeline};
+
+/// How a request was served, for the statistics.
+#[derive(Clone, Copy)]
+pub(super) enum From {
+    OtherStreamOver,
+    OtherStreamBehindWait,
+    Gathered,
+    NewSegment,
+}
+
+impl CudaStream {
+    /// Makes later work of this stream come after the fence, on the device where that is possible.
+    pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
+        if fence.is_known_done() {
+            return Ok(());
+        }
+        let timeline = fence.timeline().as_any();
+        if let Some(other) = timeline.downcast_ref::<StreamTimeline>() {
+            if std::ptr::eq(other, &raw const *self.own) { Ok(()) } else { self.own.wait_for(other, fence.point()).map(|_| ()) }
+        } else if let Some(end) = timeline.downcast_ref::<EndOfStream>() {
+            end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
+        } else {
+            // The host's own work. That it failed is told to who awaits it.
+            let _over = fence.wait();
+            Ok(())
+        }
+    }
+
+    /// Whether the device can wait for the fence by itself.
+    fn can_come_after(fence: &Fence) -> bool {
+        let timeline = fence.timeline().as_any();
+        timeline.is::<StreamTimeline>() || timeline.is::<EndOfStream>()
+    }
+
+    /// Whether someone captures the stream into a graph: it must neither be asked nor waited for then.
+    pub(super) fn is_captured(&self) -> bool {
+        let mut status = 0;
+        let asked = RelaxedCapture::enter().and_then(|_capture| {
+            // SAFETY: the stream is valid, the out pointer for the call.
+            check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.own.raw(), &mut status) })
+        });
+        asked.is_ok() && status != 0
+    }
+}
+
+/// How much of a stream's life is over: frees up to a number, and uses up to a point.
+pub(super) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
+    match &state.owner {
+        Owner::Vacant => (u64::MAX, u64::MAX),
+        Owner::Ended(end) if end.is_known_over() => (u64::MAX, u64::MAX),
+        Owner::Ended(_) => (0, 0),
+        Owner::Stream(_) => {
+            let reached = stream.map_or(0, |stream| stream.own.reached());
+            (if state.seal.point <= reached { state.seal.freed } else { 0 }, reached)
+        }
+    }
+}
+
+/// The stream of an arena, if it is still there. To be dropped after the lock.
+pub(super) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
+    match &state.owner {
+        Owner::Stream(weak) => alive(weak),
+        _ => None,
+    }
+}
+
+impl Shared {
+    /// A block for a request: the stream's own, another's, or of a new segment.
+    pub(super) fn take(&self, stream: &CudaStream, want: Want, buffer: bool) -> Result<Taken> {
+        let (index, _) = self.arena_of(stream)?;
+        if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+            return Ok(taken);
+        }
+        self.take_slowly(stream, index, want, buffer)
+    }
+
+    #[cold]
+    pub(super) fn take_slowly(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+        use super::builder::CrossStreamReuse;
+        if self.ask(index)
+            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+        {
+            return Ok(taken);
+        }
+        if self.options.reuse == CrossStreamReuse::BeforeGrowing {
+            if let Some(taken) = self.take_from_others(stream, index, want, buffer)? {
+                return Ok(taken);
+            }
+        }
+        self.grow(stream, index, want, buffer)
+    }
+
+    pub(super) fn take_from_others(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
+        for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
+            self.ask(other);
+        }
+        let _hand = self.hands.take();
+        self.absorb_ended(index);
+        if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+            return Ok(Some(taken));
+        }
+        if let Some(taken) = self.take_over(stream, index, want, buffer)? {
+            return Ok(Some(taken));
+        }
+        // A captured stream cannot wait for work outside of its graph.
+        if stream.is_captured() {
+            return Ok(None);
+        }
+        if let Some(taken) = self.take_own_waiting(stream, index, want, buffer)? {
+            return Ok(Some(taken));
+        }
+        self.take_behind(stream, index, want, buffer)
+    }
+
+    /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
+    pub(super) fn ask(&self, index: u32) -> bool {
+        const ASKED: usize = 64;
+        let Some(arena) = self.arenas.get(index) else { return false };
+        let mut fences: Vec<Fence> = Vec::new();
+        let mut dropped = Vec::new();
+        let stream;
+        {
+            let state = arena.lock();
+            fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).take(ASKED));
+            let points = [state.seal.point, state.last_point];
+            stream = stream_of(&state);
+            if let Some(stream) = &stream {
+                let of = |point| Fence::new(std::sync::Arc::clone(&stream.timeline), point);
+                fences.extend(points.into_iter().filter(|point| *point > 0).map(of));
+            }
+            if let Owner::Ended(end) = &state.owner {
+                fences.push(end.fence());
+            }
+        }
+        for fence in &fences {
+            // An error counts as over: it is told to who awaits the work.
+            let _over = fence.is_over();
+        }
+        let mut state = arena.lock();
+        let before = state.waiting.len();
+        state.rest_where(Fence::is_known_done, &mut dropped);
+        let rested = state.waiting.len() < before;
+        drop(state);
+        rested
+    }
+
+    /// Merges what streams left that are gone and whose work is over into this stream's blocks.
+    fn absorb_ended(&self, index: u32) {
+        for (other, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
+            let mut pieces = Vec::new();
+            let empty = {
+                let mut state = arena.lock();
+                if !matches!(&state.owner, Owner::Ended(end) if end.is_known_over()) {
+                    continue;
+                }
+                state.blocks.flush();
+                let free: Vec<u32> = state.blocks.free_ones().collect();
+                for node in free {
+                    let size = state.blocks.node(node).size;
+                    pieces.push(Piece { order: Order::default(), ..state.blocks.extract(node, size) });
+                }
+                state.blocks.is_empty()
+            };
+            if let Some(arena) = self.arenas.get(index) {
+                let mut state = arena.lock();
+                pieces.into_iter().for_each(|piece| state.blocks.insert_free(piece));
+            }
+            if empty {
+                self.vacate(other, arena);
+            }
+        }
+    }
+
+    fn vacate(&self, index: u32, arena: &Arena) {
+        let mut directory = self.directory.lock();
+        let mut state = arena.lock();
+        // Who was recorded as a user looks here for the end of the stream; that it is over, it finds by the other life.
+        if !matches!(&state.owner, Owner::Ended(end) if end.is_known_over()) || !state.blocks.is_empty() {
+            return;
+        }
+        directory.vacate(index);
+        let left = state.vacate(Owner::Vacant);
+        drop((state, directory));
+        drop(left);
+    }
+
+    /// A block of another stream whose work is over, or that this stream comes after already.
+    fn take_over(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+        let Some(own) = self.arenas.get(index) else { return Ok(None) };
+        let ordered = own.lock().ordered.clone();
+        for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
+            // Dropped after the lock.
+            let other;
+            let piece = {
+                let mut state = arena.lock();
+                other = stream_of(&state);
+                let (mut freed, mut point) = over(&state, other.as_ref());
+                if !buffer && let Some(known) = ordered.iter().find(|known| known.life == state.life) {
+                    freed = freed.max(known.freed);
+                    point = point.max(known.point);
+                }
+                take_out(&mut state, want, |order| order.freed <= freed && order.point <= point)
+            };
+            drop(other);
+            if let Some(piece) = piece {
+                let piece = Piece { order: Order::default(), ..piece };
+                return self
+                    .place(stream, index, piece, Vec::new(), want, buffer, From::OtherStreamOver)
+                    .map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// A block of this stream that other streams still use.
+    fn take_own_waiting(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+        let Some(arena) = self.arenas.get(index) else { return Ok(None) };
+        let found = {
+            let mut state = arena.lock();
+            let fits = |waiting: &Waiting<Fence>| {
+                let node = state.blocks.node(waiting.node);
+                let can_wait = buffer || waiting.until.iter().all(CudaStream::can_come_after);
+                (node.size >= want.size && node.small == want.small && can_wait).then_some(node.size)
+            };
+            let best = state.waiting.iter().enumerate();
+            let best = best.filter_map(|(at, waiting)| Some((fits(waiting)?, at))).min();
+            best.map(|(size, at)| {
+                let Waiting { node, until } = state.waiting.swap_remove(at);
+                (state.blocks.extract(node, size), until)
+            })
+        };
+        let Some((piece, until)) = found else { return Ok(None) };
+        self.place(stream, index, piece, until, want, buffer, From::OtherStreamBehindWait).map(Some)
+    }
+
+    /// A block of another stream behind that one's work: an event is recorded only if none covers the block yet.
+    fn take_behind(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+        for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
+            let other = stream_of(&arena.lock());
+            if other.as_ref().is_some_and(CudaStream::is_captured) {
+                continue;
+            }
+            let (piece, life) = {
+                let mut state = arena.lock();
+                // A stream that is just ending says so in a moment.
+                if other.is_none() && !matches!(state.owner, Owner::Ended(_)) {
+                    continue;
+                }
+                let Some(piece) = take_out(&mut state, want, |_| true) else { continue };
+                (piece, state.life)
+            };
+            let (fence, ordered) = match &other {
+                None => (end_of(arena), None),
+                Some(other) => match self.point_behind(arena, other, piece.order) {
+                    Ok((freed, point)) => {
+                        let fence = Fence::new(std::sync::Arc::clone(&other.timeline), point);
+                        (Some(fence), Some(Ordered { life, freed, point }))
+                    }
+                    Err(_) => {
+                        // The block stays with its stream, whose error is told to who uses it.
+                        arena.lock().blocks.insert_free(piece);
+                        continue;
+                    }
+                },
+            };
+            let piece = Piece { order: Order::default(), ..piece };
+            let behind = fence.into_iter().collect();
+            let taken =
+                self.place(stream, index, piece, behind, want, buffer, From::OtherStreamBehindWait)?;
+            if let (false, Some(ordered), Some(own)) = (buffer, ordered, self.arenas.get(index)) {
+                own.lock().note_order(ordered);
+            }
+            return Ok(Some(taken));
+        }
+        Ok(None)
+    }
+
+    /// A point of another stream behind everything that a free block's order asks for, and how many frees it covers.
+    fn point_behind(&self, arena: &Arena, other: &CudaStream, order: Order) -> Result<(u64, u64)> {
+        let known = arena.lock().seal;
+        if order.freed == 0 {
+            return Ok((0, order.point));
+        }
+        let seal = if known.freed >= order.freed { known } else { self.seal(arena, other)? };
+        if seal.freed < order.freed {
+            return Err(Error::new(ErrorKind::Device, "a seal that covers less than it was made for"));
+        }
+        Ok((seal.freed, seal.point.max(order.point)))
+    }
+
+    /// Puts a piece into a stream's arena, its beginning as a live block behind the fences.
+    #[allow(clippy::too_many_arguments, reason = "the end of each way in which a block is found")]
+    pub(super) fn place(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        piece: Piece,
+        behind: Vec<Fence>,
+        want: Want,
+        buffer: bool,
+        from: From,
+    ) -> Result<Taken> {
+        let Some(arena) = self.arenas.get(index) else {
+            return Err(Error::new(ErrorKind::Device, "an arena that is not there"));
+        };
+        let mut behind: Vec<Fence> = behind.into_iter().filter(|fence| !fence.is_known_done()).collect();
+        // A buffer's users wait for the fences themselves, where their queues can.
+        let waits = |fence: &Fence| !buffer || fence.timeline().as_any().is::<EndOfStream>();
+        let mut waited = false;
+        for fence in behind.iter().filter(|fence| waits(fence)) {
+            if let Err(error) = stream.come_after(fence) {
+                let mut state = arena.lock();
+                let node = state.blocks.insert_waiting(piece);
+                state.waiting.push(Waiting { node, until: behind });
+                return Err(error);
+            }
+            waited = true;
+        }
+        let passed: Vec<Fence> = behind.extract_if(.., |fence| waits(fence)).collect();
+        let node = {
+            let mut state = arena.lock();
+            let mut order = piece.order;
+            if waited {
+                // From here on it is as if this stream had freed it: whoever comes after that comes after the fences.
+                state.freed += 1;
+                order.freed = state.freed;
+            }
+            let front = Piece { size: want.size, order, ..piece };
+            let node = state.blocks.insert_live(front, want.requested);
+            if piece.size > want.size {
+                let rest = Piece {
+                    address: piece.address + want.size,
+                    size: piece.size - want.size,
+                    order,
+                    ..piece
+                };
+                if behind.is_empty() {
+                    state.blocks.insert_free(rest);
+                } else {
+                    let node = state.blocks.insert_waiting(rest);
+                    state.waiting.push(Waiting { node, until: behind.clone() });
+                }
+            }
+            let reuses = &mut state.reuses;
+            *match from {
+                From::OtherStreamOver => &mut reuses.other_stream_over,
+                From::OtherStreamBehindWait => &mut reuses.other_stream_behind_wait,
+                From::Gathered => &mut reuses.gathered,
+                From::NewSegment => &mut reuses.new_segment,
+            } += 1;
+            node
+        };
+        drop(passed);
+        self.hand_out(stream, index, node, buffer, behind)
+    }
+}
+
+/// The end of a stream that is gone; `None` where it is over.
+pub(super) fn end_of(arena: &Arena) -> Option<Fence> {
+    match &arena.lock().owner {
+        Owner::Ended(end) => Some(end.fence()),
+        _ => None,
+    }
+}
+
+/// The best fit of an arena among blocks whose order will do.
+fn take_out(state: &mut ArenaState, want: Want, will_do: impl Fn(Order) -> bool) -> Option<Piece> {
+    let mut node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+    if node.is_none() && state.blocks.flush() {
+        node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+    }
+    node.filter(|node| *node != NONE).map(|node| state.blocks.extract(node, want.size))
+}

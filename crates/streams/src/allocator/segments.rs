@@ -1,0 +1,75 @@
+//! The segments that an allocator holds of its upstream resource.
+
+use transload_core::{Access, Claims, Fence, RawBuffer};
+
+use super::size::GRAIN;
+
+/// One segment.
+pub(crate) struct Segment {
+    pub(crate) buffer: RawBuffer,
+    /// Where its first block begins, and how many bytes the blocks have together.
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+    /// What it counts for in the limit.
+    pub(crate) reserved: u64,
+    pub(crate) small: bool,
+}
+
+/// Segments by number.
+#[derive(Default)]
+pub(crate) struct Segments {
+    list: Vec<Option<Segment>>,
+}
+
+impl Segment {
+    /// `None` where the memory has no address.
+    pub(crate) fn new(buffer: RawBuffer, reserved: u64, small: bool) -> Option<Self> {
+        let start = address_of(&buffer)?;
+        let base = start.checked_next_multiple_of(GRAIN)?;
+        let size = (buffer.len() as u64).checked_sub(base - start)? & !(GRAIN - 1);
+        Some(Self { buffer, base, size, reserved, small })
+    }
+
+    /// Lets the memory live until the fence is over, also when the segment is dropped now.
+    pub(crate) fn keep_until(&self, fence: &Fence) {
+        let claims = Claims::of(&mut [(&self.buffer, Access::Read)]);
+        if let Ok(claims) = claims {
+            // SAFETY: nobody writes the segment's own buffer, so the claim came after nothing.
+            unsafe { claims.commit(fence) };
+        }
+    }
+}
+
+/// The address by which blocks are known: the device's, or the host's where the device has none of its own.
+fn address_of(buffer: &RawBuffer) -> Option<u64> {
+    buffer.device_address().or_else(|| buffer.host_address().map(|address| address.addr().get() as u64))
+}
+
+impl Segments {
+    pub(crate) fn add(&mut self, segment: Segment) -> u32 {
+        let vacant = self.list.iter().position(Option::is_none);
+        let index = vacant.unwrap_or_else(|| {
+            self.list.push(None);
+            self.list.len() - 1
+        });
+        self.list[index] = Some(segment);
+        // Each is at least a grain, so there are fewer than 2^32 of them.
+        u32::try_from(index).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Option<&Segment> {
+        self.list.get(index as usize)?.as_ref()
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Option<Segment> {
+        self.list.get_mut(index as usize)?.take()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
+        self.list.iter().enumerate().filter_map(|(index, segment)| Some((index as u32, segment.as_ref()?)))
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Segment> {
+        std::mem::take(&mut self.list).into_iter().flatten().collect()
+    }
+}

@@ -1,0 +1,239 @@
+//! What the handles of one allocator, and the buffers that it gave, have in common.
+
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+use transload_core::{Error, ErrorKind, Fence, MemoryShortage, Reclaimer, Result, Timeline, TimelineId};
+use transload_cuda_sys::Stream;
+use transload_memory::MemoryResource;
+
+use super::{
+    arena::{Handle, Seal},
+    arenas::{Arena, Arenas, Directory, Owner, alive, recent, remember},
+    builder::Options,
+    ending::{AtEnd, EndOfStream},
+    hands::Hands,
+    segments::Segments,
+    size::Want,
+};
+use crate::CudaStream;
+
+/// Asked where memory is short; answers whether it freed anything.
+pub(super) type Callback = dyn Fn(&MemoryShortage) -> bool + Send + Sync;
+
+pub(super) struct Shared {
+    /// Another number for each allocator of the process.
+    pub(super) id: u64,
+    pub(super) upstream: Box<dyn MemoryResource>,
+    pub(super) options: Options,
+    pub(super) arenas: Arenas,
+    /// Locked before any arena.
+    pub(super) directory: Mutex<Directory>,
+    /// Locked after any arena.
+    pub(super) segments: Mutex<Segments>,
+    pub(super) reserved: AtomicU64,
+    pub(super) peak_reserved: AtomicU64,
+    pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
+    pub(super) last_callback: AtomicU64,
+    pub(super) hands: Hands,
+    /// Never holds anything: the allocator takes every fence over.
+    pub(super) reclaimer: Arc<Reclaimer>,
+    this: Weak<Self>,
+}
+
+/// A live block on its way to the caller.
+pub(super) struct Taken {
+    pub(super) arena: u32,
+    pub(super) handle: Handle,
+    pub(super) address: u64,
+    pub(super) segment: u32,
+    /// What its users must come after, where that is not the stream's own order.
+    pub(super) behind: Vec<Fence>,
+}
+
+impl Shared {
+    pub(super) fn new(upstream: Box<dyn MemoryResource>, options: Options) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Arc::new_cyclic(|this| Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            upstream,
+            options,
+            arenas: Arenas::new(),
+            directory: Mutex::default(),
+            segments: Mutex::default(),
+            reserved: AtomicU64::new(0),
+            peak_reserved: AtomicU64::new(0),
+            callbacks: Mutex::default(),
+            last_callback: AtomicU64::new(0),
+            hands: Hands::default(),
+            reclaimer: Arc::new(Reclaimer::new()),
+            this: Weak::clone(this),
+        })
+    }
+
+    /// The arena of a stream, and its index.
+    #[inline]
+    pub(super) fn arena_of(&self, stream: &CudaStream) -> Result<(u32, &Arena)> {
+        let index = match recent(self.id, stream.own.id()) {
+            Some(index) => index,
+            None => self.look_up(stream)?,
+        };
+        self.arenas.get(index).map(|arena| (index, arena)).ok_or_else(too_many)
+    }
+
+    #[cold]
+    fn look_up(&self, stream: &CudaStream) -> Result<u32> {
+        if let Some(device) = self.upstream.device().filter(|device| *device != stream.device()) {
+            let text = format!(
+                "a stream of {} cannot order memory of {device}; valid are streams of {device}",
+                stream.device()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let id = stream.id();
+        let (index, is_new) = {
+            let mut directory = self.directory.lock();
+            match directory.find(id) {
+                Some(index) => (index, false),
+                None => (directory.enter(&self.arenas, stream).ok_or_else(too_many)?, true),
+            }
+        };
+        if is_new {
+            let this: Weak<dyn AtEnd> = Weak::clone(&self.this) as Weak<dyn AtEnd>;
+            stream.own.endings.add(this);
+        }
+        remember(self.id, id, index);
+        Ok(index)
+    }
+
+    /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
+    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+        let Some(arena) = self.arenas.get(index) else { return Ok(None) };
+        let node = arena.lock().take_own(want.size, want.requested, want.small);
+        node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
+    }
+
+    /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
+    pub(super) fn hand_out(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        node: u32,
+        buffer: bool,
+        mut behind: Vec<Fence>,
+    ) -> Result<Taken> {
+        let arena = self.arenas.get(index).ok_or_else(too_many)?;
+        let (taken, order, mut seal) = {
+            let state = arena.lock();
+            let block = state.blocks.node(node);
+            let handle = Handle { node, serial: block.serial };
+            let (address, segment) = (block.address, block.segment);
+            (Taken { arena: index, handle, address, segment, behind: Vec::new() }, block.order, state.seal)
+        };
+        if buffer {
+            // Another stream may be the first to use it, so what this one still does to it must be a fence.
+            if order.freed > seal.freed {
+                seal = match self.seal(arena, stream) {
+                    Ok(seal) => seal,
+                    Err(error) => {
+                        let mut state = arena.lock();
+                        // What it came behind from other streams it comes behind still.
+                        if behind.is_empty() {
+                            state.blocks.give(node, order);
+                        } else {
+                            state.blocks.give_waiting(node, order);
+                            state.waiting.push(super::arena::Waiting { node, until: behind });
+                        }
+                        return Err(error);
+                    }
+                };
+            }
+            let point = if order.freed > 0 { seal.point.max(order.point) } else { order.point };
+            if point > stream.own.reached() {
+                behind.push(Fence::new(Arc::clone(&stream.timeline), point));
+            }
+        }
+        Ok(Taken { behind, ..taken })
+    }
+
+    /// A point behind everything freed on the stream so far.
+    pub(super) fn seal(&self, arena: &Arena, stream: &CudaStream) -> Result<Seal> {
+        arena.seal(|| stream.fence().map(|fence| fence.point()))
+    }
+}
+
+fn too_many() -> Error {
+    Error::new(ErrorKind::Unsupported, "more streams than an allocator can serve at a time")
+}
+
+impl AtEnd for Shared {
+    fn stream_ends(&self, id: TimelineId, stream: &Stream) {
+        let Some(index) = self.directory.lock().find(id) else { return };
+        let Some(arena) = self.arenas.get(index) else { return };
+        let needed = {
+            let state = arena.lock();
+            !state.blocks.is_empty() || state.is_user
+        };
+        // The driver is called with no lock held. Nobody allocates from the arena any more, since the stream is gone.
+        let owner = if needed { Owner::Ended(EndOfStream::of(stream)) } else { Owner::Vacant };
+        let mut directory = self.directory.lock();
+        directory.forget(id);
+        let mut state = arena.lock();
+        let left = if needed {
+            state.owner = owner;
+            None
+        } else {
+            directory.vacate(index);
+            Some(state.vacate(owner))
+        };
+        drop((state, directory));
+        drop(left);
+    }
+}
+
+impl Drop for Shared {
+    /// Never waits: segments that are in use are parked where they came from, behind a fence of every stream.
+    fn drop(&mut self) {
+        let segments = self.segments.lock().take_all();
+        if segments.is_empty() {
+            return;
+        }
+        let mut fences = Vec::new();
+        for (_, arena) in self.arenas.iter() {
+            // Declared before the lock, so dropped after it.
+            let stream;
+            let mut state = arena.lock();
+            fences.extend(state.waiting.drain(..).flat_map(|waiting| waiting.until));
+            stream = match &state.owner {
+                Owner::Vacant => None,
+                Owner::Ended(end) => {
+                    fences.push(end.fence());
+                    None
+                }
+                Owner::Stream(weak) => alive(weak),
+            };
+            let (last, used) = (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
+            drop(state);
+            let Some(stream) = stream else { continue };
+            if used {
+                match stream.fence() {
+                    Ok(fence) => fences.push(fence),
+                    // Without a fence it has to be waited for; a lost device does nothing any more.
+                    Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    Err(_) => drop(stream.synchronize()),
+                }
+            } else if last > 0 {
+                fences.push(Fence::new(Arc::clone(&stream.timeline), last));
+            }
+        }
+        fences.retain(|fence| !fence.is_known_done());
+        for segment in &segments {
+            for fence in &fences {
+                segment.keep_until(fence);
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Sizes: what a request is rounded to, and how large the segments are that blocks are cut from.
+
+use transload_core::{Error, ErrorKind, Result};
+
+/// Every block begins at a multiple of this and is as long as some multiple of it.
+pub(crate) const GRAIN: u64 = 512;
+
+/// Up to here a request is served from the segments for small blocks.
+pub(crate) const SMALL: u64 = 1 << 20;
+
+/// Segments for small blocks, and the least for large ones.
+pub(crate) const SMALL_SEGMENT: u64 = 2 << 20;
+pub(crate) const LARGE_SEGMENT: u64 = 20 << 20;
+
+/// New large segments are an eighth of what there is already, up to this.
+const GROWTH_UP_TO: u64 = 512 << 20;
+
+/// What a request needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    /// Rounded up.
+    pub(crate) size: u64,
+    pub(crate) requested: u64,
+    pub(crate) small: bool,
+}
+
+impl Want {
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes and for more than an address space has.
+    #[inline]
+    pub(crate) fn of(bytes: usize) -> Result<Self> {
+        let requested = bytes as u64;
+        if requested.wrapping_sub(1) >= i64::MAX as u64 - GRAIN {
+            return Err(impossible(bytes));
+        }
+        let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
+        Ok(Self { size, requested, small: size <= SMALL })
+    }
+}
+
+#[cold]
+fn impossible(bytes: usize) -> Error {
+    let text = format!("an allocation of {bytes} bytes is impossible; valid are 1 to {} bytes", i64::MAX);
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// Sizes of new segments.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentSizes {
+    pub(crate) small: u64,
+    pub(crate) large: u64,
+}
+
+impl SegmentSizes {
+    /// How large the next segment for a request is, where `reserved` bytes are held already.
+    pub(crate) fn next(self, want: Want, reserved: u64) -> u64 {
+        let least = if want.small { self.small } else { self.large.max((reserved / 8).min(GROWTH_UP_TO)) };
+        let needed = want.size.max(least);
+        needed.checked_next_multiple_of(SMALL_SEGMENT.min(self.small)).unwrap_or(needed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_rounded_up_to_the_grain() {
+        for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
+            assert_eq!(Want::of(bytes).unwrap().size, size);
+        }
+    }
+
+    #[test]
+    fn impossible_requests_are_refused_without_overflow() {
+        for bytes in [0, usize::MAX, i64::MAX as usize] {
+            assert_eq!(Want::of(bytes).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+    }
+}

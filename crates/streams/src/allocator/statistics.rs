@@ -1,0 +1,117 @@
+//! What an allocator holds and how it served requests, as numbers.
+
+use serde::Serialize;
+
+use super::{arena::Reuses, blocks::State, gather::each_arena, shared::Shared, tally::CLASSES};
+
+/// Numbers of one allocator at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct AllocatorStatistics {
+    /// Bytes in live blocks, as rounded.
+    pub in_use: u64,
+    /// Bytes that live blocks were asked for.
+    pub requested: u64,
+    /// Live blocks.
+    pub live_blocks: u64,
+    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several.
+    pub peak_in_use: u64,
+    /// Bytes held of the upstream resource.
+    pub reserved: u64,
+    /// The most it held.
+    pub peak_reserved: u64,
+    /// Segments held.
+    pub segments: u64,
+    /// Streams that it serves.
+    pub streams: u64,
+    /// Bytes free, also while other streams still use them.
+    pub free: u64,
+    /// Bytes of the largest free block, after neighbours were joined.
+    pub largest_free: u64,
+    /// How much of what is free is not in the largest block: 0 where all of it is, towards 1 where it is in crumbs.
+    pub fragmentation: f64,
+    /// Requests by how they were served.
+    pub served: Served,
+    /// Size classes that were ever asked for.
+    pub classes: Vec<SizeClassStatistics>,
+}
+
+/// Requests by how they were served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Served {
+    /// By a block of that size freed on the stream a moment ago.
+    pub same_size: u64,
+    /// By the best fit among the stream's free blocks.
+    pub fitted: u64,
+    /// By a block of another stream whose work was over.
+    pub other_stream_over: u64,
+    /// By a block behind a wait for another stream.
+    pub other_stream_behind_wait: u64,
+    /// By joining what several streams freed.
+    pub gathered: u64,
+    /// By a new segment.
+    pub new_segment: u64,
+}
+
+/// Requests of one power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct SizeClassStatistics {
+    /// Blocks of up to so many bytes, and more than half of it.
+    pub up_to: u64,
+    /// Live ones.
+    pub live: u64,
+    /// Allocations so far.
+    pub allocations: u64,
+}
+
+pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
+    use std::sync::atomic::Ordering::Relaxed;
+    let mut numbers = AllocatorStatistics {
+        reserved: shared.reserved.load(Relaxed),
+        peak_reserved: shared.peak_reserved.load(Relaxed),
+        segments: shared.segments.lock().iter().count() as u64,
+        ..AllocatorStatistics::default()
+    };
+    let mut classes = [SizeClassStatistics::default(); CLASSES];
+    let mut free: Vec<(u32, u64, u64)> = Vec::new();
+    each_arena(shared, |_, state| {
+        let tally = &state.blocks.tally;
+        numbers.in_use += tally.in_use;
+        numbers.requested += tally.requested;
+        numbers.live_blocks += tally.live;
+        numbers.peak_in_use += tally.peak;
+        numbers.streams += u64::from(!matches!(state.owner, super::arenas::Owner::Vacant));
+        for (class, counts) in classes.iter_mut().zip(&tally.classes) {
+            class.live += counts.live;
+            class.allocations += counts.allocations;
+        }
+        let Reuses { same_size, fitted, other_stream_over, other_stream_behind_wait, gathered, new_segment } =
+            state.reuses;
+        let served = &mut numbers.served;
+        served.same_size += same_size;
+        served.fitted += fitted;
+        served.other_stream_over += other_stream_over;
+        served.other_stream_behind_wait += other_stream_behind_wait;
+        served.gathered += gathered;
+        served.new_segment += new_segment;
+        let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);
+        free.extend(unused.map(|(_, node)| (node.segment, node.address, node.size)));
+    });
+    free.sort_unstable();
+    let beside = |one: &(u32, u64, u64), next: &(u32, u64, u64)| one.0 == next.0 && one.1 + one.2 == next.1;
+    let joined = free.chunk_by(beside).map(|run| run.iter().map(|(.., size)| size).sum::<u64>());
+    numbers.free = free.iter().map(|(.., size)| size).sum();
+    numbers.largest_free = joined.max().unwrap_or(0);
+    if numbers.free > 0 {
+        numbers.fragmentation = 1.0 - numbers.largest_free as f64 / numbers.free as f64;
+    }
+    numbers.classes = classes
+        .into_iter()
+        .enumerate()
+        .map(|(index, class)| SizeClassStatistics { up_to: 512 << index, ..class })
+        .filter(|class| class.allocations > 0)
+        .collect();
+    numbers
+}

@@ -1,0 +1,135 @@
+//! What must be refused is refused with a reason, and nothing is lost by it.
+
+use std::error::Error as _;
+
+use transload_core::{Error, ErrorKind, MemoryKind};
+use transload_cuda_sim::harness;
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+use transload_streams::{CudaStream, FreeError, StreamOrderedAllocator};
+
+use crate::allocator::Bed;
+
+fn cause(error: &Error) -> FreeError {
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    *error.cause().unwrap().downcast_ref::<FreeError>().unwrap()
+}
+
+#[test]
+fn zero_bytes_and_a_pebibyte_are_typed_errors() {
+    let bed = Bed::new();
+    let stream = bed.stream();
+    for layer in ["raw", "buffer"] {
+        let ask = |bytes| match layer {
+            "raw" => bed.allocator.allocate_for_stream(&stream, bytes).map(|_| ()),
+            _ => bed.allocator.allocate_buffer(&stream, bytes).map(|_| ()),
+        };
+        assert_eq!(ask(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(ask(usize::MAX).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        let error = ask(1 << 50).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        let shortage = error.memory_shortage().unwrap();
+        assert_eq!(shortage.requested, 1 << 50);
+        assert!(shortage.free.unwrap() <= shortage.total.unwrap());
+        ask(100).unwrap();
+    }
+    drop(stream);
+    bed.finish();
+}
+
+#[test]
+fn a_double_free_is_refused_and_the_next_owner_is_not_hurt() {
+    let bed = Bed::new();
+    let stream = bed.stream();
+    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    bed.allocator.free_for_stream(block, &stream).unwrap();
+    for error in [
+        bed.allocator.free_for_stream(block, &stream).unwrap_err(),
+        bed.allocator.free_for_stream(block.address(), &stream).unwrap_err(),
+        bed.allocator.free(block).unwrap_err(),
+        bed.allocator.record_use(block, &stream).unwrap_err(),
+    ] {
+        assert_eq!(cause(&error), FreeError::AlreadyFreed);
+        assert!(error.source().is_none() && error.to_string().contains("freed before"), "{error}");
+    }
+    let next = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    assert_eq!(next.address(), block.address());
+    let error = bed.allocator.free_for_stream(block, &stream).unwrap_err();
+    assert_eq!(cause(&error), FreeError::AlreadyFreed, "the old value does not free the new block");
+    bed.allocator.free_for_stream(next, &stream).unwrap();
+    // Joined with its neighbours the block is no block any more.
+    let whole = bed.allocator.allocate_for_stream(&stream, 1 << 20).unwrap();
+    bed.allocator.free_for_stream(whole, &stream).unwrap();
+    let error = bed.allocator.free_for_stream(next, &stream).unwrap_err();
+    assert_eq!(cause(&error), FreeError::AlreadyFreed);
+    drop(stream);
+    bed.finish();
+}
+
+#[test]
+fn an_address_that_was_never_given_is_refused() {
+    let bed = Bed::new();
+    let stream = bed.stream();
+    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    for address in [0, block.address() + 512, u64::MAX] {
+        let error = bed.allocator.free_for_stream(address, &stream).unwrap_err();
+        assert_eq!(cause(&error), FreeError::NeverAllocated, "{address:#x}");
+    }
+    let others = Bed::new();
+    let error = others.allocator.free(block).unwrap_err();
+    assert_eq!(cause(&error), FreeError::NeverAllocated, "another allocator's block");
+    bed.allocator.free_for_stream(block, &stream).unwrap();
+    drop(stream);
+    others.finish();
+    bed.finish();
+}
+
+#[test]
+fn a_free_on_the_wrong_stream_is_refused_until_its_use_there_is_recorded() {
+    let bed = Bed::new();
+    let (own, other) = (bed.stream(), bed.stream());
+    let block = bed.allocator.allocate_for_stream(&own, 4096).unwrap();
+    for error in [
+        bed.allocator.free_for_stream(block, &other).unwrap_err(),
+        bed.allocator.free_for_stream(block.address(), &other).unwrap_err(),
+    ] {
+        assert_eq!(cause(&error), FreeError::WrongStream);
+    }
+    assert_eq!(bed.allocator.statistics().live_blocks, 1, "nothing was lost");
+    bed.allocator.record_use(block, &other).unwrap();
+    bed.allocator.free_for_stream(block, &other).unwrap();
+    assert_eq!(bed.allocator.statistics().live_blocks, 0);
+    drop((own, other));
+    bed.finish();
+}
+
+#[test]
+fn a_stream_of_another_device_is_refused() {
+    let Some(tests) = harness::devices(2) else { return };
+    let device = |index: usize| CudaDevice::new(tests[index].ordinal()).unwrap();
+    let memory = std::sync::Arc::new(CudaMemoryManager::new(&device(0)).unwrap());
+    let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
+    let foreign = CudaStream::new(&device(1)).unwrap();
+    let error = allocator.allocate_for_stream(&foreign, 100).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("valid are streams of"), "{error}");
+    // Pinned memory is every device's.
+    let pinned = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Pinned).unwrap());
+    let block = pinned.allocate_for_stream(&foreign, 100).unwrap();
+    pinned.free_for_stream(block, &foreign).unwrap();
+    drop((allocator, pinned, foreign));
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty());
+}
+
+#[test]
+fn segments_of_no_size_are_refused() {
+    let bed = Bed::new();
+    for (small, large) in [(0, 1 << 20), (1 << 20, 0), (1000, 1 << 20)] {
+        let resource = CudaResource::new(&bed.memory, MemoryKind::Device).unwrap();
+        let error = StreamOrderedAllocator::builder(resource).segments(small, large).build().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+    let error = CudaResource::new(&bed.memory, MemoryKind::Pageable).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    bed.finish();
+}

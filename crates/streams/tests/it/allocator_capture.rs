@@ -1,0 +1,67 @@
+//! While someone captures a graph in global mode, allocating, freeing, growing and reuse across streams leave it valid; memory
+//! of the captured stream itself is left alone.
+
+use std::sync::Barrier;
+
+use transload_cuda_sys::{AsStream, DriverError, check, ffi};
+
+use crate::{
+    allocator::Bed,
+    allocator_across::{fill, read_back},
+};
+
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`.
+const GLOBAL: u32 = 0;
+
+#[test]
+fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
+    let bed = Bed::new();
+    if !transload_cuda_sys::Driver::get().unwrap().has(c"cuStreamBeginCapture_v2") {
+        println!("skipped: the software driver has no graph capture");
+        return;
+    }
+    let (captured, one, two) = (bed.stream(), bed.stream(), bed.stream());
+    let of_captured = bed.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
+    bed.allocator.free_for_stream(of_captured, &captured).unwrap();
+    let back = bed.setup.pinned(&vec![0; 1 << 20]);
+    let (begun, done) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        let capture = scope.spawn(|| -> Result<(), DriverError> {
+            let _bound = captured.context().enter()?;
+            // SAFETY: the stream is live and idle.
+            let began = unsafe { ffi::cuStreamBeginCapture_v2(captured.as_raw(), GLOBAL) };
+            begun.wait();
+            done.wait();
+            let mut graph = std::ptr::null_mut();
+            // SAFETY: this thread began the capture; the out pointer is valid.
+            let ended = unsafe { ffi::cuStreamEndCapture(captured.as_raw(), &mut graph) };
+            if !graph.is_null() {
+                // SAFETY: the graph was just made and nothing uses it.
+                unsafe { ffi::cuGraphDestroy(graph) };
+            }
+            check("cuStreamBeginCapture_v2", began).and(check("cuStreamEndCapture", ended))
+        });
+        begun.wait();
+        let ours = || -> transload_core::Result<()> {
+            let block = bed.allocator.allocate_for_stream(&one, 1 << 20)?;
+            fill(&one, block, 1);
+            bed.allocator.free_for_stream(block, &one)?;
+            let block = bed.allocator.allocate_for_stream(&two, 1 << 20)?;
+            fill(&two, block, 2);
+            read_back(&two, block, &back);
+            let large = bed.allocator.allocate_for_stream(&two, 50 << 20)?;
+            bed.allocator.free_for_stream(large, &two)?;
+            bed.allocator.free_for_stream(block, &two)?;
+            two.synchronize()?;
+            one.synchronize()?;
+            bed.allocator.trim().map(|_| ())
+        };
+        let outcome = ours();
+        done.wait();
+        capture.join().unwrap().expect("the capture is valid to its end");
+        outcome.unwrap();
+    });
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
+    drop((captured, one, two, back));
+    bed.finish();
+}

@@ -1,0 +1,170 @@
+//! Every interleaving, at two preemptions, of what threads do to an arena: its state is the library's, its lock is loom's.
+#![allow(clippy::unwrap_used, dead_code, reason = "a model uses part of what it includes, and fails by panicking")]
+
+#[path = "../../src/allocator/arena.rs"]
+mod arena;
+#[path = "../../src/allocator/blocks.rs"]
+mod blocks;
+#[path = "../../src/allocator/quick.rs"]
+mod quick;
+#[path = "../../src/allocator/tally.rs"]
+mod tally;
+
+mod sync {
+    //! loom's lock with the interface of the library's.
+    pub(crate) use loom::sync::MutexGuard;
+
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap()
+        }
+    }
+}
+
+use std::convert::Infallible;
+
+use loom::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use arena::{Handle, Refusal};
+use blocks::{Order, Piece};
+
+type Arena = arena::Arena<(), (), ()>;
+
+fn model(work: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(work);
+}
+
+/// An arena with a free segment of so many blocks of 512 bytes.
+fn arena_of(blocks: u64) -> Arc<Arena> {
+    let arena = Arc::new(Arena::new(()));
+    let piece =
+        Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
+    arena.lock().blocks.insert_free(piece);
+    arena
+}
+
+fn take(arena: &Arena) -> Option<(Handle, u64)> {
+    let mut state = arena.lock();
+    let node = state.take_own(512, 512, true)?;
+    let block = state.blocks.node(node);
+    Some((Handle { node, serial: block.serial }, block.address))
+}
+
+fn free(arena: &Arena, (handle, address): (Handle, u64)) -> Result<(), Refusal> {
+    let mut state = arena.lock();
+    let node = state.live(handle, address)?;
+    state.free(node);
+    Ok(())
+}
+
+#[test]
+fn of_two_frees_of_one_block_one_succeeds() {
+    model(|| {
+        let arena = arena_of(1);
+        let block = take(&arena).unwrap();
+        let other = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || free(&arena, block).is_ok())
+        };
+        let here = free(&arena, block).is_ok();
+        assert!(here ^ other.join().unwrap(), "exactly one of them");
+        assert_eq!(arena.lock().blocks.tally.in_use, 0);
+    });
+}
+
+#[test]
+fn two_threads_of_one_stream_never_hold_the_same_block() {
+    model(|| {
+        let arena = arena_of(2);
+        let other = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || {
+                let block = take(&arena).unwrap();
+                free(&arena, block).unwrap();
+                take(&arena).unwrap().1
+            })
+        };
+        let (_, here) = take(&arena).unwrap();
+        assert_ne!(here, other.join().unwrap());
+    });
+}
+
+/// A stream enqueues work on a block and frees it, while another thread has a point recorded and takes free blocks: no block
+/// is taken whose work the point is not behind.
+#[test]
+fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
+    model(|| {
+        let arena = arena_of(1);
+        // How much was enqueued on the stream; a recorded point covers what there was by then.
+        let enqueued = Arc::new(AtomicU64::new(0));
+        let worker = {
+            let (arena, enqueued) = (Arc::clone(&arena), Arc::clone(&enqueued));
+            thread::spawn(move || {
+                for _ in 0..2 {
+                    let Some(block) = take(&arena) else { return };
+                    enqueued.fetch_add(1, Ordering::AcqRel);
+                    free(&arena, block).unwrap();
+                }
+            })
+        };
+        let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
+        let Ok(seal) = arena.seal(record);
+        let taken = {
+            let mut state = arena.lock();
+            state.blocks.flush();
+            let found = state.blocks.find(512, true, |node| node.order.freed <= seal.freed);
+            found.map(|node| state.blocks.extract(node, 512))
+        };
+        if let Some(piece) = taken {
+            // The n-th free came after n pieces of work.
+            assert!(piece.order.freed <= seal.point, "{piece:?} is not behind {seal:?}");
+        }
+        worker.join().unwrap();
+    });
+}
+
+/// Two streams pass a block on from one to the other while its owner frees it: it is never in two arenas.
+#[test]
+fn a_block_passed_between_streams_is_in_one_of_them() {
+    model(|| {
+        let (from, to) = (arena_of(1), Arc::new(Arena::new(())));
+        let block = take(&from).unwrap();
+        let thief = {
+            let (from, to) = (Arc::clone(&from), Arc::clone(&to));
+            thread::spawn(move || {
+                let piece = {
+                    let mut state = from.lock();
+                    state.blocks.flush();
+                    let found = state.blocks.find(512, true, |_| true);
+                    found.map(|node| state.blocks.extract(node, 512))
+                };
+                if let Some(piece) = piece {
+                    to.lock().blocks.insert_live(piece, 512);
+                }
+            })
+        };
+        free(&from, block).unwrap();
+        let again = take(&from);
+        thief.join().unwrap();
+        let (here, there) = (again.is_some(), !to.lock().blocks.is_empty());
+        assert!(here ^ there || (!here && !there && !from.lock().blocks.is_empty()));
+        assert!(!(here && there), "one block in two streams");
+        if !here {
+            assert_eq!(free(&from, block), Err(Refusal::Free), "the old value frees nothing");
+        }
+    });
+}
