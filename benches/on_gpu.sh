@@ -177,7 +177,7 @@ fi
 
 # ---- a memory checker, and faults that it must find
 if wanted sanitizer; then
-  for fault in none kernel copy; do
+  for fault in none kernel copy segment; do
     step "sanitizer $fault" 90 compute-sanitizer --tool memcheck "$bundle/transload-planted-fault" --fault "$fault"
     status=$?
     summary=$(grep -o 'ERROR SUMMARY: [0-9]* error' "$work/step" | tail -n 1)
@@ -193,6 +193,15 @@ if wanted sanitizer; then
     found=$(grep -m 1 -E 'Invalid|out of bounds|Program hit' "$work/step" | sed 's/^=* *//' | cut -c1-60)
     note "sanitizer $fault" "$status" "$took" "$summary; $found"
   done
+fi
+
+# ---- faults in the use of our own allocator, which no checker of memory can see
+if wanted sanitizer; then
+  step "own check" 60 "$bundle/transload-planted-fault" --fault free
+  status=$?
+  found=$(grep -m 1 'caught by our own check' "$work/step")
+  [ "$status" -eq 0 ] && [ -z "$found" ] && status=73
+  note "own check" "$status" "$took" "$found"
 fi
 
 # ---- PyTorch

@@ -34,7 +34,7 @@ pub use pool::RawPool;
 #[cfg(any(target_os = "linux", windows))]
 pub use queue::{RawEvent, RawQueue};
 #[cfg(any(target_os = "linux", windows))]
-pub use spin::Spin;
+pub use spin::{SPIN, Spin};
 #[cfg(any(target_os = "linux", windows))]
 pub use staged::Staged;
 

@@ -1,6 +1,10 @@
 //! A kernel that does nothing for a given time, launched by hand.
 
-use std::{ffi::CStr, os::raw::c_void, ptr};
+use std::{
+    ffi::{CStr, CString},
+    os::raw::c_void,
+    ptr,
+};
 
 use anyhow::Result;
 use transload_cuda_sys::{
@@ -8,6 +12,9 @@ use transload_cuda_sys::{
     cust::sys::{CUfunction, CUmodule, CUstream},
     ffi,
 };
+
+/// `transload_spin(nanoseconds, out)`: the same text that the library's examples and tests load.
+pub const SPIN: &str = include_str!("../../../crates/streams/examples/kernels/spin.ptx");
 
 /// The kernel that keeps the device busy.
 #[derive(Debug)]
@@ -27,11 +34,11 @@ impl Spin {
     /// # Errors
     /// The driver's.
     pub fn load() -> Result<Self> {
-        const TEXT: &str = concat!(include_str!("../ptx/spin.ptx"), "\0");
         const NAME: &CStr = c"transload_spin";
+        let text = CString::new(SPIN)?;
         let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the text ends with NUL, the out pointer is valid and a context is current.
-        check("cuModuleLoadData", unsafe { ffi::cuModuleLoadData(&mut module, TEXT.as_ptr().cast()) })?;
+        check("cuModuleLoadData", unsafe { ffi::cuModuleLoadData(&mut module, text.as_ptr().cast()) })?;
         // SAFETY: the name ends with NUL and the out pointer is valid.
         check("cuModuleGetFunction", unsafe {
             ffi::cuModuleGetFunction(&mut function, module, NAME.as_ptr())

@@ -52,13 +52,14 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         .map(|strategy| Ok((*strategy, grown(rig, *strategy)?)))
         .collect::<Result<Vec<_>>>()?;
     let mut rows = alone(rig, &by_hand, &pools, many)?;
-    rows.extend(crowded(rig, &by_hand, &pools, many)?);
+    rows.extend(crowded(rig, &by_hand, &pools, 10 * many)?);
     Ok(rows)
 }
 
 /// A pool whose streams are all there.
 fn grown(rig: &Rig<'_>, strategy: AllocationStrategy) -> Result<AdvancedStreamPool> {
-    let pool = AdvancedStreamPool::builder(&rig.device).strategy(strategy).streams(STREAMS..=STREAMS).build()?;
+    let pool =
+        AdvancedStreamPool::builder(&rig.device).strategy(strategy).streams(STREAMS..=STREAMS).build()?;
     let workloads =
         [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
     let mut leases = Vec::new();
@@ -96,7 +97,8 @@ fn alone(
     })];
     for (strategy, pool) in pools {
         let name = format!("{strategy:?}").to_lowercase();
-        let mut way = Way::new(&name, &format!("AdvancedStreamPool, {strategy}"), || timed(many, || take(pool)));
+        let mut way =
+            Way::new(&name, &format!("AdvancedStreamPool, {strategy}"), || timed(many, || take(pool)));
         way.goal = goal(*strategy);
         ways.push(way);
     }

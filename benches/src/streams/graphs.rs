@@ -1,4 +1,4 @@
-//! Many small copies as one graph, beside as many enqueued one by one.
+//! Many small copies as one graph, beside as many enqueued one by one, until all are done.
 
 use std::time::Instant;
 
@@ -11,12 +11,14 @@ use super::{
     pairs::Pairs,
 };
 use crate::{
-    reference::{RawGraph, RawQueue},
+    reference::{RawEvent, RawGraph, RawQueue},
     row::Row,
 };
 
 const MANY: usize = 64;
 const BYTES: usize = 4096;
+/// Rows of a graph that run side by side, as the library's has them.
+const WIDTH: usize = 4;
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let pairs = Pairs::new(rig, MANY, MANY, BYTES)?;
@@ -33,12 +35,21 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         Err(_) if rig.is_simulated() => return Ok(Vec::new()),
         Err(error) => return Err(error),
     };
+    let wide = side_by_side(&queue, &pairs)?;
     let us = |begun: Instant| begun.elapsed().as_secs_f64() * 1e6;
     let ways = vec![
-        Way::new("raw", "raw driver, one graph", || {
+        Way::new("raw", "raw driver, one graph of copies in a row", || {
             let begun = Instant::now();
             // SAFETY: as above.
             unsafe { graph.launch(&queue) }?;
+            queue.finish()?;
+            Ok(us(begun))
+        })
+        .proven(&pairs),
+        Way::new("raw-side-by-side", "raw driver, one graph of 4 rows side by side", || {
+            let begun = Instant::now();
+            // SAFETY: as above.
+            unsafe { wide.launch(&queue) }?;
             queue.finish()?;
             Ok(us(begun))
         })
@@ -68,4 +79,25 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         repetitions: rig.repetitions(300),
     };
     contest.rows(rig, ways)
+}
+
+/// The same copies captured on four streams that begin and end together.
+fn side_by_side(queue: &RawQueue, pairs: &Pairs) -> Result<RawGraph> {
+    let others = (1..WIDTH).map(|_| RawQueue::new(0)).collect::<Result<Vec<_>>>()?;
+    let (fork, ends) = (RawEvent::ordering()?, others.iter().map(|_| RawEvent::ordering()));
+    let ends = ends.collect::<Result<Vec<_>>>()?;
+    RawGraph::capture(queue, || {
+        queue.record(&fork)?;
+        others.iter().try_for_each(|other| other.wait(&fork))?;
+        let queues = std::iter::once(queue).chain(&others).cycle();
+        for (pair, queue) in pairs.list.iter().zip(queues) {
+            // SAFETY: the pairs outlive the graph, and nobody else uses them while it runs.
+            unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }?;
+        }
+        for (other, end) in others.iter().zip(&ends) {
+            other.record(end)?;
+            queue.wait(end)?;
+        }
+        Ok(())
+    })
 }

@@ -1,9 +1,8 @@
 //! Two recorded loads that want different answers of `optimize_configuration`, each measured with its own answer and with the
 //! other load's.
 
-use anyhow::{Context as _, Result, ensure};
-use transload_core::WorkloadType;
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, RecordedLoad, Replay, Split};
+use anyhow::{Result, ensure};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, RecordedLoad, Split};
 
 use super::{
     Rig,
@@ -11,17 +10,17 @@ use super::{
 };
 use crate::row::{Goal, Row};
 
-/// Streams of each priority at most.
-const STREAMS: usize = 8;
+/// Streams of each priority at most: as many as a step of the mixed load has items, so that taking them in turn puts all its
+/// kernels on one.
+const STREAMS: usize = 4;
 /// Replays from which a pool learns.
 const LEARNING: usize = 3;
 
-/// A load, and the time by which it is judged.
+/// A load.
 struct Load {
     name: &'static str,
     what: &'static str,
     load: RecordedLoad,
-    time: fn(&Replay) -> Option<f64>,
 }
 
 /// What a pool decided on, and why.
@@ -34,15 +33,13 @@ struct Answer {
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let alike = Load {
         name: "alike",
-        what: "many short kernels that are all alike, until the last is done",
-        load: RecordedLoad::of_equal_kernels(rig.amount(256)),
-        time: |replay| Some(replay.makespan.as_secs_f64() * 1e6),
+        what: "many short kernels that are all alike",
+        load: RecordedLoad::of_equal_kernels(if rig.is_simulated() { 64 } else { 256 }),
     };
     let mixed = Load {
         name: "mixed",
-        what: "long runs of kernels and short copies, until a copy is done on average",
-        load: RecordedLoad::of_kernels_and_copies(rig.amount(64)),
-        time: |replay| replay.mean_completion(WorkloadType::Memory).map(|time| time.as_secs_f64() * 1e6),
+        what: "long runs of kernels and short copies",
+        load: RecordedLoad::of_kernels_and_copies(if rig.is_simulated() { 16 } else { 32 }),
     };
     let answers = [learnt(rig, &alike)?, learnt(rig, &mixed)?];
     let [to_alike, to_mixed] = &answers;
@@ -77,10 +74,8 @@ fn configured(rig: &Rig<'_>, answer: &Answer) -> Result<AdvancedStreamPool> {
 /// One load with both answers.
 fn judged(rig: &Rig<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Vec<Row>> {
     let pools = [configured(rig, other)?, configured(rig, own)?];
-    let run = |pool: &AdvancedStreamPool| {
-        let replay = pool.replay(&rig.memory, &load.load)?;
-        (load.time)(&replay).context("the replay has nothing of what is judged")
-    };
+    let run =
+        |pool: &AdvancedStreamPool| Ok(pool.replay(&rig.memory, &load.load)?.makespan.as_secs_f64() * 1e6);
     let [with_other, with_own] = &pools;
     let named = |answer: &Answer, whose: &str| format!("{}, {whose}", answer.strategy);
     let ways = vec![
@@ -89,7 +84,7 @@ fn judged(rig: &Rig<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Ve
     ];
     let contest = Contest {
         id: format!("optimize/{}", load.name),
-        what: format!("a load of {}, by the device's events", load.what),
+        what: format!("a load of {}, until all is done by the device's events", load.what),
         unit: "us",
         bytes: 0,
         repetitions: rig.repetitions(40),

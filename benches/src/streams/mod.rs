@@ -5,11 +5,13 @@
 //! good as they can be written by hand, or a program that lacks what the row shows. cudarc loads the system's driver by
 //! itself, so its rows exist only where that is what the library uses.
 
+mod allocating;
 mod completing;
 mod contest;
 mod enqueuing;
 mod events;
 mod graphs;
+mod launching;
 mod overlapping;
 mod pairs;
 mod priorities;
@@ -25,14 +27,19 @@ use crate::{cuda::Session, options::Options, row::Row};
 
 pub(crate) use rig::Rig;
 
+/// The kernel that keeps the device busy, for both sides.
+pub(crate) const SPIN: &str = crate::reference::SPIN;
+
 type Part = fn(&Rig<'_>) -> Result<Vec<Row>>;
 
 /// Every part, in order.
-const PARTS: [(&str, Part); 8] = [
+const PARTS: [(&str, Part); 10] = [
+    ("allocating", allocating::rows),
     ("enqueuing", enqueuing::rows),
     ("completing", completing::rows),
     ("thousands at once", thousands::rows),
     ("events", events::rows),
+    ("launching", launching::rows),
     ("kernels that overlap", overlapping::rows),
     ("priorities", priorities::rows),
     ("graphs", graphs::rows),

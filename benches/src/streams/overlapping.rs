@@ -1,11 +1,10 @@
 //! Two independent kernels of 1 ms on two leases: by the device's own events they take little more than one.
 
 use anyhow::Result;
-use transload_cuda_sys::AsStream as _;
-use transload_streams::{CudaEvent, CudaStream};
+use transload_streams::{CudaEvent, CudaModule, CudaStream, LaunchConfig};
 
 use super::{
-    Rig,
+    Rig, SPIN,
     contest::{Contest, Way},
 };
 use crate::{
@@ -19,6 +18,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
     let [start, first, second] = [RawEvent::timed()?, RawEvent::timed()?, RawEvent::timed()?];
     let leases = [CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?];
+    let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
     let event = || CudaEvent::new(&rig.device);
     let marks = [event()?, event()?, event()?];
     let by_hand = |queues: [&RawQueue; 2]| {
@@ -39,8 +39,9 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             marks[0].record(&leases[0])?;
             leases[1].wait_event(&marks[0])?;
             for (lease, end) in leases.iter().zip([&marks[1], &marks[2]]) {
-                // SAFETY: as above.
-                unsafe { rig.spin.launch(lease.as_raw(), 1, 1, NANOSECONDS) }?;
+                let launch = kernel.launch(LaunchConfig::linear(1, 1)).arg(NANOSECONDS).arg(0_u64);
+                // SAFETY: the parameters are the kernel's; with an address of 0 it stores nothing.
+                unsafe { launch.enqueue(lease) }?;
                 end.record(lease)?;
             }
             marks[1].synchronize()?;

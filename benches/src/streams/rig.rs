@@ -1,5 +1,7 @@
 //! What all rows of streams are made with.
 
+use std::sync::Arc;
+
 use anyhow::{Result, ensure};
 use transload_core::DeviceId;
 use transload_cuda_sys::Context;
@@ -18,7 +20,7 @@ use crate::{
 pub(crate) struct Rig<'a> {
     session: &'a Session,
     pub(crate) device: CudaDevice,
-    pub(crate) memory: CudaMemoryManager,
+    pub(crate) memory: Arc<CudaMemoryManager>,
     /// cudarc on the same device.
     pub(crate) rival: Option<Rival>,
     pub(crate) spin: Spin,
@@ -28,10 +30,7 @@ pub(crate) struct Rig<'a> {
 impl<'a> Rig<'a> {
     pub(crate) fn new(options: &'a Options, session: &'a Session, ordinal: u32) -> Result<Self> {
         let device = CudaDevice::new(ordinal)?;
-        let memory = CudaMemoryManager::new(&device)?;
-        if session.is_simulated() {
-            simulate_spin();
-        }
+        let memory = Arc::new(CudaMemoryManager::new(&device)?);
         let rival = if session.is_simulated() { None } else { Rival::open(ordinal)? };
         Ok(Self { session, device, memory, rival, spin: Spin::load()?, options })
     }
@@ -78,11 +77,4 @@ impl<'a> Rig<'a> {
         ensure!(ledger.is_empty(), "still alive after the rows of streams: {ledger}");
         Ok(())
     }
-}
-
-/// The twin of the kernel: it touches nothing, and virtual time passes by itself.
-fn simulate_spin() {
-    use transload_cuda_sim::{KernelTwin, register_kernel_twin};
-    let twin = KernelTwin { parameters: &[8, 8], accesses: |_| Vec::new(), run: |_, _| Ok(()) };
-    register_kernel_twin("transload_spin", twin);
 }

@@ -1,6 +1,13 @@
 //! Several threads that do the same at the same time, way by way.
 
-use std::{sync::Barrier, thread, time::Instant};
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
 
 use anyhow::{Result, anyhow};
 
@@ -22,15 +29,18 @@ pub(crate) fn together<'a>(
     rounds: usize,
     make: impl Fn(usize) -> Result<Vec<Round<'a>>> + Sync,
 ) -> Result<Vec<Summary>> {
-    let gate = Barrier::new(threads);
+    let (gate, awake) = (Barrier::new(threads), AtomicUsize::new(0));
     let work = |thread: usize| -> Result<Vec<Vec<(Instant, Instant)>>> {
         let mut made = make(thread);
-        let mut failed = None;
+        let (mut failed, mut rounds_begun) = (None, 0);
         let mut spans = vec![Vec::with_capacity(rounds); ways];
         for round in 0..WARM_UP + rounds {
             for turn in 0..ways {
                 let way = (round + turn) % ways;
                 gate.wait();
+                // A barrier wakes one thread after the other; the first would be done before the last begins.
+                rounds_begun += 1;
+                begin_together(&awake, rounds_begun * threads);
                 let begun = Instant::now();
                 if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way))
                     && failed.is_none()
@@ -58,6 +68,17 @@ pub(crate) fn together<'a>(
     Ok((0..ways).map(|way| Summary::of(&seconds(&spans, way, rounds))).collect())
 }
 
+/// Returns when so many have come here since the beginning.
+fn begin_together(awake: &AtomicUsize, everyone: usize) {
+    awake.fetch_add(1, Ordering::AcqRel);
+    let mut looks = 0_u32;
+    while awake.load(Ordering::Acquire) < everyone {
+        looks = looks.saturating_add(1);
+        // Where there are fewer processors than threads, the others need this one.
+        if looks > 2000 { thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
 fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) -> Vec<f64> {
     let round = |round: usize| {
         let of_threads = || spans.iter().filter_map(|spans| spans.get(way)?.get(round));
@@ -70,8 +91,6 @@ fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) ->
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use anyhow::ensure;
 
     use super::*;
