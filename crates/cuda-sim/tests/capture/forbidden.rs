@@ -205,6 +205,12 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
         unsafe { ffi::cuMemsetD8Async(memory.address, 1, 64, std::ptr::null_mut()) }
     };
     let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    let mut status = 0;
+    let bound = bench.context.enter().expect("enter");
+    // SAFETY: null is the legacy default stream, the out pointer is valid.
+    assert_eq!(unsafe { ffi::cuStreamIsCapturing(std::ptr::null_mut(), &mut status) }, IMPLICIT);
+    drop(bound);
+    fill(&stream, memory.address, 1, 64).expect("the question harms nothing");
     assert_eq!(on_legacy(), IMPLICIT);
     assert_eq!(code(capture.end()), INVALIDATED);
     let other = bench.stream();
@@ -213,6 +219,19 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
     capture.end().expect("valid");
     bench.context.synchronize().expect("idle");
     drop((stream, other, memory));
+    alone.finish();
+}
+
+#[test]
+fn waiting_for_the_whole_context_breaks_any_capture_in_it_whoever_waits() {
+    let alone = Alone::new();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let broken = captured_while(&alone.bench, mode, || {
+            // Through the handle, which is relaxed.
+            assert_eq!(code(alone.bench.context.synchronize()), NOT_PERMITTED);
+        });
+        assert_eq!(code(broken), INVALIDATED);
+    }
     alone.finish();
 }
 
