@@ -1,6 +1,6 @@
 //! What is not permitted in a capture, or beside one: each answers its own code, and the capture is invalid.
 
-use std::{sync::Barrier, thread};
+use std::{sync::mpsc, thread};
 
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, Event, EventTiming, Graph, RelaxedCapture, Result, Stream, ffi,
@@ -46,19 +46,22 @@ fn allocate_and_free(context: &Context) -> u32 {
 /// Captures a fill in `mode`, does `meanwhile` on another thread, and ends.
 fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + Send) -> Result<Graph> {
     let (stream, memory) = (bench.stream(), bench.memory(64));
-    let (begun, done) = (Barrier::new(2), Barrier::new(2));
+    let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+    let (captured, address) = (&stream, memory.address);
     let outcome = thread::scope(|scope| {
-        let capturing = scope.spawn(|| {
-            let capture = Capture::begin(&stream, mode).expect("begin");
-            begun.wait();
-            done.wait();
+        let capturing = scope.spawn(move || {
+            let capture = Capture::begin(captured, mode).expect("begin");
+            begun.send(()).expect("awaited");
+            // Ends also where the other thread panics.
+            let _dropped = is_done.recv();
             // A stream whose capture is invalid takes nothing more.
-            let filled = fill(&stream, memory.address, 1, 64);
+            let filled = fill(captured, address, 1, 64);
             capture.end().and_then(|graph| filled.map(|()| graph))
         });
-        begun.wait();
+        has_begun.recv().expect("the capture began");
+        let done = done;
         meanwhile();
-        done.wait();
+        drop(done);
         capturing.join().expect("no panic")
     });
     // Captured or not, the stream works.
