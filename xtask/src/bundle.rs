@@ -56,8 +56,9 @@ struct File {
     from: PathBuf,
 }
 
-/// The tests that say something on hardware: `it` on one device, `peers` on two. The others play the driver.
-const HARDWARE_TESTS: [&str; 2] = ["it", "peers"];
+/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` in a process of its own. The others
+/// play the driver.
+const HARDWARE_TESTS: [&str; 3] = ["it", "peers", "capture"];
 
 /// Builds, copies, writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {

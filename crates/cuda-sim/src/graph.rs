@@ -70,14 +70,12 @@ const CAPTURABLE: &[&str] = &[
     "cuLaunchHostFunc",
 ];
 
+/// What no driver takes into a graph, and refuses without harm to the capture: seen on CUDA 13.
+const REFUSED: &[&str] = &["cuMemcpyBatchAsync_v2"];
+
 /// What a real driver makes a node of, and this one does not.
-const NOT_SIMULATED: &[&str] = &[
-    "cuMemAllocAsync",
-    "cuMemAllocFromPoolAsync",
-    "cuMemFreeAsync",
-    "cuMemcpyBatchAsync_v2",
-    "cuGraphLaunch",
-];
+const NOT_SIMULATED: &[&str] =
+    &["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuGraphLaunch"];
 
 /// One node of a graph.
 #[derive(Clone, Debug)]
@@ -340,7 +338,7 @@ fn ancestors(nodes: &[Node], of: &BTreeSet<usize>) -> BTreeSet<usize> {
 
 /// Checks a call on a stream against the captures: its own, and those that the legacy default stream would have to wait for.
 pub(crate) fn admit_on_stream(state: &mut State, name: &str, stream: u64) -> Answer {
-    let State { graphs, streams, .. } = state;
+    let graphs = &mut state.graphs;
     if graphs.captures.is_empty() || HARMLESS.contains(&name) {
         return Ok(());
     }
@@ -352,25 +350,44 @@ pub(crate) fn admit_on_stream(state: &mut State, name: &str, stream: u64) -> Ans
         if CAPTURABLE.contains(&name) {
             return Ok(());
         }
+        if REFUSED.contains(&name) {
+            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+        }
         graphs.invalidate(capture);
         let known = NOT_SIMULATED.contains(&name);
         return Err(if known { code::NOT_SUPPORTED } else { code::STREAM_CAPTURE_UNSUPPORTED });
     }
-    let Some(own) = streams.get(&stream).filter(|own| own.kind == StreamKind::Legacy) else { return Ok(()) };
-    let dragged: BTreeSet<u64> = graphs
-        .streams
-        .iter()
-        .filter(|(id, _)| {
-            let other = streams.get(*id);
-            other.is_some_and(|other| other.context == own.context && other.kind == StreamKind::Blocking)
-        })
-        .map(|(_, front)| front.capture)
-        .collect();
+    let dragged = dragged_by_legacy(state, stream);
     if dragged.is_empty() {
         return Ok(());
     }
-    dragged.into_iter().for_each(|capture| graphs.invalidate(capture));
+    dragged.into_iter().for_each(|capture| state.graphs.invalidate(capture));
     Err(code::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// The captures that work on `stream`, where it is a legacy default stream, would have to wait for.
+pub(crate) fn dragged_by_legacy(state: &State, stream: u64) -> BTreeSet<u64> {
+    let State { graphs, streams, .. } = state;
+    let own = streams.get(&stream).filter(|own| own.kind == StreamKind::Legacy);
+    let Some(own) = own else { return BTreeSet::new() };
+    let waits =
+        |other: &crate::state::Stream| other.context == own.context && other.kind == StreamKind::Blocking;
+    let captured = graphs.streams.iter().filter(|(id, _)| streams.get(*id).is_some_and(waits));
+    captured.map(|(_, front)| front.capture).collect()
+}
+
+/// Refuses to wait for a whole context while any stream of it is captured, in whatever mode by whomever: that stream's work
+/// never happens by itself.
+pub(crate) fn admit_context(state: &mut State, context: u64) -> Answer {
+    let State { graphs, streams, .. } = state;
+    let of_it = |id: &u64| streams.get(id).is_some_and(|stream| stream.context == context);
+    let captured: BTreeSet<u64> =
+        graphs.streams.iter().filter(|(id, _)| of_it(id)).map(|(_, front)| front.capture).collect();
+    if captured.is_empty() {
+        return Ok(());
+    }
+    captured.into_iter().for_each(|capture| graphs.invalidate(capture));
+    Err(code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
 /// How a changed graph differs from the one that an executable was made of; 0 where only addresses, sizes and values do.

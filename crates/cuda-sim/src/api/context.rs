@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     code::{self, Answer},
-    scheduler,
+    graph, scheduler,
     state::{Guard, State},
 };
 
@@ -117,6 +117,7 @@ pub(crate) extern "C" fn cuCtxGetStreamPriorityRange(least: Pointer<i32>, greate
 pub(crate) extern "C" fn cuCtxSynchronize() -> u32 {
     finish(|| {
         let (mut state, scope) = on_current("cuCtxSynchronize")?;
+        graph::admit_context(&mut state, scope.context)?;
         synchronize(&mut state, scope.context, scope.device)
     })
 }

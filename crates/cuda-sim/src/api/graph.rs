@@ -58,6 +58,10 @@ pub(crate) extern "C" fn cuStreamEndCapture(stream: Handle, out: Pointer<usize>)
 pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) -> u32 {
     finish(|| {
         let (state, stream) = on_stream("cuStreamIsCapturing", stream)?;
+        // The question itself harms no capture.
+        if !graph::dragged_by_legacy(&state, stream).is_empty() {
+            return Err(code::STREAM_CAPTURE_IMPLICIT);
+        }
         status.set(state.graphs.status(stream))
     })
 }

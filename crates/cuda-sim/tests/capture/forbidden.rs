@@ -1,6 +1,6 @@
 //! What is not permitted in a capture, or beside one: each answers its own code, and the capture is invalid.
 
-use std::{sync::Barrier, thread};
+use std::{sync::mpsc, thread};
 
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, Event, EventTiming, Graph, RelaxedCapture, Result, Stream, ffi,
@@ -46,19 +46,22 @@ fn allocate_and_free(context: &Context) -> u32 {
 /// Captures a fill in `mode`, does `meanwhile` on another thread, and ends.
 fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + Send) -> Result<Graph> {
     let (stream, memory) = (bench.stream(), bench.memory(64));
-    let (begun, done) = (Barrier::new(2), Barrier::new(2));
+    let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+    let (captured, address) = (&stream, memory.address);
     let outcome = thread::scope(|scope| {
-        let capturing = scope.spawn(|| {
-            let capture = Capture::begin(&stream, mode).expect("begin");
-            begun.wait();
-            done.wait();
+        let capturing = scope.spawn(move || {
+            let capture = Capture::begin(captured, mode).expect("begin");
+            begun.send(()).expect("awaited");
+            // Ends also where the other thread panics.
+            let _dropped = is_done.recv();
             // A stream whose capture is invalid takes nothing more.
-            let filled = fill(&stream, memory.address, 1, 64);
+            let filled = fill(captured, address, 1, 64);
             capture.end().and_then(|graph| filled.map(|()| graph))
         });
-        begun.wait();
+        has_begun.recv().expect("the capture began");
+        let done = done;
         meanwhile();
-        done.wait();
+        drop(done);
         capturing.join().expect("no panic")
     });
     // Captured or not, the stream works.
@@ -205,6 +208,12 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
         unsafe { ffi::cuMemsetD8Async(memory.address, 1, 64, std::ptr::null_mut()) }
     };
     let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    let mut status = 0;
+    let bound = bench.context.enter().expect("enter");
+    // SAFETY: null is the legacy default stream, the out pointer is valid.
+    assert_eq!(unsafe { ffi::cuStreamIsCapturing(std::ptr::null_mut(), &mut status) }, IMPLICIT);
+    drop(bound);
+    fill(&stream, memory.address, 1, 64).expect("the question harms nothing");
     assert_eq!(on_legacy(), IMPLICIT);
     assert_eq!(code(capture.end()), INVALIDATED);
     let other = bench.stream();
@@ -213,6 +222,19 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
     capture.end().expect("valid");
     bench.context.synchronize().expect("idle");
     drop((stream, other, memory));
+    alone.finish();
+}
+
+#[test]
+fn waiting_for_the_whole_context_breaks_any_capture_in_it_whoever_waits() {
+    let alone = Alone::new();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        let broken = captured_while(&alone.bench, mode, || {
+            // Through the handle, which is relaxed.
+            assert_eq!(code(alone.bench.context.synchronize()), NOT_PERMITTED);
+        });
+        assert_eq!(code(broken), INVALIDATED);
+    }
     alone.finish();
 }
 

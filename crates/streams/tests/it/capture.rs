@@ -1,7 +1,7 @@
 //! While someone captures a graph in global mode, our submitting, asking, waiting, allocating and freeing disturb neither the
 //! capture nor our own work.
 
-use std::sync::Barrier;
+use std::sync::mpsc;
 
 use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
 use transload_cuda_sys::{Capture, CaptureMode, DriverError};
@@ -11,17 +11,19 @@ use crate::setup::{Setup, noise};
 
 /// Captures an empty graph on a thread of its own, in global mode, while `ours` runs on this one.
 fn beside_a_global_capture(captured: &CudaStream, ours: impl FnOnce() -> transload_core::Result<()>) {
-    let (begun, done) = (Barrier::new(2), Barrier::new(2));
+    let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     std::thread::scope(|scope| {
-        let capture = scope.spawn(|| -> Result<(), DriverError> {
+        let capture = scope.spawn(move || -> Result<(), DriverError> {
             let capture = Capture::begin(captured, CaptureMode::Global);
-            begun.wait();
-            done.wait();
+            begun.send(()).unwrap();
+            // Ends also where the other thread panics.
+            let _dropped = is_done.recv();
             capture?.end().map(drop)
         });
-        begun.wait();
+        has_begun.recv().unwrap();
+        let done = done;
         let outcome = ours();
-        done.wait();
+        drop(done);
         capture.join().unwrap().expect("the capture is valid to its end");
         outcome.unwrap();
     });

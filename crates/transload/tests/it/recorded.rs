@@ -1,5 +1,7 @@
 //! Recorded transfers: planned once, moved at each replay, ordered with everything else; what cannot be recorded says why.
 
+use std::sync::mpsc;
+
 use transload::{
     DeviceId, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TransferMethod,
     TransferOptions, WorkloadType, submit,
@@ -134,15 +136,18 @@ fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_
     let device = transload::cuda::memory::CudaDevice::new(ordinal).unwrap();
     let captured = transload::cuda::streams::CudaStream::new(&device).unwrap();
     let content = noise(24 << 20, 3);
-    let (begun, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+    let stream = &captured;
     std::thread::scope(|scope| {
-        let capturing = scope.spawn(|| {
-            let capture = Capture::begin(&captured, CaptureMode::Global);
-            begun.wait();
-            done.wait();
+        let capturing = scope.spawn(move || {
+            let capture = Capture::begin(stream, CaptureMode::Global);
+            begun.send(()).unwrap();
+            // Ends also where the other thread panics.
+            let _dropped = is_done.recv();
             capture.and_then(Capture::end).map(drop)
         });
-        begun.wait();
+        has_begun.recv().unwrap();
+        let done = done;
         let ours = || -> transload::Result<bool> {
             let pageable = setup.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, content.len())?;
             pageable.write()?.copy_from_slice(&content);
@@ -162,7 +167,7 @@ fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_
             Ok(arrived)
         };
         let outcome = ours();
-        done.wait();
+        drop(done);
         capturing.join().unwrap().expect("the capture is valid to its end");
         assert!(outcome.unwrap());
     });
