@@ -77,15 +77,3 @@ pub(crate) fn limited(test: impl FnOnce() + Send + 'static) {
         std::panic::resume_unwind(panic);
     }
 }
-
-/// As [`Setup::finish`], once the thread that asks for awaited work has let go of the streams.
-pub(crate) fn finish(setup: Setup) {
-    let Setup { test, device, memory } = setup;
-    memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
-    drop((memory, device));
-    while test.sim().is_some_and(|sim| !sim.ledger().is_empty()) {
-        thread::yield_now();
-    }
-    test.assert_no_races();
-}

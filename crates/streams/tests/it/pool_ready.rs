@@ -16,7 +16,7 @@ use transload_core::{Pattern, Queue, StreamPriority, WorkloadType};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use crate::{
-    gate::{Gate, finish, limited},
+    gate::{Gate, limited},
     setup::Setup,
 };
 
@@ -48,7 +48,7 @@ fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
         assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_some());
         assert_eq!(pool.leases(), 0);
         drop((pool, there));
-        finish(setup);
+        setup.finish();
     });
 }
 
@@ -67,7 +67,7 @@ fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() 
             assert!(waiting.join().unwrap());
         });
         drop((lease, pool));
-        finish(setup);
+        setup.finish();
     });
 }
 
@@ -106,7 +106,7 @@ fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
         gate.open();
         fill.wait().unwrap();
         drop((lease, pool, there));
-        finish(setup);
+        setup.finish();
     });
 }
 
@@ -129,7 +129,7 @@ fn the_first_stream_to_be_done_wakes_whoever_waits() {
         drop(ready);
         work.into_iter().for_each(|work| drop(work.wait().unwrap()));
         drop((pool, there));
-        finish(setup);
+        setup.finish();
     });
 }
 
@@ -173,6 +173,6 @@ fn a_task_is_woken_when_a_stream_of_its_lane_is_ready_and_not_polled_before() {
         let other = pollster::block_on(pool.ready(StreamPriority::Low, WorkloadType::Compute)).unwrap();
         assert_eq!(other.priority(), StreamPriority::Low);
         drop((pool, other, there));
-        finish(setup);
+        setup.finish();
     });
 }

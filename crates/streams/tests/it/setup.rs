@@ -1,5 +1,7 @@
 //! A device with its memory, and bytes that tell where they came from.
 
+use std::time::{Duration, Instant};
+
 use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, TestDevice};
 use transload_memory::{CudaDevice, CudaMemoryManager};
@@ -34,6 +36,11 @@ impl Setup {
         memory.drain().unwrap();
         assert!(memory.ledger().is_empty(), "{}", memory.ledger());
         drop((memory, device));
+        // The thread that wakes awaiting tasks may be about to let go of a stream.
+        let limit = Instant::now() + Duration::from_secs(20);
+        while test.sim().is_some_and(|sim| !sim.ledger().is_empty()) && Instant::now() < limit {
+            std::thread::yield_now();
+        }
         test.assert_ledger_empty();
         test.assert_no_races();
     }
