@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use transload_streams::CudaStream;
+use transload_core::{Operation, StreamPriority};
+use transload_streams::{CudaGraph, CudaStream};
 
 use super::{
     Rig,
@@ -29,13 +30,11 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }
         })
     };
-    let graph = match RawGraph::capture(&queue, enqueue) {
-        Ok(graph) => graph,
-        // A software driver without graphs.
-        Err(_) if rig.is_simulated() => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
+    let graph = RawGraph::capture(&queue, enqueue)?;
     let wide = side_by_side(&queue, &pairs)?;
+    let copies: Vec<Operation<'_>> =
+        pairs.list.iter().map(|pair| Operation::Copy { src: &pair.host, dst: &pair.device }).collect();
+    let recorded = CudaGraph::record(&rig.device, StreamPriority::Normal, &copies)?;
     let us = |begun: Instant| begun.elapsed().as_secs_f64() * 1e6;
     let ways = vec![
         Way::new("raw", "raw driver, one graph of copies in a row", || {
@@ -51,6 +50,13 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             // SAFETY: as above.
             unsafe { wide.launch(&queue) }?;
             queue.finish()?;
+            Ok(us(begun))
+        })
+        .proven(&pairs),
+        Way::new("graph", "CudaGraph, recorded by record()", || {
+            let begun = Instant::now();
+            recorded.launch(&stream)?;
+            stream.synchronize()?;
             Ok(us(begun))
         })
         .proven(&pairs),
