@@ -3,11 +3,12 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, PathCost, PeerAccess,
-    Place, Pod, QueueLease, RawBuffer, Result, Shared, StreamPriority, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, Operation, PathCost,
+    PeerAccess, Place, Pod, QueueLease, RawBuffer, Recorded, Result, Shared, StreamPriority, WorkloadType,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
+use transload_streams::CudaGraph;
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
 
@@ -155,6 +156,15 @@ impl Backend for CudaBackend {
 
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
         self.member(device)?.lanes.prepare_in_place()
+    }
+
+    fn record(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        operations: &[Operation<'_>],
+    ) -> Result<Arc<dyn Recorded>> {
+        Ok(Arc::new(CudaGraph::record(&self.member(device)?.device, priority, operations)?))
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {

@@ -82,6 +82,8 @@ pub enum RejectReason {
     NoKernel,
     /// The device may not use managed memory while the host does.
     NoConcurrentAccess,
+    /// It needs the host's threads or pageable memory, or moves pages: such work cannot be recorded and replayed.
+    NotRecordable,
     /// The caller forbade it, or asked for another one.
     Forbidden,
 }
@@ -103,6 +105,9 @@ impl fmt::Display for RejectReason {
             Self::NotMapped => "the memory is not mapped into the device's address space",
             Self::NoKernel => "the device's driver does not take the kernel that copies in place",
             Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
+            Self::NotRecordable => {
+                "what needs the host's threads or pageable memory, or moves pages, cannot be recorded"
+            }
             Self::Forbidden => "forbidden by the caller",
         })
     }

@@ -241,6 +241,11 @@ impl RawBuffer {
         self.offset..self.offset + self.len
     }
 
+    /// The allocation's bytes `from..to`, which some view of it reaches.
+    pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
+        Self { block: Arc::clone(&self.block), offset: from, len: to - from }
+    }
+
     /// Where a view would find the bytes.
     pub(crate) fn viewable(&self, access: Access) -> Result<NonNull<u8>> {
         let Some(address) = self.host_address() else {

@@ -46,6 +46,11 @@ impl Clock {
         }
     }
 
+    /// Whom it knows of.
+    pub(crate) fn actors(&self) -> impl Iterator<Item = ActorId> {
+        self.0.iter().map(|(actor, _)| *actor)
+    }
+
     pub(crate) fn forget(&mut self, actor: ActorId) {
         if let Ok(at) = self.position(actor) {
             self.0.remove(at);

@@ -46,6 +46,7 @@ mod code;
 mod device;
 mod example_kernels;
 mod faults;
+mod graph;
 pub mod harness;
 mod install;
 mod kernels;

@@ -10,13 +10,13 @@ use transload_core::{
     Result, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{
-    Context, DriverError, RawStream, check,
+    Context, DriverError, RawStream, Stream, check,
     cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
     ffi,
 };
 use transload_memory::{context_of, lift};
 
-use crate::{CudaStream, kernels::Kernels, metrics::Counted, timeline::StreamTimeline};
+use crate::{CudaGraph, CudaStream, kernels::Kernels, metrics::Counted, timeline::StreamTimeline};
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
 /// loss, and enqueueing takes as long as doing. See `points`.
@@ -112,7 +112,7 @@ impl Queue for CudaStream {
 
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
-enum Side {
+pub(crate) enum Side {
     Host(*mut c_void),
     /// Device or unified memory: the driver's own address.
     Device(u64),
@@ -160,7 +160,7 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
 }
 
 /// What to call the driver with; everything that can be refused is refused before the first call.
-enum Calls<'a> {
+pub(crate) enum Calls<'a> {
     Copy(Side, Side, usize),
     CopyPitched(Side, Side, Pitched),
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
@@ -168,10 +168,11 @@ enum Calls<'a> {
     CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
     Fill(u64, usize, Pattern),
     Prefetch(u64, usize, DeviceId),
+    Launch(&'a CudaGraph, &'a Stream),
 }
 
 impl<'a> Calls<'a> {
-    fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
+    pub(crate) fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
         let reachable = |src: &RawBuffer, dst: &RawBuffer| {
             if stream.can_copy(src.place(), dst.place()) {
                 return Ok(());
@@ -249,6 +250,16 @@ impl<'a> Calls<'a> {
                     ),
                 )),
             },
+            Operation::Replay { recorded } => match recorded.as_any().downcast_ref::<CudaGraph>() {
+                Some(graph) if recorded.device() == stream.device() => {
+                    Ok(Self::Launch(graph, stream.own.stream()))
+                }
+                _ => {
+                    let (of, device) = (recorded.device(), stream.device());
+                    let text = format!("a stream of {device} replays its own recordings, not one of {of}");
+                    Err(Error::new(ErrorKind::Unsupported, text))
+                }
+            },
             _ => Err(Error::new(ErrorKind::Unsupported, "a CUDA stream does not know this operation")),
         }
     }
@@ -272,13 +283,14 @@ impl<'a> Calls<'a> {
             Self::CopyInPlace { .. } => "copy in place",
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
+            Self::Launch(..) => "graph launch",
         }
     }
 
     /// # Safety
     /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
     ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+    pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
@@ -302,6 +314,8 @@ impl<'a> Calls<'a> {
             // SAFETY: the caller's promise.
             Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
             Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
+            // SAFETY: the caller's promise, for everything that the recording uses.
+            Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
         };
         *under_way |= made.is_ok();
         made

@@ -40,6 +40,7 @@ mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
+mod graph;
 mod kernels;
 mod lanes;
 mod launch;
@@ -62,6 +63,7 @@ pub use coordinator::{
     Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
 };
 pub use event::CudaEvent;
+pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use lanes::StreamLanes;
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};

@@ -33,7 +33,7 @@
 //!
 //! # What is not here yet
 //! Calibration on the user's machine: until then the backends' built-in tables are what is chosen by, and every report
-//! says so. The host's bytes are not yet sent over other devices' links. Nothing can be captured into a graph.
+//! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
 mod costs;
@@ -44,6 +44,7 @@ mod methods;
 mod options;
 mod plan;
 mod planner;
+mod recorded;
 mod registry;
 mod request;
 mod row;
@@ -56,5 +57,6 @@ pub use builder::ManagerBuilder;
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use plan::{Alternative, Plan};
+pub use recorded::RecordedTransfers;
 pub use sampling::Sampling;
 pub use stats::TransferStats;

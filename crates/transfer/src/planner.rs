@@ -84,6 +84,22 @@ impl PathRoutes {
         lost: &LostDevices,
         declined: &[Rejected],
     ) -> Result<Choice<'a>> {
+        self.choose_among(request, options, lost, declined, |_| Ok(()))
+    }
+
+    /// As [`choose`](Self::choose), among the candidates that `fits` does not reject.
+    ///
+    /// # Errors
+    /// As for `choose`.
+    #[inline]
+    pub(crate) fn choose_among<'a>(
+        &'a self,
+        request: &'a Request,
+        options: &TransferOptions,
+        lost: &LostDevices,
+        declined: &[Rejected],
+        fits: impl Fn(&Candidate) -> Result<(), RejectReason>,
+    ) -> Result<Choice<'a>> {
         // A plain copy: `clone` would go element by element.
         let mut rejected = Rejections::from_slice(&self.rejected);
         let avoid_engines = options.avoids_copy_engines(request.bytes);
@@ -96,6 +112,10 @@ impl PathRoutes {
             }
             if !options.allows(method) {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
+                continue;
+            }
+            if let Err(reason) = fits(candidate) {
+                rejected.push(Rejected { method, reason });
                 continue;
             }
             let predicted = candidate.cost.model.predict(request.bytes);

@@ -16,7 +16,7 @@ use transload_core::{
     submit_async, try_submit,
 };
 
-use crate::mock::{MockQueue, buffer, memory};
+use crate::mock::{MockQueue, buffer, host_buffer, memory};
 
 /// Counts how often it was woken.
 #[derive(Default)]
@@ -146,6 +146,21 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
     };
     assert_eq!(ours.last_after().len(), 2, "once for each buffer");
     ours.complete(2);
+}
+
+/// A driver copies pageable memory during the call, and the call would last as long as the work before.
+#[test]
+fn a_devices_copy_of_pageable_memory_is_submitted_only_when_the_work_before_it_is_over() {
+    for (kind, blocked) in [(MemoryKind::Pageable, true), (MemoryKind::Pinned, false)] {
+        let (queue, src, dst) = (MockQueue::new(), host_buffer(kind, 64), buffer(64));
+        queue.write(&dst).unwrap();
+        let copy = Operation::Copy { src: &src, dst: &dst };
+        let tried = try_submit(&queue, &copy, Timing::Off);
+        assert_eq!(matches!(tried, Err(Unsubmitted::Blocked(_))), blocked, "{kind}: {tried:?}");
+        queue.complete(1);
+        pollster::block_on(submit_async(&queue, &copy, Timing::Off)).unwrap();
+        queue.complete(3);
+    }
 }
 
 /// A timeline that never says of itself how far it is; it must be asked.

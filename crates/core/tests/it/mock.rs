@@ -21,6 +21,7 @@ pub(crate) const DEVICE: DeviceId = DeviceId::Other("mock", 0);
 
 /// Memory of a test.
 pub(crate) struct MockStorage {
+    device: DeviceId,
     address: NonNull<u8>,
     len: usize,
     kind: MemoryKind,
@@ -45,7 +46,7 @@ impl Drop for MockStorage {
 // SAFETY: a boxed slice of this length, leaked until drop. (Bytes need no alignment in these tests.)
 unsafe impl Storage for MockStorage {
     fn place(&self) -> Place {
-        Place::new(DEVICE, self.kind)
+        Place::new(self.device, self.kind)
     }
 
     fn len(&self) -> usize {
@@ -76,10 +77,25 @@ pub(crate) fn memory(
     len: usize,
     writable: bool,
 ) -> (RawBuffer, Arc<AtomicBool>) {
+    memory_of(DEVICE, reclaimer, kind, len, writable)
+}
+
+fn memory_of(
+    device: DeviceId,
+    reclaimer: &Arc<Reclaimer>,
+    kind: MemoryKind,
+    len: usize,
+    writable: bool,
+) -> (RawBuffer, Arc<AtomicBool>) {
     let address = NonNull::from(Box::leak(vec![0_u8; len].into_boxed_slice())).cast();
     let freed = Arc::new(AtomicBool::new(false));
-    let storage = MockStorage { address, len, kind, writable, freed: Arc::clone(&freed) };
+    let storage = MockStorage { device, address, len, kind, writable, freed: Arc::clone(&freed) };
     (RawBuffer::new(Box::new(storage), reclaimer), freed)
+}
+
+/// A buffer of the host, of a kind.
+pub(crate) fn host_buffer(kind: MemoryKind, len: usize) -> RawBuffer {
+    memory_of(DeviceId::Cpu, &Arc::default(), kind, len, true).0
 }
 
 /// A buffer for tests that do not look at its end.

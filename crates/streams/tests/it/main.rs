@@ -21,6 +21,7 @@ mod coordinator;
 mod copies;
 mod examples;
 mod foreign;
+mod graphs;
 mod in_place;
 mod metrics;
 mod launch;

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod coordinator;
+#[path = "../it/coordinator/gate.rs"]
+mod gate;
 mod allocator;
+mod graphs;
 mod in_place;
 mod runs;
 mod launch;

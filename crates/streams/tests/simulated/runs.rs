@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, gate::Gate};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -165,6 +165,9 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
         memories[0].allocate(MemoryKind::Device, 1 << 20).unwrap(),
         memories[0].allocate(MemoryKind::Device, 64).unwrap(),
     );
+    // A gate of the device that is not lost, so that nobody's question lets the copy run before the other is.
+    let gate = Gate::closed(&devices[1]);
+    gate.hold([&copying]);
     let copy = copying.copy_device_to_device_async(&from, &to);
     let fills: Vec<_> =
         (0..3).map(|n| filling.memset_async(&other.slice(n * 8..n * 8 + 8).unwrap(), Pattern::U8(1))).collect();
@@ -193,4 +196,5 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
 
     let there = memories[1].allocate(MemoryKind::Device, 64).unwrap();
     elsewhere.memset_async(&there, Pattern::U8(2)).wait().unwrap();
+    gate.open();
 }

@@ -71,6 +71,13 @@ pub(crate) trait Method: Send + Sync + 'static {
         1
     }
 
+    /// The one operation that its transfers consist of, if they do and such an operation can be recorded; see
+    /// [`Backend::record`].
+    fn single(&self, path: TransferPath) -> Option<Single> {
+        let _ = path;
+        None
+    }
+
     /// Waits for its own threads' work, and gives back what it keeps.
     fn drain(&self) {}
 
@@ -98,6 +105,9 @@ pub(crate) enum InTheWay {
     /// It answers what it is.
     Tell,
 }
+
+/// Makes an operation of a source and a destination.
+pub(crate) type Single = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
 /// Whose queues a method would use.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use transload_core::{
     TransferPath, Unsubmitted,
 };
 
-use super::{Context, Declined, Job, Method, Route, peer_check};
+use super::{Context, Declined, Job, Method, Route, Single, peer_check};
 
 /// Of this many transfers at least one tries a pair again that could not be found out about.
 const MOST_PASSED_OVER: u32 = 1023;
@@ -129,6 +129,10 @@ impl Method for PeerToPeer {
             Err(Declined::ForGood(reason)) => self.keep(pair, Err(reason)).map_err(Declined::ForGood),
             Ok(()) => self.keep(pair, Ok(())).map_err(Declined::ForGood),
         }
+    }
+
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
     /// One operation whatever the size: cutting it would only cost rate.

@@ -5,7 +5,7 @@ use transload_core::{
     ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
 };
 
-use super::{Context, Declined, Job, Method, Route};
+use super::{Context, Declined, Job, Method, Route, Single};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -37,6 +37,10 @@ impl Method for ZeroCopy {
             }
             _ => Ok(()),
         }
+    }
+
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {

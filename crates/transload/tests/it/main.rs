@@ -7,6 +7,8 @@ mod discover;
 #[cfg(feature = "safetensors")]
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod recorded;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
 mod tasks;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
