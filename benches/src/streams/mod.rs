@@ -5,6 +5,7 @@
 //! good as they can be written by hand, or a program that lacks what the row shows. cudarc loads the system's driver by
 //! itself, so its rows exist only where that is what the library uses.
 
+mod acquiring;
 mod allocating;
 mod completing;
 mod contest;
@@ -12,6 +13,7 @@ mod enqueuing;
 mod events;
 mod graphs;
 mod launching;
+mod loads;
 mod overlapping;
 mod pairs;
 mod priorities;
@@ -33,7 +35,8 @@ pub(crate) const SPIN: &str = crate::reference::SPIN;
 type Part = fn(&Rig<'_>) -> Result<Vec<Row>>;
 
 /// Every part, in order.
-const PARTS: [(&str, Part); 10] = [
+const PARTS: [(&str, Part); 12] = [
+    ("leasing", acquiring::rows),
     ("allocating", allocating::rows),
     ("enqueuing", enqueuing::rows),
     ("completing", completing::rows),
@@ -44,6 +47,7 @@ const PARTS: [(&str, Part); 10] = [
     ("priorities", priorities::rows),
     ("graphs", graphs::rows),
     ("uploading threads", uploading::rows),
+    ("loads that want different answers", loads::rows),
 ];
 
 /// All rows of streams on the device with this ordinal, which is the session's. A part that fails costs its own rows only;

@@ -1,7 +1,8 @@
 //! Two independent kernels of 1 ms on two leases: by the device's own events they take little more than one.
 
-use anyhow::Result;
-use transload_streams::{CudaEvent, CudaModule, CudaStream, LaunchConfig};
+use anyhow::{Result, ensure};
+use transload_core::{StreamPriority, WorkloadType};
+use transload_streams::{AdvancedStreamPool, CudaEvent, CudaModule, LaunchConfig};
 
 use super::{
     Rig, SPIN,
@@ -17,7 +18,10 @@ const NANOSECONDS: u64 = 1_000_000;
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
     let [start, first, second] = [RawEvent::timed()?, RawEvent::timed()?, RawEvent::timed()?];
-    let leases = [CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?];
+    let pool = AdvancedStreamPool::new(&rig.device)?;
+    let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Compute);
+    let leases = [lease()?, lease()?];
+    ensure!(leases[0].id() != leases[1].id(), "two leases share a stream");
     let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
     let event = || CudaEvent::new(&rig.device);
     let marks = [event()?, event()?, event()?];

@@ -5,7 +5,7 @@ use std::{cell::Cell, time::Instant};
 use anyhow::Result;
 use transload_core::StreamPriority;
 use transload_cuda_sys::{RawStream, attribute};
-use transload_streams::{CudaModule, CudaStream, LaunchConfig};
+use transload_streams::{AdvancedStreamPool, CudaModule, CudaStream, LaunchConfig};
 
 use super::{
     Rig, SPIN,
@@ -30,7 +30,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let multiprocessors = rig.device.driver().attribute(attribute::MULTIPROCESSOR_COUNT)?;
     let fill = u32::try_from(multiprocessors)?.max(1) * 2;
     let (least, greatest) = rig.context()?.stream_priority_range()?;
-    let stream = |priority| CudaStream::new_with_priority(&rig.device, priority);
+    let pool = AdvancedStreamPool::new(&rig.device)?;
+    let stream = |priority| pool.get_priority_stream(priority);
     let plain = [RawQueue::new(0)?, RawQueue::new(0)?];
     let by_hand = [RawQueue::new(least)?, RawQueue::new(greatest)?];
     let ours = [stream(StreamPriority::Low)?, stream(StreamPriority::High)?];
@@ -60,7 +61,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     };
     let ways = vec![
         Way::new("same", "two streams of the same priority", || raw(&plain)),
-        Way::new("streams", "CudaStream High behind Low", || {
+        Way::new("leases", "leases, High behind Low", || {
             for _ in 0..LOW_KERNELS {
                 launch(LaunchConfig::linear(fill * WAVES, THREADS), WAVE_NANOSECONDS, &ours[0])?;
             }
@@ -88,7 +89,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = contest.rows(rig, ways)?;
     let share = f64::from(passed.get()) / f64::from(raced.get().max(1));
     let what = "how often the High kernel was done while Low ones queued before it were not";
-    let row = rig.row("priority/passed", what, "CudaStream", "share", Summary::single(share));
+    let row = rig.row("priority/passed", what, "leases, High behind Low", "share", Summary::single(share));
     rows.push(row.with_goal(Some(Goal::AtLeast(0.95))));
     Ok(rows)
 }

@@ -1,7 +1,8 @@
-//! Eight threads that upload and wait, each on a stream of its own.
+//! Eight threads that upload and wait, each on a lease of its own.
 
 use anyhow::{Context as _, Result};
-use transload_streams::CudaStream;
+use transload_core::{StreamPriority, WorkloadType};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use super::{
     Rig,
@@ -24,9 +25,11 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let sides = [Pairs::new(rig, THREADS, THREADS, BYTES)?, Pairs::new(rig, THREADS, THREADS, BYTES)?];
     sides.iter().try_for_each(|pairs| pairs.poison())?;
     let [theirs, ours] = &sides;
+    let strategy = AllocationStrategy::LoadBalanced;
+    let pool = &AdvancedStreamPool::builder(&rig.device).strategy(strategy).streams(1..=THREADS).build()?;
     let make = |thread: usize| -> Result<Vec<Round<'_>>> {
         rig.bind()?;
-        let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
+        let (queue, stream) = (RawQueue::new(0)?, pool.lease(StreamPriority::Normal, WorkloadType::Memory)?);
         let raw = theirs.list.get(thread).context("no pair")?;
         let pair = ours.list.get(thread).context("no pair")?;
         Ok(vec![
@@ -51,8 +54,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let [raw, own] = *rates else { return Ok(Vec::new()) };
     let row = Row::new(
         format!("streams/threads-{THREADS}/{BYTES}/wait"),
-        format!("streams: pinned uploads of {BYTES} bytes by {THREADS} threads, each on a stream of its own"),
-        "CudaStream, wait()",
+        format!("streams: pinned uploads of {BYTES} bytes by {THREADS} threads, each on a lease of its own"),
+        "leases, wait()",
         BYTES as u64,
         "uploads/s",
         own,

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{Error, ErrorKind, MemoryKind, StreamPriority};
+use transload_core::{Error, ErrorKind, MemoryKind, StreamPriority, WorkloadType};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{
-    CudaKernel, CudaModule, CudaStream, FreeError, LaunchConfig, StreamOrderedAllocator,
+    AdvancedStreamPool, CudaKernel, CudaModule, CudaStream, FreeError, LaunchConfig, StreamOrderedAllocator,
 };
 
 /// `transload_spin(nanoseconds, out)`: stores when it began and ended.
@@ -39,10 +39,11 @@ impl Parts {
 /// Answers how many launches there were.
 pub(super) fn nothing(ordinal: u32) -> Result<usize> {
     let Parts { device, memory, allocator, kernel } = Parts::new(ordinal)?;
+    let pool = AdvancedStreamPool::new(&device)?;
     let back = memory.allocate(MemoryKind::Pinned, STAMPS)?;
     for round in 0..ROUNDS {
         let priority = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low][round % 3];
-        let lease = CudaStream::new_with_priority(&device, priority)?;
+        let lease = pool.lease(priority, WorkloadType::Compute)?;
         let buffer = allocator.allocate_buffer(&lease, STAMPS + 1000 * round)?;
         // By hand, between the buffer and its use, so that blocks of both layers lie beside each other.
         let block = allocator.allocate_for_stream(&lease, 1 << (9 + round % 12))?;
@@ -50,7 +51,7 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
         // SAFETY: the parameters are the kernel's, which stores two numbers of 8 bytes at the buffer's beginning.
         unsafe { launch.enqueue(&lease) }?;
         allocator.free_for_stream(block, &lease)?;
-        let reader = CudaStream::new_with_priority(&device, priority)?;
+        let reader = pool.lease(priority, WorkloadType::Memory)?;
         reader.copy_to_host_async(&buffer.slice(..STAMPS)?, &back).wait()?;
         let bytes = back.read()?;
         let stamp = |at: usize| -> Result<u64> {
@@ -60,7 +61,8 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
         let (start, end) = (stamp(0)?, stamp(8)?);
         ensure!(end.wrapping_sub(start) >= NANOSECONDS, "round {round}: began at {start}, ended at {end}");
     }
-    drop((back, kernel, allocator));
+    pool.synchronize()?;
+    drop((pool, back, kernel, allocator));
     memory.drain()?;
     let ledger = memory.ledger();
     ensure!(ledger.is_empty(), "still alive after leases and blocks: {ledger}");
