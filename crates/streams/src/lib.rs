@@ -41,6 +41,7 @@ mod event;
 mod kernels;
 mod lanes;
 mod line;
+mod loss;
 mod marks;
 mod metrics;
 mod points;

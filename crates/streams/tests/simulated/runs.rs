@@ -166,8 +166,9 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
         memories[0].allocate(MemoryKind::Device, 64).unwrap(),
     );
     let copy = copying.copy_device_to_device_async(&from, &to);
-    let fills: Vec<_> =
-        (0..3).map(|n| filling.memset_async(&other.slice(n * 8..n * 8 + 8).unwrap(), Pattern::U8(1))).collect();
+    let fills: Vec<_> = (0..3)
+        .map(|n| filling.memset_async(&other.slice(n * 8..n * 8 + 8).unwrap(), Pattern::U8(1)))
+        .collect();
     let (sender, receiver) = mpsc::channel();
     copying.add_callback(move |outcome| sender.send(outcome).unwrap()).unwrap();
     sim.poison(ILLEGAL_ADDRESS);
@@ -181,7 +182,10 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
     for fill in fills {
         let text = fill.wait().unwrap_err().to_string();
         assert!(text.contains(&format!("stream {} of", filling.id())), "{text}");
-        assert!(text.contains("lost 3 operations in flight, the oldest of them a small copy or fill"), "{text}");
+        assert!(
+            text.contains("lost 3 operations in flight, the oldest of them a small copy or fill"),
+            "{text}"
+        );
     }
     let text = idle.synchronize().unwrap_err().to_string();
     assert!(text.contains("had nothing in flight when its context was lost"), "{text}");
