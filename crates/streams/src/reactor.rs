@@ -71,6 +71,12 @@ impl Reactor {
         self.wake_up.notify_one();
     }
 
+    /// Asks once more without a pause, for what it already knows of.
+    pub(crate) fn look_now(&self) {
+        self.watched.lock().requests += 1;
+        self.wake_up.notify_one();
+    }
+
     fn run(&self) {
         // A failure leaves the thread in the usual mode, in which it might disturb a capture but nothing else.
         let _capture = RelaxedCapture::enter();

@@ -135,9 +135,8 @@ impl StreamTimeline {
     #[cold]
     fn elsewhere(&self) -> Error {
         let text = format!(
-            "this is the per-thread default stream of {:?}; in {:?} its handle means another stream, so only the thread \
-             that took it in may use it (waiting for its fences works from any thread)",
-            self.thread,
+            "this is the per-thread default stream of another thread; in {:?} its handle means another stream, so only the \
+             thread that took it in may use it (waiting for its fences works from any thread)",
             thread::current().id()
         );
         Error::new(ErrorKind::InvalidArgument, text)
@@ -266,8 +265,8 @@ impl StreamTimeline {
         if !self.callbacks.has(point) {
             return;
         }
-        // It looks at once, and hands them over.
-        self.reactor.watch(&self.this, self.id);
+        // It finds that out at once, and hands them over.
+        self.reactor.look_now();
         self.callbacks.wait(point);
     }
 }
