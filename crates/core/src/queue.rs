@@ -60,7 +60,8 @@ pub trait Queue: Send + Sync + 'static {
     fn can_wait_for(&self, fence: &Fence) -> bool;
 
     /// Enqueues the operation behind everything enqueued before and behind the fences in `after`, without waiting for it
-    /// to be done. (CUDA's driver copies pageable memory during the call.)
+    /// to be done. (CUDA's driver copies pageable memory during the call.) Fences of its own timeline need not be in `after`:
+    /// [`submit`](crate::submit) leaves them out.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind) for an operation that the queue cannot do; the driver's errors.

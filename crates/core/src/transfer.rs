@@ -9,9 +9,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    CostBasis, DeviceId, Error, Fence, Result, TransferMethod, TransferPath, TransferReport,
-};
+use crate::{CostBasis, DeviceId, Error, Fence, Result, TransferMethod, TransferPath, TransferReport};
 
 /// Who is told once about a transfer's end.
 pub trait Completion: Send + Sync + 'static {

@@ -17,7 +17,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, Timeline};
 
 use crate::timeline::StreamTimeline;
 
@@ -36,10 +36,17 @@ pub(crate) struct Callbacks {
 #[derive(Default)]
 struct Queue {
     /// In order of their points.
-    waiting: VecDeque<(u64, Callback)>,
+    waiting: VecDeque<Waiting>,
     /// The points of those that the runner has and that have not ended, in its order.
     handed: VecDeque<u64>,
     tally: Tally,
+}
+
+struct Waiting {
+    point: u64,
+    callback: Callback,
+    /// What it will be told, once its point is over.
+    outcome: Option<Result<()>>,
 }
 
 /// How a stream's callbacks went.
@@ -48,22 +55,6 @@ pub(crate) struct Tally {
     pub(crate) run: u64,
     pub(crate) panicked: u64,
     pub(crate) last_panic: Option<String>,
-}
-
-/// How far a stream has come, and how.
-pub(crate) struct Progress {
-    pub(crate) reached: u64,
-    /// The last point that ended before the stream broke, and its error.
-    pub(crate) broken: Option<(u64, Error)>,
-}
-
-impl Progress {
-    fn at(&self, point: u64) -> Result<()> {
-        match &self.broken {
-            Some((over, error)) if point > *over => Err(error.clone()),
-            _ => Ok(()),
-        }
-    }
 }
 
 thread_local! {
@@ -76,31 +67,35 @@ impl Callbacks {
         self.queue.lock().tally.clone()
     }
 
-    /// Blocks until every callback at or before `point`, which is reached, has run; does nothing on the thread that runs
-    /// them.
-    pub(crate) fn wait(self: &Arc<Self>, point: u64, progress: impl FnOnce() -> Progress) -> Result<()> {
-        if !self.any.load(Ordering::Acquire) || RUNS_CALLBACKS.get() {
-            return Ok(());
-        }
-        // The reactor would find out a little later.
-        self.hand_over(&progress())?;
+    /// Whether a callback at or before `point` has yet to run to its end, as seen by a thread that may wait for it: not by
+    /// the one that runs them.
+    pub(crate) fn has(&self, point: u64) -> bool {
+        self.any.load(Ordering::Acquire) && !RUNS_CALLBACKS.get() && self.queue.lock().has(point)
+    }
+
+    /// Blocks until every callback at or before `point`, which is reached, has run.
+    pub(crate) fn wait(&self, point: u64) {
         let mut queue = self.queue.lock();
         while queue.has(point) {
             self.ended.wait(&mut queue);
         }
-        Ok(())
     }
 
-    /// Gives the runner what is due.
-    fn hand_over(self: &Arc<Self>, progress: &Progress) -> Result<()> {
-        let runner = Runner::get()?;
+    /// The point of a callback is over. Gives the runner what is next, and has become due.
+    fn become_due(self: &Arc<Self>, point: u64, outcome: Result<()>) {
+        // The thread was started before anything was registered.
+        let Ok(runner) = Runner::get() else { return };
         // Locked until the runner has them, so that they stay in order whoever else hands over meanwhile.
         let mut queue = self.queue.lock();
-        while let Some((point, callback)) = queue.waiting.pop_front_if(|(at, _)| *at <= progress.reached) {
-            queue.handed.push_back(point);
-            runner.take(Job { of: Arc::clone(self), callback, outcome: progress.at(point) });
+        if let Some(due) = queue.waiting.iter_mut().find(|waiting| waiting.point == point) {
+            due.outcome = Some(outcome);
         }
-        Ok(())
+        while let Some(Waiting { point, callback, outcome: Some(outcome) }) =
+            queue.waiting.pop_front_if(|waiting| waiting.outcome.is_some())
+        {
+            queue.handed.push_back(point);
+            runner.take(Job { of: Arc::clone(self), callback, outcome });
+        }
     }
 
     fn end(&self, panicked: Option<String>) {
@@ -119,14 +114,14 @@ impl Callbacks {
 impl Queue {
     /// Whether a callback at or before the point has yet to run to its end.
     fn has(&self, point: u64) -> bool {
-        let waiting = self.waiting.front().is_some_and(|(at, _)| *at <= point);
+        let waiting = self.waiting.front().is_some_and(|waiting| waiting.point <= point);
         waiting || self.handed.iter().any(|at| *at <= point)
     }
 
     fn insert(&mut self, point: u64, callback: Callback) {
         // Two threads may register at once, the later point first.
-        let index = self.waiting.partition_point(|(at, _)| *at < point);
-        self.waiting.insert(index, (point, callback));
+        let index = self.waiting.partition_point(|waiting| waiting.point < point);
+        self.waiting.insert(index, Waiting { point, callback, outcome: None });
     }
 }
 
@@ -143,14 +138,14 @@ fn text_of(payload: Box<dyn Any + Send>) -> String {
     text
 }
 
-/// Has `callback` run once everything up to `point` is over.
-pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) -> Result<()> {
+/// Has `callback` run once everything up to `point`, a point of its own, is over.
+pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) {
     timeline.callbacks.any.store(true, Ordering::Release);
     timeline.callbacks.queue.lock().insert(point, callback);
-    if timeline.watch(point, &Waker::from(Arc::new(Due(Arc::clone(timeline))))) {
-        timeline.callbacks.hand_over(&timeline.progress())?;
+    let due = Arc::new(Due { timeline: Arc::clone(timeline), point });
+    if timeline.watch(point, &Waker::from(Arc::clone(&due))) {
+        due.wake();
     }
-    Ok(())
 }
 
 /// Starts the thread, so that registering cannot fail after the work was marked.
@@ -158,17 +153,19 @@ pub(crate) fn prepare() -> Result<()> {
     Runner::get().map(|_| ())
 }
 
-/// A stream of which a callback is due. Keeps it alive until then, and no longer: who is told by the callback may expect
+/// A callback that becomes due. Keeps its stream alive until then, and no longer: who is told by the callback may expect
 /// that nobody else holds the stream.
-struct Due(Arc<StreamTimeline>);
+struct Due {
+    timeline: Arc<StreamTimeline>,
+    point: u64,
+}
 
 impl Wake for Due {
     fn wake(self: Arc<Self>) {
-        let progress = self.0.progress();
-        let callbacks = Arc::clone(&self.0.callbacks);
+        let outcome = self.timeline.poll(self.point).map(|_over| ());
+        let (callbacks, point) = (Arc::clone(&self.timeline.callbacks), self.point);
         drop(self);
-        // The thread was started before anything was registered.
-        let _started = callbacks.hand_over(&progress);
+        callbacks.become_due(point, outcome);
     }
 }
 

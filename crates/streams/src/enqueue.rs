@@ -408,7 +408,12 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
 
 /// # Safety
 /// * As for [`Calls::make`].
-pub(crate) unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) unsafe fn fill(
+    address: u64,
+    bytes: usize,
+    pattern: Pattern,
+    stream: RawStream,
+) -> Result<(), DriverError> {
     match pattern {
         Pattern::U8(value) => {
             // SAFETY: the caller's promise.
@@ -426,7 +431,12 @@ pub(crate) unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: 
     }
 }
 
-pub(crate) fn prefetch(address: u64, bytes: usize, to: DeviceId, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) fn prefetch(
+    address: u64,
+    bytes: usize,
+    to: DeviceId,
+    stream: RawStream,
+) -> Result<(), DriverError> {
     /// `CU_DEVICE_CPU`.
     const HOST: i32 = -1;
     let target = match to {

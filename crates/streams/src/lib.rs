@@ -44,6 +44,7 @@ mod graph;
 mod kernels;
 mod launch;
 mod line;
+mod loss;
 mod marks;
 mod metrics;
 mod points;

@@ -4,14 +4,14 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, Weak},
     task::Waker,
     thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, Timeline};
+use transload_core::{Error, ErrorKind, Result, TimelineId};
 use transload_cuda_sys::RelaxedCapture;
 
 use crate::timeline::StreamTimeline;
@@ -29,7 +29,8 @@ pub(crate) struct Reactor {
 
 #[derive(Default)]
 struct Watched {
-    timelines: Vec<Arc<StreamTimeline>>,
+    /// Whoever awaits a point holds its fence, and a callback its stream: the reactor keeps none alive.
+    timelines: Vec<(TimelineId, Weak<StreamTimeline>)>,
     /// Counts requests, so that a pause is cut short by a new one.
     requests: u64,
 }
@@ -60,13 +61,19 @@ impl Reactor {
     }
 
     /// Asks for the timeline's events until nobody waits for it any more.
-    pub(crate) fn watch(&self, timeline: Arc<StreamTimeline>) {
+    pub(crate) fn watch(&self, timeline: &Weak<StreamTimeline>, id: TimelineId) {
         let mut watched = self.watched.lock();
-        if !watched.timelines.iter().any(|known| known.id() == timeline.id()) {
-            watched.timelines.push(timeline);
+        if !watched.timelines.iter().any(|(known, _)| *known == id) {
+            watched.timelines.push((id, Weak::clone(timeline)));
         }
         watched.requests += 1;
         drop(watched);
+        self.wake_up.notify_one();
+    }
+
+    /// Asks once more without a pause, for what it already knows of.
+    pub(crate) fn look_now(&self) {
+        self.watched.lock().requests += 1;
         self.wake_up.notify_one();
     }
 
@@ -119,19 +126,24 @@ impl Reactor {
             *requests = watched.requests;
             *active = Instant::now();
         }
-        round.extend(watched.timelines.iter().cloned());
+        watched.timelines.retain(|(_, timeline)| match timeline.upgrade() {
+            Some(timeline) => {
+                round.push(timeline);
+                true
+            }
+            None => false,
+        });
     }
 
     fn forget_idle(&self, forgotten: &mut Vec<Arc<StreamTimeline>>) {
         // Whoever registers a waker calls `watch` afterwards, so a timeline forgotten here in error comes back.
         let mut watched = self.watched.lock();
-        let mut index = 0;
-        while let Some(timeline) = watched.timelines.get(index) {
-            if timeline.is_awaited() {
-                index += 1
-            } else {
-                forgotten.push(watched.timelines.swap_remove(index))
-            }
-        }
+        watched.timelines.retain(|(_, timeline)| {
+            let Some(timeline) = timeline.upgrade() else { return false };
+            let awaited = timeline.is_awaited();
+            // Perhaps the last handle by now: not to be dropped under the lock.
+            forgotten.push(timeline);
+            awaited
+        });
     }
 }

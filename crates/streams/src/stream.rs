@@ -155,7 +155,7 @@ impl CudaStream {
         let point = self.own.points.given();
         let outcome = self.own.synchronize();
         if self.own.points.reached() >= point {
-            self.own.callbacks.wait(point, || self.own.progress())?;
+            self.own.wait_for_callbacks(point);
         }
         outcome
     }
@@ -195,7 +195,8 @@ impl CudaStream {
         self.own.check_here()?;
         callbacks::prepare()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;
-        callbacks::register(&self.own, point, Box::new(callback))
+        callbacks::register(&self.own, point, Box::new(callback));
+        Ok(())
     }
 
     /// The text of the last panic in a callback of this stream.

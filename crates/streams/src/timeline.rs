@@ -13,11 +13,10 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, DriverError, RawStream, RelaxedCapture, Stream};
-use transload_memory::lift;
 
 use crate::{
     allocator::ending::Endings,
-    callbacks::{Callbacks, Progress},
+    callbacks::Callbacks,
     kernels::Kernels,
     line::{Covered, Line},
     metrics::Counters,
@@ -27,8 +26,6 @@ use crate::{
 
 /// What the operations of a run are, for messages.
 pub(crate) const SMALL: &str = "small copy or fill";
-/// How often a stream that answers nothing but errors is asked before it counts as dead.
-const ATTEMPTS: u32 = 100_000;
 
 /// Who can use a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +40,7 @@ pub(crate) enum Handle {
 
 /// A stream and the completion of what was enqueued on it.
 pub(crate) struct StreamTimeline {
-    id: TimelineId,
+    pub(crate) id: TimelineId,
     pub(crate) device: DeviceId,
     pub(crate) priority: StreamPriority,
     stream: Stream,
@@ -58,7 +55,7 @@ pub(crate) struct StreamTimeline {
     /// How many leases share the stream.
     pub(crate) leases: AtomicUsize,
     /// The first error of the stream's work. The context is unusable from then on.
-    broken: OnceLock<Error>,
+    pub(crate) broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     /// What runs at completion, once something was registered.
@@ -148,9 +145,8 @@ impl StreamTimeline {
     #[cold]
     fn elsewhere(&self) -> Error {
         let text = format!(
-            "this is the per-thread default stream of {:?}; in {:?} its handle means another stream, so only the thread \
-             that took it in may use it (waiting for its fences works from any thread)",
-            self.thread,
+            "this is the per-thread default stream of another thread; in {:?} its handle means another stream, so only the \
+             thread that took it in may use it (waiting for its fences works from any thread)",
             thread::current().id()
         );
         Error::new(ErrorKind::InvalidArgument, text)
@@ -189,62 +185,6 @@ impl StreamTimeline {
         self.points.reach(point);
     }
 
-    /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
-    /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
-    pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
-        let mut latest = error;
-        for _ in 0..ATTEMPTS {
-            if latest.is_sticky() {
-                return self.give_up(latest);
-            }
-            match self.synchronize_driver() {
-                Ok(()) => {
-                    self.advance(point);
-                    return lift(latest);
-                }
-                Err(error) => latest = error,
-            }
-            thread::yield_now();
-        }
-        // No answer at all for so long: the device does nothing any more.
-        self.give_up(latest)
-    }
-
-    /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
-    pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
-        self.settle(self.points.given(), error)
-    }
-
-    /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
-    fn give_up(&self, error: DriverError) -> Error {
-        let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
-        self.points.give_up();
-        error
-    }
-
-    /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
-    fn name_what_was_lost(&self, error: DriverError) -> Error {
-        let (over, oldest) = {
-            let line = self.line.lock();
-            (line.over(), line.oldest().unwrap_or(SMALL))
-        };
-        let lost = self.points.given().saturating_sub(over);
-        let stream = format!("stream {} of {}", self.id, self.device);
-        let what = match lost {
-            0 => format!("{stream} had nothing in flight when its context was lost"),
-            1 => format!("{stream} lost the operation in flight, a {oldest}"),
-            _ => format!("{stream} lost {lost} operations in flight, the oldest of them a {oldest}"),
-        };
-        let lifted = lift(error.clone());
-        let text = match lifted.kind() {
-            ErrorKind::DeviceLost => {
-                format!("{what}; the CUDA context is unusable from here on; only a new process recovers it")
-            }
-            _ => what,
-        };
-        Error::caused_by(lifted.kind(), text, error)
-    }
-
     /// A small copy is over before a sleeping thread wakes up: where the reactor sleeps, asking for a moment is cheaper
     /// for everyone. While it is awake nobody asks here, so that a thousand tasks do not add up their moments.
     fn ask_for_a_moment(&self, point: u64) -> bool {
@@ -264,13 +204,6 @@ impl StreamTimeline {
             Some(error) if point > self.line.lock().over() => Err(error.clone()),
             _ => Ok(true),
         }
-    }
-
-    /// How far the stream is known to have come.
-    pub(crate) fn progress(&self) -> Progress {
-        let reached = self.points.reached();
-        let broken = self.broken.get().map(|error| (self.line.lock().over(), error.clone()));
-        Progress { reached, broken }
     }
 
     /// Asks whether a point that no event covers yet is over; where it is not, it has one from here on.
@@ -312,9 +245,7 @@ impl StreamTimeline {
                 None => wakers.push((point, waker.clone())),
             }
         }
-        if let Some(this) = self.this.upgrade() {
-            self.reactor.watch(this);
-        }
+        self.reactor.watch(&self.this, self.id);
         false
     }
 
@@ -337,6 +268,16 @@ impl StreamTimeline {
             if *point <= reached { woken.push(wakers.swap_remove(index).1) } else { index += 1 }
         }
         !wakers.is_empty()
+    }
+
+    /// Blocks until the callbacks up to `point`, which is reached, have run.
+    pub(crate) fn wait_for_callbacks(&self, point: u64) {
+        if !self.callbacks.has(point) {
+            return;
+        }
+        // It finds that out at once, and hands them over.
+        self.reactor.look_now();
+        self.callbacks.wait(point);
     }
 }
 

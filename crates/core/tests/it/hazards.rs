@@ -21,7 +21,11 @@ fn a_write_waits_for_the_reads_and_the_write_before_it() {
     let overwrite = first.write(&shared).unwrap();
     let mut expected = [key(&read_a), key(&read_b)];
     expected.sort();
-    assert_eq!(first.last_after(), expected, "write after reads; after its own write it is by its place in the queue");
+    assert_eq!(
+        first.last_after(),
+        expected,
+        "write after reads; after its own write it is by its place in the queue"
+    );
     let fourth = MockQueue::new();
     fourth.copy(&shared, &a).unwrap();
     let mut expected = [key(&overwrite), key(&read_a)];

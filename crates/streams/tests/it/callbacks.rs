@@ -43,13 +43,18 @@ fn a_callback_runs_after_the_work_before_it_without_anyone_waiting() {
         .add_callback(move |outcome| {
             // Open for reading without a wait: the copy is over.
             let whole = seen.try_read().is_ok_and(|view| *view == content[..]);
+            drop(seen);
             sender.send((outcome, whole, thread::current().name().map(str::to_owned))).unwrap();
         })
         .unwrap();
     let (outcome, whole, name) = told(&receiver);
     outcome.unwrap();
     assert!(whole, "the bytes are in place when the callback runs");
-    assert_eq!(name.as_deref(), Some("transload-callbacks"), "a thread of ours, not the driver's and not the reactor");
+    assert_eq!(
+        name.as_deref(),
+        Some("transload-callbacks"),
+        "a thread of ours, not the driver's and not the reactor"
+    );
     drop((host, there, back, stream));
     setup.finish();
 }

@@ -141,11 +141,8 @@ fn a_large_pinned_copy_is_one_driver_call_on_the_stream_with_an_event_behind_it_
         stream.copy_from_host_async(&host, &there).wait().unwrap();
         let trace = transload_cuda_sys::trace::start();
         let transfer = stream.copy_from_host_async(&host, &there);
-        let calls: Vec<_> = trace
-            .calls_of_this_thread()
-            .into_iter()
-            .filter(|call| !call.name.starts_with("cuCtx"))
-            .collect();
+        let calls: Vec<_> =
+            trace.calls_of_this_thread().into_iter().filter(|call| !call.name.starts_with("cuCtx")).collect();
         drop(trace);
         assert_eq!(calls.len(), calls_wanted, "{calls:?}");
         assert_eq!(calls[0].name, "cuMemcpyHtoDAsync_v2");

@@ -40,11 +40,7 @@ fn the_legacy_default_stream_takes_work_and_orders_blocking_streams() {
     for handle in [0, 1] {
         // SAFETY: both are handles of the legacy default stream.
         let raw = unsafe {
-            CudaStream::from_raw(
-                &setup.device,
-                ptr::without_provenance_mut(handle),
-                StreamPriority::Normal,
-            )
+            CudaStream::from_raw(&setup.device, ptr::without_provenance_mut(handle), StreamPriority::Normal)
         };
         round_trip(&setup, &raw.unwrap(), 3);
     }

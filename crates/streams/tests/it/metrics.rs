@@ -21,7 +21,10 @@ fn metrics_that_were_never_on_answer_nothing_and_record_no_event() {
     stream.synchronize().unwrap();
     let metrics = stream.metrics();
     assert_eq!(metrics.sampling, MetricsSampling::Off);
-    assert_eq!((metrics.operations_count, metrics.memory_transfers, metrics.kernel_launches), (None, None, None));
+    assert_eq!(
+        (metrics.operations_count, metrics.memory_transfers, metrics.kernel_launches),
+        (None, None, None)
+    );
     assert_eq!((metrics.total_time, metrics.average_latency, metrics.peak_memory), (None, None, None));
     assert_eq!(metrics.timed_operations, None);
 }
@@ -31,7 +34,8 @@ fn operations_transfers_kernels_and_memory_are_counted_and_every_operation_is_ti
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
     stream.enable_metrics(MetricsSampling::ALL);
-    let (host, there, again) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20), setup.device(1 << 20));
+    let (host, there, again) =
+        (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20), setup.device(1 << 20));
     for _ in 0..3 {
         drop(stream.copy_from_host_async(&host, &there));
     }
@@ -48,7 +52,9 @@ fn operations_transfers_kernels_and_memory_are_counted_and_every_operation_is_ti
     assert_eq!(metrics.peak_memory, Some(3000));
     assert_eq!(metrics.timed_operations, Some(5), "what is launched through the handle cannot be timed");
     let (total, average) = (metrics.total_time.unwrap(), metrics.average_latency.unwrap());
-    assert!(total.as_nanos() > 0 && average <= total && average * 5 <= total + std::time::Duration::from_nanos(5));
+    assert!(
+        total.as_nanos() > 0 && average <= total && average * 5 <= total + std::time::Duration::from_nanos(5)
+    );
     drop((host, there, again, stream));
     setup.finish();
 }
@@ -64,7 +70,8 @@ fn one_in_four_operations_is_timed_and_all_are_counted() {
         drop(stream.memset_async(&there, Pattern::U8(n)));
     }
     stream.synchronize().unwrap();
-    let elapsed = trace.calls_of_this_thread().iter().filter(|call| call.name == "cuEventElapsedTime").count();
+    let elapsed =
+        trace.calls_of_this_thread().iter().filter(|call| call.name == "cuEventElapsedTime").count();
     assert_eq!(elapsed, 3);
     let metrics = stream.metrics();
     assert_eq!((metrics.operations_count, metrics.timed_operations), (Some(12), Some(3)));

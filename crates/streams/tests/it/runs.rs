@@ -9,7 +9,9 @@ use crate::setup::{Setup, noise};
 /// The calls that enqueue something on the device, by name.
 fn enqueued(calls: &[Call]) -> Vec<&'static str> {
     let names = calls.iter().map(|call| call.name);
-    names.filter(|name| name.starts_with("cuMem") || name.contains("Record") || name.contains("WaitEvent")).collect()
+    names
+        .filter(|name| name.starts_with("cuMem") || name.contains("Record") || name.contains("WaitEvent"))
+        .collect()
 }
 
 fn count(names: &[&str], name: &str) -> usize {

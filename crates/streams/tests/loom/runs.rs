@@ -113,7 +113,10 @@ fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_b
         stream.close("who asks later");
         stream.check();
         let marks = stream.marks.lock().unwrap();
-        assert!(marks.iter().all(|(.., by)| *by != "who asks later"), "a late event covers foreign work: {marks:?}");
+        assert!(
+            marks.iter().all(|(.., by)| *by != "who asks later"),
+            "a late event covers foreign work: {marks:?}"
+        );
     });
 }
 

@@ -1,0 +1,70 @@
+//! What an error means for a stream's work: over and well, over and lost, or still running.
+
+use std::thread;
+
+use transload_core::{Error, ErrorKind};
+use transload_cuda_sys::DriverError;
+use transload_memory::lift;
+
+use crate::timeline::{SMALL, StreamTimeline};
+
+/// How often a stream that answers nothing but errors is asked before it counts as dead.
+const ATTEMPTS: u32 = 100_000;
+
+impl StreamTimeline {
+    /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
+    /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
+    pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
+        let mut latest = error;
+        for _ in 0..ATTEMPTS {
+            if latest.is_sticky() {
+                return self.give_up(latest);
+            }
+            match self.synchronize_driver() {
+                Ok(()) => {
+                    self.advance(point);
+                    return lift(latest);
+                }
+                Err(error) => latest = error,
+            }
+            thread::yield_now();
+        }
+        // No answer at all for so long: the device does nothing any more.
+        self.give_up(latest)
+    }
+
+    /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
+    pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
+        self.settle(self.points.given(), error)
+    }
+
+    /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
+    fn give_up(&self, error: DriverError) -> Error {
+        let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
+        self.points.give_up();
+        error
+    }
+
+    /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
+    fn name_what_was_lost(&self, error: DriverError) -> Error {
+        let (over, oldest) = {
+            let line = self.line.lock();
+            (line.over(), line.oldest().unwrap_or(SMALL))
+        };
+        let lost = self.points.given().saturating_sub(over);
+        let stream = format!("stream {} of {}", self.id, self.device);
+        let what = match lost {
+            0 => format!("{stream} had nothing in flight when its context was lost"),
+            1 => format!("{stream} lost the operation in flight, a {oldest}"),
+            _ => format!("{stream} lost {lost} operations in flight, the oldest of them a {oldest}"),
+        };
+        let lifted = lift(error.clone());
+        let text = match lifted.kind() {
+            ErrorKind::DeviceLost => {
+                format!("{what}; the CUDA context is unusable from here on; only a new process recovers it")
+            }
+            _ => what,
+        };
+        Error::caused_by(lifted.kind(), text, error)
+    }
+}
