@@ -10,7 +10,7 @@ use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result
 use super::{
     blocks::{Order, Piece},
     builder::CrossStreamReuse,
-    reuse::From,
+    reuse::Source,
     segments::Segment,
     shared::{Shared, Taken},
     size::{GRAIN, Want},
@@ -41,10 +41,11 @@ impl Shared {
 
     /// Tries everything once, from what costs least to what costs most.
     fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
-        if self.options.reuse == CrossStreamReuse::BeforeGrowing && self.free_bytes() >= want.size {
-            if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
-                return Ok(taken);
-            }
+        if self.options.reuse == CrossStreamReuse::BeforeGrowing
+            && self.free_bytes() >= want.size
+            && let Some(taken) = self.gather(stream, index, want, buffer, false)?
+        {
+            return Ok(taken);
         }
         let sizes = [self.options.segments.next(want, self.reserved.load(Ordering::Relaxed)), want.size];
         for size in sizes {
@@ -168,7 +169,7 @@ impl Shared {
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        self.place(stream, index, piece, Vec::new(), want, buffer, From::NewSegment)
+        self.place(stream, index, piece, Vec::new(), want, buffer, Source::NewSegment)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {

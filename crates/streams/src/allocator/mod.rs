@@ -23,13 +23,14 @@ mod snapshot;
 mod statistics;
 mod sync;
 mod tally;
+mod wait;
 
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
 };
 
-use transload_core::{MemoryShortage, RawBuffer, Result};
+use transload_core::{Fence, MemoryShortage, RawBuffer, Result};
 use transload_memory::MemoryResource;
 
 pub use block::{BlockRef, FreeError, StreamBlock};
@@ -167,9 +168,15 @@ impl StreamOrderedAllocator {
                 state.seal = arena::Seal { freed, point };
             }
         }
+        // What is over, or implied by the later fence, need not be kept; it is dropped with the lock open.
+        let of = fence.timeline().id();
+        let needless = |known: &mut Fence| known.is_known_done() || known.timeline().id() == of;
+        let mut dropped = Vec::new();
         let mut state = own.lock();
         state.note_order(Ordered { life, freed, point });
+        dropped.extend(state.dependencies.extract_if(.., needless));
         state.dependencies.push(fence);
+        drop(state);
         Ok(())
     }
 
@@ -178,7 +185,7 @@ impl StreamOrderedAllocator {
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let Ok((_, arena)) = self.shared.arena_of(stream) else { return true };
         let fences = arena.lock().dependencies.clone();
-        let over = fences.iter().all(transload_core::Fence::is_over);
+        let over = fences.iter().all(Fence::is_over);
         let mut dropped = Vec::new();
         dropped.extend(arena.lock().dependencies.extract_if(.., |fence| fence.is_known_done()));
         over
@@ -230,7 +237,8 @@ impl StreamOrderedAllocator {
         statistics::of(&self.shared)
     }
 
-    /// Every segment and block. Stops every stream's allocations for as long as they are collected.
+    /// Every segment and block. Stops every stream's allocations for as long as they are collected. A range that some thread
+    /// is just bringing from one stream to another is missing.
     #[must_use]
     pub fn snapshot(&self) -> AllocatorSnapshot {
         snapshot::of(&self.shared)

@@ -77,7 +77,7 @@ impl Shared {
     /// The arena of a stream, and its index.
     #[inline]
     pub(super) fn arena_of(&self, stream: &CudaStream) -> Result<(u32, &Arena)> {
-        let index = match recent(self.id, stream.own.id()) {
+        let index = match recent(self.id, stream) {
             Some(index) => index,
             None => self.look_up(stream)?,
         };
@@ -105,7 +105,7 @@ impl Shared {
             let this: Weak<dyn AtEnd> = Weak::clone(&self.this) as Weak<dyn AtEnd>;
             stream.own.endings.add(this);
         }
-        remember(self.id, id, index);
+        remember(self.id, stream, index);
         Ok(index)
     }
 

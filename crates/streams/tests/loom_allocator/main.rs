@@ -111,15 +111,15 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
         let arena = arena_of(1);
         // How much was enqueued on the stream; a recorded point covers what there was by then.
         let enqueued = Arc::new(AtomicU64::new(0));
+        let use_once = |arena: &Arena, enqueued: &AtomicU64| {
+            let Some(block) = take(arena) else { return };
+            enqueued.fetch_add(1, Ordering::AcqRel);
+            free(arena, block).unwrap();
+        };
+        use_once(&arena, &enqueued);
         let worker = {
             let (arena, enqueued) = (Arc::clone(&arena), Arc::clone(&enqueued));
-            thread::spawn(move || {
-                for _ in 0..2 {
-                    let Some(block) = take(&arena) else { return };
-                    enqueued.fetch_add(1, Ordering::AcqRel);
-                    free(&arena, block).unwrap();
-                }
-            })
+            thread::spawn(move || use_once(&arena, &enqueued))
         };
         let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
         let Ok(seal) = arena.seal(record);
