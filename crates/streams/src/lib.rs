@@ -47,8 +47,9 @@ mod stream;
 mod timeline;
 
 pub use allocator::{
-    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState, CallbackId,
-    CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
+    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,
+    CallbackId, CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock,
+    StreamOrderedAllocator,
 };
 pub use event::CudaEvent;
 pub use lanes::StreamLanes;

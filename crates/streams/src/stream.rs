@@ -49,6 +49,7 @@ impl CudaStream {
     /// * `raw` is a stream of the device's primary context, or the legacy default stream's handle (0 or 1).
     /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
+    /// * Allocators that it was used with are gone or have [released](crate::StreamOrderedAllocator::release_stream) it.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         if raw.addr() == PER_THREAD {
             let text =

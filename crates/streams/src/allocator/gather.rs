@@ -179,7 +179,8 @@ fn candidates(
                 // A buffer's users wait for any fence by themselves, a stream only for the device's.
                 let can_wait = |fence: &Fence| buffer || CudaStream::can_come_after(fence);
                 let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
-                wait && listed.any(|waiting| waiting.until.iter().all(can_wait)) && (*index == own || block.order.freed <= covered)
+                wait && listed.any(|waiting| waiting.until.iter().all(can_wait))
+                    && (*index == own || block.order.freed <= covered)
             }
             _ => false,
         };
@@ -193,8 +194,9 @@ fn candidates(
 }
 
 fn smallest_run(candidates: &[Candidate], size: u64) -> Option<&[Candidate]> {
-    let beside =
-        |one: &Candidate, next: &Candidate| one.segment == next.segment && one.address + one.size == next.address;
+    let beside = |one: &Candidate, next: &Candidate| {
+        one.segment == next.segment && one.address + one.size == next.address
+    };
     let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
     candidates.chunk_by(beside).filter(|run| bytes(run) >= size).min_by_key(bytes)
 }

@@ -126,7 +126,11 @@ impl Shared {
         let limit = self.options.limit;
         if limit != u64::MAX {
             let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
-            return MemoryShortage { requested, free: Some(limit.saturating_sub(in_use)), total: Some(limit) };
+            return MemoryShortage {
+                requested,
+                free: Some(limit.saturating_sub(in_use)),
+                total: Some(limit),
+            };
         }
         let info = self.upstream.info().ok();
         MemoryShortage {
@@ -165,7 +169,10 @@ impl Shared {
         let (address, size, small) = (segment.base, segment.size, segment.small);
         if size < want.size {
             self.forget_segment(segment);
-            return Err(Error::new(ErrorKind::Device, "the upstream resource gave less than it was asked for"));
+            return Err(Error::new(
+                ErrorKind::Device,
+                "the upstream resource gave less than it was asked for",
+            ));
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
@@ -183,7 +190,8 @@ impl Shared {
         })?;
         let bytes = usize::try_from(size).unwrap_or(usize::MAX);
         let made = self.upstream.allocate_segment(bytes).and_then(|buffer| {
-            let no_address = || Error::new(ErrorKind::Unsupported, "the upstream resource's memory has no address");
+            let no_address =
+                || Error::new(ErrorKind::Unsupported, "the upstream resource's memory has no address");
             Segment::new(buffer, size, small).ok_or_else(no_address)
         });
         match made {

@@ -201,6 +201,20 @@ impl StreamOrderedAllocator {
         };
     }
 
+    /// Blocks until the stream's work is done, and lets go of its fences. For a foreign stream that is about to be destroyed:
+    /// from here on, and until it is used again, only the caller's own handles keep it in use.
+    ///
+    /// # Errors
+    /// The driver's, also one that the stream's work caused. The fences were let go of all the same, as far as they are over.
+    pub fn release_stream(&self, stream: &CudaStream) -> Result<()> {
+        let outcome = stream.synchronize();
+        let mut dropped = Vec::new();
+        for (_, arena) in self.shared.arenas.iter() {
+            arena.lock().forget_where(Fence::is_known_done, &mut dropped);
+        }
+        outcome
+    }
+
     /// Gives segments back that are wholly free and whose work is over, and has the upstream resource do the same. Answers
     /// how many bytes the allocator gave back.
     ///

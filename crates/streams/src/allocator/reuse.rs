@@ -53,7 +53,13 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn take_slowly(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+    pub(super) fn take_slowly(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Taken> {
         use super::builder::CrossStreamReuse;
         if self.ask(index)
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
@@ -207,7 +213,13 @@ impl Shared {
     }
 
     /// A block of this stream that other streams still use.
-    fn take_own_waiting(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    fn take_own_waiting(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let found = {
             let mut state = arena.lock();
@@ -228,7 +240,13 @@ impl Shared {
     }
 
     /// A block of another stream behind that one's work: an event is recorded only if none covers the block yet.
-    fn take_behind(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    fn take_behind(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
             let other = stream_of(&arena.lock());
             if other.as_ref().is_some_and(CudaStream::is_captured) {

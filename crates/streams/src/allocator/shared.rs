@@ -110,7 +110,13 @@ impl Shared {
     }
 
     /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
-    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    pub(super) fn take_own(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let node = arena.lock().take_own(want.size, want.requested, want.small);
         node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
@@ -215,7 +221,8 @@ impl Drop for Shared {
                 }
                 Owner::Stream(weak) => alive(weak),
             };
-            let (last, used) = (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
+            let (last, used) =
+                (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
             drop(state);
             let Some(stream) = stream else { continue };
             if used {

@@ -15,7 +15,11 @@ impl CudaStream {
         }
         let timeline = fence.timeline().as_any();
         if let Some(other) = timeline.downcast_ref::<StreamTimeline>() {
-            if std::ptr::eq(other, &raw const *self.own) { Ok(()) } else { self.own.wait_for(other, fence.point()) }
+            if std::ptr::eq(other, &raw const *self.own) {
+                Ok(())
+            } else {
+                self.own.wait_for(other, fence.point())
+            }
         } else if let Some(end) = timeline.downcast_ref::<EndOfStream>() {
             end.event().map_or(Ok(()), |event| self.driver().wait_event(event).map_err(lift))
         } else {

@@ -27,10 +27,7 @@ fn the_limit_holds_and_the_error_tells_the_numbers() {
     let error = bed.allocator.allocate_for_stream(&stream, 4 * MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let shortage = error.memory_shortage().unwrap();
-    assert_eq!(
-        (shortage.requested, shortage.free, shortage.total),
-        (4 << 20, Some(3 << 20), Some(8 << 20))
-    );
+    assert_eq!((shortage.requested, shortage.free, shortage.total), (4 << 20, Some(3 << 20), Some(8 << 20)));
     let small = bed.allocator.allocate_for_stream(&stream, 2 * MIB).unwrap();
     assert!(bed.allocator.statistics().reserved <= 8 << 20);
     bed.allocator.free_for_stream(block, &stream).unwrap();
@@ -110,8 +107,7 @@ fn a_callback_that_allocates_itself_does_not_call_itself() {
 fn the_upstream_is_trimmed_and_asked_again_before_an_error() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let failing =
-        Arc::new(FailingResource::new(CudaResource::new(&bed.memory, MemoryKind::Device).unwrap()));
+    let failing = Arc::new(FailingResource::new(CudaResource::new(&bed.memory, MemoryKind::Device).unwrap()));
     let allocator = StreamOrderedAllocator::new(Arc::clone(&failing));
     // The usual size, then just what is needed, then once more after everything was given back.
     failing.refuse(2);

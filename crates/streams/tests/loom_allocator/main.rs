@@ -1,5 +1,9 @@
 //! Every interleaving, at two preemptions, of what threads do to an arena: its state is the library's, its lock is loom's.
-#![allow(clippy::unwrap_used, dead_code, reason = "a model uses part of what it includes, and fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a model uses part of what it includes, and fails by panicking"
+)]
 
 #[path = "../../src/allocator/arena.rs"]
 mod arena;
@@ -51,8 +55,7 @@ fn model(work: impl Fn() + Send + Sync + 'static) {
 /// An arena with a free segment of so many blocks of 512 bytes.
 fn arena_of(blocks: u64) -> Arc<Arena> {
     let arena = Arc::new(Arena::new(()));
-    let piece =
-        Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
+    let piece = Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
     arena.lock().blocks.insert_free(piece);
     arena
 }
