@@ -28,8 +28,10 @@ fn is_shortage(error: &Error) -> bool {
 
 impl Shared {
     pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+        /// Where others go on moving memory about, this is how often it is looked for at most.
+        const ROUNDS: usize = 16;
         self.refuse_what_never_fits(want)?;
-        loop {
+        for _ in 1..ROUNDS {
             let began = self.hands.begin();
             match self.climb(stream, index, want, buffer) {
                 // Another thread may have had in hand what was missing.
@@ -37,6 +39,7 @@ impl Shared {
                 other => return other,
             }
         }
+        self.climb(stream, index, want, buffer)
     }
 
     /// Tries everything once, from what costs least to what costs most.

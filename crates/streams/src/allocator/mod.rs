@@ -59,6 +59,34 @@ use crate::CudaStream;
 ///
 /// When the last handle and the last buffer are gone, every segment goes back behind the work of all streams, whether all
 /// blocks were freed or not.
+///
+/// # Example
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use std::sync::Arc;
+///
+/// use transload_core::MemoryKind;
+/// use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+/// use transload_streams::{CudaStream, StreamOrderedAllocator};
+///
+/// fn reuse() -> transload_core::Result<()> {
+///     let device = CudaDevice::new(0)?;
+///     let memory = Arc::new(CudaMemoryManager::new(&device)?);
+///     let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device)?);
+///     let stream = CudaStream::new(&device)?;
+///     let block = allocator.allocate_for_stream(&stream, 4096)?;
+///     // Enqueue work on `block.address()` here.
+///     allocator.free_for_stream(block, &stream)?;
+///     let again = allocator.allocate_for_stream(&stream, 4096)?;
+///     assert_eq!(again.address(), block.address());
+///     allocator.free_for_stream(again, &stream)
+/// }
+///
+/// if let Err(error) = reuse() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct StreamOrderedAllocator {
     shared: Arc<Shared>,
