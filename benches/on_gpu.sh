@@ -177,7 +177,7 @@ fi
 
 # ---- a memory checker, and faults that it must find
 if wanted sanitizer; then
-  for fault in none kernel copy; do
+  for fault in none kernel copy segment; do
     step "sanitizer $fault" 90 compute-sanitizer --tool memcheck "$bundle/transload-planted-fault" --fault "$fault"
     status=$?
     summary=$(grep -o 'ERROR SUMMARY: [0-9]* error' "$work/step" | tail -n 1)
@@ -195,6 +195,15 @@ if wanted sanitizer; then
   done
 fi
 
+# ---- faults in the use of our own allocator, which no checker of memory can see
+if wanted sanitizer; then
+  step "own check" 60 "$bundle/transload-planted-fault" --fault free
+  status=$?
+  found=$(grep -m 1 'caught by our own check' "$work/step")
+  [ "$status" -eq 0 ] && [ -z "$found" ] && status=73
+  note "own check" "$status" "$took" "$found"
+fi
+
 # ---- PyTorch
 wanted pytorch || wanted load && : >"$out/pytorch.json"
 if wanted pytorch; then
@@ -206,6 +215,10 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch copies" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+  step "pytorch streams" 60 python3 "$here/pytorch_streams.py"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch streams" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
 fi
 
 # ---- a model file, beside PyTorch's own loading of it

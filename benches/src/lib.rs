@@ -27,6 +27,8 @@ pub mod progress;
 pub mod reference;
 pub mod row;
 pub mod rows;
+#[cfg(any(target_os = "linux", windows))]
+pub mod streams;
 pub mod suite;
 pub mod table;
 pub mod threads;

@@ -4,12 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser as _;
-use transload_benches::{
-    allocations::Counting,
-    exit,
-    options::{Group, Options},
-    suite, table,
-};
+use transload_benches::{allocations::Counting, exit, options::Options, suite, table};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -35,8 +30,8 @@ fn main() -> Result<ExitCode> {
     for failure in &results.methods().failures {
         eprintln!("FAILED: {failure}");
     }
-    // Rows that move bytes say how many; those of first use that only allocate have none to compare.
-    let is_wrong = |row: &&transload_benches::row::Row| !row.verified && !row.id.starts_with("first-use/");
+    // Rows that move bytes say how many; those that only allocate, lease or launch have none to compare.
+    let is_wrong = |row: &&transload_benches::row::Row| !row.verified && row.bytes > 0;
     let wrong: Vec<&str> = results.rows().iter().filter(is_wrong).map(|row| row.id.as_str()).collect();
     if !wrong.is_empty() {
         eprintln!("WRONG BYTES in: {}", wrong.join(", "));
@@ -60,7 +55,7 @@ enum Found {
 fn device(options: &Options) -> Result<Found> {
     use transload_benches::cuda;
 
-    if !options.wants(Group::Cuda) {
+    if !options.wants_device() {
         return Ok(Found::NotWanted);
     }
     if options.simulate {
@@ -71,7 +66,7 @@ fn device(options: &Options) -> Result<Found> {
 
 #[cfg(not(any(target_os = "linux", windows)))]
 fn device(options: &Options) -> Result<Found> {
-    if options.simulate || options.only.contains(&Group::Cuda) {
+    if options.simulate || !options.only.is_empty() && options.wants_device() {
         anyhow::bail!("there is no CUDA on this platform");
     }
     Ok(Found::NotWanted)

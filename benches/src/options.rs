@@ -11,8 +11,10 @@ use crate::exit;
 pub enum Group {
     /// Host to host.
     Cpu,
-    /// Everything with a CUDA device.
+    /// Every path with a CUDA device.
     Cuda,
+    /// Streams of a CUDA device.
+    Streams,
 }
 
 /// Measures every path at every size beside the same movement by hand, and verifies every byte.
@@ -47,5 +49,11 @@ impl Options {
     #[must_use]
     pub fn wants(&self, group: Group) -> bool {
         self.only.is_empty() || self.only.contains(&group)
+    }
+
+    /// Whether any group needs a CUDA device.
+    #[must_use]
+    pub fn wants_device(&self) -> bool {
+        self.wants(Group::Cuda) || self.wants(Group::Streams)
     }
 }

@@ -50,6 +50,8 @@ pub enum Goal {
     AtLeast(f64),
     /// The value itself is at most this.
     AtMost(f64),
+    /// The value is at most this much above the reference's.
+    AtMostOver(f64),
 }
 
 impl Goal {
@@ -59,6 +61,7 @@ impl Goal {
             Self::RatioAtLeast(least) => format!("rate >= {least} x reference"),
             Self::AtLeast(least) => format!(">= {least} {unit}"),
             Self::AtMost(most) => format!("<= {most} {unit}"),
+            Self::AtMostOver(most) => format!("<= reference + {most} {unit}"),
         }
     }
 
@@ -68,6 +71,9 @@ impl Goal {
             Self::RatioAtLeast(least) => row.ratio.is_some_and(|ratio| ratio >= least),
             Self::AtLeast(least) => row.value >= least,
             Self::AtMost(most) => row.value <= most,
+            Self::AtMostOver(most) => {
+                row.reference_value.is_some_and(|reference| row.value - reference <= most)
+            }
         }
     }
 }
@@ -189,6 +195,8 @@ mod tests {
         assert_eq!(row().with_goal(Some(Goal::RatioAtMost(1.1))).met, Some(false));
         assert_eq!(row().with_goal(Some(Goal::AtLeast(7.0))).met, Some(false));
         assert_eq!(row().with_goal(Some(Goal::AtMost(6.0))).met, Some(true));
+        assert_eq!(row().with_goal(Some(Goal::AtMostOver(1.0))).met, Some(true));
+        assert_eq!(row().with_goal(Some(Goal::AtMostOver(0.9))).met, Some(false));
     }
 
     #[test]

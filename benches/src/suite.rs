@@ -59,14 +59,19 @@ fn cuda(
     rows.extend(first);
     let session = crate::cuda::Session::open(ordinal)?;
     let mut bench = Bench { options, manager: &manager, kit: &session, content };
-    let paths = grid::cuda_paths(session.device());
-    measure(&mut bench, &paths, progress, rows)?;
-    let more = bench.beside(&session, |what| {
+    let begin = |what: &str| {
         progress.expect(1);
         progress.next(what);
-    })?;
-    rows.extend(more);
-    all_methods(&mut bench, &grid::method_paths(session.device(), session.peer()), progress, rows, methods)?;
+    };
+    if options.wants(Group::Cuda) {
+        measure(&mut bench, &grid::cuda_paths(session.device()), progress, rows)?;
+        rows.extend(bench.beside(&session, begin)?);
+        let paths = grid::method_paths(session.device(), session.peer());
+        all_methods(&mut bench, &paths, progress, rows, methods)?;
+    }
+    if options.wants(Group::Streams) {
+        rows.extend(crate::streams::rows(options, &session, ordinal, begin, &mut methods.failures)?);
+    }
     nothing_alive(&manager)?;
     session.describe()
 }

@@ -43,7 +43,7 @@ enum Command {
     /// Collect stripped programs and tests in target/bundle, for a machine without Rust.
     Bundle,
     /// Merge results of the benchmark into one record under docs/benchmarks.
-    Record(record::Options),
+    Record(Box<record::Options>),
     /// Render docs/benchmarks/*.json into docs/benchmarks/README.md.
     Render {
         /// Change nothing; fail where the committed page is not current.

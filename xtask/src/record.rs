@@ -12,7 +12,7 @@ use xshell::Shell;
 
 use crate::{
     date,
-    results::{ResultRow, Results},
+    results::{self, Choice, Rejection, ResultRow, Results},
     test_run,
 };
 
@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// Tests executed on the same machine: the file tests.json that benches/on_gpu.sh leaves.
     #[arg(long)]
     tests: Option<PathBuf>,
+    /// Rows of other programs on the same machine, a JSON object a line: the file pytorch.json that benches/on_gpu.sh leaves.
+    #[arg(long = "beside")]
+    beside: Vec<PathBuf>,
     /// What a reader must know; may be given several times.
     #[arg(long = "note")]
     notes: Vec<String>,
@@ -65,6 +68,12 @@ pub(crate) struct Record {
     pub(crate) commit: String,
     pub(crate) command: String,
     pub(crate) rows: Vec<Row>,
+    /// What automatic choice took; two lines of one path and size where the runs took different ones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) choices: Vec<Choice>,
+    /// Which methods could not be taken, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) rejections: Vec<Rejection>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tests: Vec<TestCount>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -135,7 +144,12 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
         options.files.iter().map(|file| Results::read(&here.join(file))).collect::<Result<_>>()?;
     let tests =
         options.tests.as_ref().map_or_else(|| Ok(Vec::new()), |file| test_run::read(&here.join(file)))?;
-    let record = merge(options, runs, tests)?;
+    let mut record = merge(options, runs, tests)?;
+    for file in &options.beside {
+        for row in results::read_lines(&here.join(file))? {
+            record.rows.push(record_row(checked(row)?, 1));
+        }
+    }
     record.validate()?;
     fs::write(&out, serde_json::to_string_pretty(&record)? + "\n")
         .with_context(|| format!("writing {}", out.display()))?;
@@ -228,6 +242,8 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         ensure!(said.len() <= 1, "the files disagree on `{name}` ({said:?}): give --{name}");
         said.pop_first().with_context(|| format!("nothing says `{name}`: give --{name}"))
     };
+    let choices = of_all_runs(&runs, |run| &run.choices);
+    let rejections = of_all_runs(&runs, |run| &run.rejections);
     Ok(Record {
         hardware: fact("hardware", &options.hardware, |run| Some(run.hardware.clone()))?,
         driver: fact("driver", &options.driver, |run| run.driver.clone())?,
@@ -237,9 +253,16 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         commit: fact("commit", &options.commit, |run| run.commit.clone())?,
         command: fact("command", &options.command, |run| Some(run.command.clone()))?,
         rows: merge_rows(runs)?,
+        choices,
+        rejections,
         tests,
         notes: options.notes.clone(),
     })
+}
+
+/// What the runs say, each thing once, in order of its path and size.
+fn of_all_runs<T: Clone + Ord>(runs: &[Results], said: fn(&Results) -> &Vec<T>) -> Vec<T> {
+    runs.iter().flat_map(said).cloned().collect::<BTreeSet<T>>().into_iter().collect()
 }
 
 /// The rows of all runs. What a later run measured again is kept as `id#2`, so that a reader sees whether runs agree.
@@ -250,13 +273,18 @@ fn merge_rows(runs: Vec<Results>) -> Result<Vec<Row>> {
         let mut in_this_run = BTreeSet::new();
         for row in run.rows {
             ensure!(in_this_run.insert(row.id.clone()), "one run has row `{}` twice", row.id);
-            ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that nobody verified", row.id);
+            let row = checked(row)?;
             let count = seen.entry(row.id.clone()).or_default();
             *count += 1;
             rows.push(record_row(row, *count));
         }
     }
     Ok(rows)
+}
+
+fn checked(row: ResultRow) -> Result<ResultRow> {
+    ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that nobody verified", row.id);
+    Ok(row)
 }
 
 fn record_row(row: ResultRow, run: usize) -> Row {
@@ -290,6 +318,7 @@ mod tests {
             commit: None,
             command: None,
             tests: None,
+            beside: Vec::new(),
             notes: Vec::new(),
             files: Vec::new(),
         }
@@ -309,6 +338,18 @@ mod tests {
         let rows = merge_rows(vec![crate::results::sample(), crate::results::sample()]).unwrap();
         assert_eq!(rows.len(), 4);
         assert!(rows[2].id.ends_with("#2"));
+    }
+
+    #[test]
+    fn what_was_chosen_and_rejected_is_kept_once_and_a_run_that_chose_otherwise_shows() {
+        let mut other = crate::results::sample();
+        other.choices[0].method = "ZeroCopy".to_owned();
+        let record = merge(&options(), vec![crate::results::sample(), other], Vec::new()).unwrap();
+        let chosen: Vec<&str> = record.choices.iter().map(|choice| choice.method.as_str()).collect();
+        assert_eq!(chosen, ["DirectCopy", "ZeroCopy"]);
+        assert_eq!(record.rejections, crate::results::sample().rejections);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Renders the records under docs/benchmarks as one page. The page is never typed.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -70,7 +71,7 @@ fn page(records: &[(String, Record)]) -> String {
 }
 
 fn section(out: &mut String, name: &str, record: &Record) {
-    let Record { hardware, driver, cuda, cpu, date, commit, command, rows, tests, notes } = record;
+    let Record { hardware, driver, cuda, cpu, date, commit, command, rows, tests, notes, .. } = record;
     let title = name.trim_end_matches(".json");
     let _infallible = write!(out, "\n## {title}\n\n[{name}]({name})\n\n");
     if rows.iter().any(|row| row.simulated) {
@@ -100,6 +101,7 @@ fn section(out: &mut String, name: &str, record: &Record) {
             row_line(out, row);
         }
     }
+    chosen(out, record);
     if !tests.is_empty() {
         out.push_str(
             "\n| Tests | Executed | Skipped | Failed | Not run because |\n|---|---:|---:|---:|---|\n",
@@ -118,6 +120,21 @@ fn section(out: &mut String, name: &str, record: &Record) {
                 cell(&reasons.join("; "))
             );
         }
+    }
+}
+
+/// What automatic choice took, a path a line. Why others were rejected stands in the record itself.
+fn chosen(out: &mut String, record: &Record) {
+    let mut paths: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for choice in &record.choices {
+        let text = format!("{}: {}", choice.bytes, choice.method);
+        paths.entry(&choice.path).or_default().push(text);
+    }
+    if !paths.is_empty() {
+        out.push_str("\n| Path | Method that automatic choice took, by bytes |\n|---|---|\n");
+    }
+    for (path, taken) in paths {
+        let _infallible = writeln!(out, "| {} | {} |", cell(path), cell(&taken.join("; ")));
     }
 }
 
@@ -161,6 +178,7 @@ mod tests {
             assert!(text.contains(&format!("| {} (simulated) |", row.id)));
         }
         assert!(text.contains("| transload--it | 12 | 0 | 0 |"));
+        assert!(text.contains("| cpu.pinned-to-cuda:0.device | 4096: DirectCopy |"), "{text}");
         assert!(text.contains("**no**") && text.contains("- Commit: 0eefb92"));
     }
 

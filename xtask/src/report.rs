@@ -20,7 +20,10 @@ pub(crate) fn html(results: &Results) -> String {
     for (path, rows) in by_path(&results.rows) {
         let _infallible = writeln!(out, "<h2>{}</h2>", escape(path));
         for (unit, series) in series_by_unit(&rows) {
-            out.push_str(&chart::svg(path, unit, &series));
+            // Single points make no line.
+            if series.iter().any(|line| line.points.len() > 1) {
+                out.push_str(&chart::svg(path, unit, &series));
+            }
         }
         table(&mut out, &rows);
     }

@@ -22,6 +22,31 @@ pub(crate) struct Results {
     pub(crate) commit: Option<String>,
     pub(crate) command: String,
     pub(crate) rows: Vec<ResultRow>,
+    /// What automatic choice took, path by path and size by size.
+    #[serde(default)]
+    pub(crate) choices: Vec<Choice>,
+    /// Which methods could not be taken there, and why.
+    #[serde(default)]
+    pub(crate) rejections: Vec<Rejection>,
+}
+
+/// What was taken where all methods were allowed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Choice {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) method: String,
+}
+
+/// A method that could not be taken.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rejection {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) method: String,
+    pub(crate) reason: String,
 }
 
 /// One measured thing.
@@ -44,6 +69,25 @@ pub(crate) struct ResultRow {
     pub(crate) simulated: bool,
     /// Whether the bytes moved were compared with what was sent.
     pub(crate) verified: bool,
+}
+
+/// Rows of another program on the same machine: a JSON object a line, as pytorch.json of benches/on_gpu.sh has them.
+/// Objects without an identity are headers.
+pub(crate) fn read_lines(path: &Path) -> Result<Vec<ResultRow>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    parse_lines(&text).with_context(|| format!("{} has no rows as lines", path.display()))
+}
+
+fn parse_lines(text: &str) -> Result<Vec<ResultRow>> {
+    let mut rows = Vec::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let value: serde_json::Value = serde_json::from_str(line)?;
+        if value.get("id").is_some() {
+            rows.push(serde_json::from_value(value)?);
+        }
+    }
+    ensure!(!rows.is_empty(), "there are no rows");
+    Ok(rows)
 }
 
 impl Results {
@@ -94,6 +138,17 @@ pub(crate) fn sample() -> Results {
         commit: Some("0eefb92".to_owned()),
         command: "transload-bench --quick".to_owned(),
         rows: vec![row(4096, 0.5, true), row(1 << 20, 38.0, true)],
+        choices: vec![Choice {
+            path: "cpu.pinned-to-cuda:0.device".to_owned(),
+            bytes: 4096,
+            method: "DirectCopy".to_owned(),
+        }],
+        rejections: vec![Rejection {
+            path: "cpu.pinned-to-cuda:0.device".to_owned(),
+            bytes: 4096,
+            method: "PeerToPeer".to_owned(),
+            reason: "one side is the host".to_owned(),
+        }],
     }
 }
 
@@ -113,6 +168,25 @@ mod tests {
     fn a_file_survives_writing_and_reading() {
         let text = serde_json::to_string(&sample()).unwrap();
         assert_eq!(Results::parse(&text).unwrap().rows.len(), 2);
+    }
+
+    #[test]
+    fn a_file_of_before_there_were_choices_is_still_read() {
+        let mut value = serde_json::to_value(sample()).unwrap();
+        for name in ["choices", "rejections"] {
+            value.as_object_mut().unwrap().remove(name).unwrap();
+        }
+        let results = Results::parse(&value.to_string()).unwrap();
+        assert!(results.choices.is_empty() && results.rejections.is_empty());
+    }
+
+    #[test]
+    fn lines_with_an_identity_are_rows_and_others_are_headers() {
+        let row = serde_json::to_string(&sample().rows[0]).unwrap();
+        let rows = parse_lines(&format!("{{\"what\": \"a header\"}}\n{row}\n")).unwrap();
+        assert_eq!(rows.len(), 1);
+        assert!(parse_lines("{\"what\": \"a header\"}").is_err());
+        assert!(parse_lines("{\"id\": \"half a row\"}").is_err());
     }
 
     #[test]

@@ -3,10 +3,18 @@
 #[cfg(any(target_os = "linux", windows))]
 mod driver;
 #[cfg(any(target_os = "linux", windows))]
+mod graph;
+#[cfg(any(target_os = "linux", windows))]
 mod managed;
 mod memcpy;
 #[cfg(any(target_os = "linux", windows))]
 mod peer;
+#[cfg(any(target_os = "linux", windows))]
+mod pool;
+#[cfg(any(target_os = "linux", windows))]
+mod queue;
+#[cfg(any(target_os = "linux", windows))]
+mod spin;
 #[cfg(any(target_os = "linux", windows))]
 mod staged;
 #[cfg(any(target_os = "linux", windows))]
@@ -15,10 +23,18 @@ mod stream;
 #[cfg(any(target_os = "linux", windows))]
 pub use driver::DriverCopy;
 #[cfg(any(target_os = "linux", windows))]
+pub use graph::RawGraph;
+#[cfg(any(target_os = "linux", windows))]
 pub use managed::PrefetchedCopy;
 pub use memcpy::Memcpy;
 #[cfg(any(target_os = "linux", windows))]
 pub use peer::PeerCopy;
+#[cfg(any(target_os = "linux", windows))]
+pub use pool::RawPool;
+#[cfg(any(target_os = "linux", windows))]
+pub use queue::{RawEvent, RawQueue};
+#[cfg(any(target_os = "linux", windows))]
+pub use spin::{SPIN, Spin};
 #[cfg(any(target_os = "linux", windows))]
 pub use staged::Staged;
 

@@ -3,11 +3,12 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, PathCost, PeerAccess,
-    Place, Pod, QueueLease, RawBuffer, Result, Shared, StreamPriority, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, Operation, PathCost,
+    PeerAccess, Place, Pod, QueueLease, RawBuffer, Recorded, Result, Shared, StreamPriority, WorkloadType,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
+use transload_streams::{AdvancedStreamPool, CudaGraph};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
 
@@ -24,7 +25,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// `NoDriver` naming what was tried, `NoDevice`, `DriverTooOld`, `UnknownDevice` for an ordinal in the
-    /// configuration that does not exist.
+    /// configuration that does not exist, `InvalidArgument` for a number of streams that is not possible.
     pub async fn initialize(config: CudaBackendConfig) -> Result<Arc<Self>> {
         Self::open(&config)
     }
@@ -47,7 +48,7 @@ impl CudaBackend {
             if members.iter().any(|member| member.device.ordinal() == ordinal) {
                 continue;
             }
-            members.push(Member::new(driver, CudaDevice::new(ordinal)?, config.streams_per_priority)?);
+            members.push(Member::new(driver, CudaDevice::new(ordinal)?, config)?);
         }
         Ok(Arc::new(Self { driver, members, peers: Peers::default() }))
     }
@@ -58,7 +59,7 @@ impl CudaBackend {
     /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
     pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
         let member = self.member(DeviceId::Cuda(ordinal))?;
-        CudaBuffer::new(member.memory()?, &member.lanes, len)
+        CudaBuffer::new(member.memory()?, &member.pool, len)
     }
 
     /// A device of this backend.
@@ -75,6 +76,14 @@ impl CudaBackend {
     /// `UnknownDevice`, or the driver's.
     pub fn memory(&self, ordinal: u32) -> Result<&CudaMemoryManager> {
         self.member(DeviceId::Cuda(ordinal))?.memory()
+    }
+
+    /// The streams of a device: to lease some for one's own kernels, and to set how they are chosen.
+    ///
+    /// # Errors
+    /// `UnknownDevice` naming the valid ones.
+    pub fn streams(&self, ordinal: u32) -> Result<&AdvancedStreamPool> {
+        self.member(DeviceId::Cuda(ordinal)).map(|member| &member.pool)
     }
 
     /// Whether every device of the backend has a capability.
@@ -133,9 +142,9 @@ impl Backend for CudaBackend {
         &self,
         device: DeviceId,
         priority: StreamPriority,
-        _workload: WorkloadType,
+        workload: WorkloadType,
     ) -> Result<QueueLease> {
-        self.member(device)?.lanes.lease(priority)
+        Ok(self.member(device)?.pool.lease(priority, workload)?.into_queue())
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -149,12 +158,26 @@ impl Backend for CudaBackend {
 
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let (near, far) = if src.device.is_cpu() { (src, dst) } else { (dst, src) };
-        let visible = near.device == far.device || (near.device.is_cpu() && near.kind == MemoryKind::Mapped);
+        let mapped = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Mapped;
+        if mapped(near) && mapped(far) {
+            // Mapped memory is every device's.
+            return self.members.first().map(|member| member.device.id());
+        }
+        let visible = near.device == far.device || mapped(near);
         (visible && self.has(far.device)).then_some(far.device)
     }
 
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
-        self.member(device)?.lanes.prepare_in_place()
+        self.member(device)?.pool.prepare_in_place()
+    }
+
+    fn record(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        operations: &[Operation<'_>],
+    ) -> Result<Arc<dyn Recorded>> {
+        Ok(Arc::new(CudaGraph::record(&self.member(device)?.device, priority, operations)?))
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
@@ -184,7 +207,7 @@ impl Backend for CudaBackend {
     fn ledger(&self) -> Ledger {
         let mut sum = Ledger::default();
         for member in &self.members {
-            sum.leases += member.lanes.leases() as u64;
+            sum.leases += member.pool.leases() as u64;
             if let Some(memory) = member.memory_if_used() {
                 let ledger = memory.ledger();
                 sum.allocations += ledger.allocations;
@@ -205,7 +228,7 @@ impl Backend for CudaBackend {
         let mut outcome = Ok(());
         // Every device is drained, also after an error.
         for member in &self.members {
-            outcome = outcome.and(member.lanes.synchronize());
+            outcome = outcome.and(member.pool.synchronize());
             if let Some(memory) = member.memory_if_used() {
                 outcome = outcome.and(memory.drain());
             }

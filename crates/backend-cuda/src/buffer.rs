@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 
 use transload_core::{
     Buffer, Error, ErrorKind, MemoryKind, Operation, Pattern, Pod, QueueLease, RawBuffer, Result,
-    StreamPriority, Timing, submit,
+    StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_memory::{CudaMemoryManager, borrow, borrow_mut};
-use transload_streams::StreamLanes;
+use transload_streams::AdvancedStreamPool;
 
 /// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work use
 /// [`raw`](Buffer::raw) with the transfer manager. Usable from any thread.
@@ -19,7 +19,7 @@ pub struct CudaBuffer<T> {
 }
 
 impl<T: Pod> CudaBuffer<T> {
-    pub(crate) fn new(memory: &CudaMemoryManager, lanes: &StreamLanes, len: usize) -> Result<Self> {
+    pub(crate) fn new(memory: &CudaMemoryManager, pool: &AdvancedStreamPool, len: usize) -> Result<Self> {
         let bytes = size_of::<T>().checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
@@ -30,7 +30,7 @@ impl<T: Pod> CudaBuffer<T> {
                 ),
             )
         })?;
-        let queue = lanes.lease(StreamPriority::Normal)?;
+        let queue = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
         Ok(Self { raw: memory.allocate(MemoryKind::Device, bytes)?, queue, element: PhantomData })
     }
 

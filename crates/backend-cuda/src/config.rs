@@ -1,19 +1,20 @@
 //! What a CUDA backend is made with.
 
+use transload_core::Result;
+use transload_memory::CudaDevice;
+use transload_streams::{AdvancedStreamPool, AllocationStrategy};
+
 /// Settings of a [`CudaBackend`](crate::CudaBackend).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaBackendConfig {
     /// Ordinals of the devices to use; `None` means every device that the driver shows.
     pub devices: Option<Vec<u32>>,
-    /// Streams per device and priority; at least 1. Two keep both directions of the link busy.
-    pub streams_per_priority: usize,
-}
-
-impl Default for CudaBackendConfig {
-    fn default() -> Self {
-        Self { devices: None, streams_per_priority: 2 }
-    }
+    /// The most streams per device and priority, 1 to 64; `None` means as many as suit the device (see
+    /// [`PoolBuilder`](transload_streams::PoolBuilder)). They are made when they are needed.
+    pub streams_per_priority: Option<usize>,
+    /// How a stream is chosen. By default each workload has streams of its own, so that copies do not queue behind kernels.
+    pub strategy: AllocationStrategy,
 }
 
 impl CudaBackendConfig {
@@ -24,10 +25,25 @@ impl CudaBackendConfig {
         self
     }
 
-    /// Sets the streams per device and priority.
+    /// Sets the most streams per device and priority: 1 to 64.
     #[must_use]
     pub fn with_streams_per_priority(mut self, streams: usize) -> Self {
-        self.streams_per_priority = streams;
+        self.streams_per_priority = Some(streams);
         self
+    }
+
+    /// Sets how a stream is chosen.
+    #[must_use]
+    pub fn with_strategy(mut self, strategy: AllocationStrategy) -> Self {
+        self.strategy = strategy;
+        self
+    }
+
+    /// The pool of a device.
+    pub(crate) fn pool(&self, device: &CudaDevice) -> Result<AdvancedStreamPool> {
+        match self.streams_per_priority {
+            Some(streams) => AdvancedStreamPool::new_with_strategy(device, streams, self.strategy),
+            None => AdvancedStreamPool::builder(device).strategy(self.strategy).build(),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Costs before anything was measured on this machine.
 //!
 //! Source: measured on H200 machines with PCIe 5 x16, driver 580 (CUDA 13.0): docs/benchmarks. Unified memory began each
-//! measurement where it was not needed.
+//! measurement where it was not needed. What was not measured says so where it stands.
 
 use std::time::Duration;
 
@@ -105,6 +105,8 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
     let here = |kind| Place::new(device, kind);
     let mut costs = Vec::new();
     for near in [MemoryKind::Device, MemoryKind::Unified] {
+        // Measured for the device's own memory. For unified memory this is a guess, not a measurement: where its pages
+        // have to migrate first it takes longer, as the curves of pageable memory show.
         for pinned in [MemoryKind::Pinned, MemoryKind::Mapped] {
             costs.push(direct(host(pinned), here(near), 7.6, 55.0));
             costs.push(direct(here(near), host(pinned), 8.3, 55.0));

@@ -5,17 +5,19 @@ use std::sync::OnceLock;
 use transload_core::{DeviceInfo, MemoryKind, Result};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
-use transload_streams::StreamLanes;
+use transload_streams::AdvancedStreamPool;
+
+use crate::CudaBackendConfig;
 
 pub(crate) struct Member {
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<CudaMemoryManager>,
-    pub(crate) lanes: StreamLanes,
+    pub(crate) pool: AdvancedStreamPool,
 }
 
 impl Member {
-    pub(crate) fn new(driver: Driver, device: CudaDevice, streams_per_priority: usize) -> Result<Self> {
+    pub(crate) fn new(driver: Driver, device: CudaDevice, config: &CudaBackendConfig) -> Result<Self> {
         let handle = device.driver();
         let mut info = DeviceInfo::new(device.id(), handle.name().map_err(lift)?);
         info.total_memory = Some(handle.total_memory().map_err(lift)? as u64);
@@ -27,8 +29,8 @@ impl Member {
             info.kinds.push(MemoryKind::Unified);
             info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
-        let lanes = StreamLanes::new(&device, streams_per_priority);
-        Ok(Self { device, info, memory: OnceLock::new(), lanes })
+        let pool = config.pool(&device)?;
+        Ok(Self { device, info, memory: OnceLock::new(), pool })
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {

@@ -37,4 +37,4 @@ pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
 pub use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
-pub use transload_streams::{CudaEvent, CudaStream};
+pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

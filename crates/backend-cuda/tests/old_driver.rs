@@ -14,9 +14,12 @@ use transload_cuda_sim::{DriverOptions, SimDevice, implemented, install_with};
 #[test]
 fn the_oldest_driver_keeps_every_promise() {
     let mut options = DriverOptions::default().version(11_000);
-    // Memory pools came with 11.2.
-    let newer =
-        |name: &&&str| name.contains("MemPool") || name.contains("AllocAsync") || name.contains("FreeAsync");
+    // Memory pools came with 11.2, what recordings need with 11.4.
+    let newer = |name: &&&str| {
+        ["MemPool", "AllocAsync", "FreeAsync", "cuGraphInstantiateWithFlags", "cuGraphExecUpdate_v2"]
+            .iter()
+            .any(|part| name.contains(part))
+    };
     for name in implemented().iter().filter(newer) {
         options = options.missing(name);
     }

@@ -132,7 +132,10 @@ impl Loaded {
             Some(kind) => {
                 format!("{} × {} of {kind} memory", self.buffers, text::bytes(self.buffer_bytes as u64))
             }
-            None => "no buffers: nothing was to be sent".to_owned(),
+            None if self.chunks > 0 => {
+                format!("nothing: read straight to its place, in {}", text::count(self.chunks, "chunk"))
+            }
+            None => "nothing: there were no bytes to read".to_owned(),
         };
         let methods = self.methods.iter().map(|method| {
             let chunks = text::count(method.chunks, "chunk");

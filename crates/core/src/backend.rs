@@ -1,10 +1,10 @@
 //! A family of devices: its memory, its queues, and what it knows of its paths.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use crate::{
-    DeviceId, Error, ErrorKind, MemoryKind, PathCost, Place, QueueLease, RawBuffer, Result, StreamPriority,
-    WorkloadType,
+    DeviceId, Error, ErrorKind, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer, Recorded,
+    Result, StreamPriority, WorkloadType,
 };
 
 /// A device as a backend presents it.
@@ -229,6 +229,22 @@ pub trait Backend: Send + Sync + 'static {
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let _ = (device, peer);
         unsupported(self, "peer access")
+    }
+
+    /// Prepares operations for being enqueued as a whole by [`Operation::Replay`](crate::Operation::Replay). Nothing is enqueued
+    /// and no data is touched. Operations in conflict are done in the order given, others in any.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no such thing, or for an operation that cannot be recorded, with the reason;
+    /// [`ErrorKind::InvalidArgument`] for no operation at all; those of [`Operation::validate`](crate::Operation::validate).
+    fn record(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        operations: &[Operation<'_>],
+    ) -> Result<Arc<dyn Recorded>> {
+        let _ = (device, priority, operations);
+        unsupported(self, "recording of operations")
     }
 
     /// A buffer with the bytes of `buffer` that `device` can use, without moving them if it can be done.

@@ -1,12 +1,13 @@
 //! The right to use ranges of buffers, held from before work is enqueued until its fence is known.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Fence, Queue, RawBuffer, Result,
+    Fence, Queue, RawBuffer, Result, Timeline,
     hazard::{Dependencies, Ticket},
+    obstacle::{Obstacle, Unsubmitted},
 };
 
 /// What an operation does to a range.
@@ -41,12 +42,45 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
     /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
+        Self::behind(uses, None)
+    }
+
+    /// As [`of`](Self::of), for work that will be enqueued on this queue: earlier work of its own timeline is not in
+    /// [`after`](Self::after), since a queue does what is enqueued later after it.
+    pub(crate) fn for_queue(uses: &mut [(&'a RawBuffer, Access)], queue: &dyn Queue) -> Result<Self> {
+        Self::behind(uses, Some(queue.timeline()))
+    }
+
+    fn behind(uses: &mut [(&'a RawBuffer, Access)], own: Option<&Arc<dyn Timeline>>) -> Result<Self> {
         // This order is what keeps two submitters from waiting for each other in a circle.
+        let key = |(buffer, _): &(&RawBuffer, Access)| (buffer.id(), buffer.offset());
+        match &mut *uses {
+            [_] => {}
+            // By far the most: a copy.
+            [one, two] if key(one) <= key(two) => {}
+            many => many.sort_by_key(key),
+        }
+        let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
+        for (buffer, access) in uses.iter() {
+            let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut claims.after)?;
+            claims.held.push((buffer, ticket));
+        }
+        Ok(claims)
+    }
+
+    /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
+    /// conflict, that is answered, and nothing is claimed.
+    ///
+    /// # Errors
+    /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
+    pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
         uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
         let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
         for (buffer, access) in uses.iter() {
-            let ticket = buffer.hazards().claim(buffer.range(), *access, &mut claims.after)?;
-            claims.held.push((buffer, ticket));
+            match buffer.hazards().try_claim(buffer.range(), *access, None, &mut claims.after)? {
+                Some(ticket) => claims.held.push((buffer, ticket)),
+                None => return Err(Obstacle::claim(buffer, *access).into()),
+            }
         }
         Ok(claims)
     }
@@ -58,7 +92,10 @@ impl<'a> Claims<'a> {
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
-    pub(crate) fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
+    pub fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
+        if self.after.is_empty() {
+            return;
+        }
         for fence in &self.after {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
@@ -68,6 +105,23 @@ impl<'a> Claims<'a> {
         self.after.retain(|fence| !fence.is_known_done());
     }
 
+    /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
+    ///
+    /// # Errors
+    /// [`Unsubmitted::Blocked`] by those fences.
+    pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
+        self.after.retain(|fence| !fence.is_known_done());
+        let for_host = self.after.iter().filter(|fence| !for_queue(fence));
+        // Allocates only where there is something.
+        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
+        if !open.is_empty() {
+            return Err(Obstacle::fences(open).into());
+        }
+        // Over also where a timeline does not say so of itself.
+        self.after.retain(|fence| for_queue(fence));
+        Ok(())
+    }
+
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
     ///
     /// # Safety
@@ -75,7 +129,7 @@ impl<'a> Claims<'a> {
     ///   what the ranges were used for before is forgotten in favour of it.
     pub unsafe fn commit(mut self, fence: &Fence) {
         for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().commit(ticket, fence.clone());
+            buffer.hazards().commit(ticket, fence);
         }
     }
 }

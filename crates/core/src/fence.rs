@@ -3,11 +3,13 @@
 use std::{
     any::Any,
     fmt,
+    future::{Future, IntoFuture},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::Waker,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -16,6 +18,12 @@ use crate::{DeviceId, Result};
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TimelineId(u64);
+
+impl fmt::Display for TimelineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
 
 /// A fresh identity for a backend's new timeline.
 #[must_use]
@@ -52,7 +60,9 @@ pub trait Timeline: Send + Sync + 'static {
     fn wait(&self, point: u64) -> Result<()>;
 
     /// Arranges that `waker` is woken once `point` is reached or failed. Where that is already so it answers `true`
-    /// and keeps nothing.
+    /// and keeps nothing. Does not block; it may look for some microseconds first, where that is likely to be cheaper
+    /// than to sleep and be woken (a CUDA stream does so for at most 10 µs, while no other task waits). A waker that was
+    /// given before for the same point need not be kept twice.
     fn wake_at(&self, point: u64, waker: &Waker) -> bool;
 
     /// How long the operation at `point` occupied the device, by the lane's own clock (the host's, for the host's
@@ -76,24 +86,28 @@ pub struct Fence {
 impl Fence {
     /// The fence of the timeline's `point`-th operation.
     #[must_use]
+    #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
         Self { timeline, point }
     }
 
     /// The timeline.
     #[must_use]
+    #[inline]
     pub fn timeline(&self) -> &Arc<dyn Timeline> {
         &self.timeline
     }
 
     /// The point.
     #[must_use]
+    #[inline]
     pub fn point(&self) -> u64 {
         self.point
     }
 
     /// Whether it is known, without asking the driver, that the work is over.
     #[must_use]
+    #[inline]
     pub fn is_known_done(&self) -> bool {
         self.timeline.reached() >= self.point
     }
@@ -102,6 +116,18 @@ impl Fence {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_known_done() || self.timeline.poll(self.point).unwrap_or(true)
+    }
+
+    /// Whether it is a point of this very timeline: by its object, so cheap and without false positives.
+    #[inline]
+    pub(crate) fn is_of_timeline(&self, timeline: &Arc<dyn Timeline>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.timeline), Arc::as_ptr(timeline))
+    }
+
+    /// Makes it another point of its timeline.
+    #[inline]
+    pub(crate) fn move_to(&mut self, point: u64) {
+        self.point = point;
     }
 
     /// Whether both are the same point of the same timeline.
@@ -115,6 +141,50 @@ impl Fence {
     /// The work's own error, or the device's.
     pub fn wait(&self) -> Result<()> {
         self.timeline.wait(self.point)
+    }
+
+    /// A future of the work's end, for any executor; `fence.await` does the same. Blocks no thread. It may be dropped at
+    /// any time, and then holds nothing but its waker, until the point is reached.
+    ///
+    /// # Errors
+    /// By the future: the work's own error, or the device's.
+    pub fn done(&self) -> Done {
+        Done { fence: self.clone() }
+    }
+
+    /// Whether the work is done, as a future's `poll` answers it.
+    pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
+        match self.timeline.poll(self.point) {
+            Ok(true) => Poll::Ready(Ok(())),
+            Ok(false) if !self.timeline.wake_at(self.point, context.waker()) => Poll::Pending,
+            // It ended in between.
+            Ok(false) => Poll::Ready(self.wait()),
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+/// The end of work as a future; see [`Fence::done`].
+#[derive(Clone, Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct Done {
+    fence: Fence,
+}
+
+impl Future for Done {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        self.fence.poll_done(context)
+    }
+}
+
+impl IntoFuture for Fence {
+    type Output = Result<()>;
+    type IntoFuture = Done;
+
+    fn into_future(self) -> Done {
+        Done { fence: self }
     }
 }
 

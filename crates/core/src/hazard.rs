@@ -4,12 +4,17 @@
 //! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
 //! circle. The table's lock is never held across a call into a backend.
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    task::Waker,
+};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use crate::{Access, Error, ErrorKind, Fence, Result};
+use crate::{Access, Error, ErrorKind, Fence, Result, Timeline};
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
@@ -52,6 +57,18 @@ struct Table {
     last_ticket: u64,
     /// How many threads wait for a pending entry.
     waiting: usize,
+    /// Tasks that wait for one.
+    wakers: Vec<Waker>,
+}
+
+/// What came of an attempt to open a host view.
+pub(crate) enum Opening {
+    /// It is open.
+    Open(Ticket),
+    /// Another thread is between its claim and its commit on the range.
+    Pending,
+    /// It must come after these.
+    After(Dependencies),
 }
 
 impl Table {
@@ -66,6 +83,21 @@ impl Table {
         self.entries.iter().position(
             |entry| matches!(entry.state, State::Pending(this) | State::Viewed(this) if this == ticket),
         )
+    }
+
+    /// What a pending or viewed entry is about.
+    fn claimed(&self, ticket: Ticket) -> Option<(Range<usize>, Access)> {
+        let entry = self.entries.get(self.position(ticket)?)?;
+        Some((entry.range.clone(), entry.access))
+    }
+
+    /// Drops an entry that holds no fence, where it is.
+    fn discard(&mut self, index: usize) {
+        let last = self.entries.len().saturating_sub(1);
+        if index != last {
+            self.entries.swap(index, last);
+        }
+        self.entries.truncate(last);
     }
 
     fn forget_what_is_over(&mut self, removed: &mut Removed) {
@@ -93,6 +125,23 @@ impl Table {
             }
         }
         obstacle
+    }
+
+    /// Adds the fences of the uses in conflict, but for those of the timeline `own`.
+    fn collect(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        own: Option<&Arc<dyn Timeline>>,
+        after: &mut Dependencies,
+    ) {
+        for entry in self.conflicts(range, access) {
+            if let State::Submitted(fence) = &entry.state
+                && !own.is_some_and(|own| fence.is_of_timeline(own))
+            {
+                after.push(fence.clone());
+            }
+        }
     }
 
     fn conflicts(&self, range: &Range<usize>, access: Access) -> impl Iterator<Item = &Entry> {
@@ -125,7 +174,8 @@ impl Hazards {
         Self { table: Mutex::new(table), resolved: Condvar::new() }
     }
 
-    /// Claims a range for an operation about to be enqueued, and collects what it must come after.
+    /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
+    /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
@@ -133,63 +183,113 @@ impl Hazards {
         &self,
         range: Range<usize>,
         access: Access,
+        own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) -> Result<Ticket> {
-        let mut removed = Removed::new();
-        let mut table = self.table.lock();
         loop {
-            match table.obstacle(&range, access) {
-                Obstacle::View(open) => return Err(busy(&range, open)),
-                // Another thread is between its claim and its commit: a call into a driver, no more.
-                Obstacle::Pending => self.wait_for_a_commit(&mut table),
-                Obstacle::None => break,
+            if let Some(ticket) = self.try_claim(range.clone(), access, own, after)? {
+                return Ok(ticket);
             }
+            self.wait_for_a_commit(&range, access);
         }
-        table.forget_what_is_over(&mut removed);
-        for entry in table.conflicts(&range, access) {
-            if let State::Submitted(fence) = &entry.state {
-                after.push(fence.clone());
-            }
-        }
-        Ok(table.add(range, access, State::Pending))
     }
 
-    fn wait_for_a_commit(&self, table: &mut MutexGuard<'_, Table>) {
-        table.waiting += 1;
-        self.resolved.wait(table);
-        table.waiting -= 1;
+    /// As [`claim`](Self::claim), but answers `None` where another thread's claim stands in the way.
+    pub(crate) fn try_claim(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        own: Option<&Arc<dyn Timeline>>,
+        after: &mut Dependencies,
+    ) -> Result<Option<Ticket>> {
+        // Declared before the lock, so dropped after it.
+        let mut removed = Removed::new();
+        let mut table = self.table.lock();
+        match table.obstacle(&range, access) {
+            Obstacle::View(open) => return Err(busy(&range, open)),
+            Obstacle::Pending => return Ok(None),
+            Obstacle::None => {}
+        }
+        table.forget_what_is_over(&mut removed);
+        table.collect(&range, access, own, after);
+        Ok(Some(table.add(range, access, State::Pending)))
+    }
+
+    /// Blocks until no pending claim stands in the way. Another thread is between its claim and its commit: a call into a
+    /// driver, no more.
+    fn wait_for_a_commit(&self, range: &Range<usize>, access: Access) {
+        let mut table = self.table.lock();
+        while matches!(table.obstacle(range, access), Obstacle::Pending) {
+            table.waiting += 1;
+            self.resolved.wait(&mut table);
+            table.waiting -= 1;
+        }
+    }
+
+    /// Arranges that `waker` is woken when a pending claim is resolved. Answers `true`, and keeps nothing, where none
+    /// stands in the way.
+    pub(crate) fn wake_at_a_commit(&self, range: &Range<usize>, access: Access, waker: &Waker) -> bool {
+        let mut table = self.table.lock();
+        if !matches!(table.obstacle(range, access), Obstacle::Pending) {
+            return true;
+        }
+        if !table.wakers.iter().any(|known| known.will_wake(waker)) {
+            table.wakers.push(waker.clone());
+        }
+        false
     }
 
     /// Ends a change of the table: whoever waits for one is woken.
-    fn close(&self, table: MutexGuard<'_, Table>) {
+    fn close(&self, mut table: MutexGuard<'_, Table>) {
         let someone_waits = table.waiting > 0;
+        let wakers = std::mem::take(&mut table.wakers);
         drop(table);
         if someone_waits {
             self.resolved.notify_all();
         }
+        for waker in wakers {
+            // The user's code: its panic must not keep the caller's other claims from being resolved.
+            let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+        }
     }
 
     /// Turns a claim into a use that is over when `fence` is.
-    pub(crate) fn commit(&self, ticket: Ticket, fence: Fence) {
+    pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence) {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
-        if let Some(index) = table.position(ticket) {
-            let mut entry = table.entries.swap_remove(index);
+        if let Some((range, access)) = table.claimed(ticket) {
             // The operation came after every conflicting use of its range, so whoever comes after it need not know
             // those any more; and an earlier read of the same timeline is implied by this one.
-            table.take_out(&mut removed, |old| match &old.state {
-                State::Submitted(earlier) => {
-                    let covered = entry.range.start <= old.range.start && old.range.end <= entry.range.end;
-                    let implied = entry.access == Access::Write
-                        || (old.access == Access::Read
-                            && earlier.timeline().id() == fence.timeline().id()
-                            && earlier.point() <= fence.point());
-                    covered && implied
+            let mut moved_on = false;
+            let mut index = 0;
+            while let Some(old) = table.entries.get_mut(index) {
+                let State::Submitted(earlier) = &mut old.state else {
+                    index += 1;
+                    continue;
+                };
+                let same = earlier.is_of_timeline(fence.timeline());
+                let covered = range.start <= old.range.start && old.range.end <= range.end;
+                let implied = access == Access::Write
+                    || (old.access == Access::Read && same && earlier.point() <= fence.point());
+                if !(covered && implied) {
+                    index += 1;
+                } else if same && !moved_on {
+                    // It becomes this use: a handle of the timeline less to make and to drop.
+                    earlier.move_to(fence.point().max(earlier.point()));
+                    (old.range, old.access) = (range.clone(), access);
+                    moved_on = true;
+                    index += 1;
+                } else {
+                    removed.push(table.entries.swap_remove(index));
                 }
-                _ => false,
-            });
-            entry.state = State::Submitted(fence);
-            table.entries.push(entry);
+            }
+            if let Some(index) = table.position(ticket) {
+                if moved_on {
+                    table.discard(index);
+                } else if let Some(entry) = table.entries.get_mut(index) {
+                    entry.state = State::Submitted(fence.clone());
+                }
+            }
         }
         self.close(table);
     }
@@ -198,7 +298,7 @@ impl Hazards {
     pub(crate) fn withdraw(&self, ticket: Ticket) {
         let mut table = self.table.lock();
         if let Some(index) = table.position(ticket) {
-            table.entries.swap_remove(index);
+            table.discard(index);
         }
         self.close(table);
     }
@@ -209,30 +309,16 @@ impl Hazards {
     /// [`ErrorKind::Busy`] where a conflicting view is open, or would have to wait. The error of an operation that was
     /// waited for does not stop the view: who awaits the transfer is told.
     pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
-        let mut after = Dependencies::new();
         loop {
-            // Declared before the lock, so dropped after it.
-            let mut removed = Removed::new();
-            let mut table = self.table.lock();
-            match table.obstacle(&range, access) {
-                Obstacle::View(open) => return Err(busy(&range, open)),
-                Obstacle::Pending if !wait => return Err(in_flight(&range)),
-                Obstacle::Pending => {
-                    self.wait_for_a_commit(&mut table);
+            let after = match self.try_open_view(range.clone(), access)? {
+                Opening::Open(ticket) => return Ok(ticket),
+                Opening::Pending if !wait => return Err(in_flight(&range)),
+                Opening::Pending => {
+                    self.wait_for_a_commit(&range, access);
                     continue;
                 }
-                Obstacle::None => {}
-            }
-            table.forget_what_is_over(&mut removed);
-            for entry in table.conflicts(&range, access) {
-                if let State::Submitted(fence) = &entry.state {
-                    after.push(fence.clone());
-                }
-            }
-            if after.is_empty() {
-                return Ok(table.add(range, access, State::Viewed));
-            }
-            drop(table);
+                Opening::After(after) => after,
+            };
             for fence in &after {
                 if wait {
                     let _reported_by_the_transfer = fence.wait();
@@ -240,18 +326,49 @@ impl Hazards {
                     return Err(in_flight(&range));
                 }
             }
-            // What was waited for is over, whatever its timeline says of itself by now.
-            let over = |entry: &Entry| matches!(&entry.state, State::Submitted(fence) if after.iter().any(|known| known.is_same_as(fence)));
-            let mut table = self.table.lock();
-            table.take_out(&mut removed, over);
-            drop(table);
-            after.clear();
+            self.forget(&after);
         }
+    }
+
+    /// Opens a host view where nothing is in its way; else says what is, without waiting and without asking any driver.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`] where a conflicting view is open.
+    pub(crate) fn try_open_view(&self, range: Range<usize>, access: Access) -> Result<Opening> {
+        let mut after = Dependencies::new();
+        // Declared before the lock, so dropped after it.
+        let mut removed = Removed::new();
+        let mut table = self.table.lock();
+        match table.obstacle(&range, access) {
+            Obstacle::View(open) => return Err(busy(&range, open)),
+            Obstacle::Pending => return Ok(Opening::Pending),
+            Obstacle::None => {}
+        }
+        table.forget_what_is_over(&mut removed);
+        table.collect(&range, access, None, &mut after);
+        if after.is_empty() {
+            return Ok(Opening::Open(table.add(range, access, State::Viewed)));
+        }
+        Ok(Opening::After(after))
+    }
+
+    /// Forgets uses that were waited for: they are over, whatever their timelines say of themselves by now.
+    pub(crate) fn forget(&self, over: &[Fence]) {
+        let mut removed = Removed::new();
+        let is_over = |entry: &Entry| matches!(&entry.state, State::Submitted(fence) if over.iter().any(|known| known.is_same_as(fence)));
+        let mut table = self.table.lock();
+        table.take_out(&mut removed, is_over);
+        drop(table);
     }
 
     /// Closes a host view.
     pub(crate) fn close_view(&self, ticket: Ticket) {
         self.withdraw(ticket);
+    }
+
+    /// How many claims and views there were so far.
+    pub(crate) fn uses(&self) -> u64 {
+        self.table.lock().last_ticket
     }
 
     /// The fences of all uses that are not known to be over.

@@ -8,8 +8,9 @@ use std::{
 
 use crate::{
     Access, RawBuffer, Result,
-    hazard::Ticket,
+    hazard::{Opening, Ticket},
     host_access::{self, HostAccess},
+    obstacle::Obstacle,
 };
 
 /// Readable bytes. Operations that would write them answer `Busy` until it is dropped.
@@ -39,12 +40,37 @@ unsafe impl Sync for Open<'_> {}
 impl<'a> Open<'a> {
     fn new(buffer: &'a RawBuffer, access: Access, wait: bool) -> Result<Self> {
         let (address, ticket) = buffer.open_view(access, wait)?;
+        Ok(Self::opened(buffer, access, address, ticket))
+    }
+
+    /// Waits by wakers. Until it is open nothing is held, so the future may be dropped at any time.
+    async fn when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
+        loop {
+            let address = buffer.viewable(access)?;
+            let in_the_way = match buffer.hazards().try_open_view(buffer.range(), access)? {
+                Opening::Open(ticket) => return Ok(Self::opened(buffer, access, address, ticket)),
+                Opening::Pending => None,
+                Opening::After(fences) => Some(fences),
+            };
+            match in_the_way {
+                None => Obstacle::claim(buffer, access).await,
+                Some(fences) => {
+                    for fence in &fences {
+                        let _reported_by_the_transfer = fence.done().await;
+                    }
+                    buffer.hazards().forget(&fences);
+                }
+            }
+        }
+    }
+
+    fn opened(buffer: &'a RawBuffer, access: Access, address: NonNull<u8>, ticket: Ticket) -> Self {
         let announced = match access {
             Access::Read => HostAccess::Read,
             Access::Write => HostAccess::Write,
         };
         host_access::note(address.as_ptr().addr(), buffer.len(), announced);
-        Ok(Self { buffer, address, ticket })
+        Self { buffer, address, ticket }
     }
 }
 
@@ -63,6 +89,25 @@ impl<'a> HostView<'a> {
 impl<'a> HostViewMut<'a> {
     pub(crate) fn open(buffer: &'a RawBuffer, wait: bool) -> Result<Self> {
         Open::new(buffer, Access::Write, wait).map(|open| Self { open })
+    }
+}
+
+impl RawBuffer {
+    /// As [`read`](Self::read) for a task: waits by wakers, under any executor, and blocks no thread. Dropped before it is
+    /// ready, it has opened nothing.
+    ///
+    /// # Errors
+    /// As for `read`.
+    pub async fn read_async(&self) -> Result<HostView<'_>> {
+        Open::when_free(self, Access::Read).await.map(|open| HostView { open })
+    }
+
+    /// As [`write`](Self::write) for a task; see [`read_async`](Self::read_async).
+    ///
+    /// # Errors
+    /// As for `write`.
+    pub async fn write_async(&self) -> Result<HostViewMut<'_>> {
+        Open::when_free(self, Access::Write).await.map(|open| HostViewMut { open })
     }
 }
 

@@ -53,8 +53,6 @@ impl fmt::Display for TransferMethod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// This version of the library does not do it yet.
-    NotImplemented,
     /// No queue of either side copies between these places.
     NoQueue,
     /// Both sides are the same device.
@@ -67,7 +65,8 @@ pub enum RejectReason {
     NoPeerAccess,
     /// The devices reach each other's memory, but a pattern sent to and fro did not come back as it was.
     PeerCorrupts,
-    /// The devices reach each other's memory, but an error kept them from being verified.
+    /// The devices reach each other's memory, but an error kept them from being enabled or verified. Where it may pass,
+    /// such as a want of memory, a later transfer tries again.
     PeerUnverified,
     /// Peers copy between their own memory, and one side is another kind.
     NotDeviceMemory,
@@ -83,8 +82,8 @@ pub enum RejectReason {
     NoKernel,
     /// The device may not use managed memory while the host does.
     NoConcurrentAccess,
-    /// The destination's device cannot use the source's memory in place.
-    NotShareable,
+    /// It needs the host's threads or pageable memory, or moves pages: such work cannot be recorded and replayed.
+    NotRecordable,
     /// The caller forbade it, or asked for another one.
     Forbidden,
 }
@@ -92,7 +91,6 @@ pub enum RejectReason {
 impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NotImplemented => "not implemented yet",
             Self::NoQueue => "no queue of either side copies between these places",
             Self::SameDevice => "both sides are on the same device",
             Self::NoDevice => "both sides are on the host",
@@ -107,7 +105,9 @@ impl fmt::Display for RejectReason {
             Self::NotMapped => "the memory is not mapped into the device's address space",
             Self::NoKernel => "the device's driver does not take the kernel that copies in place",
             Self::NoConcurrentAccess => "host and device may not use managed memory at the same time",
-            Self::NotShareable => "the destination's device cannot use the source in place",
+            Self::NotRecordable => {
+                "what needs the host's threads or pageable memory, or moves pages, cannot be recorded"
+            }
             Self::Forbidden => "forbidden by the caller",
         })
     }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Result, Timing};
+use crate::{Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Recorded, Result, Timing};
 
 /// A pattern that memory is filled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,13 +95,20 @@ pub enum Operation<'a> {
         /// Where to.
         to: DeviceId,
     },
+    /// Does again everything that was recorded; see [`Backend::record`](crate::Backend::record).
+    Replay {
+        /// What.
+        recorded: &'a dyn Recorded,
+    },
 }
 
 /// The buffers of an operation and what it does to each.
-type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
+pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
-    fn uses(&self) -> Uses<'a> {
+    /// Its buffers, and what it does to each.
+    #[must_use]
+    pub fn uses(&self) -> Uses<'a> {
         let mut uses = Uses::new();
         match *self {
             Self::Copy { src, dst }
@@ -120,6 +127,9 @@ impl<'a> Operation<'a> {
             Self::Fill { dst, .. } => uses.push((dst, Access::Write)),
             // Migration must not run beside another user of the pages.
             Self::Prefetch { buffer, .. } => uses.push((buffer, Access::Write)),
+            Self::Replay { recorded } => {
+                uses.extend(recorded.uses().iter().map(|(buffer, access)| (buffer, *access)));
+            }
         }
         uses
     }
@@ -166,7 +176,7 @@ impl<'a> Operation<'a> {
             Self::Prefetch { buffer, .. } if buffer.is_empty() => {
                 Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"))
             }
-            Self::Prefetch { .. } => Ok(()),
+            Self::Prefetch { .. } | Self::Replay { .. } => Ok(()),
         }
     }
 }
@@ -244,7 +254,7 @@ fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<(
 /// error nothing was enqueued.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut claims = Claims::of(&mut operation.uses())?;
+    let mut claims = Claims::for_queue(&mut operation.uses(), queue)?;
     claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.

@@ -83,12 +83,14 @@ impl RawBuffer {
 
     /// Its allocation's identity.
     #[must_use]
+    #[inline]
     pub fn id(&self) -> BufferId {
         self.block.id
     }
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -101,12 +103,14 @@ impl RawBuffer {
 
     /// Bytes from the beginning of the allocation.
     #[must_use]
+    #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
     /// Where it is, and what kind of memory.
     #[must_use]
+    #[inline]
     pub fn place(&self) -> Place {
         self.block.place
     }
@@ -125,12 +129,14 @@ impl RawBuffer {
 
     /// Address as the device sees it. The buffer must be kept alive while the address is used.
     #[must_use]
+    #[inline]
     pub fn device_address(&self) -> Option<u64> {
         self.block.device_address.map(|address| address + self.offset as u64)
     }
 
     /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
     #[must_use]
+    #[inline]
     pub fn host_address(&self) -> Option<NonNull<u8>> {
         // SAFETY: a slice's offset lies within the allocation, or at its end.
         self.block.host_address.map(|address| unsafe { address.add(self.offset) })
@@ -220,6 +226,13 @@ impl RawBuffer {
         outcome
     }
 
+    /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
+    /// nobody used the allocation in between, except around this library.
+    #[must_use]
+    pub fn uses(&self) -> u64 {
+        self.hazards().uses()
+    }
+
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards
     }
@@ -228,11 +241,13 @@ impl RawBuffer {
         self.offset..self.offset + self.len
     }
 
-    pub(crate) fn open_view(
-        &self,
-        access: Access,
-        wait: bool,
-    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
+    /// The allocation's bytes `from..to`, which some view of it reaches.
+    pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
+        Self { block: Arc::clone(&self.block), offset: from, len: to - from }
+    }
+
+    /// Where a view would find the bytes.
+    pub(crate) fn viewable(&self, access: Access) -> Result<NonNull<u8>> {
         let Some(address) = self.host_address() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -245,6 +260,15 @@ impl RawBuffer {
                 "this buffer wraps memory that may not be written",
             ));
         }
+        Ok(address)
+    }
+
+    pub(crate) fn open_view(
+        &self,
+        access: Access,
+        wait: bool,
+    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
+        let address = self.viewable(access)?;
         let ticket = self.hazards().open_view(self.range(), access, wait)?;
         Ok((address, ticket))
     }

@@ -41,6 +41,7 @@ pub struct TransferReport {
 impl TransferReport {
     /// A report of a transfer about to be submitted, with one lane and one chunk and all times zero.
     #[must_use]
+    #[inline]
     pub fn planned(path: TransferPath, method: TransferMethod, lane: DeviceId, bytes: u64) -> Self {
         Self {
             path,

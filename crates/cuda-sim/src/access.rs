@@ -4,7 +4,7 @@
 //! run in which the bytes came out right. Operations are checked as they are enqueued, in the order of the calls.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
     sync::Arc,
     thread::ThreadId,
@@ -208,10 +208,10 @@ impl Log {
     }
 
     /// Forgets the accesses of a stream that is gone and done.
-    pub(crate) fn forget_actor(&mut self, actor: ActorId) {
+    pub(crate) fn forget_actors(&mut self, actors: &BTreeSet<ActorId>) {
         for segment in self.shadow.values_mut() {
-            segment.reads.retain(|read| read.by != actor);
-            if segment.write.as_ref().is_some_and(|write| write.by == actor) {
+            segment.reads.retain(|read| !actors.contains(&read.by));
+            if segment.write.as_ref().is_some_and(|write| actors.contains(&write.by)) {
                 segment.write = None;
             }
         }

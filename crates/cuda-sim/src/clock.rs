@@ -1,7 +1,5 @@
 //! Vector clocks: what has happened before what, as far as driver calls order it.
 
-use std::collections::BTreeMap;
-
 /// Who acts: a stream by its handle, or the host.
 pub(crate) type ActorId = u64;
 
@@ -9,31 +7,89 @@ pub(crate) type ActorId = u64;
 /// the order in which their calls arrive is taken for it. This may miss a race between threads and never invents one.
 pub(crate) const HOST: ActorId = 0;
 
-/// For each actor, how many of its steps have happened before.
+/// For each actor, how many of its steps have happened before. Sorted by actor and without gaps in memory: clocks are
+/// cloned and joined with every operation, and rarely have more than some dozen actors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Clock(BTreeMap<ActorId, u64>);
+pub(crate) struct Clock(Vec<(ActorId, u64)>);
 
 impl Clock {
     pub(crate) const fn new() -> Self {
-        Self(BTreeMap::new())
+        Self(Vec::new())
+    }
+
+    fn position(&self, actor: ActorId) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&actor, |(of, _)| *of)
     }
 
     pub(crate) fn of(&self, actor: ActorId) -> u64 {
-        self.0.get(&actor).copied().unwrap_or(0)
+        self.position(actor).ok().and_then(|at| self.0.get(at)).map_or(0, |(_, step)| *step)
     }
 
     pub(crate) fn tick(&mut self, actor: ActorId) {
-        *self.0.entry(actor).or_insert(0) += 1;
-    }
-
-    pub(crate) fn join(&mut self, other: &Self) {
-        for (actor, step) in &other.0 {
-            let mine = self.0.entry(*actor).or_insert(0);
-            *mine = (*mine).max(*step);
+        match self.position(actor) {
+            Ok(at) => self.0.get_mut(at).into_iter().for_each(|(_, step)| *step += 1),
+            Err(at) => self.0.insert(at, (actor, 1)),
         }
     }
 
+    /// Learns what the other one knows. Both are walked once.
+    pub(crate) fn join(&mut self, other: &Self) {
+        let mut at = 0;
+        for &(actor, step) in &other.0 {
+            while self.0.get(at).is_some_and(|(mine, _)| *mine < actor) {
+                at += 1;
+            }
+            match self.0.get_mut(at) {
+                Some((mine, known)) if *mine == actor => *known = (*known).max(step),
+                _ => self.0.insert(at, (actor, step)),
+            }
+        }
+    }
+
+    /// Whom it knows of.
+    pub(crate) fn actors(&self) -> impl Iterator<Item = ActorId> {
+        self.0.iter().map(|(actor, _)| *actor)
+    }
+
     pub(crate) fn forget(&mut self, actor: ActorId) {
-        self.0.remove(&actor);
+        if let Ok(at) = self.position(actor) {
+            self.0.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn clock(steps: &[(ActorId, u64)]) -> Clock {
+        Clock(steps.to_vec())
+    }
+
+    #[test]
+    fn a_join_knows_what_either_knew() {
+        let cases: [(&[_], &[_], &[_]); 4] = [
+            (&[], &[(1, 2), (5, 1)], &[(1, 2), (5, 1)]),
+            (&[(1, 3), (4, 1)], &[(1, 2), (2, 7), (9, 1)], &[(1, 3), (2, 7), (4, 1), (9, 1)]),
+            (&[(2, 2)], &[(2, 5)], &[(2, 5)]),
+            (&[(2, 2), (3, 3)], &[], &[(2, 2), (3, 3)]),
+        ];
+        for (mine, theirs, both) in cases {
+            let mut joined = clock(mine);
+            joined.join(&clock(theirs));
+            assert_eq!(joined, clock(both));
+        }
+    }
+
+    #[test]
+    fn steps_are_counted_for_each_actor_until_it_is_forgotten() {
+        let mut clock = Clock::new();
+        for actor in [7, 3, 7, HOST] {
+            clock.tick(actor);
+        }
+        assert_eq!([0, 3, 5, 7].map(|actor| clock.of(actor)), [1, 1, 0, 2]);
+        clock.forget(7);
+        clock.forget(8);
+        assert_eq!((clock.of(7), clock.of(3)), (0, 1));
     }
 }

@@ -4,13 +4,17 @@ use std::sync::Once;
 
 use crate::{
     access::AccessKind,
+    example_kernels,
     twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin},
 };
 
 /// Registers them, once: a test may put another twin in a kernel's place afterwards.
 pub(crate) fn register() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| register_kernel_twin("transload_copy", COPY));
+    ONCE.call_once(|| {
+        register_kernel_twin("transload_copy", COPY);
+        example_kernels::register();
+    });
 }
 
 /// `transload_copy(dst, src, bytes)`: crates/streams/src/kernels/copy.cu.

@@ -26,6 +26,10 @@ pub struct Ledger {
     pub pools: usize,
     /// Loaded modules.
     pub modules: usize,
+    /// Graphs.
+    pub graphs: usize,
+    /// Executable graphs.
+    pub graph_execs: usize,
 }
 
 impl Ledger {
@@ -53,6 +57,8 @@ impl fmt::Display for Ledger {
             (self.managed, "managed allocations"),
             (self.pools, "memory pools"),
             (self.modules, "modules"),
+            (self.graphs, "graphs"),
+            (self.graph_execs, "executable graphs"),
         ];
         for (count, what) in entries {
             if count != 0 {

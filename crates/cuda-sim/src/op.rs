@@ -32,7 +32,7 @@ pub(crate) struct Op {
 }
 
 /// What an operation does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Work {
     /// Nothing beside what it waits for.
     Wait,
@@ -67,7 +67,7 @@ pub(crate) enum Work {
 }
 
 /// One side of a copy.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// Memory that the driver knows, looked up when the bytes move.
     Known(u64),
@@ -78,7 +78,7 @@ pub(crate) enum Place {
 }
 
 /// A copy of `height` rows of `width` bytes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Copy {
     pub(crate) from: Place,
     pub(crate) to: Place,
@@ -124,7 +124,7 @@ pub(crate) enum HostCall {
 }
 
 /// A kernel to run.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct KernelRun {
     pub(crate) twin: KernelTwin,
     pub(crate) launch: Launch,

@@ -3,7 +3,7 @@
 use crate::{
     code,
     device::Residency,
-    memory::{Kind, Life, Memory},
+    memory::{Allocation, Kind, Life, Memory},
     op::{Copy, Fill, HostCall, KernelRun, Op, Place, Work},
     rng::Rng,
     state::State,
@@ -176,24 +176,26 @@ fn fill_now(memory: &Memory, fill: &Fill) -> Result<(), u32> {
     Ok(())
 }
 
+/// Whether kernels of a device's context may use an allocation: its own, the host's, or a peer's that was opened to it.
+pub(crate) fn reaches(state: &State, device: u32, context: u64, allocation: &Allocation) -> bool {
+    if !allocation.is_device() || allocation.device == device {
+        return true;
+    }
+    match allocation.kind {
+        Kind::Pool(pool) => {
+            state.pools.get(&pool).is_some_and(|pool| pool.access.get(&device).is_some_and(|to| *to != 0))
+        }
+        _ => state.contexts.get(&context).is_some_and(|own| own.peers.contains(&allocation.device)),
+    }
+}
+
 fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> Result<(), u32> {
     let declared = (run.twin.accesses)(&run.launch);
     let pageable = state.device(device).options.pageable_access;
     for access in &declared {
         let Some(allocation) = state.memory.find(access.address) else { continue };
-        if allocation.is_device() && allocation.device != device {
-            let enabled =
-                state.contexts.get(&context).is_some_and(|own| own.peers.contains(&allocation.device));
-            let granted = match allocation.kind {
-                Kind::Pool(pool) => state
-                    .pools
-                    .get(&pool)
-                    .is_some_and(|pool| pool.access.get(&device).is_some_and(|to| *to != 0)),
-                _ => enabled,
-            };
-            if !granted {
-                return Err(code::ILLEGAL_ADDRESS);
-            }
+        if !reaches(state, device, context, allocation) {
+            return Err(code::ILLEGAL_ADDRESS);
         }
         let (base, address, bytes) = (allocation.base, access.address, access.bytes);
         if let Some(allocation) = state.memory.at_mut(base)

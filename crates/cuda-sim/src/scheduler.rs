@@ -3,7 +3,7 @@
 //! Enqueueing runs nothing. Work runs when somebody waits for it, and then other work of the same device that is free to
 //! run gets its turn as well, as much as the seed says. A large copy lands in pieces, with other work in between.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use parking_lot::MutexGuard;
 
@@ -11,6 +11,7 @@ use crate::{
     access::{AccessKind, AccessRecord, Actor, Placed},
     api,
     clock::Clock,
+    graph::Node,
     op::{Op, Point, Work},
     perform::{self, Progress},
     state::{CHANGED, Guard, State, StreamKind},
@@ -27,6 +28,10 @@ pub(crate) fn enqueue(
     after: Vec<Point>,
     known: Option<&Clock>,
 ) -> Point {
+    if state.graphs.is_capturing(stream) {
+        capture(state, stream, name, work);
+        return end_of(state, stream);
+    }
     let sequence = state.next_sequence();
     let mut after = after;
     let barrier = implicit_barrier(state, stream);
@@ -47,6 +52,13 @@ pub(crate) fn enqueue(
     let position = target.enqueued;
     target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost: None });
     Point { stream, position }
+}
+
+/// Makes work a node of the graph that the stream is captured into.
+fn capture(state: &mut State, stream: u64, name: &'static str, work: Work) {
+    let Some(own) = state.streams.get(&stream) else { return };
+    let (context, device) = (own.context, own.device);
+    state.graphs.append(stream, Node { name, work, after: BTreeSet::new(), context, device });
 }
 
 /// What the legacy default stream makes an operation of `stream` wait for.
@@ -123,10 +135,10 @@ pub(crate) fn host_access(
     if by == crate::clock::HOST && host_clock.of(by) == 0 {
         host_clock.tick(by);
     }
-    let current = clock.clone().unwrap_or_else(|| Arc::new(host_clock.clone()));
-    let placed = Placed { record, by, step: current.of(by), clock };
+    let current = clock.as_deref().unwrap_or(host_clock);
+    let placed = Placed { record, by, step: current.of(by), clock: clock.clone() };
     if let Some(device) = devices.get_mut(owner as usize) {
-        device.log.check(placed, &current);
+        device.log.check(placed, current);
     }
 }
 

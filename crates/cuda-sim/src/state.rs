@@ -16,6 +16,7 @@ use crate::{
     clock::Clock,
     code::{self, Answer},
     faults::Faults,
+    graph::Graphs,
     ledger::Ledger,
     memory::{Kind, Memory},
     op::{Op, Point},
@@ -53,6 +54,7 @@ pub(crate) struct State {
     pub(crate) pools: BTreeMap<u64, Pool>,
     pub(crate) modules: BTreeMap<u64, Module>,
     pub(crate) functions: BTreeMap<u64, Function>,
+    pub(crate) graphs: Graphs,
     pub(crate) memory: Memory,
     pub(crate) sequence: u64,
     /// Whether any device records accesses.
@@ -178,6 +180,7 @@ impl State {
             pools: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),
+            graphs: Graphs::new(),
             memory: Memory::new(),
             sequence: 0,
             recording: false,
@@ -293,18 +296,21 @@ impl State {
     pub(crate) fn destroy_context(&mut self, context: u64) {
         let Some(gone) = self.contexts.remove(&context) else { return };
         let device = gone.device;
-        let streams: Vec<u64> =
-            self.streams.iter().filter(|(_, stream)| stream.context == context).map(|(id, _)| *id).collect();
-        for stream in streams {
-            self.streams.remove(&stream);
-            self.host_clock.forget(stream);
-            for other in &mut self.devices {
-                other.log.forget_actor(stream);
-            }
+        // With its streams go those that were destroyed before, of which only the host's clock tells still.
+        let is_gone = |id: &u64| self.streams.get(id).is_none_or(|stream| stream.context == context);
+        let known = self.host_clock.actors().filter(|actor| *actor != crate::clock::HOST);
+        let streams: BTreeSet<u64> = self.streams.keys().copied().chain(known).filter(is_gone).collect();
+        for stream in &streams {
+            self.streams.remove(stream);
+            self.host_clock.forget(*stream);
+        }
+        for other in &mut self.devices {
+            other.log.forget_actors(&streams);
         }
         self.events.retain(|_, event| event.context != context);
         self.modules.retain(|_, module| module.context != context);
         self.functions.retain(|_, function| function.context != context);
+        self.graphs.forget_context(context);
         // Memory of pools outlives a context: it belongs to the device.
         let dropped = self.memory.remove_where(|allocation| {
             allocation.context == context && !matches!(allocation.kind, Kind::Pool(_))
@@ -379,6 +385,7 @@ impl State {
                 .count(),
             ..Ledger::default()
         };
+        (ledger.graphs, ledger.graph_execs) = self.graphs.count(device);
         for allocation in self.memory.iter().filter(|one| one.device == device) {
             match allocation.kind {
                 Kind::Device | Kind::Pool(_) => {

@@ -3,7 +3,8 @@
 use std::{ffi::c_void, ptr::NonNull};
 
 use crate::api::{
-    batch, context, copy, device, event, fill, host_memory, managed, memory, module, pointer, pool, stream,
+    batch, context, copy, device, event, fill, graph, host_memory, managed, memory, module, pointer, pool,
+    stream,
 };
 
 macro_rules! symbols {
@@ -46,11 +47,15 @@ symbols! {
     fill: cuMemsetD8_v2, cuMemsetD16_v2, cuMemsetD32_v2, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async,
         cuMemsetD2D8Async;
     stream: cuStreamCreate, cuStreamCreateWithPriority, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize,
-        cuStreamGetPriority, cuStreamGetFlags, cuStreamGetCtx, cuStreamGetId, cuStreamIsCapturing,
-        cuThreadExchangeStreamCaptureMode, cuStreamWaitEvent, cuLaunchHostFunc, cuStreamAddCallback;
+        cuStreamGetPriority, cuStreamGetFlags, cuStreamGetCtx, cuStreamGetId, cuStreamWaitEvent, cuLaunchHostFunc,
+        cuStreamAddCallback;
+    graph: cuThreadExchangeStreamCaptureMode, cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing,
+        cuGraphDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags, cuGraphExecDestroy, cuGraphLaunch,
+        cuGraphExecUpdate, cuGraphExecUpdate_v2;
     event: cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventRecordWithFlags, cuEventQuery, cuEventSynchronize,
         cuEventElapsedTime, cuEventElapsedTime_v2;
-    module: cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuLaunchKernel;
+    module: cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuLaunchKernel,
+        cuFuncGetAttribute, cuFuncGetParamInfo, cuOccupancyMaxActiveBlocksPerMultiprocessor;
 }
 
 #[cfg(test)]
@@ -100,10 +105,10 @@ mod tests {
     #[test]
     fn symbols_have_the_signatures_of_cuda_sys() {
         agree!(mine0, theirs0: context::cuCtxSynchronize);
-        agree!(mine1, theirs1: device::cuInit, device::cuDriverGetVersion, device::cuDeviceGetCount, device::cuDevicePrimaryCtxRelease_v2, device::cuDevicePrimaryCtxReset_v2, context::cuCtxGetCurrent, context::cuCtxSetCurrent, context::cuCtxPushCurrent_v2, context::cuCtxPopCurrent_v2, context::cuCtxGetDevice, context::cuCtxGetFlags, context::cuCtxDisablePeerAccess, memory::cuMemFree_v2, host_memory::cuMemFreeHost, host_memory::cuMemHostUnregister, pool::cuMemPoolDestroy, copy::cuMemcpy2D_v2, stream::cuStreamDestroy_v2, stream::cuStreamQuery, stream::cuStreamSynchronize, stream::cuThreadExchangeStreamCaptureMode, event::cuEventDestroy_v2, event::cuEventQuery, event::cuEventSynchronize, module::cuModuleUnload);
-        agree!(mine2, theirs2: device::cuGetErrorName, device::cuGetErrorString, device::cuDeviceGet, device::cuDeviceGetUuid, device::cuDeviceGetUuid_v2, device::cuDeviceTotalMem_v2, device::cuDevicePrimaryCtxRetain, device::cuDevicePrimaryCtxSetFlags_v2, context::cuCtxGetApiVersion, context::cuCtxGetId, context::cuCtxGetStreamPriorityRange, context::cuCtxEnablePeerAccess, context::cuMemGetInfo_v2, context::cuDeviceGetMemPool, memory::cuMemAlloc_v2, host_memory::cuMemAllocHost_v2, host_memory::cuMemHostGetFlags, pool::cuMemFreeAsync, pool::cuMemPoolCreate, pool::cuMemPoolTrimTo, pool::cuDeviceGetDefaultMemPool, pool::cuDeviceSetMemPool, copy::cuMemcpy2DAsync_v2, stream::cuStreamCreate, stream::cuStreamGetPriority, stream::cuStreamGetFlags, stream::cuStreamGetCtx, stream::cuStreamGetId, stream::cuStreamIsCapturing, event::cuEventCreate, event::cuEventRecord, module::cuModuleLoadData);
-        agree!(mine3, theirs3: device::cuDeviceGetName, device::cuDeviceGetPCIBusId, device::cuDeviceComputeCapability, device::cuDeviceGetAttribute, device::cuDeviceCanAccessPeer, device::cuDevicePrimaryCtxGetState, memory::cuMemGetAddressRange_v2, host_memory::cuMemHostAlloc, host_memory::cuMemHostRegister_v2, host_memory::cuMemHostGetDevicePointer_v2, managed::cuMemAllocManaged, pool::cuMemAllocAsync, pool::cuMemPoolSetAttribute, pool::cuMemPoolGetAttribute, pool::cuMemPoolSetAccess, pool::cuMemPoolGetAccess, pointer::cuPointerGetAttribute, copy::cuMemcpyHtoD_v2, copy::cuMemcpyDtoH_v2, copy::cuMemcpyDtoD_v2, copy::cuMemcpy, fill::cuMemsetD8_v2, fill::cuMemsetD16_v2, fill::cuMemsetD32_v2, stream::cuStreamCreateWithPriority, stream::cuStreamWaitEvent, stream::cuLaunchHostFunc, event::cuEventRecordWithFlags, event::cuEventElapsedTime, module::cuModuleGetFunction);
-        agree!(mine4, theirs4: device::cuDeviceGetP2PAttribute, managed::cuMemPrefetchAsync, managed::cuMemAdvise, managed::cuMemAdvise_v2, pool::cuMemAllocFromPoolAsync, copy::cuMemcpyHtoDAsync_v2, copy::cuMemcpyDtoHAsync_v2, copy::cuMemcpyDtoDAsync_v2, copy::cuMemcpyAsync, fill::cuMemsetD8Async, fill::cuMemsetD16Async, fill::cuMemsetD32Async, stream::cuStreamAddCallback);
+        agree!(mine1, theirs1: device::cuInit, device::cuDriverGetVersion, device::cuDeviceGetCount, device::cuDevicePrimaryCtxRelease_v2, device::cuDevicePrimaryCtxReset_v2, context::cuCtxGetCurrent, context::cuCtxSetCurrent, context::cuCtxPushCurrent_v2, context::cuCtxPopCurrent_v2, context::cuCtxGetDevice, context::cuCtxGetFlags, context::cuCtxDisablePeerAccess, memory::cuMemFree_v2, host_memory::cuMemFreeHost, host_memory::cuMemHostUnregister, pool::cuMemPoolDestroy, copy::cuMemcpy2D_v2, stream::cuStreamDestroy_v2, stream::cuStreamQuery, stream::cuStreamSynchronize, graph::cuThreadExchangeStreamCaptureMode, graph::cuGraphDestroy, graph::cuGraphExecDestroy, event::cuEventDestroy_v2, event::cuEventQuery, event::cuEventSynchronize, module::cuModuleUnload);
+        agree!(mine2, theirs2: device::cuGetErrorName, device::cuGetErrorString, device::cuDeviceGet, device::cuDeviceGetUuid, device::cuDeviceGetUuid_v2, device::cuDeviceTotalMem_v2, device::cuDevicePrimaryCtxRetain, device::cuDevicePrimaryCtxSetFlags_v2, context::cuCtxGetApiVersion, context::cuCtxGetId, context::cuCtxGetStreamPriorityRange, context::cuCtxEnablePeerAccess, context::cuMemGetInfo_v2, context::cuDeviceGetMemPool, memory::cuMemAlloc_v2, host_memory::cuMemAllocHost_v2, host_memory::cuMemHostGetFlags, pool::cuMemFreeAsync, pool::cuMemPoolCreate, pool::cuMemPoolTrimTo, pool::cuDeviceGetDefaultMemPool, pool::cuDeviceSetMemPool, copy::cuMemcpy2DAsync_v2, stream::cuStreamCreate, stream::cuStreamGetPriority, stream::cuStreamGetFlags, stream::cuStreamGetCtx, stream::cuStreamGetId, graph::cuStreamIsCapturing, graph::cuStreamBeginCapture_v2, graph::cuStreamEndCapture, graph::cuGraphLaunch, event::cuEventCreate, event::cuEventRecord, module::cuModuleLoadData);
+        agree!(mine3, theirs3: graph::cuGraphGetNodes, graph::cuGraphInstantiateWithFlags, graph::cuGraphExecUpdate_v2, device::cuDeviceGetName, device::cuDeviceGetPCIBusId, device::cuDeviceComputeCapability, device::cuDeviceGetAttribute, device::cuDeviceCanAccessPeer, device::cuDevicePrimaryCtxGetState, memory::cuMemGetAddressRange_v2, host_memory::cuMemHostAlloc, host_memory::cuMemHostRegister_v2, host_memory::cuMemHostGetDevicePointer_v2, managed::cuMemAllocManaged, pool::cuMemAllocAsync, pool::cuMemPoolSetAttribute, pool::cuMemPoolGetAttribute, pool::cuMemPoolSetAccess, pool::cuMemPoolGetAccess, pointer::cuPointerGetAttribute, copy::cuMemcpyHtoD_v2, copy::cuMemcpyDtoH_v2, copy::cuMemcpyDtoD_v2, copy::cuMemcpy, fill::cuMemsetD8_v2, fill::cuMemsetD16_v2, fill::cuMemsetD32_v2, stream::cuStreamCreateWithPriority, stream::cuStreamWaitEvent, stream::cuLaunchHostFunc, event::cuEventRecordWithFlags, event::cuEventElapsedTime, module::cuModuleGetFunction, module::cuFuncGetAttribute);
+        agree!(mine4, theirs4: graph::cuGraphExecUpdate, device::cuDeviceGetP2PAttribute, managed::cuMemPrefetchAsync, managed::cuMemAdvise, managed::cuMemAdvise_v2, pool::cuMemAllocFromPoolAsync, copy::cuMemcpyHtoDAsync_v2, copy::cuMemcpyDtoHAsync_v2, copy::cuMemcpyDtoDAsync_v2, copy::cuMemcpyAsync, fill::cuMemsetD8Async, fill::cuMemsetD16Async, fill::cuMemsetD32Async, stream::cuStreamAddCallback, module::cuFuncGetParamInfo, module::cuOccupancyMaxActiveBlocksPerMultiprocessor);
         agree!(mine5, theirs5: managed::cuMemPrefetchAsync_v2, managed::cuMemRangeGetAttribute, module::cuModuleLoadDataEx);
         agree!(mine6, theirs6: copy::cuMemcpyPeerAsync, fill::cuMemsetD2D8Async);
         agree!(mine8, theirs8: batch::cuMemcpyBatchAsync_v2);

@@ -36,6 +36,7 @@ mod driver;
 mod drop_errors;
 mod error;
 mod event;
+mod graph;
 mod stream;
 
 pub use capture::RelaxedCapture;
@@ -46,4 +47,5 @@ pub use driver::{Driver, SymbolSource, Version, ffi, install, trace};
 pub use drop_errors::{record_drop_error, take_drop_errors};
 pub use error::{DriverError, InstallError, Result, check};
 pub use event::{Event, EventTiming};
+pub use graph::{Capture, CaptureMode, Graph, GraphExec, GraphUpdate};
 pub use stream::{AsStream, RawStream, Stream, StreamOptions};

@@ -1,13 +1,8 @@
-//! A stream's own copies, fills and prefetches: safe ones, whose memory is owned, and raw ones for frameworks.
+//! A stream's own copies, fills and prefetches, whose memory is owned: safe at any time.
 
 use std::time::Instant;
 
-use transload_core::{
-    CostBasis, DeviceId, Error, ErrorKind, Operation, Pattern, RawBuffer, Result, Timing, Transfer,
-    TransferMethod, TransferPath, TransferReport, submit,
-};
-use transload_cuda_sys::{AsStream, check, ffi};
-use transload_memory::lift;
+use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferPath, submit};
 
 use crate::CudaStream;
 
@@ -48,35 +43,9 @@ impl CudaStream {
         match submit(self, &operation, Timing::Off) {
             Ok(fence) => {
                 let path = TransferPath::new(src.place(), dst.place());
-                let mut report = TransferReport::planned(
-                    path,
-                    TransferMethod::DirectCopy,
-                    self.device(),
-                    dst.len() as u64,
-                );
-                report.basis = CostBasis::User;
-                report.submitting = begun.elapsed();
-                Transfer::submitted(fence, report, begun, None)
+                Transfer::direct(fence, path, self.device(), dst.len() as u64, begun)
             }
             Err(error) => Transfer::refused(error),
         }
-    }
-
-    /// Enqueues a copy between raw addresses of unified addressing, for frameworks that keep their own order.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for 0 bytes; the driver's.
-    ///
-    /// # Safety
-    /// * Both ranges are valid for `bytes` bytes on this stream's device (host memory must be pinned or stay alive and
-    ///   untouched until the stream has done the copy), and do not overlap.
-    /// * Nothing uses them in conflict until then. Buffers of this library do not know about this copy.
-    pub unsafe fn copy_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
-        if bytes == 0 {
-            return Err(Error::new(ErrorKind::InvalidArgument, "a copy needs at least 1 byte"));
-        }
-        let _bound = self.context().enter().map_err(lift)?;
-        // SAFETY: the caller's promise.
-        check("cuMemcpyAsync", unsafe { ffi::cuMemcpyAsync(dst, src, bytes, self.as_raw()) }).map_err(lift)
     }
 }

@@ -10,17 +10,21 @@ use transload_core::{
     Result, StreamPriority, Timeline, Timing,
 };
 use transload_cuda_sys::{
-    Context, DriverError, RawStream, check,
+    Context, DriverError, RawStream, Stream, check,
     cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
     ffi,
 };
 use transload_memory::{context_of, lift};
 
-use crate::{CudaStream, kernels::Kernels, timeline::StreamTimeline};
+use crate::{CudaGraph, CudaStream, kernels::Kernels, metrics::Counted, timeline::StreamTimeline};
+
+/// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
+/// loss, and enqueueing takes as long as doing. See `points`.
+const SMALL: usize = 64 << 10;
 
 impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
-        self.timeline.device()
+        self.own.device
     }
 
     fn priority(&self) -> StreamPriority {
@@ -32,7 +36,7 @@ impl Queue for CudaStream {
     }
 
     fn can_copy(&self, src: Place, dst: Place) -> bool {
-        let here = |place: Place| place.device == self.timeline.device();
+        let here = |place: Place| place.device == self.own.device;
         let host = |place: Place| place.device.is_cpu();
         (here(src) && (here(dst) || host(dst))) || (host(src) && here(dst))
     }
@@ -42,9 +46,11 @@ impl Queue for CudaStream {
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
-        self.own.check()?;
+        let own = &*self.own;
+        own.check_here()?;
         let calls = Calls::of(operation, self)?;
-        let _bound = self.own.context().enter().map_err(lift)?;
+        let _bound = own.context().enter().map_err(lift)?;
+        let mut small = calls.are_small();
         for fence in after {
             let Some(other) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {
                 return Err(Error::new(
@@ -53,22 +59,36 @@ impl Queue for CudaStream {
                 ));
             };
             // What is earlier in the same stream is done earlier.
-            if !std::ptr::eq(other, &raw const *self.own) {
-                self.own.wait_for(other, fence.point())?;
+            if !std::ptr::eq(other, own) {
+                small &= !own.wait_for(other, fence.point())?;
             }
         }
-        let start = match timing {
-            Timing::Off => None,
-            Timing::Measured => Some(self.own.record_start().map_err(lift)?),
-        };
+        let counted = own.metrics.next();
+        let measured = timing == Timing::Measured || counted == Counted::Timed;
+        small &= !measured && !own.points.is_shared();
+        let mut start = None;
+        if !small {
+            own.close_run().map_err(lift)?;
+            if measured {
+                let asked_for = timing == Timing::Measured;
+                start = Some(own.record_start(asked_for, counted == Counted::Timed).map_err(lift)?);
+            }
+        }
         let mut under_way = false;
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
-        let enqueued = unsafe { calls.make(self.own.raw(), &mut under_way) };
-        match enqueued.and_then(|()| self.own.record_end(start)) {
-            Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
+        let made = unsafe { calls.make(own.raw(), &mut under_way) };
+        let marked =
+            made.and_then(|()| if small { own.mark_small() } else { own.record_end(start, calls.name()) });
+        match marked {
+            Ok(point) => {
+                if counted != Counted::No {
+                    own.metrics.count(operation);
+                }
+                Ok(Fence::new(Arc::clone(&self.timeline), point))
+            }
             // Without a fence nobody would wait for what was enqueued before the error.
-            Err(error) if under_way => Err(self.own.settle_unmarked(error)),
+            Err(error) if under_way => Err(own.settle_unmarked(error)),
             Err(error) => Err(lift(error)),
         }
     }
@@ -78,6 +98,7 @@ impl Queue for CudaStream {
     }
 
     fn raw_handle(&self) -> Option<usize> {
+        self.own.share();
         Some(self.own.raw().addr())
     }
 
@@ -91,7 +112,7 @@ impl Queue for CudaStream {
 
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
-enum Side {
+pub(crate) enum Side {
     Host(*mut c_void),
     /// Device or unified memory: the driver's own address.
     Device(u64),
@@ -139,7 +160,7 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
 }
 
 /// What to call the driver with; everything that can be refused is refused before the first call.
-enum Calls<'a> {
+pub(crate) enum Calls<'a> {
     Copy(Side, Side, usize),
     CopyPitched(Side, Side, Pitched),
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
@@ -147,10 +168,11 @@ enum Calls<'a> {
     CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
     Fill(u64, usize, Pattern),
     Prefetch(u64, usize, DeviceId),
+    Launch(&'a CudaGraph, &'a Stream),
 }
 
 impl<'a> Calls<'a> {
-    fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
+    pub(crate) fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
         let reachable = |src: &RawBuffer, dst: &RawBuffer| {
             if stream.can_copy(src.place(), dst.place()) {
                 return Ok(());
@@ -228,14 +250,47 @@ impl<'a> Calls<'a> {
                     ),
                 )),
             },
+            Operation::Replay { recorded } => match recorded.as_any().downcast_ref::<CudaGraph>() {
+                Some(graph) if recorded.device() == stream.device() => {
+                    Ok(Self::Launch(graph, stream.own.stream()))
+                }
+                _ => {
+                    let (of, device) = (recorded.device(), stream.device());
+                    let text = format!("a stream of {device} replays its own recordings, not one of {of}");
+                    Err(Error::new(ErrorKind::Unsupported, text))
+                }
+            },
             _ => Err(Error::new(ErrorKind::Unsupported, "a CUDA stream does not know this operation")),
+        }
+    }
+
+    /// Whether it is one short copy or fill, which may share an event with its neighbours.
+    #[inline]
+    fn are_small(&self) -> bool {
+        match *self {
+            Self::Copy(_, _, bytes) | Self::Fill(_, bytes, _) => bytes <= SMALL,
+            _ => false,
+        }
+    }
+
+    /// What it is, for messages.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Copy(..) => "copy",
+            Self::CopyPitched(..) => "copy of rows",
+            Self::CopyBatch(_) => "batch of copies",
+            Self::CopyPeer { .. } => "peer copy",
+            Self::CopyInPlace { .. } => "copy in place",
+            Self::Fill(..) => "fill",
+            Self::Prefetch(..) => "prefetch",
+            Self::Launch(..) => "graph launch",
         }
     }
 
     /// # Safety
     /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
     ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+    pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
@@ -259,6 +314,8 @@ impl<'a> Calls<'a> {
             // SAFETY: the caller's promise.
             Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
             Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
+            // SAFETY: the caller's promise, for everything that the recording uses.
+            Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
         };
         *under_way |= made.is_ok();
         made
@@ -351,7 +408,7 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
 
 /// # Safety
 /// * As for [`Calls::make`].
-unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
     match pattern {
         Pattern::U8(value) => {
             // SAFETY: the caller's promise.
@@ -369,7 +426,7 @@ unsafe fn fill(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) 
     }
 }
 
-fn prefetch(address: u64, bytes: usize, to: DeviceId, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) fn prefetch(address: u64, bytes: usize, to: DeviceId, stream: RawStream) -> Result<(), DriverError> {
     /// `CU_DEVICE_CPU`.
     const HOST: i32 = -1;
     let target = match to {

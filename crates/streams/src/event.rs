@@ -28,7 +28,8 @@ impl CudaEvent {
     /// # Errors
     /// The driver's, for example for a stream of another device.
     pub fn record(&self, stream: &CudaStream) -> Result<()> {
-        self.event.record(stream.driver()).map_err(lift)
+        stream.own.check_here()?;
+        self.event.record(stream.own.stream()).map_err(lift)
     }
 
     /// Whether the recorded work is done; true for an event never recorded.

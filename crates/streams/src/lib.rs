@@ -35,15 +35,24 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod allocator;
+mod callbacks;
+mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
+mod graph;
 mod kernels;
-mod lanes;
+mod launch;
 mod line;
+mod marks;
+mod metrics;
+mod points;
+mod pool;
 mod priority;
+mod raw_copies;
 mod reactor;
 mod stream;
+mod sync;
 mod timeline;
 
 pub use allocator::{
@@ -51,6 +60,15 @@ pub use allocator::{
     CallbackId, CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock,
     StreamOrderedAllocator,
 };
+pub use coordinator::{
+    Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+};
 pub use event::CudaEvent;
-pub use lanes::StreamLanes;
+pub use graph::{CudaGraph, CudaGraphUpdate};
+pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
+pub use metrics::{MetricsSampling, StreamMetrics};
+pub use pool::{
+    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
+    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+};
 pub use stream::CudaStream;

@@ -88,17 +88,17 @@ impl Reactor {
             if !woken.is_empty() {
                 active = Instant::now();
             }
+            round.clear();
+            if finished {
+                self.forget_idle(&mut round);
+            }
+            // The last handle of a stream may go here: outside the lock, and before anyone is told that its work is over.
+            round.clear();
             // Outside all locks: a waker may run a task that submits.
             for waker in woken.drain(..) {
                 // Foreign code: its panic is its own, and must not leave everyone else asleep.
                 let _panicked = catch_unwind(AssertUnwindSafe(|| waker.wake()));
             }
-            round.clear();
-            if finished {
-                self.forget_idle(&mut round);
-            }
-            // The last handle of a stream may go here: outside the lock.
-            round.clear();
         }
     }
 

@@ -1,15 +1,20 @@
 //! A CUDA stream of the library's own, or a foreign one taken in.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, thread};
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
-use transload_cuda_sys::{AsStream, Context, RawStream, Stream, StreamOptions};
+use transload_cuda_sys::{AsStream, Context, RawStream, RelaxedCapture, Stream, StreamOptions, check, ffi};
 use transload_memory::{CudaDevice, lift};
 
-use crate::{CudaEvent, priority, timeline::StreamTimeline};
+use crate::{
+    CudaEvent, MetricsSampling, StreamMetrics, callbacks, priority,
+    timeline::{Handle, StreamTimeline},
+};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
+/// What an operation that is only a fence is called in messages.
+const FENCE: &str = "fence of everything before it";
 
 /// A stream. Clones share it; it is destroyed when the last clone and the last fence of its work are gone. Usable from
 /// any thread.
@@ -36,33 +41,62 @@ impl CudaStream {
     pub fn new_with_priority(device: &CudaDevice, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let options = StreamOptions { priority: priority::of(context, priority)?, blocking: false };
-        Self::over(device, priority, Stream::new(context, options).map_err(lift)?)
+        Self::over(device, priority, Stream::new(context, options).map_err(lift)?, Handle::Own)
     }
 
-    /// Takes in a stream that someone else owns; it is not destroyed.
+    /// Takes in a stream that someone else owns: cust's (`Stream::as_inner`), PyTorch's, a default stream's handle. It is
+    /// not destroyed. The handle of the per-thread default stream (2) is taken for the calling thread's, as by
+    /// [`per_thread_default`](Self::per_thread_default).
+    ///
+    /// Every operation on it has its own event, since others may enqueue on it what waits for the host.
     ///
     /// # Errors
-    /// `InvalidArgument` for the per-thread default stream, whose handle (2) means another stream in each thread; the
-    /// driver's.
+    /// `InvalidArgument` for a stream of another context, as of another device, where the driver can tell; the driver's.
     ///
     /// # Safety
-    /// * `raw` is a stream of the device's primary context, or the legacy default stream's handle (0 or 1).
+    /// * `raw` is a stream of the device's primary context, or the handle of a default stream (0, 1 or 2).
     /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
     /// * Allocators that it was used with are gone or have [released](crate::StreamOrderedAllocator::release_stream) it.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
-        if raw.addr() == PER_THREAD {
-            let text =
-                "the per-thread default stream is another stream in each thread; use a stream of your own";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
+        let context = device.context()?;
+        let handle =
+            if raw.addr() == PER_THREAD { Handle::OfThread(thread::current().id()) } else { Handle::Foreign };
+        check_context(context, raw, device)?;
         // SAFETY: the caller promises a stream of this context that lives long enough.
-        let stream = unsafe { Stream::from_raw(device.context()?, raw) };
-        Self::over(device, priority, stream)
+        let stream = unsafe { Stream::from_raw(context, raw) };
+        Self::over(device, priority, stream, handle)
     }
 
-    fn over(device: &CudaDevice, priority: StreamPriority, stream: Stream) -> Result<Self> {
-        let own = StreamTimeline::new(device.id(), priority, stream)?;
+    /// The device's legacy default stream, which waits for every blocking stream of the context and they for it. For
+    /// programs that must keep its order; work on it cannot overlap theirs.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn legacy_default(device: &CudaDevice) -> Result<Self> {
+        // SAFETY: the handle means the default stream of whichever context is current, which is the device's own in every
+        // call; that stream lives as long as the context, and cannot be captured.
+        let stream = unsafe { Stream::from_raw(device.context()?, std::ptr::null_mut()) };
+        Self::over(device, StreamPriority::Normal, stream, Handle::Foreign)
+    }
+
+    /// The calling thread's own default stream. Its handle means another stream in each thread, so in any other thread
+    /// enqueueing, [`fence`](Self::fence), [`synchronize`](Self::synchronize), [`add_callback`](Self::add_callback) and the
+    /// like answer `InvalidArgument`. Fences of its work can be waited for, awaited and asked from any thread, also after
+    /// this one has ended.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn per_thread_default(device: &CudaDevice) -> Result<Self> {
+        // SAFETY: the handle means the calling thread's default stream of the context that is current, which is the
+        // device's own in every call; the timeline refuses other threads, and completion is found by events.
+        let stream =
+            unsafe { Stream::from_raw(device.context()?, std::ptr::without_provenance_mut(PER_THREAD)) };
+        Self::over(device, StreamPriority::Normal, stream, Handle::OfThread(thread::current().id()))
+    }
+
+    fn over(device: &CudaDevice, priority: StreamPriority, stream: Stream, handle: Handle) -> Result<Self> {
+        let own = StreamTimeline::new(device.id(), priority, stream, handle)?;
         let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
         Ok(Self { own, timeline })
     }
@@ -76,12 +110,13 @@ impl CudaStream {
     /// The device.
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        self.timeline.device()
+        self.own.device
     }
 
-    /// The driver's stream.
+    /// The driver's stream. From here on every operation has its own event, since others may enqueue work.
     #[must_use]
     pub fn driver(&self) -> &Stream {
+        self.own.share();
         self.own.stream()
     }
 
@@ -90,7 +125,17 @@ impl CudaStream {
     /// # Errors
     /// The driver's.
     pub fn driver_priority(&self) -> Result<i32> {
-        self.driver().priority().map_err(lift)
+        self.own.check_here()?;
+        self.own.stream().priority().map_err(lift)
+    }
+
+    /// Whether the stream takes part in the implicit ordering of the legacy default stream; ours do not.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn is_blocking(&self) -> Result<bool> {
+        self.own.check_here()?;
+        self.own.stream().is_blocking().map_err(lift)
     }
 
     /// Whether everything enqueued so far is done.
@@ -98,24 +143,33 @@ impl CudaStream {
     /// # Errors
     /// The driver's, also one that the stream's work caused.
     pub fn is_ready(&self) -> Result<bool> {
-        self.own.check()?;
-        self.driver().is_idle().map_err(lift)
+        self.own.check_here()?;
+        self.own.stream().is_idle().map_err(lift)
     }
 
-    /// Blocks until everything enqueued so far is done.
+    /// Blocks until everything enqueued so far is done, and every callback that was added so far has run. Within a callback
+    /// it does not wait for callbacks: it would wait for itself.
     ///
     /// # Errors
     /// The driver's, also one that the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
-        self.own.synchronize()
+        let point = self.own.points.given();
+        let outcome = self.own.synchronize();
+        if self.own.points.reached() >= point {
+            self.own.callbacks.wait(point, || self.own.progress())?;
+        }
+        outcome
     }
 
-    /// Makes later work wait for an event, on the device.
+    /// Makes later work wait for what an event recorded last, on the device; the event may be another device's. An event
+    /// never recorded is not waited for.
     ///
     /// # Errors
     /// The driver's.
     pub fn wait_event(&self, event: &CudaEvent) -> Result<()> {
-        self.driver().wait_event(event.driver()).map_err(lift)
+        self.own.check_here()?;
+        self.own.close_run().map_err(lift)?;
+        self.own.stream().wait_event(event.driver()).map_err(lift)
     }
 
     /// A fence of everything enqueued so far, by whomever: for work that was enqueued through the raw handle.
@@ -123,15 +177,87 @@ impl CudaStream {
     /// # Errors
     /// The driver's.
     pub fn fence(&self) -> Result<Fence> {
-        self.own.check()?;
-        let point = self.own.record_end(None).map_err(lift)?;
+        self.own.check_here()?;
+        let point = self.own.record_end(None, FENCE).map_err(lift)?;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
+
+    /// Runs `callback` once everything enqueued so far, by whomever, is over: with `Ok`, or with the error of the stream.
+    /// Nobody needs to wait or ask for that, and the stream's handles may be dropped meanwhile.
+    ///
+    /// All callbacks of the process run on one thread, those of a stream in the order in which they were added. They may
+    /// call the driver, enqueue on any stream and add callbacks. A slow one delays other callbacks, nothing else. A panic
+    /// ends its callback only; [`metrics`](Self::metrics) counts it and [`last_callback_panic`](Self::last_callback_panic)
+    /// keeps its text. What has not run when the process ends never does.
+    ///
+    /// # Errors
+    /// The driver's, and the stream's where it is broken already: the callback is dropped, not called.
+    pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        self.own.check_here()?;
+        callbacks::prepare()?;
+        let point = self.own.record_end(None, FENCE).map_err(lift)?;
+        callbacks::register(&self.own, point, Box::new(callback))
+    }
+
+    /// The text of the last panic in a callback of this stream.
+    #[must_use]
+    pub fn last_callback_panic(&self) -> Option<String> {
+        self.own.callbacks.tally().last_panic
+    }
+
+    /// Turns the stream's metrics on or off, for all its clones: `true` counts every operation and times one in 32. Off,
+    /// which they are at first, an operation pays one relaxed load for them. What was counted stays.
+    pub fn enable_metrics(&self, sampling: impl Into<MetricsSampling>) {
+        self.own.metrics.enable(sampling.into());
+    }
+
+    /// What the stream did while its metrics were on, as far as it is known to be over. Asks nobody.
+    #[must_use]
+    pub fn metrics(&self) -> StreamMetrics {
+        let measured = self.own.line.lock().measured();
+        let tally = self.own.callbacks.tally();
+        StreamMetrics {
+            callbacks_run: tally.run,
+            callbacks_panicked: tally.panicked,
+            ..self.own.metrics.read(measured)
+        }
+    }
+
+    /// Counts a kernel that was launched through the raw handle, where the metrics are on.
+    pub fn record_kernel_launch(&self) {
+        self.own.metrics.count_launch();
+    }
+
+    /// Tells how much memory the stream's user holds for it just now; the metrics keep the most, where they are on.
+    pub fn update_peak_memory(&self, bytes: u64) {
+        self.own.metrics.raise_peak(bytes);
+    }
+}
+
+/// Refuses a stream of another context, where the driver can tell: a default stream's handle belongs to any.
+fn check_context(context: &Context, raw: RawStream, device: &CudaDevice) -> Result<()> {
+    if raw.addr() <= PER_THREAD {
+        return Ok(());
+    }
+    let _bound = context.enter().map_err(lift)?;
+    let _capture = RelaxedCapture::enter().map_err(lift)?;
+    let mut of = std::ptr::null_mut();
+    // SAFETY: the caller of `from_raw` promises a live stream; the out pointer is valid for the call.
+    check("cuStreamGetCtx", unsafe { ffi::cuStreamGetCtx(raw, &mut of) }).map_err(lift)?;
+    if of == context.as_raw() {
+        return Ok(());
+    }
+    let text = format!(
+        "the stream belongs to another context than {}'s primary one; take it in with its own device",
+        device.id()
+    );
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }
 
 // SAFETY: the handle belongs to a stream that lives as long as `own`.
 unsafe impl AsStream for CudaStream {
     fn as_raw(&self) -> RawStream {
+        self.own.share();
         self.own.raw()
     }
 

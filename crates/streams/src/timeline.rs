@@ -2,39 +2,58 @@
 
 use std::{
     any::Any,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, OnceLock, Weak, atomic::AtomicUsize},
     task::Waker,
+    thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, Error, Result, StreamPriority, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sys::{
-    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+use transload_core::{
+    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
+use transload_cuda_sys::{AsStream, Context, DriverError, RawStream, RelaxedCapture, Stream};
 use transload_memory::lift;
 
-use crate::{allocator::ending::Endings, kernels::Kernels, line::Line, reactor::Reactor};
+use crate::{
+    allocator::ending::Endings,
+    callbacks::{Callbacks, Progress},
+    kernels::Kernels,
+    line::{Covered, Line},
+    metrics::Counters,
+    points::Points,
+    reactor::Reactor,
+};
 
+/// What the operations of a run are, for messages.
+pub(crate) const SMALL: &str = "small copy or fill";
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 100_000;
+
+/// Who can use a stream's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handle {
+    /// This crate alone, until it is given out.
+    Own,
+    /// Someone else as well.
+    Foreign,
+    /// Only this thread: for any other the handle means another stream.
+    OfThread(ThreadId),
+}
 
 /// A stream and the completion of what was enqueued on it.
 pub(crate) struct StreamTimeline {
     id: TimelineId,
-    device: DeviceId,
+    pub(crate) device: DeviceId,
     pub(crate) priority: StreamPriority,
     stream: Stream,
-    /// Number of the last operation recorded.
-    submitted: AtomicU64,
-    reached: AtomicU64,
-    line: Mutex<Line>,
+    /// The one thread in which the handle means this stream, for a per-thread default stream.
+    thread: Option<ThreadId>,
+    pub(crate) points: Points,
+    pub(crate) line: Mutex<Line>,
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
-    recording: Mutex<()>,
+    pub(crate) recording: Mutex<()>,
     wakers: Mutex<Vec<(u64, Waker)>>,
     /// How many leases share the stream.
     pub(crate) leases: AtomicUsize,
@@ -42,6 +61,9 @@ pub(crate) struct StreamTimeline {
     broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
+    /// What runs at completion, once something was registered.
+    pub(crate) callbacks: Arc<Callbacks>,
+    pub(crate) metrics: Counters,
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
@@ -49,21 +71,32 @@ pub(crate) struct StreamTimeline {
 }
 
 impl StreamTimeline {
-    pub(crate) fn new(device: DeviceId, priority: StreamPriority, stream: Stream) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        device: DeviceId,
+        priority: StreamPriority,
+        stream: Stream,
+        handle: Handle,
+    ) -> Result<Arc<Self>> {
         let reactor = Reactor::get()?;
+        let thread = match handle {
+            Handle::OfThread(thread) => Some(thread),
+            Handle::Own | Handle::Foreign => None,
+        };
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
             device,
             priority,
             stream,
-            submitted: AtomicU64::new(0),
-            reached: AtomicU64::new(0),
+            thread,
+            points: Points::new(handle != Handle::Own),
             line: Mutex::default(),
             recording: Mutex::default(),
             wakers: Mutex::default(),
             leases: AtomicUsize::new(0),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
+            callbacks: Arc::default(),
+            metrics: Counters::default(),
             reactor,
             endings: Endings::default(),
             this: Weak::clone(this),
@@ -74,6 +107,8 @@ impl StreamTimeline {
         &self.stream
     }
 
+    /// The handle, for driver calls of this crate. Who gives it out calls [`share`](Self::share) before.
+    #[inline]
     pub(crate) fn raw(&self) -> RawStream {
         self.stream.as_raw()
     }
@@ -83,17 +118,53 @@ impl StreamTimeline {
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
-        self.submitted.load(Ordering::Relaxed).saturating_sub(self.reached.load(Ordering::Relaxed))
+        self.points.outstanding()
+    }
+
+    /// A point such that every later one comes after what is enqueued by now: the last, or that of a record under way.
+    pub(crate) fn last_point(&self) -> u64 {
+        let _recorded = self.recording.lock();
+        self.points.given()
     }
 
     /// The error that made the stream unusable, if any did.
+    #[inline]
     pub(crate) fn check(&self) -> Result<()> {
         self.broken.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    fn take_event(&self, timing: EventTiming) -> Result<Arc<Event>, DriverError> {
-        let spare = self.line.lock().take_spare(timing);
-        spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
+    /// Whether the handle means this stream in the calling thread.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.thread.is_none_or(|thread| thread == thread::current().id())
+    }
+
+    /// Whether only one thread can name the stream.
+    pub(crate) fn is_of_a_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    /// As [`check`](Self::check), and whether the calling thread may use the stream at all.
+    #[inline]
+    pub(crate) fn check_here(&self) -> Result<()> {
+        if self.is_here() { self.check() } else { Err(self.elsewhere()) }
+    }
+
+    #[cold]
+    fn elsewhere(&self) -> Error {
+        let text = format!(
+            "this is the per-thread default stream of {:?}; in {:?} its handle means another stream, so only the thread \
+             that took it in may use it (waiting for its fences works from any thread)",
+            self.thread,
+            thread::current().id()
+        );
+        Error::new(ErrorKind::InvalidArgument, text)
+    }
+
+    /// Blocks until the stream has done what is enqueued on it.
+    pub(crate) fn synchronize_driver(&self) -> Result<(), DriverError> {
+        // The handle cannot name the stream from here; waiting for the context takes in all of it.
+        if self.is_here() { self.stream.synchronize() } else { self.context().synchronize() }
     }
 
     /// The kernels of the stream's context; the first call may have to load them.
@@ -105,52 +176,10 @@ impl StreamTimeline {
         Ok(self.kernels.get_or_init(|| found))
     }
 
-    /// Records the event that a measured operation's time counts from.
-    pub(crate) fn record_start(&self) -> Result<Arc<Event>, DriverError> {
-        let event = self.take_event(EventTiming::Enabled)?;
-        event.record(&self.stream)?;
-        Ok(event)
-    }
-
-    /// Marks the end of what was enqueued so far as the next point.
-    pub(crate) fn record_end(&self, start: Option<Arc<Event>>) -> Result<u64, DriverError> {
-        // Transfers that nobody waits for must not pile up.
-        let oldest = self.line.lock().oldest_of_many();
-        if let Some(oldest) = oldest {
-            let _told_to_who_asks = self.poll(oldest);
-        }
-        let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
-        let end = self.take_event(timing)?;
-        let _in_order = self.recording.lock();
-        end.record(&self.stream)?;
-        let point = self.submitted.load(Ordering::Relaxed) + 1;
-        self.line.lock().push(point, end, start);
-        self.submitted.store(point, Ordering::Release);
-        Ok(point)
-    }
-
-    /// Makes later work of this stream wait for `point` of another one, on the device.
-    pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<()> {
-        if other.reached() >= point || self.line.lock().waits_for(other.id, point) {
-            return Ok(());
-        }
-        let event = other.line.lock().event_at(point);
-        let Some(event) = event else { return Ok(()) };
-        match self.stream.wait_event(&event) {
-            Ok(()) => {
-                self.line.lock().note_wait(other.id, point);
-                Ok(())
-            }
-            // Where the other device is lost, its work is over and this stream is well.
-            Err(_) if other.poll(point).is_err() => Ok(()),
-            Err(error) => Err(lift(error)),
-        }
-    }
-
     /// Blocks until everything enqueued so far is over, and takes note of it.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.check()?;
-        let point = self.submitted.load(Ordering::Acquire);
+        self.check_here()?;
+        let point = self.points.given();
         match self.stream.synchronize() {
             Ok(()) => {
                 self.advance(point);
@@ -160,27 +189,27 @@ impl StreamTimeline {
         }
     }
 
-    fn advance(&self, point: u64) {
+    pub(crate) fn advance(&self, point: u64) {
         self.line.lock().advance_to(point);
-        self.reached.fetch_max(point, Ordering::Release);
+        self.points.reach(point);
     }
 
     /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
     /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
-    fn settle(&self, point: u64, error: DriverError) -> Error {
+    pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
         let mut latest = error;
         for _ in 0..ATTEMPTS {
             if latest.is_sticky() {
                 return self.give_up(latest);
             }
-            match self.stream.synchronize() {
+            match self.synchronize_driver() {
                 Ok(()) => {
                     self.advance(point);
                     return lift(latest);
                 }
                 Err(error) => latest = error,
             }
-            std::thread::yield_now();
+            thread::yield_now();
         }
         // No answer at all for so long: the device does nothing any more.
         self.give_up(latest)
@@ -188,15 +217,37 @@ impl StreamTimeline {
 
     /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
     pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
-        let point = self.submitted.load(Ordering::Acquire);
-        self.settle(point, error)
+        self.settle(self.points.given(), error)
     }
 
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
     fn give_up(&self, error: DriverError) -> Error {
-        let error = self.broken.get_or_init(|| lift(error)).clone();
-        self.reached.store(u64::MAX, Ordering::Release);
+        let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
+        self.points.give_up();
         error
+    }
+
+    /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
+    fn name_what_was_lost(&self, error: DriverError) -> Error {
+        let (over, oldest) = {
+            let line = self.line.lock();
+            (line.over(), line.oldest().unwrap_or(SMALL))
+        };
+        let lost = self.points.given().saturating_sub(over);
+        let stream = format!("stream {} of {}", self.id, self.device);
+        let what = match lost {
+            0 => format!("{stream} had nothing in flight when its context was lost"),
+            1 => format!("{stream} lost the operation in flight, a {oldest}"),
+            _ => format!("{stream} lost {lost} operations in flight, the oldest of them a {oldest}"),
+        };
+        let lifted = lift(error.clone());
+        let text = match lifted.kind() {
+            ErrorKind::DeviceLost => {
+                format!("{what}; the CUDA context is unusable from here on; only a new process recovers it")
+            }
+            _ => what,
+        };
+        Error::caused_by(lifted.kind(), text, error)
     }
 
     /// A small copy is over before a sleeping thread wakes up: where the reactor sleeps, asking for a moment is cheaper
@@ -212,16 +263,64 @@ impl StreamTimeline {
         false
     }
 
-    fn event_at(&self, point: u64) -> Option<Arc<Event>> {
-        self.line.lock().event_at(point)
-    }
-
     /// Whether the point was over before the stream broke.
     fn ended_well(&self, point: u64) -> Result<bool> {
         match self.broken.get() {
-            Some(error) if self.line.lock().event_at(point).is_some() => Err(error.clone()),
+            Some(error) if point > self.line.lock().over() => Err(error.clone()),
             _ => Ok(true),
         }
+    }
+
+    /// How far the stream is known to have come.
+    pub(crate) fn progress(&self) -> Progress {
+        let reached = self.points.reached();
+        let broken = self.broken.get().map(|error| (self.line.lock().over(), error.clone()));
+        Progress { reached, broken }
+    }
+
+    /// Asks whether a point that no event covers yet is over; where it is not, it has one from here on.
+    fn poll_open(&self, point: u64) -> Result<bool> {
+        let given = self.points.given();
+        if point > given || !self.is_here() {
+            return self.settle_open(point);
+        }
+        match self.stream.is_idle() {
+            Ok(true) => {
+                self.advance(given);
+                Ok(true)
+            }
+            Ok(false) => self.try_close_run().map(|()| false).map_err(|error| self.settle(given, error)),
+            Err(error) => Err(self.settle(given, error)),
+        }
+    }
+
+    /// A point without an event whose recording failed before, in a thread that cannot record one: it is waited for.
+    #[cold]
+    fn settle_open(&self, point: u64) -> Result<bool> {
+        let given = self.points.given();
+        if point <= given {
+            self.synchronize_driver().map_err(|error| self.settle(given, error))?;
+            self.advance(given);
+        }
+        self.ended_well(point)
+    }
+
+    /// Has `waker` woken once `point` is over, which the reactor finds out; `true` where it is over already.
+    pub(crate) fn watch(&self, point: u64, waker: &Waker) -> bool {
+        if self.points.reached() >= point {
+            return true;
+        }
+        {
+            let mut wakers = self.wakers.lock();
+            match wakers.iter_mut().find(|(at, known)| *at == point && known.will_wake(waker)) {
+                Some(_) => {}
+                None => wakers.push((point, waker.clone())),
+            }
+        }
+        if let Some(this) = self.this.upgrade() {
+            self.reactor.watch(this);
+        }
+        false
     }
 
     /// Whether a task waits for any point.
@@ -250,8 +349,10 @@ impl Drop for StreamTimeline {
     fn drop(&mut self) {
         self.endings.tell(self.id, &self.stream);
         let Some(kernels) = self.kernels.get() else { return };
-        let idle = RelaxedCapture::enter().and_then(|_capture| self.stream.is_idle());
-        if !matches!(idle, Ok(true)) {
+        // In another thread the handle would name another stream.
+        let idle = self.is_here()
+            && RelaxedCapture::enter().and_then(|_capture| self.stream.is_idle()).is_ok_and(|idle| idle);
+        if !idle {
             kernels.leave_running();
         }
     }
@@ -267,22 +368,27 @@ impl Timeline for StreamTimeline {
     }
 
     fn reached(&self) -> u64 {
-        self.reached.load(Ordering::Acquire)
+        self.points.reached()
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
         if self.reached() >= point {
             return self.ended_well(point);
         }
-        let Some(event) = self.event_at(point) else { return self.ended_well(point) };
+        let covered = self.line.lock().covering(point);
+        let (event, upto) = match covered {
+            Covered::Over => return self.ended_well(point),
+            Covered::NotYet => return self.poll_open(point),
+            Covered::By(event, upto) => (event, upto),
+        };
         match event.is_done() {
             Ok(false) => Ok(false),
             Ok(true) => {
                 drop(event);
-                self.advance(point);
+                self.advance(upto);
                 Ok(true)
             }
-            Err(error) => Err(self.settle(point, error)),
+            Err(error) => Err(self.settle(upto, error)),
         }
     }
 
@@ -290,32 +396,34 @@ impl Timeline for StreamTimeline {
         if self.reached() >= point {
             return self.ended_well(point).map(|_| ());
         }
-        let Some(event) = self.event_at(point) else { return self.ended_well(point).map(|_| ()) };
+        let mut covered = self.line.lock().covering(point);
+        if matches!(covered, Covered::NotYet) {
+            // Recorded at once, it is enqueued while the work still runs.
+            if let Err(error) = self.close_run() {
+                return Err(self.settle_unmarked(error));
+            }
+            covered = self.line.lock().covering(point);
+        }
+        let (event, upto) = match covered {
+            Covered::Over => return self.ended_well(point).map(|_| ()),
+            Covered::NotYet => return self.settle_open(point).map(|_| ()),
+            Covered::By(event, upto) => (event, upto),
+        };
         match event.synchronize() {
             Ok(()) => {
                 drop(event);
-                self.advance(point);
+                self.advance(upto);
                 Ok(())
             }
-            Err(error) => Err(self.settle(point, error)),
+            Err(error) => Err(self.settle(upto, error)),
         }
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        if self.reached() >= point || (self.reactor.is_idle() && self.ask_for_a_moment(point)) {
+        if self.reactor.is_idle() && self.ask_for_a_moment(point) {
             return true;
         }
-        {
-            let mut wakers = self.wakers.lock();
-            match wakers.iter_mut().find(|(at, known)| *at == point && known.will_wake(waker)) {
-                Some(_) => {}
-                None => wakers.push((point, waker.clone())),
-            }
-        }
-        if let Some(this) = self.this.upgrade() {
-            self.reactor.watch(this);
-        }
-        false
+        self.watch(point, waker)
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {

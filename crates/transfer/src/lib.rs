@@ -29,10 +29,11 @@
 //! # Order of the code
 //! `manager` checks a request (`request`), asks the planner (`planner`, over `registry` and `costs`) for a method, lets
 //! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`).
+//! `tasks` is the same for who must not block.
 //!
 //! # What is not here yet
 //! Calibration on the user's machine: until then the backends' built-in tables are what is chosen by, and every report
-//! says so. The host's bytes are not yet sent over other devices' links. Nothing can be captured into a graph.
+//! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
 mod costs;
@@ -43,16 +44,19 @@ mod methods;
 mod options;
 mod plan;
 mod planner;
+mod recorded;
 mod registry;
 mod request;
 mod row;
 mod sampling;
 mod staging;
 mod stats;
+mod tasks;
 
 pub use builder::ManagerBuilder;
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
 pub use plan::{Alternative, Plan};
+pub use recorded::RecordedTransfers;
 pub use sampling::Sampling;
 pub use stats::TransferStats;

@@ -7,13 +7,14 @@ use std::{
 };
 
 use transload_core::{
-    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, PathCost,
-    Place, RawBuffer, Rejected, Result, Shared, SizeClass, Transfer, TransferPath, TransferReport,
+    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
+    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferPath,
+    TransferReport, Unsubmitted,
 };
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    methods::Job,
+    methods::{Declined, InTheWay, Job},
     planner::{Candidate, PathRoutes},
     registry::Registry,
     request::{Ranges, Request},
@@ -30,13 +31,17 @@ use crate::{
 /// as soon as the work is enqueued. So the backend spreads transfers over its queues as it sees fit, two transfers run
 /// side by side, and an idle manager holds no lease.
 ///
+/// # Tasks
+/// Any [`Transfer`] can be awaited. To *submit* one may block the thread, where bytes wait for work of another backend:
+/// [`transfer_async`](Self::transfer_async) awaits that too.
+///
 /// # Order
 /// Transfers that touch common bytes take effect in the order of their submission, whatever queues they are on, as do all
 /// operations on a [`RawBuffer`]. Others are not ordered.
 pub struct CrossBackendTransferManager {
-    registry: Registry,
-    rows: Rows,
-    watch: Arc<Watch>,
+    pub(crate) registry: Registry,
+    pub(crate) rows: Rows,
+    pub(crate) watch: Arc<Watch>,
 }
 
 impl CrossBackendTransferManager {
@@ -107,7 +112,8 @@ impl CrossBackendTransferManager {
         self.backend(device)?.allocate(device, kind, bytes)
     }
 
-    /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. Submitted before this returns; what is
+    /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. Submitted before this returns, which blocks
+    /// only where the bytes wait for work that the transfer's queue cannot wait for by itself: that of another backend. What is
     /// wrong with it is told by the [`Transfer`], as is how it went. Once it completed with Ok the bytes are in place.
     ///
     /// # Errors
@@ -132,7 +138,7 @@ impl CrossBackendTransferManager {
     /// As for [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
     pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
         let begun = Instant::now();
-        self.start(begun, Ranges::whole(src, dst), &TransferOptions::new())
+        self.start(begun, Ranges::whole(src, dst), &TransferOptions::new(), None)
     }
 
     /// As [`transfer_buffer`](Self::transfer_buffer), with a say in how.
@@ -149,7 +155,7 @@ impl CrossBackendTransferManager {
         options: &TransferOptions,
     ) -> Transfer {
         let begun = Instant::now();
-        self.start(begun, Ranges::checked(src, dst, src_offset, dst_offset, size), options)
+        self.start(begun, Ranges::checked(src, dst, src_offset, dst_offset, size), options, None)
     }
 
     /// What a transfer would do: nothing is moved and no queue is leased.
@@ -163,7 +169,7 @@ impl CrossBackendTransferManager {
         let routes = self.registry.routes(request.path, &self.rows)?;
         // A buffer's memory is there because someone made it; a plan may name memory that nobody can make.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let choice = routes.choose(&request, options, &self.watch.lost)?;
+        let choice = routes.choose(&request, options, &self.watch.lost, &[])?;
         let alternatives = routes
             .predictions(&request, options)
             .into_iter()
@@ -181,7 +187,7 @@ impl CrossBackendTransferManager {
     /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which.
     ///
     /// The backend of `device` is asked first, then that of the buffer. Where neither can, the bytes are transferred by
-    /// whatever method is the cheapest, and waited for.
+    /// whatever method is the cheapest, and waited for: this call blocks the thread then.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; those of [`Backend::allocate`] and of a transfer.
@@ -267,8 +273,16 @@ impl CrossBackendTransferManager {
         backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
     }
 
-    /// Built in one piece where it is returned: a [`Transfer`] is some 250 bytes.
-    fn start(&self, begun: Instant, ranges: Result<Ranges<'_>>, options: &TransferOptions) -> Transfer {
+    /// Built in one piece where it is returned: a [`Transfer`] is some 250 bytes. Where there is a place to say what is in
+    /// the way, the calling thread does not wait for it: it is said there, nothing was submitted, and the answer means
+    /// nothing.
+    pub(crate) fn start(
+        &self,
+        begun: Instant,
+        ranges: Result<Ranges<'_>>,
+        options: &TransferOptions,
+        in_the_way: Option<&mut Option<Obstacle>>,
+    ) -> Transfer {
         let ranges = match ranges {
             Ok(ranges) => ranges,
             Err(error) => return self.refuse(error),
@@ -287,6 +301,7 @@ impl CrossBackendTransferManager {
             priority: options.wanted_priority(),
             workload: options.wanted_workload(),
             timing: candidate.row.timing(request.bytes, options.wanted_timing()),
+            in_the_way: if in_the_way.is_some() { InTheWay::Tell } else { InTheWay::WaitFor },
         };
         let submitted = candidate.method.submit(&candidate.route, &job);
         report.submitting = begun.elapsed();
@@ -296,9 +311,15 @@ impl CrossBackendTransferManager {
                 let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
                 Transfer::submitted(fence, report, begun, Some(completion))
             }
-            Err(error) if is_the_callers(error.kind()) => self.refuse(error),
+            Err(Unsubmitted::Blocked(obstacle)) => {
+                if let Some(told) = in_the_way {
+                    *told = Some(obstacle);
+                }
+                Transfer::refused(Error::new(ErrorKind::Busy, "earlier work is in the way; try again later"))
+            }
+            Err(Unsubmitted::Refused(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // What a driver answers is the path's failure.
-            Err(error) => {
+            Err(Unsubmitted::Refused(error)) => {
                 report.elapsed = report.submitting;
                 candidate.row.ended(&report, Err(&error));
                 Transfer::refused(error)
@@ -312,17 +333,19 @@ impl CrossBackendTransferManager {
         request: &Request,
         options: &TransferOptions,
     ) -> Result<(Arc<PathRoutes>, usize, TransferReport)> {
+        let mut declined = Rejections::new();
         loop {
             let routes = self.registry.routes(request.path, &self.rows)?;
-            let choice = routes.choose(request, options, &self.watch.lost)?;
+            let choice = routes.choose(request, options, &self.watch.lost, &declined)?;
             let Candidate { method, route, .. } = choice.candidate;
             match method.prepare(request.path, route) {
                 Ok(()) => {
                     let (index, report) = (choice.index, choice.into_report());
                     return Ok((routes, index, report));
                 }
-                // What cannot be taken falls through to the next best, now and from now on.
-                Err(reason) => {
+                // What cannot be taken falls through to the next best: this once, or from now on.
+                Err(Declined::ForNow(reason)) => declined.push(Rejected { method: method.method(), reason }),
+                Err(Declined::ForGood(reason)) => {
                     let rejected = Rejected { method: method.method(), reason };
                     self.registry.reject(request.path, rejected);
                 }

@@ -17,7 +17,7 @@ use transload_core::{StreamPriority, Timing, TransferMethod, WorkloadType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferOptions {
     priority: StreamPriority,
-    workload: WorkloadType,
+    workload: Option<WorkloadType>,
     /// One bit for each method's index.
     allowed: u8,
     timing: Option<Timing>,
@@ -28,15 +28,10 @@ impl TransferOptions {
     /// 1 MiB. See [`priority`](Self::priority).
     pub const SMALL: u64 = 1 << 20;
 
-    /// Normal priority, memory workload, any method, timed as the manager samples.
+    /// Normal priority, the method's own workload, any method, timed as the manager samples.
     #[must_use]
     pub const fn new() -> Self {
-        Self {
-            priority: StreamPriority::Normal,
-            workload: WorkloadType::Memory,
-            allowed: u8::MAX,
-            timing: None,
-        }
+        Self { priority: StreamPriority::Normal, workload: None, allowed: u8::MAX, timing: None }
     }
 
     /// The priority of the queue that is leased for it.
@@ -52,10 +47,11 @@ impl TransferOptions {
         self
     }
 
-    /// The workload of the queue that is leased for it.
+    /// The workload of the queue that is leased for it. Where it is not set, the method says: `Compute` for what is copied by
+    /// the device's processors (ZeroCopy), `Memory` for everything else.
     #[must_use]
     pub const fn workload(mut self, workload: WorkloadType) -> Self {
-        self.workload = workload;
+        self.workload = Some(workload);
         self
     }
 
@@ -95,7 +91,7 @@ impl TransferOptions {
         self.priority
     }
 
-    pub(crate) const fn wanted_workload(&self) -> WorkloadType {
+    pub(crate) const fn wanted_workload(&self) -> Option<WorkloadType> {
         self.workload
     }
 

@@ -73,7 +73,7 @@ impl PathRoutes {
 
     /// The cheapest method that applies and is allowed; for a small transfer of high priority the cheapest of those that use
     /// no copy engine, where there is one (see [`TransferOptions::priority`]). Every request asks the cost curves themselves, whose points are
-    /// the break points; nothing is remembered per size class.
+    /// the break points; nothing is remembered per size class. Methods that declined this very request are passed over.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
@@ -82,6 +82,23 @@ impl PathRoutes {
         request: &'a Request,
         options: &TransferOptions,
         lost: &LostDevices,
+        declined: &[Rejected],
+    ) -> Result<Choice<'a>> {
+        self.choose_among(request, options, lost, declined, |_| Ok(()))
+    }
+
+    /// As [`choose`](Self::choose), among the candidates that `fits` does not reject.
+    ///
+    /// # Errors
+    /// As for `choose`.
+    #[inline]
+    pub(crate) fn choose_among<'a>(
+        &'a self,
+        request: &'a Request,
+        options: &TransferOptions,
+        lost: &LostDevices,
+        declined: &[Rejected],
+        fits: impl Fn(&Candidate) -> Result<(), RejectReason>,
     ) -> Result<Choice<'a>> {
         // A plain copy: `clone` would go element by element.
         let mut rejected = Rejections::from_slice(&self.rejected);
@@ -89,8 +106,16 @@ impl PathRoutes {
         let mut best: Option<(usize, &Candidate, (bool, Duration))> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
             let method = candidate.method.method();
+            if let Some(declined) = declined.iter().find(|declined| declined.method == method) {
+                rejected.push(*declined);
+                continue;
+            }
             if !options.allows(method) {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
+                continue;
+            }
+            if let Err(reason) = fits(candidate) {
+                rejected.push(Rejected { method, reason });
                 continue;
             }
             let predicted = candidate.cost.model.predict(request.bytes);
@@ -111,6 +136,11 @@ impl PathRoutes {
 
     pub(crate) fn candidate(&self, index: usize) -> Option<&Candidate> {
         self.candidates.get(index)
+    }
+
+    /// The methods that apply.
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
+        self.candidates.iter()
     }
 
     /// What the allowed methods would take, cheapest first.
@@ -163,11 +193,12 @@ mod tests {
 
     use transload_backend_cpu::CpuBackend;
     use transload_core::{
-        Backend, CostModel, DeviceId, MemoryKind, PathCost, Place, StreamPriority, TransferMethod,
+        Backend, CostModel, DeviceId, Fence, MemoryKind, PathCost, Place, StreamPriority, TransferMethod,
+        Unsubmitted,
     };
 
     use super::*;
-    use crate::{registry::Registered, row::Watch};
+    use crate::{methods::Job, registry::Registered, row::Watch};
 
     /// A method that applies where it is told to.
     struct Fake(TransferMethod, Result<(), RejectReason>);
@@ -185,6 +216,10 @@ mod tests {
         fn chunks(&self, _: &Route, request: &Request) -> u32 {
             request.bytes.div_ceil(1 << 20) as u32
         }
+
+        fn submit(&self, _: &Route, _: &Job<'_>) -> Result<Fence, Unsubmitted> {
+            Err(Error::new(ErrorKind::Unsupported, "it is for plans only").into())
+        }
     }
 
     /// A method that needs no copy engine.
@@ -201,6 +236,10 @@ mod tests {
 
         fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
             DIRECT.applicable(path, context)
+        }
+
+        fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+            DIRECT.submit(route, job)
         }
     }
 
@@ -232,7 +271,7 @@ mod tests {
 
     fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {
         let request = Request::new(PATH, bytes)?;
-        Ok(routes.choose(&request, &options, &LostDevices::default())?.into_report())
+        Ok(routes.choose(&request, &options, &LostDevices::default(), &[])?.into_report())
     }
 
     fn crossing() -> [(TransferMethod, CostModel); 2] {
@@ -242,6 +281,21 @@ mod tests {
             (TransferMethod::DirectCopy, CostModel::linear(micros(10), 1e9)),
             (TransferMethod::HostStaged, CostModel::linear(micros(1510), 2e9)),
         ]
+    }
+
+    #[test]
+    fn a_method_that_declines_one_request_is_passed_over_and_named_for_that_one_only() {
+        let routes = routes(&[DIRECT, STAGED], &crossing());
+        let request = Request::new(PATH, 4096).unwrap();
+        let declined =
+            [Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::PeerUnverified }];
+        let choose = |declined| {
+            routes.choose(&request, &TransferOptions::new(), &LostDevices::default(), declined).unwrap()
+        };
+        let report = choose(&declined).into_report();
+        assert_eq!((report.method, &report.rejected[..]), (TransferMethod::HostStaged, &declined[..]));
+        let report = choose(&[]).into_report();
+        assert_eq!((report.method, report.rejected.len()), (TransferMethod::DirectCopy, 0));
     }
 
     #[test]

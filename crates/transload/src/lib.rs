@@ -28,6 +28,9 @@
 //! # Ok::<(), transload::Error>(())
 //! ```
 //!
+//! Tasks of an async runtime call `transfer_async` instead: where `transfer` would block, it awaits. The example `tokio` shows
+//! a thousand transfers at once.
+//!
 //! # What is where
 //! Everything of `transload-core` (devices, buffers, fences, errors) and of `transload-transfer` (the manager, plans,
 //! statistics) is at the root. Host memory is in [`cpu`]. With the feature `cuda`, on Linux and Windows, the module `cuda`

@@ -11,9 +11,10 @@ use std::{
 };
 
 use transload_core::{
-    Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind,
-    Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Result, StreamPriority, Timeline,
-    TimelineId, Timing, TransferMethod, TransferPath, WorkloadType,
+    Access, Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo,
+    MemoryKind, Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Recorded, Result,
+    StreamPriority, Timeline, TimelineId, Timing, TransferMethod, TransferPath, WorkloadType, merged_uses,
+    submit,
 };
 
 /// What is wrong.
@@ -45,7 +46,32 @@ pub(crate) enum Fault {
     HasCostsForNothing,
     CopiesFromNowhere,
     SwapsPriorities,
+    ForgetsTheLastRecorded,
+    RecordsByDoing,
+    HidesAUse,
     Panics,
+}
+
+/// Copies to be done one after the other.
+#[derive(Debug)]
+struct FaultyRecording {
+    copies: Vec<(RawBuffer, RawBuffer)>,
+    uses: Vec<(RawBuffer, Access)>,
+}
+
+// SAFETY: the uses are those of the copies, but where a use is hidden as the planted fault.
+unsafe impl Recorded for FaultyRecording {
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn uses(&self) -> &[(RawBuffer, Access)] {
+        &self.uses
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
 /// The backend.
@@ -138,6 +164,32 @@ impl Backend for Faulty {
         costs
     }
 
+    fn record(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        operations: &[Operation<'_>],
+    ) -> Result<Arc<dyn Recorded>> {
+        let recorded = |operation: &Operation<'_>| match *operation {
+            Operation::Copy { src, dst } => Ok((src.clone(), dst.clone())),
+            _ => Err(Error::new(ErrorKind::Unsupported, "only copies are recorded")),
+        };
+        let mut copies = operations.iter().map(recorded).collect::<Result<Vec<_>>>()?;
+        let mut uses = merged_uses(operations);
+        match self.fault {
+            Fault::ForgetsTheLastRecorded => drop(copies.pop()),
+            Fault::HidesAUse => drop(uses.pop()),
+            Fault::RecordsByDoing => {
+                let queue = self.lease_queue(device, priority, WorkloadType::Memory)?;
+                operations
+                    .iter()
+                    .try_for_each(|operation| submit(&*queue, operation, Timing::Off)?.wait())?;
+            }
+            _ => return Err(Error::new(ErrorKind::Unsupported, "nothing is recorded")),
+        }
+        Ok(Arc::new(FaultyRecording { copies, uses }))
+    }
+
     fn ledger(&self) -> Ledger {
         self.inner.ledger()
     }
@@ -216,6 +268,16 @@ impl Queue for FaultyQueue {
             (Fault::CopiesTheFirstRowOnly, Operation::CopyPitched { src, dst, mut rows }) => {
                 rows.height = 1;
                 enqueue(&Operation::CopyPitched { src, dst, rows })
+            }
+            (_, Operation::Replay { recorded }) => {
+                let Some(recorded) = recorded.as_any().downcast_ref::<FaultyRecording>() else {
+                    return enqueue(operation);
+                };
+                let mut last = enqueue(&Operation::CopyBatch { pairs: &[] });
+                for (src, dst) in &recorded.copies {
+                    last = last.and_then(|_| enqueue(&Operation::Copy { src, dst }));
+                }
+                last
             }
             (Fault::Panics, Operation::Fill { .. }) => panic!("planted"),
             _ => enqueue(operation),

@@ -47,6 +47,13 @@ fn faults_in_order_are_found() {
 }
 
 #[test]
+fn faults_in_recordings_are_found() {
+    is_found(Fault::ForgetsTheLastRecorded, &["recordings"]);
+    is_found(Fault::RecordsByDoing, &["recordings"]);
+    is_found(Fault::HidesAUse, &["recordings"]);
+}
+
+#[test]
 fn faults_in_completion_are_found() {
     is_found(Fault::WaitsReturnEarly, &["fences"]);
     is_found(Fault::NeverPollsTrue, &["fences"]);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod conformance;
+mod lanes;
 
 use std::sync::Arc;
 

@@ -46,6 +46,7 @@ mod order;
 mod outcome;
 mod paths;
 mod program;
+mod recording;
 mod refusal;
 mod rows;
 mod threads;
@@ -216,6 +217,11 @@ pub const CHECKS: &[Check] = &[
         optional::peers,
     ),
     Check::new("sharing", "what is shared or registered has the same bytes", optional::sharing),
+    Check::new(
+        "recordings",
+        "what is recorded is done in order at each replay, and not before",
+        recording::recordings,
+    ),
     Check::new("fences", "points are reached in order, once, and stay reached", completion::fences),
     Check::new("held-fences", "a fence is not over before its work is", completion::held_fences),
     Check::new("durations", "a measured operation's duration is given once", completion::durations),

@@ -3,6 +3,7 @@
 // Clippy's allowance for tests does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod awaiting;
 mod batch;
 mod bounds;
 mod deadlock;

@@ -21,6 +21,7 @@ pub(crate) const DEVICE: DeviceId = DeviceId::Other("mock", 0);
 
 /// Memory of a test.
 pub(crate) struct MockStorage {
+    device: DeviceId,
     address: NonNull<u8>,
     len: usize,
     kind: MemoryKind,
@@ -45,7 +46,7 @@ impl Drop for MockStorage {
 // SAFETY: a boxed slice of this length, leaked until drop. (Bytes need no alignment in these tests.)
 unsafe impl Storage for MockStorage {
     fn place(&self) -> Place {
-        Place::new(DEVICE, self.kind)
+        Place::new(self.device, self.kind)
     }
 
     fn len(&self) -> usize {
@@ -76,10 +77,25 @@ pub(crate) fn memory(
     len: usize,
     writable: bool,
 ) -> (RawBuffer, Arc<AtomicBool>) {
+    memory_of(DEVICE, reclaimer, kind, len, writable)
+}
+
+fn memory_of(
+    device: DeviceId,
+    reclaimer: &Arc<Reclaimer>,
+    kind: MemoryKind,
+    len: usize,
+    writable: bool,
+) -> (RawBuffer, Arc<AtomicBool>) {
     let address = NonNull::from(Box::leak(vec![0_u8; len].into_boxed_slice())).cast();
     let freed = Arc::new(AtomicBool::new(false));
-    let storage = MockStorage { address, len, kind, writable, freed: Arc::clone(&freed) };
+    let storage = MockStorage { device, address, len, kind, writable, freed: Arc::clone(&freed) };
     (RawBuffer::new(Box::new(storage), reclaimer), freed)
+}
+
+/// A buffer of the host, of a kind.
+pub(crate) fn host_buffer(kind: MemoryKind, len: usize) -> RawBuffer {
+    memory_of(DeviceId::Cpu, &Arc::default(), kind, len, true).0
 }
 
 /// A buffer for tests that do not look at its end.
@@ -96,6 +112,10 @@ pub(crate) struct MockQueue {
     pub(crate) refuse: AtomicBool,
     /// Ends every operation as it is enqueued.
     pub(crate) at_once: AtomicBool,
+    /// Leaves the fences of other queues to the host.
+    pub(crate) waits_for_own_only: AtomicBool,
+    /// Answers that everything is over where it is asked, and does not say so of itself.
+    pub(crate) silently_over: Arc<AtomicBool>,
 }
 
 pub(crate) struct MockLine {
@@ -105,6 +125,7 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// How often anybody has asked.
     pub(crate) polls: AtomicU64,
+    silently_over: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -116,12 +137,14 @@ struct State {
 
 impl MockQueue {
     pub(crate) fn new() -> Self {
+        let silently_over = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             polls: AtomicU64::new(0),
+            silently_over: Arc::clone(&silently_over),
         });
         let timeline: Arc<dyn Timeline> = line.clone();
         Self {
@@ -130,6 +153,8 @@ impl MockQueue {
             enqueued: Mutex::default(),
             refuse: AtomicBool::new(false),
             at_once: AtomicBool::new(false),
+            waits_for_own_only: AtomicBool::new(false),
+            silently_over,
         }
     }
 
@@ -201,8 +226,8 @@ impl Queue for MockQueue {
         true
     }
 
-    fn can_wait_for(&self, _: &Fence) -> bool {
-        true
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        fence.timeline().id() == self.timeline.id() || !self.waits_for_own_only.load(Ordering::SeqCst)
     }
 
     unsafe fn enqueue(&self, _: &Operation<'_>, after: &[Fence], _: Timing) -> Result<Fence> {
@@ -253,7 +278,7 @@ impl Timeline for MockLine {
 
     fn poll(&self, point: u64) -> Result<bool> {
         self.polls.fetch_add(1, Ordering::SeqCst);
-        if self.reached() < point {
+        if self.reached() < point && !self.silently_over.load(Ordering::SeqCst) {
             return Ok(false);
         }
         Self::outcome(&self.state.lock(), point).map(|()| true)

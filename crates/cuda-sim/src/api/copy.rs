@@ -97,6 +97,10 @@ pub(crate) fn copy(
     let bytes = shape.width.checked_mul(shape.height).ok_or(code::INVALID_VALUE)?;
     let source = classify(state, from, shape.span(shape.from_pitch)?)?;
     let target = classify(state, to, shape.span(shape.to_pitch)?)?;
+    let captured = state.graphs.is_capturing(stream);
+    if captured && [source, target].contains(&Found::Ordinary) {
+        return Err(state.graphs.forbid(stream));
+    }
     let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
     let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
     let on_host = |found| !matches!(found, Found::Device(_));
@@ -104,6 +108,8 @@ pub(crate) fn copy(
     let mut waits = (on_host(source) && on_host(target)) || target == Found::Ordinary;
     // Between two places of a device nothing makes the host wait.
     waits |= mode == Mode::Synchronous && (on_host(source) || on_host(target));
+    // A node of a graph runs when the graph does.
+    waits &= !captured;
     let mut shape = shape;
     let corrupts = match (source, target) {
         (Found::Device(from), Found::Device(to)) if from != to => {

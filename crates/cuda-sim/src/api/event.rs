@@ -47,12 +47,13 @@ pub(crate) extern "C" fn cuEventDestroy_v2(event: Handle) -> u32 {
     finish(|| {
         let (mut state, event) = on_event("cuEventDestroy_v2", event)?;
         state.events.remove(&event);
+        state.graphs.forget_event(event);
         Ok(())
     })
 }
 
 pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
-    finish(|| record("cuEventRecord", event, stream))
+    finish(|| record("cuEventRecord", event, stream, 0))
 }
 
 pub(crate) extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) -> u32 {
@@ -60,18 +61,23 @@ pub(crate) extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, f
         if flags > 1 {
             return Err(code::INVALID_VALUE);
         }
-        record("cuEventRecordWithFlags", event, stream)
+        record("cuEventRecordWithFlags", event, stream, flags)
     })
 }
 
-fn record(name: &'static str, event: Handle, stream: Handle) -> Answer {
+fn record(name: &'static str, event: Handle, stream: Handle, flags: u32) -> Answer {
     let (mut state, event) = on_event(name, event)?;
     let stream = find_stream(&mut state, stream)?;
     let context = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context;
-    let found = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
+    let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
     if found.context != context {
         return Err(code::INVALID_HANDLE);
     }
+    if state.graphs.record(event, stream)? {
+        // External nodes are not simulated.
+        return if flags == 0 { Ok(()) } else { Err(code::NOT_SUPPORTED) };
+    }
+    let found = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
     found.generation += 1;
     found.time = None;
     let work = Work::Record { event, generation: found.generation };
@@ -87,6 +93,7 @@ fn record(name: &'static str, event: Handle, stream: Handle) -> Answer {
 pub(crate) extern "C" fn cuEventQuery(event: Handle) -> u32 {
     finish(|| {
         let (mut state, event) = on_event("cuEventQuery", event)?;
+        state.graphs.ask(event)?;
         let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
@@ -103,6 +110,7 @@ pub(crate) extern "C" fn cuEventQuery(event: Handle) -> u32 {
 pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
     finish(|| {
         let (mut state, event) = on_event("cuEventSynchronize", event)?;
+        state.graphs.ask(event)?;
         let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
@@ -126,7 +134,9 @@ pub(crate) extern "C" fn cuEventElapsedTime_v2(
 }
 
 fn elapsed(name: &str, milliseconds: Pointer<f32>, start: Handle, end: Handle) -> Answer {
-    let (state, start) = on_event(name, start)?;
+    let (mut state, start) = on_event(name, start)?;
+    state.graphs.ask(start)?;
+    state.graphs.ask(end.addr() as u64)?;
     let first = state.events.get(&start).ok_or(code::INVALID_HANDLE)?;
     let second = state.events.get(&(end.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
     let usable = |event: &Event| event.timing && event.record.is_some();

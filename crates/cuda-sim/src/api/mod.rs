@@ -6,6 +6,7 @@ pub(crate) mod copy;
 pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod fill;
+pub(crate) mod graph;
 pub(crate) mod host_memory;
 pub(crate) mod managed;
 pub(crate) mod memory;
@@ -154,7 +155,8 @@ pub(crate) fn attribute(state: &mut State, name: &str, device: u32) -> Answer {
     if let Some(code) = faults.hit(name, true) {
         return Err(code);
     }
-    faults.sticky.map_or(Ok(()), Err)
+    faults.sticky.map_or(Ok(()), Err)?;
+    state.graphs.admit(name, thread_number(), CAPTURE_MODE.get())
 }
 
 /// Counts a call that an error of the context does not make fail.
@@ -211,6 +213,7 @@ pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
     let stream = find_stream(&mut state, handle)?;
     let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
     attribute(&mut state, name, device)?;
+    crate::graph::admit_on_stream(&mut state, name, stream)?;
     Ok((state, stream))
 }
 
@@ -221,6 +224,7 @@ pub(crate) fn on_current_stream(name: &str, handle: Handle) -> Answer<(Guard, Sc
     let stream = find_stream(&mut state, handle)?;
     let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
     attribute(&mut state, name, device)?;
+    crate::graph::admit_on_stream(&mut state, name, stream)?;
     Ok((state, scope, stream))
 }
 

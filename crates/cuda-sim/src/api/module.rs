@@ -135,3 +135,68 @@ pub(crate) extern "C" fn cuLaunchKernel(
         Ok(())
     })
 }
+
+pub(crate) extern "C" fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuFuncGetAttribute")?;
+        if !state.functions.contains_key(&(function.addr() as u64)) {
+            return Err(code::INVALID_HANDLE);
+        }
+        value.set(match attribute {
+            // Threads of a block at most.
+            0 => 1_024,
+            // Bytes of static shared, constant and local memory.
+            1..=3 => 0,
+            // Registers of a thread.
+            4 => 16,
+            // Versions of the PTX and of the binary.
+            5 => 50,
+            6 => 90,
+            7 => 0,
+            // Bytes of dynamic shared memory at most.
+            8 => 49_152,
+            9 => -1,
+            _ => return Err(code::INVALID_VALUE),
+        })
+    })
+}
+
+pub(crate) extern "C" fn cuFuncGetParamInfo(
+    function: Handle,
+    index: usize,
+    offset: Pointer<usize>,
+    size: Pointer<usize>,
+) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuFuncGetParamInfo")?;
+        let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let sizes = function.twin.parameters;
+        let own = *sizes.get(index).ok_or(code::INVALID_VALUE)?;
+        // Each parameter is aligned to its size.
+        let align = |offset: usize, size: &usize| offset.next_multiple_of((*size).max(1));
+        let before =
+            sizes.iter().take(index).fold(0, |offset, size| align(offset, size).saturating_add(*size));
+        offset.set(align(before, &own))?;
+        if size.is_null() { Ok(()) } else { size.set(own) }
+    })
+}
+
+pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: Pointer<i32>,
+    function: Handle,
+    threads: i32,
+    shared_bytes: usize,
+) -> u32 {
+    finish(|| {
+        let (state, _) = on_current("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+        if !state.functions.contains_key(&(function.addr() as u64)) {
+            return Err(code::INVALID_HANDLE);
+        }
+        let threads = usize::try_from(threads).ok().filter(|threads| *threads > 0);
+        let threads = threads.ok_or(code::INVALID_VALUE)?;
+        // 2,048 threads, 32 blocks and 228 KiB of shared memory a multiprocessor, as an H200 has.
+        let by_shared = 233_472_usize.checked_div(shared_bytes).unwrap_or(32);
+        let most = if threads > 1_024 { 0 } else { (2_048 / threads).min(32).min(by_shared) };
+        blocks.set(i32::try_from(most).unwrap_or(32))
+    })
+}

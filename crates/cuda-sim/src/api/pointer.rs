@@ -1,7 +1,7 @@
 //! What the driver knows of a pointer.
 
 use super::{Pointer, attribute_calmly, begin, finish};
-use crate::{code, memory::Kind};
+use crate::{code, memory::Kind, perform};
 
 pub(crate) extern "C" fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) -> u32 {
     finish(|| {
@@ -26,6 +26,12 @@ pub(crate) extern "C" fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u3
             11 => data.set(found.base),
             12 => data.cast::<usize>().set(found.bytes),
             13 => data.cast::<u32>().set(1),
+            // Read and write, or nothing, for the device of the current context.
+            16 => {
+                let granted = super::current_scope(&state)
+                    .is_ok_and(|own| perform::reaches(&state, own.device, own.context, found));
+                data.cast::<u32>().set(if granted { 3 } else { 0 })
+            }
             17 => data.set(match found.kind {
                 Kind::Pool(pool) => pool,
                 _ => 0,

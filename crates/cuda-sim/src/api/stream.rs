@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{CAPTURE_MODE, Handle, Pointer, after_wait, begin, finish, on_current, on_stream, pool};
+use super::{Handle, Pointer, after_wait, finish, on_current, on_stream, pool};
 use crate::{
     code::{self, Answer},
     op::{HostCall, HostFunction, StreamCallback, Work},
@@ -111,25 +111,6 @@ pub(crate) extern "C" fn cuStreamGetId(stream: Handle, id: Pointer<u64>) -> u32 
     })
 }
 
-pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) -> u32 {
-    finish(|| {
-        let (_state, _) = on_stream("cuStreamIsCapturing", stream)?;
-        status.set(0)
-    })
-}
-
-pub(crate) extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) -> u32 {
-    finish(|| {
-        let _state = begin()?;
-        let wanted = mode.get()?;
-        // Global, thread-local, relaxed.
-        if wanted > 2 {
-            return Err(code::INVALID_VALUE);
-        }
-        mode.set(CAPTURE_MODE.replace(wanted))
-    })
-}
-
 pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
     finish(|| {
         let (mut state, stream) = on_stream("cuStreamWaitEvent", stream)?;
@@ -137,7 +118,14 @@ pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags:
         if flags > 1 {
             return Err(code::INVALID_VALUE);
         }
-        let event = state.events.get(&(event.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let handle = event.addr() as u64;
+        let event = state.events.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        let recorded = event.record.is_some();
+        if state.graphs.wait(stream, handle, recorded)? {
+            // External nodes are not simulated.
+            return if flags == 0 { Ok(()) } else { Err(code::NOT_SUPPORTED) };
+        }
+        let event = state.events.get(&handle).ok_or(code::INVALID_HANDLE)?;
         let Some(point) = event.record else { return Ok(()) };
         let known = event.clock.clone();
         let after = vec![point];

@@ -175,3 +175,62 @@ fn a_kernel_reads_a_peers_memory_only_when_access_is_enabled() {
         }
     }
 }
+
+#[test]
+fn a_function_tells_its_parameters_limits_and_occupancy() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let bench = Bench::new(test);
+    let function = load(&bench);
+    let _bound = bench.context.enter().expect("enter");
+    let told = |index| {
+        let (mut offset, mut size) = (usize::MAX, usize::MAX);
+        // SAFETY: the function is live and the out pointers are valid.
+        let answer = unsafe { ffi::cuFuncGetParamInfo(function, index, &mut offset, &mut size) };
+        (answer, offset, size)
+    };
+    assert_eq!([0, 1, 2, 3].map(told), [(0, 0, 8), (0, 8, 8), (0, 16, 8), (0, 24, 4)]);
+    assert_eq!(told(4), (1, usize::MAX, usize::MAX), "there are four");
+    let attribute = |number| {
+        let mut value = -7;
+        // SAFETY: as above.
+        let answer = unsafe { ffi::cuFuncGetAttribute(&mut value, number, function) };
+        (answer, value)
+    };
+    assert_eq!([0, 8, 99].map(attribute), [(0, 1024), (0, 49_152), (1, -7)]);
+    let fit = |threads, shared| {
+        let mut blocks = -7;
+        // SAFETY: as above.
+        let answer = unsafe {
+            ffi::cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads, shared)
+        };
+        (answer, blocks)
+    };
+    assert_eq!(
+        [(256, 0), (32, 0), (256, 49_152), (2048, 0)].map(|(t, s)| fit(t, s)),
+        [(0, 8), (0, 32), (0, 4), (0, 0)]
+    );
+    assert_eq!(fit(0, 0), (1, -7));
+}
+
+#[test]
+fn a_pointer_tells_whether_the_current_device_may_use_it() {
+    let Some(devices) = harness::devices(2) else { return };
+    if !devices[0].is_simulated() {
+        return;
+    }
+    let (here, there) = (Bench::new(devices[0]), Bench::new(devices[1]));
+    let (own, theirs) = (here.memory(64), there.memory(64));
+    let _bound = here.context.enter().expect("enter");
+    let flags = |address| {
+        let mut flags = u64::MAX << 32;
+        // SAFETY: the out pointer has room for the answer of 4 bytes.
+        let answer = unsafe { ffi::cuPointerGetAttribute((&raw mut flags).cast(), 16, address) };
+        (answer, flags as u32)
+    };
+    assert_eq!((flags(own.address), flags(theirs.address)), ((0, 3), (0, 0)));
+    // SAFETY: the handle is a context's.
+    let answer = unsafe { ffi::cuCtxEnablePeerAccess(there.context.as_raw(), 0) };
+    check("enable", answer).expect("enable");
+    assert_eq!(flags(theirs.address), (0, 3));
+    assert_eq!(flags(12).0, 1, "no memory at all");
+}

@@ -5,7 +5,7 @@
 
 use std::os::raw::{c_uint, c_ulonglong, c_void};
 
-use cust::sys::{CUcontext, CUdeviceptr, CUstream};
+use cust::sys::{CUcontext, CUdeviceptr, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUstream};
 
 use super::table::driver_functions;
 
@@ -35,6 +35,18 @@ pub struct MemcpyAttributes {
     pub flags: c_uint,
 }
 
+/// `CUgraphExecUpdateResultInfo` of CUDA 12.0 and later.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphExecUpdateResultInfo {
+    /// `CU_GRAPH_EXEC_UPDATE_*`: 0 where the update was made.
+    pub result: c_uint,
+    /// The node that was in the way, if one was.
+    pub error_node: CUgraphNode,
+    /// The node that it depends on, where an edge was in the way.
+    pub error_from_node: CUgraphNode,
+}
+
 driver_functions! {
     fn cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
     fn cuCtxGetId(context: CUcontext, id: *mut c_ulonglong);
@@ -44,6 +56,8 @@ driver_functions! {
         destinations: *mut CUdeviceptr, sources: *mut CUdeviceptr, sizes: *mut usize, count: usize,
         attributes: *mut MemcpyAttributes, attribute_indices: *mut usize, attribute_count: usize, stream: CUstream,
     );
+    fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, size: *mut usize);
+    fn cuGraphExecUpdate_v2(exec: CUgraphExec, graph: CUgraph, info: *mut GraphExecUpdateResultInfo);
     fn cuGetProcAddress_v2(
         symbol: *const std::os::raw::c_char, function: *mut *mut c_void, version: i32, flags: u64, status: *mut c_uint,
     );

@@ -76,13 +76,14 @@ macro_rules! driver_functions {
             pub unsafe fn $name($($argument: $type),*) -> u32 {
                 type Function = unsafe extern "C" fn($($type),*) -> u32;
                 static SLOT: $crate::driver::table::Slot = $crate::driver::table::Slot::empty();
-                let name = match ::std::ffi::CStr::from_bytes_with_nul(
+                // A constant: looked at by the compiler, not by every call.
+                const NAME: &::std::ffi::CStr = match ::std::ffi::CStr::from_bytes_with_nul(
                     concat!(stringify!($name), "\0").as_bytes(),
                 ) {
                     Ok(name) => name,
-                    Err(_) => return $crate::driver::code::ABSENT_FUNCTION,
+                    Err(_) => c"",
                 };
-                match SLOT.get(name) {
+                match SLOT.get(NAME) {
                     Ok(address) => {
                         // SAFETY: the address was exported under this function's name by an implementation of the
                         // driver, whose signature for the name is `Function`.

@@ -112,7 +112,7 @@ impl StreamOrderedAllocator {
     /// host or other streams before the stream has come so far.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes and for a stream of another device; `OutOfMemory` with the numbers after everything that
+    /// `InvalidArgument` for 0 bytes, for a stream of another device, and for a per-thread default stream; `OutOfMemory` with the numbers after everything that
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {

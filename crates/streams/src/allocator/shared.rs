@@ -93,6 +93,12 @@ impl Shared {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        // Other threads could neither record an event on it, nor at its end.
+        if stream.own.is_of_a_thread() {
+            let text = "memory in the order of a per-thread default stream could be reused by its thread only; valid are \
+                        streams that every thread can name, also foreign ones and the legacy default stream";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let id = stream.id();
         let (index, is_new) = {
             let mut directory = self.directory.lock();

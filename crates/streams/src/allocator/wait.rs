@@ -1,7 +1,7 @@
 //! Putting a stream behind a fence, and knowing when it must be left alone.
 
 use transload_core::{Fence, Result};
-use transload_cuda_sys::{AsStream, RelaxedCapture, check, ffi};
+use transload_cuda_sys::{RelaxedCapture, check, ffi};
 use transload_memory::lift;
 
 use super::ending::EndOfStream;
@@ -18,10 +18,10 @@ impl CudaStream {
             if std::ptr::eq(other, &raw const *self.own) {
                 Ok(())
             } else {
-                self.own.wait_for(other, fence.point())
+                self.own.wait_for(other, fence.point()).map(|_| ())
             }
         } else if let Some(end) = timeline.downcast_ref::<EndOfStream>() {
-            end.event().map_or(Ok(()), |event| self.driver().wait_event(event).map_err(lift))
+            end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
         } else {
             // The host's own work. That it failed is told to who awaits it.
             let _over = fence.wait();
@@ -40,7 +40,7 @@ impl CudaStream {
         let mut status = 0;
         let asked = RelaxedCapture::enter().and_then(|_capture| {
             // SAFETY: the stream is valid, the out pointer for the call.
-            check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.as_raw(), &mut status) })
+            check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.own.raw(), &mut status) })
         });
         asked.is_ok() && status != 0
     }

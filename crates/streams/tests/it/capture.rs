@@ -3,62 +3,75 @@
 
 use std::sync::Barrier;
 
-use transload_core::{MemoryKind, Pattern};
-use transload_cuda_sys::{AsStream, DriverError, check, ffi};
-use transload_streams::CudaStream;
+use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
+use transload_cuda_sys::{Capture, CaptureMode, DriverError};
+use transload_streams::{CudaGraph, CudaStream};
 
 use crate::setup::{Setup, noise};
 
-/// `CU_STREAM_CAPTURE_MODE_GLOBAL`.
-const GLOBAL: u32 = 0;
-
-#[test]
-fn a_capture_by_another_thread_stays_valid_and_so_do_our_transfers() {
-    let setup = Setup::new();
-    let captured = CudaStream::new(&setup.device).unwrap();
-    if !transload_cuda_sys::Driver::get().unwrap().has(c"cuStreamBeginCapture_v2") {
-        println!("skipped: the software driver has no graph capture");
-        return;
-    }
-    let stream = CudaStream::new(&setup.device).unwrap();
-    let content = noise(32 << 20, 3);
-    let (host, there, back) =
-        (setup.pinned(&content), setup.device(32 << 20), setup.pinned(&vec![0; 32 << 20]));
+/// Captures an empty graph on a thread of its own, in global mode, while `ours` runs on this one.
+fn beside_a_global_capture(captured: &CudaStream, ours: impl FnOnce() -> transload_core::Result<()>) {
     let (begun, done) = (Barrier::new(2), Barrier::new(2));
     std::thread::scope(|scope| {
         let capture = scope.spawn(|| -> Result<(), DriverError> {
-            let _bound = captured.context().enter()?;
-            // SAFETY: the stream is live and idle.
-            let began = unsafe { ffi::cuStreamBeginCapture_v2(captured.as_raw(), GLOBAL) };
+            let capture = Capture::begin(captured, CaptureMode::Global);
             begun.wait();
             done.wait();
-            let mut graph = std::ptr::null_mut();
-            // SAFETY: this thread began the capture; the out pointer is valid.
-            let ended = unsafe { ffi::cuStreamEndCapture(captured.as_raw(), &mut graph) };
-            if !graph.is_null() {
-                // SAFETY: the graph was just made and nothing uses it.
-                unsafe { ffi::cuGraphDestroy(graph) };
-            }
-            check("cuStreamBeginCapture_v2", began).and(check("cuStreamEndCapture", ended))
+            capture?.end().map(drop)
         });
         begun.wait();
-        let ours = || -> transload_core::Result<()> {
-            let up = stream.copy_from_host_async(&host, &there);
-            let _asked_while_it_runs = up.is_over();
-            let down = stream.copy_to_host_async(&there, &back);
-            drop(setup.memory.allocate(MemoryKind::Device, 1 << 20)?);
-            drop(setup.memory.allocate(MemoryKind::Pinned, 1 << 20)?);
-            pollster::block_on(down)?;
-            up.wait()?;
-            drop(stream.memset_async(&there, Pattern::U8(1)));
-            stream.synchronize()
-        };
         let outcome = ours();
         done.wait();
         capture.join().unwrap().expect("the capture is valid to its end");
         outcome.unwrap();
     });
+}
+
+#[test]
+fn a_capture_by_another_thread_stays_valid_and_so_do_our_transfers() {
+    let setup = Setup::new();
+    let captured = CudaStream::new(&setup.device).unwrap();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let content = noise(32 << 20, 3);
+    let (host, there, back) =
+        (setup.pinned(&content), setup.device(32 << 20), setup.pinned(&vec![0; 32 << 20]));
+    beside_a_global_capture(&captured, || {
+        let up = stream.copy_from_host_async(&host, &there);
+        let _asked_while_it_runs = up.is_over();
+        let down = stream.copy_to_host_async(&there, &back);
+        drop(setup.memory.allocate(MemoryKind::Device, 1 << 20)?);
+        drop(setup.memory.allocate(MemoryKind::Pinned, 1 << 20)?);
+        pollster::block_on(down)?;
+        up.wait()?;
+        drop(stream.memset_async(&there, Pattern::U8(1)));
+        stream.synchronize()
+    });
     assert!(*back.read().unwrap() == content[..]);
     drop((host, there, back, stream, captured));
+    setup.finish();
+}
+
+#[test]
+fn recording_updating_and_launching_graphs_of_ours_disturb_no_capture_of_others() {
+    let setup = Setup::new();
+    let (captured, stream) =
+        (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+    let (one, two, back) = (setup.device(1 << 20), setup.device(1 << 20), setup.pinned(&vec![0; 1 << 20]));
+    let through = |value, there| {
+        [
+            Operation::Fill { dst: there, pattern: Pattern::U8(value) },
+            Operation::Copy { src: there, dst: &back },
+        ]
+    };
+    beside_a_global_capture(&captured, || {
+        let mut graph = CudaGraph::record(&setup.device, StreamPriority::Normal, &through(3, &one))?;
+        graph.launch(&stream)?.wait()?;
+        assert!(back.read()?.iter().all(|byte| *byte == 3));
+        graph.update(&through(4, &two))?;
+        graph.launch(&stream)?;
+        Ok(())
+    });
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 4));
+    drop((one, two, back, stream, captured));
     setup.finish();
 }

@@ -133,22 +133,29 @@ fn prefetched_unified_memory_keeps_its_bytes() {
 }
 
 #[test]
-fn a_pinned_copy_is_one_driver_call_on_the_stream_with_an_event_behind_it() {
+fn a_large_pinned_copy_is_one_driver_call_on_the_stream_with_an_event_behind_it_and_a_small_one_without() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
-    let (host, there) = (setup.pinned(&[1; 5000]), setup.device(5000));
-    stream.copy_from_host_async(&host, &there).wait().unwrap();
-    let trace = transload_cuda_sys::trace::start();
-    let transfer = stream.copy_from_host_async(&host, &there);
-    let calls: Vec<_> =
-        trace.calls_of_this_thread().into_iter().filter(|call| !call.name.starts_with("cuCtx")).collect();
-    let handle = transload_cuda_sys::AsStream::as_raw(&stream).addr() as u64;
-    assert_eq!(calls.len(), 2, "{calls:?}");
-    assert_eq!(calls[0].name, "cuMemcpyHtoDAsync_v2");
-    assert_eq!(calls[0].arguments[0], there.device_address().unwrap());
-    assert_eq!(calls[0].arguments[2..], [5000, handle]);
-    assert_eq!((calls[1].name, calls[1].arguments[1]), ("cuEventRecord", handle));
-    transfer.wait().unwrap();
+    for (bytes, calls_wanted) in [(100_000, 2), (5000, 1)] {
+        let (host, there) = (setup.pinned(&vec![1; bytes]), setup.device(bytes));
+        stream.copy_from_host_async(&host, &there).wait().unwrap();
+        let trace = transload_cuda_sys::trace::start();
+        let transfer = stream.copy_from_host_async(&host, &there);
+        let calls: Vec<_> = trace
+            .calls_of_this_thread()
+            .into_iter()
+            .filter(|call| !call.name.starts_with("cuCtx"))
+            .collect();
+        drop(trace);
+        assert_eq!(calls.len(), calls_wanted, "{calls:?}");
+        assert_eq!(calls[0].name, "cuMemcpyHtoDAsync_v2");
+        assert_eq!(calls[0].arguments[..1], [there.device_address().unwrap()]);
+        assert_eq!(calls[0].arguments[2], bytes as u64);
+        if let Some(event) = calls.get(1) {
+            assert_eq!((event.name, event.arguments[1]), ("cuEventRecord", calls[0].arguments[3]));
+        }
+        transfer.wait().unwrap();
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@
     reason = "helpers of tests fail their tests"
 )]
 
+mod callbacks;
 mod allocator;
 mod allocator_across;
 mod allocator_bad_use;
@@ -16,8 +17,22 @@ mod allocator_random;
 mod allocator_short;
 mod capture;
 mod completion;
+mod coordinator;
 mod copies;
+mod examples;
+mod foreign;
+mod graphs;
+mod gate;
 mod in_place;
+mod metrics;
+mod launch;
+mod launch_executor;
+mod launch_time;
 mod order;
+mod raw_forms;
+mod runs;
+mod pool;
+mod pool_optimizer;
+mod pool_ready;
 mod setup;
 mod streams;

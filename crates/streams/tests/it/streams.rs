@@ -2,7 +2,7 @@
 
 use transload_core::{Operation, Pattern, Queue, StreamPriority, Timing};
 use transload_cuda_sys::{AsStream, ffi};
-use transload_streams::{CudaStream, StreamLanes};
+use transload_streams::CudaStream;
 
 use crate::setup::{Setup, noise};
 
@@ -94,25 +94,4 @@ fn a_fence_of_foreign_work_orders_later_work() {
     }
     drop((there, back, stream, other));
     setup.finish();
-}
-
-#[test]
-fn leases_spread_over_the_streams_of_their_priority_and_end() {
-    let setup = Setup::new();
-    let lanes = StreamLanes::new(&setup.device, 2);
-    let first = lanes.lease(StreamPriority::High).unwrap();
-    let second = lanes.lease(StreamPriority::High).unwrap();
-    assert_ne!(first.raw_handle(), second.raw_handle(), "a free stream is preferred");
-    let third = lanes.lease(StreamPriority::High).unwrap();
-    assert!(
-        [first.raw_handle(), second.raw_handle()].contains(&third.raw_handle()),
-        "two streams serve three leases"
-    );
-    let low = lanes.lease(StreamPriority::Low).unwrap();
-    assert_eq!(low.priority(), StreamPriority::Low);
-    assert_eq!(lanes.leases(), 4);
-    drop((first, second, third));
-    assert_eq!(lanes.leases(), 1);
-    drop(lanes);
-    assert_eq!(low.outstanding(), 0, "a lease outlives its lanes");
 }

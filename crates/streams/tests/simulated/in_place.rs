@@ -2,7 +2,7 @@
 
 use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{CudaStream, StreamLanes};
+use transload_streams::{AdvancedStreamPool, CudaStream};
 
 use crate::{UNKNOWN, alone_with_drop_errors, builder};
 
@@ -90,23 +90,23 @@ fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_sta
 }
 
 #[test]
-fn prepared_lanes_load_nothing_when_they_copy() {
+fn a_prepared_pool_loads_nothing_when_it_copies() {
     let sim = builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
-    let lanes = StreamLanes::new(&device, 2);
-    lanes.prepare_in_place().unwrap();
+    let pool = AdvancedStreamPool::new(&device).unwrap();
+    pool.prepare_in_place().unwrap();
     let (one, two) =
         (memory.allocate(MemoryKind::Device, 64).unwrap(), memory.allocate(MemoryKind::Device, 64).unwrap());
     let trace = transload_cuda_sys::trace::start();
-    lanes.prepare_in_place().unwrap();
+    pool.prepare_in_place().unwrap();
     for _ in 0..4 {
-        let queue = lanes.lease(transload_core::StreamPriority::High).unwrap();
+        let queue = pool.get_priority_stream(transload_core::StreamPriority::High).unwrap().into_queue();
         submit(&*queue, &Operation::CopyInPlace { src: &one, dst: &two }, Timing::Off).unwrap();
     }
     let calls = trace.calls_of_this_thread();
     assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
-    lanes.synchronize().unwrap();
+    pool.synchronize().unwrap();
 }
 
 #[test]

@@ -2,8 +2,15 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod coordinator;
+#[path = "../it/coordinator/gate.rs"]
+mod gate;
 mod allocator;
+mod graphs;
 mod in_place;
+mod runs;
+mod launch;
+mod pool;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

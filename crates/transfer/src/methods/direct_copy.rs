@@ -1,8 +1,10 @@
 //! One copy by one queue, from or to the caller's memory.
 
-use transload_core::{Fence, Operation, RejectReason, Result, TransferMethod, TransferPath};
+use transload_core::{
+    Fence, MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
+};
 
-use super::{Context, Job, Method, Route};
+use super::{Context, Job, Method, Route, Single};
 
 #[derive(Debug)]
 pub(super) struct DirectCopy;
@@ -16,10 +18,16 @@ impl Method for DirectCopy {
         context.copier(path).ok_or(RejectReason::NoQueue)
     }
 
+    /// Pageable memory is copied by the host, during the call or by its own queue: there is nothing to record.
+    fn single(&self, path: TransferPath) -> Option<Single> {
+        let by_host = [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Pageable);
+        (!by_host).then_some(|src, dst| Operation::Copy { src, dst })
+    }
+
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
-        transload_core::submit(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
+        job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
-    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline,
-    TransferMethod, TransferPath,
+    Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
+    TransferPath, Unsubmitted,
 };
 
 use super::{Context, Job, Method, Route};
@@ -88,11 +88,10 @@ impl Method for HostStaged {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let crew = self.hire.crew()?;
         let src = job.src;
-        let lease =
-            |backend: &Arc<dyn Backend>, device| backend.lease_queue(device, job.priority, job.workload);
+        let lease = |backend: &Arc<dyn Backend>, device| job.lease_to_copy(&**backend, device);
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {
@@ -107,6 +106,11 @@ impl Method for HostStaged {
         post(crew, job, task, backends, Some(slots), route.lane)
     }
 
+    /// The ring needs no start: it is pinned by the threads that use it.
+    fn start(&self) -> Result<()> {
+        self.hire.crew().map(|_| ())
+    }
+
     fn drain(&self) {
         self.hire.drain();
         let rings: Vec<_> = self.rings.lock().clone();
@@ -117,7 +121,7 @@ impl Method for HostStaged {
 /// Claims what a job touches, gives it its end, and posts it.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range.
+/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range; what is in the way.
 pub(super) fn post(
     crew: &Crew,
     job: &Job<'_>,
@@ -125,9 +129,9 @@ pub(super) fn post(
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     slots: Option<Arc<Slots>>,
     lane: DeviceId,
-) -> Result<Fence> {
+) -> Result<Fence, Unsubmitted> {
     let (src, dst) = (job.src, job.dst);
-    let claims = Claims::of(&mut [(src, Access::Read), (dst, Access::Write)])?;
+    let claims = job.claim()?;
     let end = Arc::new(End::new(lane));
     let after = claims.after().iter().cloned().collect();
     let chunk = chunk_for(src.len(), staging::usual_workers());

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, PeerAccess, RawBuffer, RejectReason, Result,
-    StreamPriority, Timing, TransferMethod, TransferPath, WorkloadType,
+    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
+    RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
+    submit, try_submit,
 };
 
 use crate::{registry::Registered, request::Request, staging::Hire};
@@ -45,9 +46,17 @@ pub(crate) trait Method: Send + Sync + 'static {
     /// submission, so it must be quick once done. A plan does not call it.
     ///
     /// # Errors
-    /// Why the method cannot be taken after all; it is not asked again for this path, and the next best is taken.
-    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), RejectReason> {
+    /// Why the method cannot be taken after all, now or ever; the next best is taken.
+    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
         let _ = (path, route);
+        Ok(())
+    }
+
+    /// Starts the threads that it works with, so that no submission has to.
+    ///
+    /// # Errors
+    /// The system's.
+    fn start(&self) -> Result<()> {
         Ok(())
     }
 
@@ -62,18 +71,43 @@ pub(crate) trait Method: Send + Sync + 'static {
         1
     }
 
+    /// The one operation that its transfers consist of, if they do and such an operation can be recorded; see
+    /// [`Backend::record`].
+    fn single(&self, path: TransferPath) -> Option<Single> {
+        let _ = path;
+        None
+    }
+
     /// Waits for its own threads' work, and gives back what it keeps.
     fn drain(&self) {}
 
     /// Submits a transfer on a route that it gave. Does not wait for it. Allocates nothing once warm.
     ///
     /// # Errors
-    /// The queue's. On an error nothing is under way.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
-        let _ = (route, job);
-        Err(Error::new(ErrorKind::Unsupported, format!("{} is not implemented yet", self.method())))
-    }
+    /// The queue's, and what is in the way where the job must not block the thread. On an error nothing is under way.
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted>;
 }
+
+/// Why a method that applies is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Declined {
+    /// It will never do on this path, and is not asked again.
+    ForGood(RejectReason),
+    /// Not for this transfer; the next one may ask again.
+    ForNow(RejectReason),
+}
+
+/// What a submission does about earlier work that is in its way, and that its queue cannot wait for by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InTheWay {
+    /// It blocks the calling thread.
+    WaitFor,
+    /// It answers what it is.
+    Tell,
+}
+
+/// Makes an operation of a source and a destination.
+pub(crate) type Single = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
 /// Whose queues a method would use.
 #[derive(Clone, Debug)]
@@ -92,8 +126,41 @@ pub(crate) struct Job<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,
-    pub(crate) workload: WorkloadType,
+    /// As the caller wants it counted.
+    pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
+    pub(crate) in_the_way: InTheWay,
+}
+
+impl Job<'_> {
+    /// Puts an operation on a queue.
+    fn enqueue(
+        &self,
+        queue: &dyn Queue,
+        operation: &Operation<'_>,
+        timing: Timing,
+    ) -> Result<Fence, Unsubmitted> {
+        match self.in_the_way {
+            InTheWay::WaitFor => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
+            InTheWay::Tell => try_submit(queue, operation, timing),
+        }
+    }
+
+    /// Claims both sides.
+    fn claim(&self) -> Result<Claims<'_>, Unsubmitted> {
+        let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
+        match self.in_the_way {
+            InTheWay::WaitFor => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
+            InTheWay::Tell => Claims::try_of(&mut uses),
+        }
+    }
+}
+
+impl Job<'_> {
+    /// A queue for copies of the device's copy engines, where the caller wants nothing else.
+    fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
+        backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
+    }
 }
 
 /// What a method may look at.

@@ -1,16 +1,31 @@
 //! Between two devices without the host, once the pair was enabled both ways and verified by bytes.
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use transload_core::{
-    Backend, DeviceId, Fence, MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath,
+    Backend, DeviceId, Error, Fence, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
+    TransferPath, Unsubmitted,
 };
 
-use super::{Context, Job, Method, Route, peer_check};
+use super::{Context, Declined, Job, Method, Route, Single, peer_check};
 
-/// Which pairs can be trusted is found out once each, and kept for the life of the manager.
+/// Of this many transfers at least one tries a pair again that could not be found out about.
+const MOST_PASSED_OVER: u32 = 1023;
+
+/// Which pairs can be trusted is found out once each, and kept for the life of the manager. Where the error that kept
+/// from it may pass, such as a want of memory, it is tried again by a later transfer.
 #[derive(Debug, Default)]
 pub(super) struct PeerToPeer {
     verdicts: RwLock<Vec<(Pair, Verdict)>>,
+    /// Pairs that could not be found out about, so far.
+    undecided: Mutex<Vec<(Pair, Pause)>>,
+}
+
+/// How many transfers are still to pass a pair over. Twice as many and one more after each further failure: where memory
+/// stays short, trying would cost each transfer more than it could gain.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pause {
+    left: u32,
+    last: u32,
 }
 
 /// Two devices in ascending order.
@@ -38,6 +53,30 @@ impl PeerToPeer {
                 verdicts.push((pair, verdict));
                 verdict
             }
+        }
+    }
+
+    /// Whether a transfer passes the pair over, since trying has failed before.
+    fn is_paused(&self, pair: Pair) -> bool {
+        let mut undecided = self.undecided.lock();
+        match undecided.iter_mut().find(|(of, _)| *of == pair) {
+            Some((_, pause)) if pause.left > 0 => {
+                pause.left -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn pause(&self, pair: Pair) {
+        let mut undecided = self.undecided.lock();
+        match undecided.iter_mut().find(|(of, _)| *of == pair) {
+            Some((_, pause)) => {
+                let longer = (pause.last * 2 + 1).min(MOST_PASSED_OVER);
+                *pause = Pause { left: longer, last: longer };
+            }
+            // The next transfer tries at once.
+            None => undecided.push((pair, Pause::default())),
         }
     }
 }
@@ -74,28 +113,50 @@ impl Method for PeerToPeer {
 
     /// Enables and verifies the pair at its first transfer, which that one waits for. Two threads that are first at once
     /// both do it, to the same end: no lock is held meanwhile.
-    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), RejectReason> {
+    fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
         let pair = pair(path.src.device, path.dst.device);
-        match self.known(pair) {
-            Some(verdict) => verdict,
-            None => self.keep(pair, find_out(&*route.backend, pair)),
+        if let Some(verdict) = self.known(pair) {
+            return verdict.map_err(Declined::ForGood);
+        }
+        if self.is_paused(pair) {
+            return Err(Declined::ForNow(RejectReason::PeerUnverified));
+        }
+        match find_out(&*route.backend, pair) {
+            Err(declined @ Declined::ForNow(_)) => {
+                self.pause(pair);
+                Err(declined)
+            }
+            Err(Declined::ForGood(reason)) => self.keep(pair, Err(reason)).map_err(Declined::ForGood),
+            Ok(()) => self.keep(pair, Ok(())).map_err(Declined::ForGood),
         }
     }
 
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyPeer { src, dst })
+    }
+
     /// One operation whatever the size: cutting it would only cost rate.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
-        transload_core::submit(&*queue, &Operation::CopyPeer { src: job.src, dst: job.dst }, job.timing)
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
+        job.enqueue(&*queue, &Operation::CopyPeer { src: job.src, dst: job.dst }, job.timing)
     }
 }
 
-fn find_out(backend: &dyn Backend, (a, b): Pair) -> Verdict {
+fn find_out(backend: &dyn Backend, (a, b): Pair) -> Result<(), Declined> {
     for (device, peer) in [(a, b), (b, a)] {
-        backend.enable_peer_access(device, peer).map_err(|_| RejectReason::NoPeerAccess)?;
+        let enabled = backend.enable_peer_access(device, peer);
+        enabled.map_err(|error| declined(&error, RejectReason::NoPeerAccess))?;
     }
     match peer_check::is_faithful(backend, a, b) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(RejectReason::PeerCorrupts),
-        Err(_) => Err(RejectReason::PeerUnverified),
+        Ok(false) => Err(Declined::ForGood(RejectReason::PeerCorrupts)),
+        Err(error) => Err(declined(&error, RejectReason::PeerUnverified)),
+    }
+}
+
+fn declined(error: &Error, otherwise: RejectReason) -> Declined {
+    match error.retry() {
+        Retry::Never => Declined::ForGood(otherwise),
+        Retry::Later | Retry::AfterFreeing => Declined::ForNow(RejectReason::PeerUnverified),
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use transload_core::{
     DeviceId, Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod,
-    TransferPath, submit,
+    TransferPath, Unsubmitted,
 };
 
 use super::{Context, Job, Method, Route, host_staged::post};
@@ -62,21 +62,26 @@ impl Method for UnifiedMemory {
         u32::try_from(bytes.div_ceil(chunk_for(bytes, usual_workers()))).unwrap_or(u32::MAX)
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
+        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         let task = match (src.place().device, dst.place().device) {
             (DeviceId::Cpu, _) => Task::IntoUnified(queue),
             (_, DeviceId::Cpu) => Task::OutOfUnified(queue),
             // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
             _ => {
                 for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
-                    submit(&*queue, &Operation::Prefetch { buffer: side, to: route.lane }, Timing::Off)?;
+                    let move_there = Operation::Prefetch { buffer: side, to: route.lane };
+                    job.enqueue(&*queue, &move_there, Timing::Off)?;
                 }
-                return submit(&*queue, &Operation::Copy { src, dst }, job.timing);
+                return job.enqueue(&*queue, &Operation::Copy { src, dst }, job.timing);
             }
         };
         post(self.hire.crew()?, job, task, smallvec![Arc::clone(&route.backend)], None, route.lane)
+    }
+
+    fn start(&self) -> Result<()> {
+        self.hire.crew().map(|_| ())
     }
 
     fn drain(&self) {

@@ -2,10 +2,10 @@
 //! of copies does not hold it up.
 
 use transload_core::{
-    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, submit,
+    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
 };
 
-use super::{Context, Job, Method, Route};
+use super::{Context, Declined, Job, Method, Route, Single};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -30,15 +30,23 @@ impl Method for ZeroCopy {
 
     /// Has the kernel loaded. A driver that does not take it leaves the path to the other methods; any other error may be
     /// of the moment, and is told by the submission, which meets it again.
-    fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), RejectReason> {
+    fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), Declined> {
         match route.backend.prepare_in_place(route.lane) {
-            Err(error) if error.kind() == ErrorKind::Unsupported => Err(RejectReason::NoKernel),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                Err(Declined::ForGood(RejectReason::NoKernel))
+            }
             _ => Ok(()),
         }
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence> {
-        let queue = route.backend.lease_queue(route.lane, job.priority, job.workload)?;
-        submit(&*queue, &Operation::CopyInPlace { src: job.src, dst: job.dst }, job.timing)
+    fn single(&self, _: TransferPath) -> Option<Single> {
+        Some(|src, dst| Operation::CopyInPlace { src, dst })
+    }
+
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+        // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
+        let workload = job.workload.unwrap_or(WorkloadType::Compute);
+        let queue = route.backend.lease_queue(route.lane, job.priority, workload)?;
+        job.enqueue(&*queue, &Operation::CopyInPlace { src: job.src, dst: job.dst }, job.timing)
     }
 }

@@ -8,6 +8,7 @@ mod mock;
 mod movement;
 mod observer;
 mod property;
+mod recording;
 mod refusal;
 mod registration;
 mod statistics;

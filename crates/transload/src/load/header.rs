@@ -42,11 +42,11 @@ pub(super) struct Entry {
 struct Wrong(String);
 
 impl Header {
-    /// Reads the header and leaves the file where the data begins.
+    /// Reads the header.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] where the file is not valid, [`ErrorKind::Io`].
-    pub(super) fn read(source: &mut Source) -> Result<Self> {
+    pub(super) fn read(source: &Source) -> Result<Self> {
         let invalid = |source: &Source, wrong: Wrong| {
             let text = format!("{} is not a valid safetensors file: {wrong}", source.name());
             Error::new(ErrorKind::InvalidArgument, text)
@@ -57,13 +57,13 @@ impl Header {
             return Err(invalid(source, Wrong(text)));
         };
         let mut prefix = [0; PREFIX as usize];
-        source.fill(&mut prefix)?;
+        source.fill_at(0, &mut prefix)?;
         let size = u64::from_le_bytes(prefix);
         if let Err(wrong) = fits(size, rest) {
             return Err(invalid(source, wrong));
         }
         let mut text = vec![0; usize::try_from(size).unwrap_or_default()];
-        source.fill(&mut text)?;
+        source.fill_at(PREFIX, &mut text)?;
         let data = PREFIX + size;
         parse(&text, data, len - data).map_err(|wrong| invalid(source, wrong))
     }

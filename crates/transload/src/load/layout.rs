@@ -37,6 +37,13 @@ pub(super) struct Part {
     pub(super) len: usize,
 }
 
+impl Chunk {
+    /// Bytes of tensors, which follow each other in the file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len as u64).sum()
+    }
+}
+
 impl Layout {
     /// Tensors at multiples of `alignment`, in segments of at most `most` bytes or one tensor. `None` where that is more
     /// than this machine can address.

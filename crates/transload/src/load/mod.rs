@@ -1,9 +1,10 @@
 //! Model files onto a device: each tensor of a safetensors file in its place, read once, through bounded host memory.
 //!
 //! [`Runtime::load`], or [`load`] over any transfer manager, puts all tensors into one allocation (several where one
-//! cannot be had) and answers with slices of it. The file is read from its beginning to its end through a small ring of
-//! host buffers while earlier pieces are in flight. A buffer of the ring holds what a piece of the device's memory will
-//! hold, gaps between tensors included, so that each piece is one transfer however small its tensors are.
+//! cannot be had) and answers with slices of it. Several threads read the file, in its order, into a small ring of host
+//! buffers while earlier pieces are in flight. A buffer of the ring holds what a piece of the device's memory will hold,
+//! gaps between tensors included, so that each piece is one transfer however small its tensors are. To the host's own
+//! memory there is no ring and no transfer: the file is read straight to where the tensors are to be.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
@@ -38,6 +39,7 @@ mod options;
 mod pipeline;
 mod placing;
 mod read_back;
+mod reading;
 mod report;
 mod source;
 #[cfg(test)]
@@ -90,17 +92,17 @@ pub fn load(
     let begun = Instant::now();
     options.check()?;
     manager.backend(options.wanted_place().device)?;
-    let mut source = Source::open(path.as_ref())?;
-    let header = Header::read(&mut source)?;
+    let source = Source::open(path.as_ref())?;
+    let header = Header::read(&source)?;
     let placed = Placed::allocate(manager, &header, options)?;
     let mut pipeline = Pipeline::new(manager, &placed, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };
 
-    let outcome = pipeline.send(&header, &mut source, &mut report).and_then(|hashes| {
+    let outcome = pipeline.send(&header, &source, &mut report).and_then(|hashes| {
         report.wall = begun.elapsed();
         if options.reads_back() {
             let begun = Instant::now();
-            pipeline.read_back(&header, &mut source, &hashes)?;
+            pipeline.read_back(&header, &source, &hashes)?;
             report.verifying = Some(begun.elapsed());
         }
         Ok(hashes)

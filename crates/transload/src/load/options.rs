@@ -34,6 +34,7 @@ pub struct LoadOptions {
     place: Place,
     chunk: usize,
     buffers: usize,
+    readers: Option<usize>,
     alignment: usize,
     segment: usize,
     staging: Option<MemoryKind>,
@@ -72,6 +73,7 @@ impl LoadOptions {
             place,
             chunk: CHUNK,
             buffers: BUFFERS,
+            readers: None,
             alignment: if place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT },
             segment: SEGMENT,
             staging: None,
@@ -88,9 +90,17 @@ impl LoadOptions {
         self
     }
 
-    /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load.
+    /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load. To the host's
+    /// own memory there is no ring, but where [`staging`](Self::staging) asks for it: so many chunks are read at once.
     pub fn buffers(mut self, count: usize) -> Self {
         self.buffers = count;
+        self
+    }
+
+    /// How many threads read the file, the calling one among them; one for each processor, at most eight, and fewer for
+    /// small files. More than a storage device serves at once do no harm.
+    pub fn readers(mut self, threads: usize) -> Self {
+        self.readers = Some(threads);
         self
     }
 
@@ -108,7 +118,7 @@ impl LoadOptions {
         self
     }
 
-    /// The kind of the ring's memory. Without it pinned where the device offers it and has some left, else pageable.
+    /// The kind of the ring's memory. Without it there is none to the host's memory; elsewhere it is pinned where the device offers it and has some left, else pageable.
     pub fn staging(mut self, kind: MemoryKind) -> Self {
         self.staging = Some(kind);
         self
@@ -149,7 +159,13 @@ impl LoadOptions {
                 "an alignment of {given} bytes; a power of two of at most {MOST_ALIGNMENT} is valid"
             ));
         }
-        for (what, given) in [("chunk", self.chunk), ("ring", self.buffers), ("segment", self.segment)] {
+        let sizes = [
+            ("chunk", self.chunk),
+            ("ring", self.buffers),
+            ("segment", self.segment),
+            ("group of readers", self.readers.unwrap_or(1)),
+        ];
+        for (what, given) in sizes {
             if given == 0 {
                 return refused(format!("a {what} of size 0; at least 1 is valid"));
             }
@@ -172,6 +188,10 @@ impl LoadOptions {
 
     pub(super) fn wanted_buffers(&self) -> usize {
         self.buffers
+    }
+
+    pub(super) fn wanted_readers(&self) -> Option<usize> {
+        self.readers
     }
 
     pub(super) fn wanted_alignment(&self) -> usize {
@@ -220,6 +240,7 @@ impl fmt::Debug for LoadOptions {
             .field("place", &self.place)
             .field("chunk", &self.chunk)
             .field("buffers", &self.buffers)
+            .field("readers", &self.readers)
             .field("alignment", &self.wanted_alignment())
             .field("segment", &self.segment)
             .field("staging", &self.staging)

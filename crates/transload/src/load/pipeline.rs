@@ -1,6 +1,7 @@
-//! The file through a small ring of host buffers to the device: a chunk is read while earlier ones are in flight.
+//! The file through a small ring of host buffers to the device: chunks are read while earlier ones are in flight. To the
+//! host's memory there is no ring: chunks are read where they are to be.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc, thread};
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
 use transload_transfer::CrossBackendTransferManager;
@@ -11,17 +12,28 @@ use super::{
     layout::Chunk,
     options::{LoadOptions, LoadPhase},
     placing::Placed,
+    reading::{self, Closing, Readers, Reading},
     report::LoadReport,
     source::Source,
 };
 
-/// The ring, and what it is for.
+/// The ring, and what it is for. It is empty where the tensors' own memory is read into.
 pub(super) struct Pipeline<'a> {
     pub(super) manager: &'a CrossBackendTransferManager,
     pub(super) placed: &'a Placed,
     pub(super) options: &'a LoadOptions,
     pub(super) ring: VecDeque<Slot>,
     pub(super) chunk: usize,
+    /// How many chunks are read at once, at most, where there is no ring; else 0.
+    in_place: usize,
+}
+
+/// A chunk that is being read, into a buffer of the ring or into its place.
+struct Coming {
+    chunk: Chunk,
+    slot: Option<Slot>,
+    target: RawBuffer,
+    reading: Arc<Reading>,
 }
 
 /// A buffer of the ring, and the transfer that uses it.
@@ -42,7 +54,9 @@ impl<'a> Pipeline<'a> {
     ) -> Result<Self> {
         let longest = placed.layout.segments.iter().copied().max().unwrap_or(1);
         let chunk = options.wanted_chunk().min(longest);
-        let count = placed.layout.chunks(chunk).take(options.wanted_buffers()).count();
+        let most = placed.layout.chunks(chunk).take(options.wanted_buffers()).count();
+        let no_ring = options.wanted_place().device.is_cpu() && options.wanted_staging().is_none();
+        let (in_place, count) = if no_ring { (most, 0) } else { (0, most) };
         let ring = |kind| ring(manager, options, kind, count, chunk);
         let ring = match options.wanted_staging() {
             Some(kind) => ring(kind)?,
@@ -52,7 +66,7 @@ impl<'a> Pipeline<'a> {
             },
             None => ring(MemoryKind::Pageable)?,
         };
-        Ok(Self { manager, placed, options, ring, chunk })
+        Ok(Self { manager, placed, options, ring, chunk, in_place })
     }
 
     /// What is known before anything is moved.
@@ -73,36 +87,95 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Sends all tensors, from where the source stands. When it returns Ok they are in place; answers their hashes where
-    /// they are wanted.
+    /// Sends all tensors. When it returns Ok they are in place; answers their hashes where they are wanted.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], the backend's. Chunks may still be in flight: see [`settle`](Self::settle).
+    /// [`ErrorKind::Io`], the backend's. Chunks may still be in flight: see [`settle`](Self::settle). Nobody reads any more.
     pub(super) fn send(
         &mut self,
         header: &Header,
-        source: &mut Source,
+        source: &Source,
+        report: &mut LoadReport,
+    ) -> Result<Option<Vec<u64>>> {
+        let threads = reading::threads(self.options.wanted_readers(), header.bytes);
+        let readers = Readers::new(source, threads, self.chunk);
+        let hashes = thread::scope(|scope| {
+            let _ends_with_this = Closing(&readers);
+            readers.start(scope, threads);
+            self.send_by(&readers, header, report)
+        })?;
+        source.check_unchanged()?;
+        Ok(hashes)
+    }
+
+    fn send_by(
+        &mut self,
+        readers: &Readers<'_>,
+        header: &Header,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
         let mut hashes = self.options.wants_checksum().then(|| Hashes::new(header.tensors.len()));
-        let mut sent = 0;
-        for chunk in self.placed.layout.chunks(self.chunk) {
-            let Some(mut slot) = self.ring.pop_front() else { break };
-            slot.finish(report)?;
-            sent += read(source, &slot.buffer, &chunk, hashes.as_mut())?;
-            let segment = self.placed.segment(chunk.segment)?;
-            let options = self.options.wanted_transfer();
-            let Chunk { offset, len, .. } = chunk;
-            let transfer = self.manager.transfer_with(&slot.buffer, segment, 0, offset, len, options);
-            slot.transfer = Some(transfer);
-            self.ring.push_back(slot);
+        let mut chunks = self.placed.layout.chunks(self.chunk).peekable();
+        let mut coming: VecDeque<Coming> = VecDeque::new();
+        let (mut begun, mut sent) = (header.data, 0);
+        loop {
+            // Every buffer that is free is read into; one in flight is waited for only where nothing is being read.
+            while chunks.peek().is_some()
+                && let Some(slot) = self.free(coming.len(), report)?
+            {
+                let Some(chunk) = chunks.next() else { break };
+                let target = match &slot {
+                    Some(slot) => slot.buffer.slice(..chunk.len)?,
+                    None => self.place_of(&chunk)?,
+                };
+                let reading = readers.begin(&chunk, begun, &target)?;
+                begun += chunk.bytes();
+                coming.push_back(Coming { chunk, slot, target, reading });
+            }
+            let Some(Coming { chunk, slot, target, reading }) = coming.pop_front() else { break };
+            readers.finish(&reading)?;
+            if let Some(hashes) = &mut hashes {
+                let view = target.read()?;
+                for part in &chunk.parts {
+                    hashes.update(part.tensor, view.get(part.at..part.at + part.len).unwrap_or_default());
+                }
+            }
+            match slot {
+                Some(mut slot) => {
+                    let segment = self.placed.segment(chunk.segment)?;
+                    let (manager, options) = (self.manager, self.options.wanted_transfer());
+                    let transfer =
+                        manager.transfer_with(&slot.buffer, segment, 0, chunk.offset, chunk.len, options);
+                    slot.transfer = Some(transfer);
+                    self.ring.push_back(slot);
+                }
+                None => report.chunks += 1,
+            }
+            sent += chunk.bytes();
             self.options.tell(LoadPhase::Sending, sent, header.bytes);
         }
         for slot in &mut self.ring {
             slot.finish(report)?;
         }
-        source.check_unchanged()?;
         Ok(hashes.map(Hashes::finish))
+    }
+
+    /// Where the next chunk may be read into, if now: `Some(None)` is its own place.
+    fn free(&mut self, under_way: usize, report: &mut LoadReport) -> Result<Option<Option<Slot>>> {
+        let Some(oldest) = self.ring.front() else {
+            return Ok((under_way < self.in_place).then_some(None));
+        };
+        if under_way > 0 && oldest.transfer.as_ref().is_some_and(|transfer| !transfer.is_over()) {
+            return Ok(None);
+        }
+        let Some(mut slot) = self.ring.pop_front() else { return Ok(None) };
+        slot.finish(report)?;
+        Ok(Some(Some(slot)))
+    }
+
+    /// A chunk's own memory.
+    pub(super) fn place_of(&self, chunk: &Chunk) -> Result<RawBuffer> {
+        self.placed.segment(chunk.segment)?.slice(chunk.offset..chunk.offset + chunk.len)
     }
 
     /// Waits for what is in flight, whatever becomes of it, and gives the ring up.
@@ -122,29 +195,6 @@ impl Slot {
         }
         Ok(())
     }
-}
-
-/// Reads what a chunk holds of the file into a buffer, with zeros between tensors. Answers how many bytes were read.
-fn read(
-    source: &mut Source,
-    buffer: &RawBuffer,
-    chunk: &Chunk,
-    mut hashes: Option<&mut Hashes>,
-) -> Result<u64> {
-    let piece = buffer.slice(..chunk.len)?;
-    let mut view = piece.write()?;
-    let (mut end, mut bytes) = (0, 0);
-    for part in &chunk.parts {
-        view.get_mut(end..part.at).unwrap_or_default().fill(0);
-        end = part.at + part.len;
-        let part_of = view.get_mut(part.at..end).unwrap_or_default();
-        source.fill(part_of)?;
-        if let Some(hashes) = &mut hashes {
-            hashes.update(part.tensor, part_of);
-        }
-        bytes += part.len as u64;
-    }
-    Ok(bytes)
 }
 
 fn offers_pinned(manager: &CrossBackendTransferManager, device: DeviceId) -> bool {

@@ -1,4 +1,6 @@
-//! The device's memory back through the same ring, compared with the file or with the hashes of what was read from it.
+//! The device's memory back through the same ring, or the host's as it is, compared with the file or with the hashes of what was read from it.
+
+use std::mem;
 
 use transload_core::{Error, ErrorKind, Result, Transfer};
 
@@ -21,13 +23,11 @@ impl Pipeline<'_> {
     pub(super) fn read_back(
         &mut self,
         header: &Header,
-        source: &mut Source,
+        source: &Source,
         sent: &Option<Vec<u64>>,
     ) -> Result<()> {
         let again = self.options.wants_verification();
-        if again {
-            source.seek(header.data)?;
-        }
+        let mut offset = header.data;
         let mut expected = vec![0; if again { self.chunk } else { 0 }];
         let mut hashes = sent.as_ref().map(|_| Hashes::new(header.tensors.len()));
         let mut done = vec![0; header.tensors.len()];
@@ -41,30 +41,42 @@ impl Pipeline<'_> {
         }
         for chunk in self.placed.layout.chunks(self.chunk) {
             // It stays in the ring, so that what is in flight can be waited for also after an error.
-            let Some(Slot { buffer, transfer }) = self.ring.front_mut() else { break };
-            if let Some(transfer) = transfer.take() {
-                transfer.wait()?;
-            }
-            let piece = buffer.slice(..chunk.len)?;
+            let piece = match self.ring.front_mut() {
+                Some(Slot { buffer, transfer }) => {
+                    if let Some(transfer) = transfer.take() {
+                        transfer.wait()?;
+                    }
+                    buffer.slice(..chunk.len)?
+                }
+                None => self.place_of(&chunk)?,
+            };
             let view = piece.read()?;
+            let bytes = chunk.bytes();
+            let mut expected = expected.get_mut(..bytes as usize).unwrap_or_default();
+            source.fill_at(offset, expected)?;
+            offset += bytes;
             for part in &chunk.parts {
                 let found = view.get(part.at..part.at + part.len).unwrap_or_default();
                 if let Some(hashes) = &mut hashes {
                     hashes.update(part.tensor, found);
                 }
                 let so_far = done.get_mut(part.tensor);
-                if let Some(expected) = expected.get_mut(..part.len).filter(|_| again) {
-                    source.fill(expected)?;
-                    compare(header, part.tensor, so_far.as_deref().copied().unwrap_or(0), expected, found)?;
+                if let Some((first, others)) =
+                    mem::take(&mut expected).split_at_mut_checked(part.len).filter(|_| again)
+                {
+                    expected = others;
+                    compare(header, part.tensor, so_far.as_deref().copied().unwrap_or(0), first, found)?;
                 }
                 so_far.into_iter().for_each(|so_far| *so_far += part.len);
-                checked += part.len as u64;
             }
+            checked += bytes;
             drop(view);
-            let transfer = ahead.next().map(|chunk| self.fetch(0, &chunk)).transpose()?;
-            if let Some(mut slot) = self.ring.pop_front() {
-                slot.transfer = transfer;
-                self.ring.push_back(slot);
+            if !self.ring.is_empty() {
+                let transfer = ahead.next().map(|chunk| self.fetch(0, &chunk)).transpose()?;
+                self.ring.rotate_left(1);
+                if let Some(slot) = self.ring.back_mut() {
+                    slot.transfer = transfer;
+                }
             }
             self.options.tell(LoadPhase::ReadingBack, checked, header.bytes);
         }

@@ -18,9 +18,9 @@ pub struct LoadReport {
     pub tensors: usize,
     /// How many allocations hold them.
     pub segments: usize,
-    /// How many transfers they were sent in.
+    /// How many pieces they were sent in: as many transfers, but where the file was read straight into the host's memory.
     pub chunks: u64,
-    /// How many buffers the ring had.
+    /// How many buffers the ring had; 0 where the file was read straight to its place.
     pub buffers: usize,
     /// The size of each.
     pub buffer_bytes: usize,

@@ -1,24 +1,23 @@
-//! A regular file that is read from its beginning to its end, and what can be wrong with it before and while it is read.
+//! A regular file that is read at any offset by any thread, and what can be wrong with it before and while it is read.
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, Read, Seek, SeekFrom},
+    io,
     path::Path,
+    sync::atomic::{AtomicU64, Ordering},
     time::SystemTime,
 };
 
 use transload_core::{Error, ErrorKind, Result};
 
-/// Small tensors are served from a buffer of this size; larger reads go past it.
-const BUFFER: usize = 256 << 10;
-
 /// A file of known length.
 #[derive(Debug)]
 pub(super) struct Source {
-    reader: BufReader<File>,
+    file: File,
     name: String,
     stamp: Stamp,
-    at: u64,
+    /// The furthest byte that was read.
+    at: AtomicU64,
 }
 
 /// What tells that a file was written to.
@@ -58,7 +57,7 @@ impl Source {
         let metadata = file.metadata().map_err(failed)?;
         regular(&metadata)?;
         let stamp = Stamp::of(&metadata);
-        Ok(Self { reader: BufReader::with_capacity(BUFFER, file), name, stamp, at: 0 })
+        Ok(Self { file, name, stamp, at: AtomicU64::new(0) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -69,55 +68,73 @@ impl Source {
         self.stamp.len
     }
 
-    /// Fills `piece` with the bytes that follow.
+    /// Fills `piece` with the bytes from `offset` on.
     ///
     /// # Errors
     /// [`ErrorKind::Io`], also where the file ends before.
-    pub(super) fn fill(&mut self, mut piece: &mut [u8]) -> Result<()> {
+    pub(super) fn fill_at(&self, offset: u64, mut piece: &mut [u8]) -> Result<()> {
+        let mut at = offset;
         while !piece.is_empty() {
-            match self.reader.read(piece) {
+            match read_at(&self.file, piece, at) {
                 Ok(0) => {
-                    let Self { name, at, stamp: Stamp { len, .. }, .. } = self;
+                    let Self { name, stamp: Stamp { len, .. }, .. } = self;
                     let text = format!("{name} ended at offset {at} of {len}: it shrank while it was read");
                     return Err(Error::new(ErrorKind::Io, text));
                 }
                 Ok(count) => {
-                    self.at += count as u64;
+                    at += count as u64;
                     piece = piece.get_mut(count..).unwrap_or_default();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failed(error)),
+                Err(error) => {
+                    let text = format!("reading {} at offset {at} failed", self.name);
+                    return Err(Error::caused_by(ErrorKind::Io, text, error));
+                }
             }
         }
-        Ok(())
-    }
-
-    /// Goes to an offset.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Io`].
-    pub(super) fn seek(&mut self, offset: u64) -> Result<()> {
-        self.reader.seek(SeekFrom::Start(offset)).map_err(|error| self.failed(error))?;
-        self.at = offset;
+        self.at.fetch_max(at, Ordering::Relaxed);
         Ok(())
     }
 
     /// # Errors
     /// [`ErrorKind::Io`] where the file is not as it was when it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        let now = Stamp::of(&self.reader.get_ref().metadata().map_err(|error| self.failed(error))?);
+        let metadata = self.file.metadata().map_err(|error| {
+            Error::caused_by(ErrorKind::Io, format!("asking for the length of {} failed", self.name), error)
+        })?;
+        let now = Stamp::of(&metadata);
         if now == self.stamp {
             return Ok(());
         }
         let text = format!(
             "{} changed while it was read (up to offset {}): {} bytes when it was opened, {} now",
-            self.name, self.at, self.stamp.len, now.len
+            self.name,
+            self.at.load(Ordering::Relaxed),
+            self.stamp.len,
+            now.len
         );
         Err(Error::new(ErrorKind::Io, text))
     }
+}
 
-    fn failed(&self, error: io::Error) -> Error {
-        let text = format!("reading {} at offset {} failed", self.name, self.at);
-        Error::caused_by(ErrorKind::Io, text, error)
-    }
+#[cfg(unix)]
+fn read_at(file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, piece, offset)
+}
+
+/// Moves the file's position, too, which nobody uses.
+#[cfg(windows)]
+fn read_at(file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, piece, offset)
+}
+
+/// Elsewhere threads take turns.
+#[cfg(not(any(unix, windows)))]
+fn read_at(mut file: &File, piece: &mut [u8], offset: u64) -> io::Result<usize> {
+    use std::io::{Read, Seek};
+
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    file.seek(io::SeekFrom::Start(offset))?;
+    file.read(piece)
 }

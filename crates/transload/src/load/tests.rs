@@ -21,15 +21,15 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let file = model();
-    let mut source = Source::open(file.path()).unwrap();
-    let header = Header::read(&mut source).unwrap();
+    let source = Source::open(file.path()).unwrap();
+    let header = Header::read(&source).unwrap();
     let placed = Placed::allocate(&manager, &header, &options).unwrap();
     let mut pipeline = Pipeline::new(&manager, &placed, &options).unwrap();
-    let hashes = pipeline.send(&header, &mut source, &mut LoadReport::default()).unwrap();
+    let hashes = pipeline.send(&header, &source, &mut LoadReport::default()).unwrap();
     if let Some(at) = flip {
         placed.segments[0].write().unwrap()[at] ^= 0x10;
     }
-    let outcome = pipeline.read_back(&header, &mut source, &hashes);
+    let outcome = pipeline.read_back(&header, &source, &hashes);
     pipeline.settle();
     drop(pipeline);
     drop(placed);
@@ -40,7 +40,12 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
 
 #[test]
 fn one_flipped_bit_is_found_and_its_tensor_named() {
-    let options = || LoadOptions::new(Place::new(DeviceId::Cpu, MemoryKind::Pageable)).chunk(500);
+    let in_place = LoadOptions::new(Place::new(DeviceId::Cpu, MemoryKind::Pageable)).chunk(500);
+    found(|| in_place.clone());
+    found(|| in_place.clone().staging(MemoryKind::Pageable));
+}
+
+fn found(options: impl Fn() -> LoadOptions) {
     // The second tensor begins at the next multiple of 64 behind 3000.
     for (at, tensor, byte) in [(0, "`a`", 0), (2999, "`a`", 2999), (3008, "`b`", 0), (3707, "`b`", 699)] {
         let error = read_back_after(options().checksum(true), Some(at)).unwrap_err();

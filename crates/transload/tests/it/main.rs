@@ -4,10 +4,15 @@
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod lanes;
 #[cfg(feature = "safetensors")]
 mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod recorded;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
+mod tasks;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod unified;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

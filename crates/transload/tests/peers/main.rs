@@ -227,3 +227,27 @@ fn the_backend_tells_enables_and_refuses_what_cannot_be_a_peer_copy() {
     drop((here, near, there, host, queue, backend));
     setup.finish();
 }
+
+#[test]
+fn transfers_between_peers_are_recorded_and_those_of_two_devices_queues_are_not_one_recording() {
+    let Some(setup) = two() else { return };
+    let bytes = 300_001;
+    let (src, dst) = (setup.on(0, bytes), setup.filled(1, &vec![0; bytes]));
+    let options = TransferOptions::new().only(TransferMethod::PeerToPeer);
+    let recorded = setup.manager.record(&[(src.clone(), dst.clone())], &options).unwrap();
+    for seed in 1..4 {
+        let content = noise(bytes, seed);
+        setup.manager.transfer(&setup.pinned(&content), &src).wait().unwrap();
+        let report = recorded.replay().wait().unwrap();
+        assert_eq!((report.method, report.lane), (TransferMethod::PeerToPeer, setup.devices[0]));
+        assert!(setup.content(&dst) == content, "replay {seed}");
+    }
+    let apart = setup.manager.record(&[(src.clone(), dst.clone()), (dst.clone(), src.clone())], &options);
+    let error = apart.unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Unsupported && error.to_string().contains("record them apart"),
+        "{error}"
+    );
+    drop((recorded, src, dst));
+    setup.finish();
+}

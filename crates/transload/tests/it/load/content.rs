@@ -21,7 +21,7 @@ fn every_type_and_odd_sizes_arrive_at_aligned_places() {
     for chunk in [1, 100, 4096, 65_537, 16 << 20] {
         for (buffers, alignment) in [(1, 1), (2, 64), (4, 4096)] {
             let options = LoadOptions::new(HOST).chunk(chunk).buffers(buffers).alignment(alignment);
-            let options = options.checksum(true).verify(true);
+            let options = options.staging(MemoryKind::Pageable).checksum(true).verify(true);
             let loaded = load(&manager, disk.path(), &options).unwrap();
             model.assert_is(&loaded, alignment.max(64) as u64, on_host);
             assert_eq!(loaded.segments().len(), 1);
@@ -88,7 +88,8 @@ fn thirty_megabytes_go_through_a_ring_of_two_and_progress_is_told() {
     let disk = OnDisk::new(&model.file());
     let told: [Arc<AtomicU64>; 2] = Default::default();
     let [sent, back] = told.clone();
-    let options = LoadOptions::new(HOST).chunk(1 << 20).buffers(2).checksum(true).progress(move |so_far| {
+    let options = LoadOptions::new(HOST).chunk(1 << 20).buffers(2).staging(MemoryKind::Pageable);
+    let options = options.checksum(true).progress(move |so_far| {
         assert_eq!(so_far.total, 30_000_004);
         let phase = if so_far.phase == LoadPhase::Sending { &sent } else { &back };
         assert!(phase.swap(so_far.bytes, Ordering::Relaxed) < so_far.bytes);
@@ -97,4 +98,55 @@ fn thirty_megabytes_go_through_a_ring_of_two_and_progress_is_told() {
     model.assert_is(&loaded, 64, on_host);
     assert!(told.iter().all(|told| told.load(Ordering::Relaxed) == 30_000_004));
     assert_eq!((loaded.report().buffers, loaded.report().chunks), (2, 29));
+}
+
+#[test]
+fn to_the_hosts_memory_the_file_is_read_straight_to_its_place() {
+    let manager = host_manager();
+    let model = Model::of_sizes(&[1_000_001, 3, 0, 700_000]);
+    let disk = OnDisk::new(&model.file());
+    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST).chunk(100_000)).unwrap();
+    model.assert_is(&loaded, 64, on_host);
+    let report = loaded.report();
+    assert_eq!((report.buffers, report.staging, report.chunks), (0, None, 18));
+    assert!(report.methods.is_empty(), "nothing was transferred: {report:?}");
+    assert!(manager.get_transfer_stats().is_empty());
+}
+
+/// Pieces of one chunk, chunks of one ring, and more threads than any of them.
+#[test]
+fn many_threads_and_a_tiny_ring_put_every_byte_in_place() {
+    let manager = host_manager();
+    // Long tensors between thousands of short ones, and gaps behind each.
+    let mut sizes: Vec<usize> = (0..4000).map(|index| index % 97).collect();
+    sizes.splice(2000..2000, [3_000_001, 65_536, 65_535, 1_300_000]);
+    let model = Model::of_sizes(&sizes);
+    let disk = OnDisk::new(&model.file());
+    for (chunk, buffers, readers) in
+        [(1 << 20, 1, 16), (1 << 20, 3, 16), (999, 2, 16), (5 << 20, 2, 4), (5 << 20, 2, 1)]
+    {
+        for staging in [None, Some(MemoryKind::Pageable)] {
+            let options = LoadOptions::new(HOST).chunk(chunk).buffers(buffers).readers(readers);
+            let options = staging.map_or(options.clone(), |kind| options.staging(kind));
+            let options = options.alignment(256).checksum(true).verify(true);
+            let loaded = load(&manager, disk.path(), &options).unwrap();
+            model.assert_is(&loaded, 256, on_host);
+            drop(loaded);
+            assert_empty(&manager);
+        }
+    }
+}
+
+#[test]
+fn a_listener_that_panics_ends_the_reading_threads_and_keeps_nothing() {
+    let manager = host_manager();
+    let disk = OnDisk::new(&Model::of_sizes(&[5_000_000]).file());
+    for staging in [None, Some(MemoryKind::Pageable)] {
+        let options = LoadOptions::new(HOST).chunk(500_000).readers(8).progress(|_| panic!("by the test"));
+        let options = staging.map_or(options.clone(), |kind| options.staging(kind));
+        let loading = || load(&manager, disk.path(), &options);
+        // With a thread left behind this would not come back.
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(loading)).is_err());
+        assert_empty(&manager);
+    }
 }

@@ -1,6 +1,10 @@
-//! `transload-planted-fault`: correct transfers, or one planted fault, for a memory checker to tell apart.
+//! `transload-planted-fault`: correct transfers and launches, or one planted fault, for a memory checker to tell apart.
 //!
-//! A checker that finds nothing in `--fault none` has shown something only where it finds the other two.
+//! A checker that finds nothing in `--fault none` has shown something only where it finds the others. What no checker can
+//! see, because the memory stays the allocator's, the allocator itself must refuse: `--fault free`.
+
+#[cfg(any(target_os = "linux", windows))]
+mod streams;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
@@ -8,12 +12,16 @@ use clap::{Parser, ValueEnum};
 /// What is wrong in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Fault {
-    /// Nothing: every path, verified.
+    /// Nothing: every path verified, and leases, blocks and launches.
     None,
     /// A kernel stores one word behind an allocation.
     Kernel,
     /// A copy is longer than its destination.
     Copy,
+    /// A kernel stores behind a segment of the allocator.
+    Segment,
+    /// Blocks are freed on another stream, twice, and without having been allocated.
+    Free,
 }
 
 /// Correct transfers, or one planted fault, for a memory checker to tell apart.
@@ -42,6 +50,8 @@ fn main() -> Result<()> {
         Fault::None => planted::nothing(ordinal),
         Fault::Kernel => planted::kernel(ordinal),
         Fault::Copy => planted::copy(ordinal),
+        Fault::Segment => streams::segment(ordinal),
+        Fault::Free => streams::free(ordinal),
     }
 }
 
@@ -61,7 +71,7 @@ mod planted {
     use transload_core::MemoryKind;
     use transload_cuda_sys::{check, ffi};
 
-    const PTX: &str = include_str!("../ptx/out_of_bounds.ptx");
+    const PTX: &str = include_str!("../../ptx/out_of_bounds.ptx");
     /// Bytes of the allocation that is left behind. A checker tells single bytes apart.
     const BYTES: usize = 256;
 
@@ -96,7 +106,11 @@ mod planted {
         for (name, ledger) in manager.ledger() {
             ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
         }
-        println!("{transfers} correct transfers, every byte compared{}", note(&session));
+        let launches = crate::streams::nothing(ordinal)?;
+        println!(
+            "{transfers} correct transfers and {launches} launches, every byte compared{}",
+            note(&session)
+        );
         Ok(())
     }
 

@@ -1,0 +1,192 @@
+//! Streams and events of the driver's, as a careful program would use them by hand.
+
+use std::{os::raw::c_void, ptr};
+
+use anyhow::Result;
+use transload_cuda_sys::{
+    check,
+    cust::sys::{CUevent, CUstream},
+    ffi,
+};
+
+/// A stream of a context, which the caller's thread has bound.
+#[derive(Debug)]
+pub struct RawQueue {
+    pub(super) raw: CUstream,
+}
+
+// SAFETY: a stream may be used from any thread that has its context bound.
+unsafe impl Send for RawQueue {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for RawQueue {}
+
+impl RawQueue {
+    /// With the driver's number of a priority; smaller is more urgent.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(priority: i32) -> Result<Self> {
+        const NON_BLOCKING: u32 = 1;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid and a context is current.
+        let code = unsafe { ffi::cuStreamCreateWithPriority(&mut raw, NON_BLOCKING, priority) };
+        check("cuStreamCreateWithPriority", code)?;
+        Ok(Self { raw })
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Enqueues a copy to the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * Both ranges have `bytes` bytes, stay alive, and nobody else uses them until the copy is done.
+    #[inline]
+    pub unsafe fn copy_up(&self, dst: u64, src: *const c_void, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        Ok(check("cuMemcpyHtoDAsync", unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, self.raw) })?)
+    }
+
+    /// As [`copy_up`](Self::copy_up), to the host.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * As there.
+    #[inline]
+    pub unsafe fn copy_down(&self, dst: *mut c_void, src: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        Ok(check("cuMemcpyDtoHAsync", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, self.raw) })?)
+    }
+
+    /// Blocks until all is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn finish(&self) -> Result<()> {
+        // SAFETY: the stream is owned.
+        Ok(check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(self.raw) })?)
+    }
+
+    /// Whether all is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn is_idle(&self) -> Result<bool> {
+        is_done("cuStreamQuery", || {
+            // SAFETY: the stream is owned.
+            unsafe { ffi::cuStreamQuery(self.raw) }
+        })
+    }
+
+    /// Records an event.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn record(&self, event: &RawEvent) -> Result<()> {
+        // SAFETY: both are owned.
+        Ok(check("cuEventRecord", unsafe { ffi::cuEventRecord(event.raw, self.raw) })?)
+    }
+
+    /// Makes later work wait for an event.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn wait(&self, event: &RawEvent) -> Result<()> {
+        // SAFETY: both are owned.
+        Ok(check("cuStreamWaitEvent", unsafe { ffi::cuStreamWaitEvent(self.raw, event.raw, 0) })?)
+    }
+}
+
+fn is_done(what: &'static str, ask: impl FnOnce() -> u32) -> Result<bool> {
+    const NOT_READY: u32 = 600;
+    match ask() {
+        NOT_READY => Ok(false),
+        code => Ok(check(what, code).map(|()| true)?),
+    }
+}
+
+impl Drop for RawQueue {
+    fn drop(&mut self) {
+        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        unsafe {
+            ffi::cuStreamSynchronize(self.raw);
+            ffi::cuStreamDestroy_v2(self.raw);
+        }
+    }
+}
+
+/// An event.
+#[derive(Debug)]
+pub struct RawEvent {
+    raw: CUevent,
+}
+
+// SAFETY: an event may be used from any thread.
+unsafe impl Send for RawEvent {}
+// SAFETY: as above, also at the same time.
+unsafe impl Sync for RawEvent {}
+
+impl RawEvent {
+    /// One that keeps a timestamp.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn timed() -> Result<Self> {
+        Self::with(0)
+    }
+
+    /// One that only orders.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn ordering() -> Result<Self> {
+        const DISABLE_TIMING: u32 = 2;
+        Self::with(DISABLE_TIMING)
+    }
+
+    fn with(flags: u32) -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid and a context is current.
+        check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut raw, flags) })?;
+        Ok(Self { raw })
+    }
+
+    /// Blocks until what was recorded is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn finish(&self) -> Result<()> {
+        // SAFETY: the event is owned.
+        Ok(check("cuEventSynchronize", unsafe { ffi::cuEventSynchronize(self.raw) })?)
+    }
+
+    /// Seconds of device time since an earlier event; both are timed and done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn since(&self, start: &Self) -> Result<f64> {
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: both events are owned and the out pointer is valid.
+        let code = unsafe { ffi::cuEventElapsedTime(&mut milliseconds, start.raw, self.raw) };
+        check("cuEventElapsedTime", code)?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for RawEvent {
+    fn drop(&mut self) {
+        // SAFETY: the handle is owned and goes here. What the driver answers helps nobody.
+        unsafe { ffi::cuEventDestroy_v2(self.raw) };
+    }
+}

@@ -1,0 +1,165 @@
+//! Warm allocation and free in stream order: in one thread, and in eight on streams of their own.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_core::MemoryKind;
+use transload_memory::CudaResource;
+use transload_streams::{CudaStream, StreamOrderedAllocator};
+
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    rival,
+    together::{Round, together},
+    uploading::rates,
+};
+use crate::{
+    reference::{RawPool, RawQueue},
+    row::{Goal, Row, Summary},
+};
+
+const THREADS: usize = 8;
+/// Sizes: of a small tensor, and the one that PyTorch was measured with.
+const SIZES: [usize; 2] = [4096, 1 << 20];
+/// Nanoseconds for an allocation and its free, of 1 MiB in one thread.
+const MOST: f64 = 100.0;
+/// How many times the throughput of one thread eight have together.
+const TOGETHER: f64 = 4.0;
+
+fn allocator(rig: &Rig<'_>) -> Result<StreamOrderedAllocator> {
+    Ok(StreamOrderedAllocator::new(CudaResource::new(&rig.memory, MemoryKind::Device)?))
+}
+
+/// As frameworks use it: an address, freed by hand.
+#[inline]
+fn own_pair(allocator: &StreamOrderedAllocator, stream: &CudaStream, bytes: usize) -> Result<()> {
+    let block = allocator.allocate_for_stream(stream, bytes)?;
+    Ok(allocator.free_for_stream(block, stream)?)
+}
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    // The software driver's pool takes a millisecond where a device takes a microsecond.
+    let many = if rig.is_simulated() { 2 } else { 2000 };
+    let mut rows = Vec::new();
+    for bytes in SIZES {
+        rows.extend(alone(rig, bytes, many)?);
+        rows.extend(crowded(rig, bytes, many)?);
+    }
+    Ok(rows)
+}
+
+#[inline]
+fn raw_pair(pool: &RawPool, queue: &RawQueue, bytes: usize) -> Result<()> {
+    let address = pool.allocate(bytes, queue)?;
+    // SAFETY: nobody used it.
+    unsafe { pool.free(address, queue) }
+}
+
+/// In one thread, `many` pairs in a row.
+fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
+    let (pool, queue) = (raw_pool(rig)?, RawQueue::new(0)?);
+    let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
+    let theirs = rig.rival.as_ref().map(rival::Rival::stream).transpose()?;
+    let goal = (bytes == 1 << 20).then_some(Goal::AtMost(MOST));
+    let mut ours = Way::new("allocator", "StreamOrderedAllocator", || {
+        let took = timed(many, || own_pair(&allocator, &stream, bytes))?;
+        stream.synchronize()?;
+        Ok(took)
+    });
+    ours.goal = goal;
+    let mut ways = vec![
+        Way::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
+            let took = timed(many, || raw_pair(&pool, &queue, bytes))?;
+            queue.finish()?;
+            Ok(took)
+        }),
+        ours,
+        Way::new("buffer", "StreamOrderedAllocator, an owned buffer and its drop", || {
+            let took = timed(many, || {
+                drop(allocator.allocate_buffer(&stream, bytes)?);
+                Ok(())
+            })?;
+            stream.synchronize()?;
+            Ok(took)
+        }),
+    ];
+    if let Some(theirs) = &theirs {
+        ways.push(Way::new("cudarc", &format!("{}, alloc() and drop", rival::NAME), || {
+            let took = timed(many.min(500), || rival::pair(theirs, bytes))?;
+            theirs.synchronize()?;
+            Ok(took)
+        }));
+    }
+    let contest = Contest {
+        id: format!("allocate/{bytes}/threads-1"),
+        what: format!("allocating {bytes} bytes and freeing them, warm, 1 thread"),
+        unit: "ns",
+        bytes: 0,
+        repetitions: rig.repetitions(100),
+    };
+    contest.rows(rig, ways)
+}
+
+fn raw_pool(rig: &Rig<'_>) -> Result<RawPool> {
+    RawPool::new(rig.device.driver().as_raw())
+}
+
+fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    for _ in 0..many {
+        once()?;
+    }
+    Ok(begun.elapsed().as_secs_f64() * 1e9 / many as f64)
+}
+
+/// How many times as many pairs as of the raw driver make a round of the library's about as long.
+const QUICKER: usize = 25;
+
+/// Pairs a second of so many threads together: raw, ours, cudarc's.
+fn throughput(rig: &Rig<'_>, threads: usize, bytes: usize, many: usize) -> Result<Vec<Summary>> {
+    let counts = [many, many * QUICKER, many];
+    let (pool, allocator) = (raw_pool(rig)?, allocator(rig)?);
+    let (pool, allocator) = (&pool, &allocator);
+    let make = |_thread: usize| -> Result<Vec<Round<'_>>> {
+        rig.bind()?;
+        let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
+        let mut ways: Vec<Round<'_>> = vec![
+            Box::new(move || (0..many).try_for_each(|_| raw_pair(pool, &queue, bytes))),
+            Box::new(move || (0..counts[1]).try_for_each(|_| own_pair(allocator, &stream, bytes))),
+        ];
+        if let Some(rival) = &rig.rival {
+            let theirs = rival.stream()?;
+            ways.push(Box::new(move || (0..many).try_for_each(|_| rival::pair(&theirs, bytes))));
+        }
+        Ok(ways)
+    };
+    let ways = if rig.rival.is_some() { 3 } else { 2 };
+    let seconds = together(threads, ways, rig.repetitions(40), make)?;
+    let rate = |(seconds, count): (&Summary, usize)| rates(*seconds, threads * count);
+    Ok(seconds.iter().zip(counts).map(rate).collect())
+}
+
+fn crowded(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
+    let (one, all) = (throughput(rig, 1, bytes, many)?, throughput(rig, THREADS, bytes, many)?);
+    let raw = *all.first().context("no way was measured")?;
+    let ways = [
+        ("raw", "raw driver", None),
+        ("allocator", "StreamOrderedAllocator", Some(Goal::RatioAtLeast(TOGETHER))),
+        ("cudarc", rival::NAME, None),
+    ];
+    let what =
+        format!("allocating {bytes} bytes and freeing them, warm, {THREADS} threads on streams of their own");
+    let mut rows = Vec::new();
+    for ((name, method, goal), (one, all)) in ways.into_iter().zip(one.iter().zip(&all)) {
+        let row = |suffix: &str| {
+            let id = format!("allocate/{bytes}/threads-{THREADS}/{name}{suffix}");
+            rig.row(&id, &what, method, "pairs/s", *all)
+        };
+        rows.push(row("").against("the same, 1 thread", *one).with_goal(goal));
+        if name != "raw" {
+            rows.push(row("/beside-raw").against("raw driver, 8 threads", raw));
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,80 @@
+//! What it costs to learn that a small copy is done: one copy, from before it is enqueued until its end is seen.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_streams::CudaStream;
+
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+    rival::{self, RivalPairs},
+};
+use crate::{
+    reference::RawQueue,
+    row::{Goal, Row},
+};
+
+const BYTES: usize = 4096;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(rig, 1, 1, BYTES)?;
+    let pair = pairs.list.first().context("no pair")?;
+    let queue = RawQueue::new(0)?;
+    let stream = CudaStream::new(&rig.device)?;
+    let theirs = rig.rival.as_ref().map(|rival| RivalPairs::new(rival, 1, BYTES)).transpose()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let mut ways = vec![
+        Way::new("raw", "raw driver, cuStreamSynchronize", || {
+            let begun = Instant::now();
+            // SAFETY: the pair lives on, and nobody else uses it now.
+            unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }?;
+            queue.finish()?;
+            Ok(us(begun))
+        })
+        .proven(&pairs),
+        Way::new("wait", "CudaStream, wait()", || {
+            let begun = Instant::now();
+            stream.copy_from_host_async(&pair.host, &pair.device).wait()?;
+            Ok(us(begun))
+        })
+        .goal(Goal::AtMostOver(0.5))
+        .proven(&pairs),
+        Way::new("await", "CudaStream, .await by pollster", || {
+            let begun = Instant::now();
+            pollster::block_on(stream.copy_from_host_async(&pair.host, &pair.device))?;
+            Ok(us(begun))
+        })
+        .goal(Goal::AtMostOver(5.0))
+        .proven(&pairs),
+        Way::new("await-tokio", "CudaStream, .await on tokio's current thread", || {
+            let begun = Instant::now();
+            runtime.block_on(async { stream.copy_from_host_async(&pair.host, &pair.device).await })?;
+            Ok(us(begun))
+        })
+        .goal(Goal::AtMostOver(5.0))
+        .proven(&pairs),
+    ];
+    if let Some(theirs) = &theirs {
+        let run = || {
+            let begun = Instant::now();
+            theirs.enqueue()?;
+            theirs.finish()?;
+            Ok(us(begun))
+        };
+        ways.push(Way::new("cudarc", &format!("{}, synchronize()", rival::NAME), run).proven(theirs));
+    }
+    let contest = Contest {
+        id: format!("complete-up/{BYTES}"),
+        what: format!("a pinned upload of {BYTES} bytes and its completion"),
+        unit: "us",
+        bytes: BYTES as u64,
+        repetitions: rig.repetitions(1000),
+    };
+    contest.rows(rig, ways)
+}
+
+fn us(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e6
+}

@@ -1,0 +1,155 @@
+//! Several ways of doing one thing, repetition by repetition in turns, as rows against the first of them.
+
+use anyhow::Result;
+
+use super::Rig;
+use crate::{
+    row::{Goal, Row, Summary},
+    rows::told,
+};
+
+/// Repetitions before the first that counts.
+const WARM_UP: usize = 5;
+
+/// Bytes that a way moves, to be looked at.
+pub(crate) trait Proof {
+    /// Spoils every destination.
+    fn poison(&self) -> Result<()>;
+    /// Compares every byte.
+    fn check(&self) -> Result<()>;
+}
+
+/// One way.
+pub(crate) struct Way<'a> {
+    /// Part of the row's identity.
+    pub(crate) name: String,
+    /// For people.
+    pub(crate) method: String,
+    pub(crate) goal: Option<Goal>,
+    /// Does it once; answers a value in the contest's unit.
+    pub(crate) run: Box<dyn FnMut() -> Result<f64> + 'a>,
+    /// Where it moves bytes.
+    pub(crate) proof: Option<&'a dyn Proof>,
+}
+
+impl<'a> Way<'a> {
+    pub(crate) fn new(name: &str, method: &str, run: impl FnMut() -> Result<f64> + 'a) -> Self {
+        Self { name: name.to_owned(), method: method.to_owned(), goal: None, run: Box::new(run), proof: None }
+    }
+
+    pub(crate) fn goal(mut self, goal: Goal) -> Self {
+        self.goal = Some(goal);
+        self
+    }
+
+    pub(crate) fn proven(mut self, proof: &'a dyn Proof) -> Self {
+        self.proof = Some(proof);
+        self
+    }
+}
+
+/// What is compared.
+pub(crate) struct Contest {
+    /// What the rows' identities begin with, behind `streams/`.
+    pub(crate) id: String,
+    /// For people.
+    pub(crate) what: String,
+    pub(crate) unit: &'static str,
+    /// Bytes of one movement; 0 where none is.
+    pub(crate) bytes: u64,
+    pub(crate) repetitions: usize,
+}
+
+impl Contest {
+    /// Measures all ways in turns. The first is the reference: the others become rows against it.
+    pub(crate) fn rows(&self, rig: &Rig<'_>, ways: Vec<Way<'_>>) -> Result<Vec<Row>> {
+        let mut ways = ways;
+        let values = in_turns(&mut ways, self.repetitions)?;
+        let mut summaries = values.iter().map(|values| Summary::of(values));
+        let reference = summaries.next().unwrap_or_default();
+        let mut verified = Vec::with_capacity(ways.len());
+        for way in &mut ways {
+            verified.push(proven(way)?);
+        }
+        let reference_verified = verified.first().copied().unwrap_or(false);
+        let name = ways.first().map(|way| way.method.clone()).unwrap_or_default();
+        let rows = ways.iter().zip(summaries_behind(summaries)).zip(verified);
+        Ok(rows
+            .filter_map(|((way, summary), verified)| {
+                let id = format!("streams/{}/{}", self.id, way.name);
+                let what = format!("streams: {}", self.what);
+                let row = Row::new(id, what, &way.method, self.bytes, self.unit, summary?);
+                let row = row.against(&name, reference);
+                Some(row.obtained(rig.is_simulated(), verified && reference_verified).with_goal(way.goal))
+            })
+            .collect())
+    }
+}
+
+/// In the place of the reference's own summary nothing.
+fn summaries_behind(summaries: impl Iterator<Item = Summary>) -> impl Iterator<Item = Option<Summary>> {
+    std::iter::once(None).chain(summaries.map(Some))
+}
+
+/// Values of each way; another one begins in every repetition.
+fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
+    let mut values: Vec<Vec<f64>> = ways.iter().map(|_| Vec::with_capacity(repetitions)).collect();
+    for repetition in 0..WARM_UP + repetitions {
+        for turn in 0..ways.len() {
+            let index = (repetition + turn) % ways.len();
+            let (Some(way), Some(values)) = (ways.get_mut(index), values.get_mut(index)) else { continue };
+            let value = (way.run)()?;
+            if repetition >= WARM_UP {
+                values.push(value);
+            }
+        }
+    }
+    Ok(values)
+}
+
+/// One more time, beginning with spoilt destinations.
+fn proven(way: &mut Way<'_>) -> Result<bool> {
+    let Some(proof) = way.proof else { return Ok(false) };
+    proof.poison()?;
+    (way.run)()?;
+    Ok(told(proof.check()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use anyhow::bail;
+
+    use super::*;
+
+    #[test]
+    fn every_way_begins_in_turn_and_has_as_many_values() {
+        let order = RefCell::new(Vec::new());
+        let order = &order;
+        let way = |name: &'static str| {
+            Way::new(name, name, move || {
+                order.borrow_mut().push(name);
+                Ok(1.0)
+            })
+        };
+        let values = in_turns(&mut [way("a"), way("b"), way("c")], 4).unwrap();
+        assert!(values.iter().all(|values| values.len() == 4));
+        assert_eq!(order.borrow().get(..9).unwrap(), ["a", "b", "c", "b", "c", "a", "c", "a", "b"]);
+    }
+
+    #[test]
+    fn a_way_that_moves_other_bytes_is_not_verified() {
+        struct Spoilt;
+        impl Proof for Spoilt {
+            fn poison(&self) -> Result<()> {
+                Ok(())
+            }
+            fn check(&self) -> Result<()> {
+                bail!("the bytes differ")
+            }
+        }
+        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0)).proven(&Spoilt)).unwrap());
+        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0))).unwrap());
+    }
+}

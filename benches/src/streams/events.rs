@@ -1,0 +1,119 @@
+//! What fences cost beside the events they stand for: marking a point, and one stream waiting for another.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_core::MemoryKind;
+use transload_streams::CudaStream;
+
+use super::{
+    Rig,
+    contest::{Contest, Way},
+    pairs::Pairs,
+    rival,
+};
+use crate::{
+    reference::{RawEvent, RawQueue},
+    row::Row,
+};
+
+const MANY: usize = 64;
+const BYTES: usize = 4096;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let mut rows = marking(rig)?;
+    rows.extend(handing_over(rig)?);
+    Ok(rows)
+}
+
+/// The point behind what is enqueued: `MANY` in a row.
+fn marking(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let queue = RawQueue::new(0)?;
+    let events = (0..MANY).map(|_| RawEvent::ordering()).collect::<Result<Vec<_>>>()?;
+    let stream = CudaStream::new(&rig.device)?;
+    let theirs = rig.rival.as_ref().map(rival::Rival::stream).transpose()?;
+    let mut fences = Vec::with_capacity(MANY);
+    let mut ways = vec![
+        Way::new("raw", "raw driver, cuEventRecord of events made before", || {
+            let begun = Instant::now();
+            events.iter().try_for_each(|event| queue.record(event))?;
+            let took = each(begun);
+            queue.finish()?;
+            Ok(took)
+        }),
+        Way::new("fence", "CudaStream::fence()", || {
+            let begun = Instant::now();
+            for _ in 0..MANY {
+                fences.push(stream.fence()?);
+            }
+            let took = each(begun);
+            stream.synchronize()?;
+            fences.clear();
+            Ok(took)
+        }),
+    ];
+    if let Some(theirs) = &theirs {
+        let mut events = Vec::with_capacity(MANY);
+        ways.push(Way::new("cudarc", &format!("{}, record_event()", rival::NAME), move || {
+            let begun = Instant::now();
+            for _ in 0..MANY {
+                events.push(theirs.record_event(None)?);
+            }
+            let took = each(begun);
+            theirs.synchronize()?;
+            events.clear();
+            Ok(took)
+        }));
+    }
+    let contest = Contest {
+        id: "fence".to_owned(),
+        what: format!("marking a point in a stream, {MANY} in a row"),
+        unit: "ns",
+        bytes: 0,
+        repetitions: rig.repetitions(300),
+    };
+    contest.rows(rig, ways)
+}
+
+/// An upload on one stream, the download of the same bytes on another one behind it, both waited for.
+fn handing_over(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(rig, 1, 1, BYTES)?;
+    let pair = pairs.list.first().context("no pair")?;
+    let back = rig.memory.allocate(MemoryKind::Pinned, BYTES)?;
+    let landing = back.host_address().context("pinned memory without a host address")?;
+    let (up, down, event) = (RawQueue::new(0)?, RawQueue::new(0)?, RawEvent::ordering()?);
+    let (first, second) = (CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?);
+    let ways = vec![
+        Way::new("raw", "raw driver, cuEventRecord and cuStreamWaitEvent", || {
+            let begun = Instant::now();
+            // SAFETY: the buffers live on, and nobody else uses them now.
+            unsafe { up.copy_up(pair.dst, pair.src, BYTES) }?;
+            up.record(&event)?;
+            down.wait(&event)?;
+            // SAFETY: as above; the event orders the two.
+            unsafe { down.copy_down(landing.as_ptr().cast(), pair.dst, BYTES) }?;
+            down.finish()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(&pairs),
+        Way::new("hazard", "CudaStream, ordered by the buffer itself", || {
+            let begun = Instant::now();
+            drop(first.copy_from_host_async(&pair.host, &pair.device));
+            second.copy_to_host_async(&pair.device, &back).wait()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(&pairs),
+    ];
+    let contest = Contest {
+        id: format!("hand-over/{BYTES}"),
+        what: format!("{BYTES} bytes up on one stream and down on another behind it"),
+        unit: "us",
+        bytes: BYTES as u64,
+        repetitions: rig.repetitions(300),
+    };
+    contest.rows(rig, ways)
+}
+
+fn each(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e9 / MANY as f64
+}

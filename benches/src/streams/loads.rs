@@ -1,0 +1,93 @@
+//! Two recorded loads that want different answers of `optimize_configuration`, each measured with its own answer and with the
+//! other load's.
+
+use anyhow::{Result, ensure};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, RecordedLoad, Split};
+
+use super::{
+    Rig,
+    contest::{Contest, Way},
+};
+use crate::row::{Goal, Row};
+
+/// Streams of each priority at most: as many as a step of the mixed load has items, so that taking them in turn puts all its
+/// kernels on one.
+const STREAMS: usize = 4;
+/// Replays from which a pool learns.
+const LEARNING: usize = 3;
+
+/// A load.
+struct Load {
+    name: &'static str,
+    what: &'static str,
+    load: RecordedLoad,
+}
+
+/// What a pool decided on, and why.
+struct Answer {
+    strategy: AllocationStrategy,
+    split: Split,
+    reason: String,
+}
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let alike = Load {
+        name: "alike",
+        what: "many short kernels that are all alike",
+        load: RecordedLoad::of_equal_kernels(if rig.is_simulated() { 64 } else { 256 }),
+    };
+    let mixed = Load {
+        name: "mixed",
+        what: "long runs of kernels and short copies",
+        load: RecordedLoad::of_kernels_and_copies(if rig.is_simulated() { 16 } else { 32 }),
+    };
+    let answers = [learnt(rig, &alike)?, learnt(rig, &mixed)?];
+    let [to_alike, to_mixed] = &answers;
+    let differ = (to_alike.strategy, to_alike.split) != (to_mixed.strategy, to_mixed.split);
+    ensure!(differ || rig.is_simulated(), "both loads got the same answer: {}", to_alike.reason);
+    let mut rows = judged(rig, &alike, to_alike, to_mixed)?;
+    rows.extend(judged(rig, &mixed, to_mixed, to_alike)?);
+    Ok(rows)
+}
+
+fn pool(rig: &Rig<'_>) -> Result<AdvancedStreamPool> {
+    Ok(AdvancedStreamPool::builder(&rig.device).streams(1..=STREAMS).build()?)
+}
+
+/// What a fresh pool decides on after a load.
+fn learnt(rig: &Rig<'_>, load: &Load) -> Result<Answer> {
+    let pool = pool(rig)?;
+    for _ in 0..LEARNING {
+        pool.replay(&rig.memory, &load.load)?;
+    }
+    let decided = pool.optimize_configuration();
+    let (strategy, split) = decided.after;
+    eprintln!("optimize_configuration, load `{}`: {decided}", load.name);
+    Ok(Answer { strategy, split, reason: decided.reason })
+}
+
+fn configured(rig: &Rig<'_>, answer: &Answer) -> Result<AdvancedStreamPool> {
+    let builder = AdvancedStreamPool::builder(&rig.device).streams(1..=STREAMS);
+    Ok(builder.strategy(answer.strategy).split(answer.split).build()?)
+}
+
+/// One load with both answers.
+fn judged(rig: &Rig<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Vec<Row>> {
+    let pools = [configured(rig, other)?, configured(rig, own)?];
+    let run =
+        |pool: &AdvancedStreamPool| Ok(pool.replay(&rig.memory, &load.load)?.makespan.as_secs_f64() * 1e6);
+    let [with_other, with_own] = &pools;
+    let named = |answer: &Answer, whose: &str| format!("{}, {whose}", answer.strategy);
+    let ways = vec![
+        Way::new("other", &named(other, "the other load's answer"), || run(with_other)),
+        Way::new("own", &named(own, "its own answer"), || run(with_own)).goal(Goal::RatioAtMost(1.0)),
+    ];
+    let contest = Contest {
+        id: format!("optimize/{}", load.name),
+        what: format!("a load of {}, until all is done by the device's events", load.what),
+        unit: "us",
+        bytes: 0,
+        repetitions: rig.repetitions(40),
+    };
+    contest.rows(rig, ways)
+}

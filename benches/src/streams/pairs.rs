@@ -1,0 +1,69 @@
+//! Pinned sources with random contents and device destinations of the library's, which every way may use in its turn.
+
+use std::os::raw::c_void;
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer};
+
+use super::{Rig, contest::Proof};
+use crate::{content::Content, memory::Memory};
+
+/// One movement's two ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) host: RawBuffer,
+    pub(crate) device: RawBuffer,
+    /// The same, as the driver takes them.
+    pub(crate) src: *const c_void,
+    pub(crate) dst: u64,
+}
+
+// SAFETY: the address is that of the buffer, which may be used from any thread.
+unsafe impl Send for Pair {}
+// SAFETY: as above.
+unsafe impl Sync for Pair {}
+
+/// Many of one size.
+pub(crate) struct Pairs {
+    pub(crate) list: Vec<Pair>,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Pairs {
+    /// So many destinations; `sources` of them have a source of their own, the others share those.
+    pub(crate) fn new(rig: &Rig<'_>, count: usize, sources: usize, bytes: usize) -> Result<Self> {
+        let mut content = Content::new(bytes, 0x5EED + count as u64);
+        let mut hosts = Vec::new();
+        for _ in 0..sources.min(count) {
+            let host = rig.memory.allocate(MemoryKind::Pinned, bytes)?;
+            let start = content.draw();
+            let bytes = content.part(start, bytes).to_vec();
+            Memory::Ours(host.clone()).write(0, &bytes)?;
+            hosts.push((host, bytes));
+        }
+        let mut pairs = Self { list: Vec::with_capacity(count), contents: Vec::with_capacity(count) };
+        for (host, content) in hosts.iter().cycle().take(count) {
+            let device = rig.memory.allocate(MemoryKind::Device, bytes)?;
+            let src = host.host_address().context("pinned memory without a host address")?;
+            let dst = device.device_address().context("device memory without an address")?;
+            let (host, src) = (host.clone(), src.as_ptr().cast_const().cast());
+            pairs.list.push(Pair { host, device, src, dst });
+            pairs.contents.push(content.clone());
+        }
+        Ok(pairs)
+    }
+}
+
+impl Proof for Pairs {
+    fn poison(&self) -> Result<()> {
+        self.list.iter().try_for_each(|pair| Memory::Ours(pair.device.clone()).poison())
+    }
+
+    fn check(&self) -> Result<()> {
+        for (index, (pair, content)) in self.list.iter().zip(&self.contents).enumerate() {
+            let what = || format!("destination {index} of {}", self.list.len());
+            Memory::Ours(pair.device.clone()).compare(0, content).with_context(what)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! Several threads that do the same at the same time, way by way.
+
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Result, anyhow};
+
+use crate::row::Summary;
+
+/// Rounds before the first that counts.
+const WARM_UP: usize = 2;
+
+/// One way of one thread: does a round.
+pub(crate) type Round<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+
+/// Seconds that a round of each way takes all threads together, from the first that begins to the last that ends.
+///
+/// `make` makes a thread's ways on that thread; all threads have as many. Whatever fails, every thread goes through every
+/// gate.
+pub(crate) fn together<'a>(
+    threads: usize,
+    ways: usize,
+    rounds: usize,
+    make: impl Fn(usize) -> Result<Vec<Round<'a>>> + Sync,
+) -> Result<Vec<Summary>> {
+    let (gate, awake) = (Barrier::new(threads), AtomicUsize::new(0));
+    let work = |thread: usize| -> Result<Vec<Vec<(Instant, Instant)>>> {
+        let mut made = make(thread);
+        let (mut failed, mut rounds_begun) = (None, 0);
+        let mut spans = vec![Vec::with_capacity(rounds); ways];
+        for round in 0..WARM_UP + rounds {
+            for turn in 0..ways {
+                let way = (round + turn) % ways;
+                gate.wait();
+                // A barrier wakes one thread after the other; the first would be done before the last begins.
+                rounds_begun += 1;
+                begin_together(&awake, rounds_begun * threads);
+                let begun = Instant::now();
+                if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way))
+                    && failed.is_none()
+                {
+                    failed = way().err();
+                }
+                let span = (begun, Instant::now());
+                if let Some(spans) = spans.get_mut(way).filter(|_| round >= WARM_UP) {
+                    spans.push(span);
+                }
+            }
+        }
+        made?;
+        failed.map_or(Ok(spans), Err)
+    };
+    let outcomes: Vec<Result<_>> = thread::scope(|scope| {
+        let work = &work;
+        let spawned: Vec<_> = (0..threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
+        };
+        spawned.into_iter().map(join).collect()
+    });
+    let spans = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok((0..ways).map(|way| Summary::of(&seconds(&spans, way, rounds))).collect())
+}
+
+/// Returns when so many have come here since the beginning.
+fn begin_together(awake: &AtomicUsize, everyone: usize) {
+    awake.fetch_add(1, Ordering::AcqRel);
+    let mut looks = 0_u32;
+    while awake.load(Ordering::Acquire) < everyone {
+        looks = looks.saturating_add(1);
+        // Where there are fewer processors than threads, the others need this one.
+        if looks > 2000 { thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) -> Vec<f64> {
+    let round = |round: usize| {
+        let of_threads = || spans.iter().filter_map(|spans| spans.get(way)?.get(round));
+        let begun = of_threads().map(|span| span.0).min();
+        let ended = of_threads().map(|span| span.1).max();
+        begun.zip(ended).map_or(0.0, |(begun, ended)| (ended - begun).as_secs_f64())
+    };
+    (0..rounds).map(round).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+
+    #[test]
+    fn every_thread_does_every_round_of_every_way() {
+        let rounds = [AtomicUsize::new(0), AtomicUsize::new(0)];
+        let make = |_: usize| {
+            let way = |counter: &'static str| -> Round<'_> {
+                let rounds = &rounds;
+                Box::new(move || {
+                    rounds[usize::from(counter == "b")].fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                })
+            };
+            Ok(vec![way("a"), way("b")])
+        };
+        assert_eq!(together(3, 2, 4, make).unwrap().len(), 2);
+        assert_eq!(rounds.map(AtomicUsize::into_inner), [3 * (4 + WARM_UP); 2]);
+    }
+
+    #[test]
+    fn a_thread_that_fails_leaves_nobody_waiting() {
+        let cannot_begin = |thread: usize| {
+            ensure!(thread != 1, "thread 1 cannot begin");
+            Ok(vec![Box::new(|| Ok(())) as Round<'_>])
+        };
+        assert!(together(3, 1, 2, cannot_begin).unwrap_err().to_string().contains("cannot begin"));
+        let fails_later = |thread: usize| {
+            let mut left = 2;
+            let round = move || {
+                left -= i32::from(thread == 2);
+                ensure!(left > 0, "thread 2 fails");
+                Ok(())
+            };
+            Ok(vec![Box::new(round) as Round<'_>])
+        };
+        assert!(together(3, 1, 5, fails_later).unwrap_err().to_string().contains("thread 2 fails"));
+    }
+}

@@ -1,0 +1,398 @@
+//! Streams that are being captured, the graphs that come of it, and what a capture forbids.
+//!
+//! Source of the rules: the CUDA driver API on `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and the codes
+//! 900 to 910, and what driver 580 answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    code::{self, Answer},
+    op::{Point, Work},
+    state::{State, StreamKind},
+};
+
+pub(crate) const GLOBAL: u32 = 0;
+pub(crate) const RELAXED: u32 = 2;
+
+/// Calls that may wait for a device or depend on all of its work, which a capture that is not relaxed forbids.
+const UNSAFE: &[&str] = &[
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostAlloc",
+    "cuMemAllocHost_v2",
+    "cuMemFreeHost",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemAllocManaged",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
+    "cuMemcpyHtoD_v2",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyDtoD_v2",
+    "cuMemcpy",
+    "cuMemcpy2D_v2",
+    "cuMemsetD8_v2",
+    "cuMemsetD16_v2",
+    "cuMemsetD32_v2",
+];
+
+/// Calls on a stream that only look at it, or that see to the capture themselves.
+const HARMLESS: &[&str] = &[
+    "cuStreamGetPriority",
+    "cuStreamGetFlags",
+    "cuStreamGetCtx",
+    "cuStreamGetId",
+    "cuStreamIsCapturing",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuStreamWaitEvent",
+];
+
+/// What becomes a node of a graph.
+const CAPTURABLE: &[&str] = &[
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyAsync",
+    "cuMemcpyPeerAsync",
+    "cuMemcpy2DAsync_v2",
+    "cuMemsetD8Async",
+    "cuMemsetD16Async",
+    "cuMemsetD32Async",
+    "cuMemsetD2D8Async",
+    "cuLaunchKernel",
+    "cuLaunchHostFunc",
+];
+
+/// What a real driver makes a node of, and this one does not.
+const NOT_SIMULATED: &[&str] = &[
+    "cuMemAllocAsync",
+    "cuMemAllocFromPoolAsync",
+    "cuMemFreeAsync",
+    "cuMemcpyBatchAsync_v2",
+    "cuGraphLaunch",
+];
+
+/// One node of a graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) name: &'static str,
+    pub(crate) work: Work,
+    /// The nodes before it.
+    pub(crate) after: BTreeSet<usize>,
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+}
+
+/// A graph of a finished capture.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+    pub(crate) nodes: Vec<Node>,
+}
+
+/// An executable graph. Each node runs in a stream of its own, which nobody else sees: so nothing orders two nodes but the
+/// graph.
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) streams: Vec<u64>,
+    /// The end of its last launch.
+    pub(crate) end: Option<Point>,
+    pub(crate) clock: Option<crate::clock::Clock>,
+}
+
+#[derive(Debug)]
+struct Capture {
+    origin: u64,
+    thread: u64,
+    mode: u32,
+    valid: bool,
+    nodes: Vec<Node>,
+}
+
+/// A place in a capture: the nodes that what comes next depends on.
+#[derive(Clone, Debug)]
+struct Front {
+    capture: u64,
+    nodes: BTreeSet<usize>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Graphs {
+    captures: BTreeMap<u64, Capture>,
+    last_capture: u64,
+    /// The streams that are part of a capture.
+    streams: BTreeMap<u64, Front>,
+    /// The events whose last record was captured.
+    events: BTreeMap<u64, Front>,
+    pub(crate) graphs: BTreeMap<u64, Graph>,
+    pub(crate) execs: BTreeMap<u64, Exec>,
+}
+
+/// What an end of a capture gives.
+pub(crate) struct Ended {
+    pub(crate) nodes: Vec<Node>,
+}
+
+impl Graphs {
+    pub(crate) const fn new() -> Self {
+        Self {
+            captures: BTreeMap::new(),
+            last_capture: 0,
+            streams: BTreeMap::new(),
+            events: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            execs: BTreeMap::new(),
+        }
+    }
+
+    /// Refuses a call that may wait for a device while a capture forbids it to this thread, whose mode is `mode`; the
+    /// capture is invalid then.
+    pub(crate) fn admit(&mut self, name: &str, thread: u64, mode: u32) -> Answer {
+        if self.captures.is_empty() || mode == RELAXED || !UNSAFE.contains(&name) {
+            return Ok(());
+        }
+        let mut answer = Ok(());
+        for capture in self.captures.values_mut() {
+            let own = capture.thread == thread && capture.mode != RELAXED;
+            let others = mode == GLOBAL && capture.thread != thread && capture.mode == GLOBAL;
+            if own || others {
+                capture.valid = false;
+                answer = Err(code::STREAM_CAPTURE_UNSUPPORTED);
+            }
+        }
+        answer
+    }
+
+    fn invalidate(&mut self, capture: u64) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.valid = false;
+        }
+    }
+
+    fn is_valid(&self, capture: u64) -> bool {
+        self.captures.get(&capture).is_some_and(|capture| capture.valid)
+    }
+
+    pub(crate) fn is_capturing(&self, stream: u64) -> bool {
+        self.streams.contains_key(&stream)
+    }
+
+    /// As `cuStreamIsCapturing` says it: 0 no, 1 yes, 2 it was, and is invalid.
+    pub(crate) fn status(&self, stream: u64) -> u32 {
+        match self.streams.get(&stream) {
+            None => 0,
+            Some(front) if self.is_valid(front.capture) => 1,
+            Some(_) => 2,
+        }
+    }
+
+    /// Makes the capture of a stream invalid; answers what the call that did it answers.
+    pub(crate) fn forbid(&mut self, stream: u64) -> u32 {
+        if let Some(front) = self.streams.get(&stream) {
+            let capture = front.capture;
+            self.invalidate(capture);
+        }
+        code::STREAM_CAPTURE_UNSUPPORTED
+    }
+
+    /// Puts a node behind what the stream captured last.
+    pub(crate) fn append(&mut self, stream: u64, mut node: Node) {
+        let Some(front) = self.streams.get_mut(&stream) else { return };
+        let Some(capture) = self.captures.get_mut(&front.capture) else { return };
+        node.after = std::mem::replace(&mut front.nodes, BTreeSet::from([capture.nodes.len()]));
+        capture.nodes.push(node);
+    }
+
+    pub(crate) fn begin(&mut self, stream: u64, thread: u64, mode: u32) -> Answer {
+        if self.is_capturing(stream) {
+            return Err(code::ILLEGAL_STATE);
+        }
+        self.last_capture += 1;
+        let capture = Capture { origin: stream, thread, mode, valid: true, nodes: Vec::new() };
+        self.captures.insert(self.last_capture, capture);
+        self.streams.insert(stream, Front { capture: self.last_capture, nodes: BTreeSet::new() });
+        Ok(())
+    }
+
+    /// Ends the capture that began on `stream`; its streams run their work again.
+    pub(crate) fn end(&mut self, stream: u64, thread: u64) -> Answer<Ended> {
+        let front = self.streams.get(&stream).cloned().ok_or(code::ILLEGAL_STATE)?;
+        let capture = self.captures.get(&front.capture).ok_or(code::ILLEGAL_STATE)?;
+        if capture.origin != stream {
+            self.invalidate(front.capture);
+            return Err(code::STREAM_CAPTURE_UNMATCHED);
+        }
+        if capture.mode != RELAXED && capture.thread != thread {
+            return Err(code::STREAM_CAPTURE_WRONG_THREAD);
+        }
+        let before = ancestors(&capture.nodes, &front.nodes);
+        let of_it = |(_, other): &(&u64, &Front)| other.capture == front.capture;
+        let joined = self.streams.iter().filter(of_it).all(|(_, other)| other.nodes.is_subset(&before));
+        self.streams.retain(|_, other| other.capture != front.capture);
+        let capture = self.captures.remove(&front.capture).ok_or(code::ILLEGAL_STATE)?;
+        match (capture.valid, joined) {
+            (false, _) => Err(code::STREAM_CAPTURE_INVALIDATED),
+            (true, false) => Err(code::STREAM_CAPTURE_UNJOINED),
+            (true, true) => Ok(Ended { nodes: capture.nodes }),
+        }
+    }
+
+    /// Records an event on a stream: `true` where the stream is captured, so that the record is, too.
+    pub(crate) fn record(&mut self, event: u64, stream: u64) -> Answer<bool> {
+        match self.streams.get(&stream) {
+            None => {
+                self.events.remove(&event);
+                Ok(false)
+            }
+            Some(front) if self.is_valid(front.capture) => {
+                self.events.insert(event, front.clone());
+                Ok(true)
+            }
+            Some(_) => Err(code::STREAM_CAPTURE_INVALIDATED),
+        }
+    }
+
+    /// Makes a stream wait for an event: `true` where that is a matter of a capture. `recorded` says whether the event was
+    /// ever recorded.
+    pub(crate) fn wait(&mut self, stream: u64, event: u64, recorded: bool) -> Answer<bool> {
+        let ours = self.streams.get(&stream).map(|front| front.capture);
+        let theirs = self.events.get(&event).cloned();
+        if ours.is_some_and(|capture| !self.is_valid(capture)) {
+            return Err(code::STREAM_CAPTURE_INVALIDATED);
+        }
+        match (ours, theirs) {
+            (None, None) => Ok(false),
+            (Some(_), None) if !recorded => Ok(true),
+            (Some(capture), None) => {
+                self.invalidate(capture);
+                Err(code::STREAM_CAPTURE_ISOLATION)
+            }
+            (ours, Some(front)) if !self.captures.contains_key(&front.capture) => {
+                ours.into_iter().for_each(|capture| self.invalidate(capture));
+                Err(code::CAPTURED_EVENT)
+            }
+            (_, Some(front)) if !self.is_valid(front.capture) => Err(code::STREAM_CAPTURE_INVALIDATED),
+            (Some(capture), Some(front)) if capture != front.capture => {
+                self.invalidate(capture);
+                self.invalidate(front.capture);
+                Err(code::STREAM_CAPTURE_MERGE)
+            }
+            // A stream that waits for a captured event becomes part of the capture.
+            (_, Some(front)) => {
+                let entry = self
+                    .streams
+                    .entry(stream)
+                    .or_insert_with(|| Front { capture: front.capture, nodes: BTreeSet::new() });
+                entry.nodes.extend(front.nodes);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Refuses a question about an event whose last record was captured: it never happens by itself.
+    pub(crate) fn ask(&mut self, event: u64) -> Answer {
+        let Some(front) = self.events.get(&event) else { return Ok(()) };
+        let capture = front.capture;
+        self.invalidate(capture);
+        Err(code::CAPTURED_EVENT)
+    }
+
+    pub(crate) fn forget_event(&mut self, event: u64) {
+        self.events.remove(&event);
+    }
+
+    /// What a context that goes takes along.
+    pub(crate) fn forget_context(&mut self, context: u64) {
+        self.graphs.retain(|_, graph| graph.context != context);
+        self.execs.retain(|_, exec| exec.context != context);
+    }
+
+    pub(crate) fn count(&self, device: u32) -> (usize, usize) {
+        let graphs = self.graphs.values().filter(|graph| graph.device == device).count();
+        (graphs, self.execs.values().filter(|exec| exec.device == device).count())
+    }
+}
+
+/// The nodes in `of` and everything before them.
+fn ancestors(nodes: &[Node], of: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<usize> = of.iter().copied().collect();
+    while let Some(index) = open.pop() {
+        if found.insert(index)
+            && let Some(node) = nodes.get(index)
+        {
+            open.extend(&node.after);
+        }
+    }
+    found
+}
+
+/// Checks a call on a stream against the captures: its own, and those that the legacy default stream would have to wait for.
+pub(crate) fn admit_on_stream(state: &mut State, name: &str, stream: u64) -> Answer {
+    let State { graphs, streams, .. } = state;
+    if graphs.captures.is_empty() || HARMLESS.contains(&name) {
+        return Ok(());
+    }
+    if let Some(front) = graphs.streams.get(&stream) {
+        let capture = front.capture;
+        if !graphs.is_valid(capture) {
+            return Err(code::STREAM_CAPTURE_INVALIDATED);
+        }
+        if CAPTURABLE.contains(&name) {
+            return Ok(());
+        }
+        graphs.invalidate(capture);
+        let known = NOT_SIMULATED.contains(&name);
+        return Err(if known { code::NOT_SUPPORTED } else { code::STREAM_CAPTURE_UNSUPPORTED });
+    }
+    let Some(own) = streams.get(&stream).filter(|own| own.kind == StreamKind::Legacy) else { return Ok(()) };
+    let dragged: BTreeSet<u64> = graphs
+        .streams
+        .iter()
+        .filter(|(id, _)| {
+            let other = streams.get(*id);
+            other.is_some_and(|other| other.context == own.context && other.kind == StreamKind::Blocking)
+        })
+        .map(|(_, front)| front.capture)
+        .collect();
+    if dragged.is_empty() {
+        return Ok(());
+    }
+    dragged.into_iter().for_each(|capture| graphs.invalidate(capture));
+    Err(code::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// How a changed graph differs from the one that an executable was made of; 0 where only addresses, sizes and values do.
+/// The numbers are `CUgraphExecUpdateResult`'s.
+pub(crate) fn difference(state: &State, old: &[Node], new: &[Node]) -> u32 {
+    const TOPOLOGY_CHANGED: u32 = 2;
+    const NODE_TYPE_CHANGED: u32 = 3;
+    const PARAMETERS_CHANGED: u32 = 5;
+    if old.len() != new.len() || old.iter().zip(new).any(|(old, new)| old.after != new.after) {
+        return TOPOLOGY_CHANGED;
+    }
+    let discriminant = |node: &Node| std::mem::discriminant(&node.work);
+    if old.iter().zip(new).any(|(old, new)| discriminant(old) != discriminant(new)) {
+        return NODE_TYPE_CHANGED;
+    }
+    // Where an operand's memory is may not change, nor may a node change its context.
+    let lies = |node: &Node| -> Vec<Option<u32>> {
+        let accesses = node.work.accesses();
+        let device =
+            |address| state.memory.find(address).filter(|found| found.is_device()).map(|found| found.device);
+        accesses.into_iter().map(|(address, ..)| device(address)).collect()
+    };
+    let moved = |(old, new): (&Node, &Node)| old.context != new.context || lies(old) != lies(new);
+    if old.iter().zip(new).any(moved) { PARAMETERS_CHANGED } else { 0 }
+}

@@ -1,0 +1,252 @@
+//! What is not permitted in a capture, or beside one: each answers its own code, and the capture is invalid.
+
+use std::{sync::Barrier, thread};
+
+use transload_cuda_sys::{
+    AsStream, Capture, CaptureMode, Context, Event, EventTiming, Graph, RelaxedCapture, Result, Stream, ffi,
+};
+
+use crate::{
+    Alone,
+    raw::{Bench, code, contents, fill},
+};
+
+const NOT_PERMITTED: u32 = 900;
+const INVALIDATED: u32 = 901;
+const MERGE: u32 = 902;
+const UNMATCHED: u32 = 903;
+const UNJOINED: u32 = 904;
+const ISOLATION: u32 = 905;
+const IMPLICIT: u32 = 906;
+const CAPTURED_EVENT: u32 = 907;
+const WRONG_THREAD: u32 = 908;
+const ILLEGAL_STATE: u32 = 401;
+
+fn event(bench: &Bench) -> Event {
+    Event::new(&bench.context, EventTiming::Disabled).expect("event")
+}
+
+fn ask(event: &Event) -> u32 {
+    // SAFETY: the event is live. Deliberately without the guard that our handles take.
+    unsafe { ffi::cuEventQuery(event.as_raw()) }
+}
+
+fn allocate_and_free(context: &Context) -> u32 {
+    let _bound = context.enter().expect("enter");
+    let mut address = 0;
+    // SAFETY: the out pointer is valid, and what is allocated is freed.
+    unsafe {
+        match ffi::cuMemAlloc_v2(&mut address, 256) {
+            0 => ffi::cuMemFree_v2(address),
+            code => code,
+        }
+    }
+}
+
+/// Captures a fill in `mode`, does `meanwhile` on another thread, and ends.
+fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + Send) -> Result<Graph> {
+    let (stream, memory) = (bench.stream(), bench.memory(64));
+    let (begun, done) = (Barrier::new(2), Barrier::new(2));
+    let outcome = thread::scope(|scope| {
+        let capturing = scope.spawn(|| {
+            let capture = Capture::begin(&stream, mode).expect("begin");
+            begun.wait();
+            done.wait();
+            // A stream whose capture is invalid takes nothing more.
+            let filled = fill(&stream, memory.address, 1, 64);
+            capture.end().and_then(|graph| filled.map(|()| graph))
+        });
+        begun.wait();
+        meanwhile();
+        done.wait();
+        capturing.join().expect("no panic")
+    });
+    // Captured or not, the stream works.
+    fill(&stream, memory.address, 7, 64).expect("fill");
+    assert!(contents(bench, memory.address, 64).iter().all(|byte| *byte == 7));
+    outcome
+}
+
+#[test]
+fn a_global_capture_is_broken_by_an_unsafe_call_of_any_thread_unless_that_is_relaxed() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    let (stream, marked) = (bench.stream(), event(bench));
+    marked.record(&stream).expect("record");
+    type Call<'a> = Box<dyn Fn() -> u32 + Sync + 'a>;
+    let calls: [Call<'_>; 4] = [
+        Box::new(|| ask(&marked)),
+        // SAFETY: the event is live.
+        Box::new(|| unsafe { ffi::cuEventSynchronize(marked.as_raw()) }),
+        // SAFETY: the stream is live.
+        Box::new(|| unsafe { ffi::cuStreamSynchronize(stream.as_raw()) }),
+        Box::new(|| allocate_and_free(&bench.context)),
+    ];
+    for call in &calls {
+        stream.synchronize().expect("idle");
+        let broken = captured_while(bench, CaptureMode::Global, || assert_eq!(call(), NOT_PERMITTED));
+        assert_eq!(code(broken), INVALIDATED);
+        let kept = captured_while(bench, CaptureMode::Global, || {
+            let _relaxed = RelaxedCapture::enter().expect("relaxed");
+            assert_eq!(call(), 0);
+        });
+        kept.expect("a relaxed thread breaks nothing");
+        for mode in [CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+            captured_while(bench, mode, || assert_eq!(call(), 0)).expect("other threads are ignored");
+        }
+    }
+    drop(calls);
+    drop((stream, marked));
+    alone.finish();
+}
+
+#[test]
+fn the_capturing_thread_itself_may_make_unsafe_calls_only_in_a_relaxed_capture() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    for (mode, allowed) in
+        [(CaptureMode::Global, false), (CaptureMode::ThreadLocal, false), (CaptureMode::Relaxed, true)]
+    {
+        let stream = bench.stream();
+        let capture = Capture::begin(&stream, mode).expect("begin");
+        let answer = allocate_and_free(&bench.context);
+        let ended = capture.end();
+        if allowed {
+            assert_eq!(answer, 0);
+            ended.expect("valid");
+        } else {
+            assert_eq!((answer, code(ended)), (NOT_PERMITTED, INVALIDATED));
+        }
+    }
+    alone.finish();
+}
+
+#[test]
+fn a_stream_or_event_in_a_capture_cannot_be_asked_even_by_a_relaxed_thread() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    let (stream, marked) = (bench.stream(), event(bench));
+    for wait in [false, true] {
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let answer = if wait { stream.synchronize() } else { stream.is_idle().map(|_| ()) };
+        assert_eq!((code(answer), code(capture.end())), (NOT_PERMITTED, INVALIDATED));
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        marked.record(&stream).expect("captured");
+        let answer = if wait { marked.synchronize() } else { marked.is_done().map(|_| ()) };
+        assert_eq!((code(answer), code(capture.end())), (CAPTURED_EVENT, INVALIDATED));
+    }
+    // Recorded outside a capture it is an event like any other.
+    marked.record(&stream).expect("record");
+    marked.synchronize().expect("done");
+    drop((marked, stream));
+    alone.finish();
+}
+
+#[test]
+fn captures_begin_once_and_end_where_and_by_whom_they_began() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    let (one, two, fork) = (bench.stream(), bench.stream(), event(bench));
+    let end = |stream: &Stream| {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is live, the out pointer valid; no graph comes of these.
+        unsafe { ffi::cuStreamEndCapture(stream.as_raw(), &mut graph) }
+    };
+    assert_eq!(end(&one), ILLEGAL_STATE, "nothing is captured");
+    let capture = Capture::begin(&one, CaptureMode::ThreadLocal).expect("begin");
+    assert_eq!(code(Capture::begin(&one, CaptureMode::Relaxed).map(drop)), ILLEGAL_STATE);
+    let from_elsewhere = thread::scope(|scope| scope.spawn(|| end(&one)).join().expect("no panic"));
+    assert_eq!(from_elsewhere, WRONG_THREAD);
+    fork.record(&one).expect("record");
+    two.wait_event(&fork).expect("fork");
+    assert_eq!(end(&two), UNMATCHED);
+    drop(capture);
+    let _bound = bench.context.enter().expect("enter");
+    // SAFETY: the null stream is the legacy default stream of the current context.
+    assert_eq!(unsafe { ffi::cuStreamBeginCapture_v2(std::ptr::null_mut(), 2) }, NOT_PERMITTED);
+    drop((_bound, one, two, fork));
+    alone.finish();
+}
+
+#[test]
+fn a_forked_stream_must_be_joined_and_captures_do_not_mix() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    let (one, two, memory) = (bench.stream(), bench.stream(), bench.memory(64));
+    let (inside, outside) = (event(bench), event(bench));
+    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    inside.record(&one).expect("record");
+    two.wait_event(&inside).expect("fork");
+    fill(&two, memory.address, 1, 64).expect("captured");
+    assert_eq!(code(capture.end()), UNJOINED);
+
+    outside.record(&two).expect("record");
+    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    assert_eq!(code(one.wait_event(&outside)), ISOLATION);
+    assert_eq!(code(capture.end()), INVALIDATED);
+
+    let first = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    let second = Capture::begin(&two, CaptureMode::Relaxed).expect("begin");
+    inside.record(&one).expect("record");
+    assert_eq!(code(two.wait_event(&inside)), MERGE);
+    assert_eq!((code(first.end()), code(second.end())), (INVALIDATED, INVALIDATED));
+    drop((one, two, inside, outside, memory));
+    alone.finish();
+}
+
+#[test]
+fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    let (stream, memory) = (bench.blocking_stream(), bench.memory(64));
+    let on_legacy = || {
+        let _bound = bench.context.enter().expect("enter");
+        // SAFETY: the memory is live; null is the legacy default stream.
+        unsafe { ffi::cuMemsetD8Async(memory.address, 1, 64, std::ptr::null_mut()) }
+    };
+    let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    assert_eq!(on_legacy(), IMPLICIT);
+    assert_eq!(code(capture.end()), INVALIDATED);
+    let other = bench.stream();
+    let capture = Capture::begin(&other, CaptureMode::Relaxed).expect("begin");
+    assert_eq!(on_legacy(), 0, "a stream that is not blocking concerns it not");
+    capture.end().expect("valid");
+    bench.context.synchronize().expect("idle");
+    drop((stream, other, memory));
+    alone.finish();
+}
+
+#[test]
+fn pageable_memory_prefetches_and_callbacks_are_no_nodes() {
+    let alone = Alone::new();
+    let bench = &alone.bench;
+    if transload_cuda_sim::harness::is_real() {
+        println!(
+            "skipped: what a real driver takes of these depends on its version; we hand it none of them"
+        );
+        alone.finish();
+        return;
+    }
+    let (stream, memory) = (bench.stream(), bench.memory(64));
+    let mut bytes = [0_u8; 64];
+    let mut calls: [Box<dyn FnMut() -> u32>; 3] = [
+        // SAFETY: the memory is live; the copy is refused.
+        Box::new(|| unsafe {
+            ffi::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), memory.address, 64, stream.as_raw())
+        }),
+        // SAFETY: refused before the address is looked at.
+        Box::new(|| unsafe { ffi::cuMemPrefetchAsync(memory.address, 64, -1, stream.as_raw()) }),
+        // SAFETY: refused, so the function is never called.
+        Box::new(|| unsafe { ffi::cuStreamAddCallback(stream.as_raw(), None, std::ptr::null_mut(), 0) }),
+    ];
+    for call in &mut calls {
+        let _bound = bench.context.enter().expect("enter");
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        assert_eq!(call(), NOT_PERMITTED);
+        assert_eq!(code(fill(&stream, memory.address, 1, 64)), INVALIDATED, "and nothing more is taken");
+        assert_eq!(code(capture.end()), INVALIDATED);
+    }
+    drop(calls);
+    drop((stream, memory));
+    alone.finish();
+}

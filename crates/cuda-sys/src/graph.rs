@@ -1,0 +1,243 @@
+//! CUDA graphs: a capture of a stream, the graph that it gives, and an executable made of one.
+
+use std::{fmt, marker::PhantomData, ptr};
+
+use cust::sys::{CUgraph, CUgraphExec};
+
+use crate::{AsStream, Context, DriverError, RelaxedCapture, Result, check, ffi, record_drop_error};
+
+/// Whose potentially unsafe calls (allocating, waiting, asking) a capture forbids while it lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// Every thread's, unless that thread exchanged its mode (see [`RelaxedCapture`]).
+    Global,
+    /// Those of the thread that captures.
+    ThreadLocal,
+    /// Nobody's.
+    Relaxed,
+}
+
+impl CaptureMode {
+    fn code(self) -> u32 {
+        match self {
+            Self::Global => 0,
+            Self::ThreadLocal => 1,
+            Self::Relaxed => 2,
+        }
+    }
+}
+
+/// A capture under way: what is enqueued on the stream becomes nodes of a graph and does not run. Other streams become
+/// part of it by waiting for an event that was recorded in it, and must be joined the same way before it ends.
+///
+/// Dropped, it ends, and what it captured is thrown away.
+#[must_use = "a capture that is dropped gives no graph"]
+#[derive(Debug)]
+pub struct Capture<'a, S: AsStream> {
+    stream: &'a S,
+    open: bool,
+    /// A capture ends on the thread on which it began, unless it is relaxed.
+    not_send: PhantomData<*const ()>,
+}
+
+impl<'a, S: AsStream> Capture<'a, S> {
+    /// Begins a capture.
+    ///
+    /// # Errors
+    /// The driver's code: for the legacy default stream, and where the stream is captured already.
+    pub fn begin(stream: &'a S, mode: CaptureMode) -> Result<Self> {
+        let _bound = stream.context().enter()?;
+        // SAFETY: the stream is valid while `self` borrows it.
+        check("cuStreamBeginCapture_v2", unsafe {
+            ffi::cuStreamBeginCapture_v2(stream.as_raw(), mode.code())
+        })?;
+        Ok(Self { stream, open: true, not_send: PhantomData })
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// The driver's code: 901 where something in between was not permitted in a capture, 904 where a stream was not joined.
+    /// The streams run their work again also then.
+    pub fn end(mut self) -> Result<Graph> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<Graph> {
+        let context = self.stream.context();
+        let _bound = context.enter()?;
+        let mut raw: CUgraph = ptr::null_mut();
+        // SAFETY: the stream is valid while `self` borrows it, the out pointer for the call.
+        let code = unsafe { ffi::cuStreamEndCapture(self.stream.as_raw(), &mut raw) };
+        // An error ends the capture as well, unless the driver could not even look at it.
+        self.open = code != 0 && self.is_capturing();
+        check("cuStreamEndCapture", code)?;
+        Ok(Graph { context: context.clone(), raw })
+    }
+
+    fn is_capturing(&self) -> bool {
+        let mut status = 0;
+        // SAFETY: as in `close`.
+        let code = unsafe { ffi::cuStreamIsCapturing(self.stream.as_raw(), &mut status) };
+        code != 0 || status != 0
+    }
+}
+
+impl<S: AsStream> Drop for Capture<'_, S> {
+    fn drop(&mut self) {
+        if self.open {
+            // What was wrong with it has been told already.
+            let _discarded = self.close();
+        }
+    }
+}
+
+/// A graph: nodes of work and what each comes after. It does not run; a [`GraphExec`] made of it does.
+#[derive(Debug)]
+pub struct Graph {
+    context: Context,
+    raw: CUgraph,
+}
+
+// SAFETY: a graph belongs to no thread; no method of a shared one changes it.
+unsafe impl Send for Graph {}
+// SAFETY: as above.
+unsafe impl Sync for Graph {}
+
+impl Graph {
+    /// How many nodes it has.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn node_count(&self) -> Result<usize> {
+        let _capture = RelaxedCapture::enter()?;
+        let mut count = 0;
+        // SAFETY: the graph is valid by this type's invariant; without an array only the number is told.
+        check("cuGraphGetNodes", unsafe { ffi::cuGraphGetNodes(self.raw, ptr::null_mut(), &mut count) })?;
+        Ok(count)
+    }
+
+    /// Makes an executable of it, which does not need the graph any more.
+    ///
+    /// # Errors
+    /// The driver's code; [`DriverError::MissingFunction`] before CUDA 11.4.
+    pub fn instantiate(&self) -> Result<GraphExec> {
+        let _bound = self.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        let mut raw: CUgraphExec = ptr::null_mut();
+        // SAFETY: the graph is valid by this type's invariant, the out pointer for the call.
+        check("cuGraphInstantiateWithFlags", unsafe {
+            ffi::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)
+        })?;
+        Ok(GraphExec { context: self.context.clone(), raw })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        record_drop_error(self.context.enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
+            // SAFETY: the graph is owned and not used after this; executables made of it have their own nodes.
+            check("cuGraphDestroy", unsafe { ffi::cuGraphDestroy(self.raw) })
+        }));
+    }
+}
+
+/// What became of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphUpdate {
+    /// Later launches run the new graph.
+    Done,
+    /// The driver does not change the executable that far; it is as it was. The number is `CUgraphExecUpdateResult`'s.
+    Refused(u32),
+}
+
+impl fmt::Display for GraphUpdate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Done => "updated",
+            Self::Refused(2) => "the graphs have other nodes or edges",
+            Self::Refused(3) => "a node is of another type",
+            Self::Refused(4 | 7) => "a kernel node has another function",
+            Self::Refused(5) => "a node's operands are elsewhere",
+            Self::Refused(6) => "a node cannot be updated",
+            Self::Refused(8) => "a kernel node has other attributes",
+            Self::Refused(_) => "the driver refused the update",
+        })
+    }
+}
+
+/// An executable graph. Launches of one run one after the other, whatever streams they are on.
+///
+/// It may be dropped while a launch is in flight: the driver frees it once that is over.
+///
+/// Source: `cuGraphLaunch` ("only one instance may be executing at a time") and `cuGraphExecDestroy` ("if the executable graph
+/// is in-flight, it will not be terminated, but rather freed asynchronously on completion") in the CUDA driver API.
+#[derive(Debug)]
+pub struct GraphExec {
+    context: Context,
+    raw: CUgraphExec,
+}
+
+// SAFETY: an executable belongs to no thread. It must not be used by two at a time: what changes or launches it takes it
+// exclusively.
+unsafe impl Send for GraphExec {}
+// SAFETY: as above; a shared one has no methods.
+unsafe impl Sync for GraphExec {}
+
+impl GraphExec {
+    /// Enqueues the whole graph on a stream, behind what is on it and behind the executable's earlier launches. About as
+    /// long as one launch of a kernel, however many nodes there are.
+    ///
+    /// # Errors
+    /// The driver's code; nothing was enqueued then.
+    ///
+    /// # Safety
+    /// * Everything that the nodes use (memory, modules) stays valid until the launch is over, and nothing else uses the
+    ///   memory in conflict meanwhile.
+    pub unsafe fn launch(&mut self, stream: &impl AsStream) -> Result<()> {
+        let _bound = self.context.enter()?;
+        // SAFETY: both handles are valid by their types' invariants; the rest is the caller's promise.
+        check("cuGraphLaunch", unsafe { ffi::cuGraphLaunch(self.raw, stream.as_raw()) })
+    }
+
+    /// Gives it the addresses, sizes and values of a graph of the same form; launches in flight run on as they were.
+    ///
+    /// # Errors
+    /// The driver's code, other than for a graph that differs too much.
+    pub fn update(&mut self, graph: &Graph) -> Result<GraphUpdate> {
+        /// `CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE`.
+        const REFUSED: u32 = 910;
+        let _bound = self.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        let mut info = ffi::GraphExecUpdateResultInfo {
+            result: 0,
+            error_node: ptr::null_mut(),
+            error_from_node: ptr::null_mut(),
+        };
+        // SAFETY: both handles are valid by their types' invariants, the out pointer for the call.
+        let code = unsafe { ffi::cuGraphExecUpdate_v2(self.raw, graph.raw, &mut info) };
+        let mut outcome = check("cuGraphExecUpdate_v2", code);
+        if matches!(outcome, Err(DriverError::MissingFunction { .. })) {
+            // Before CUDA 12.
+            let mut node = ptr::null_mut();
+            // SAFETY: as above.
+            let code = unsafe { ffi::cuGraphExecUpdate(self.raw, graph.raw, &mut node, &mut info.result) };
+            outcome = check("cuGraphExecUpdate", code);
+        }
+        match outcome {
+            Err(error) if error.code() == Some(REFUSED) => Ok(GraphUpdate::Refused(info.result)),
+            outcome => outcome.map(|()| GraphUpdate::Done),
+        }
+    }
+}
+
+impl Drop for GraphExec {
+    fn drop(&mut self) {
+        record_drop_error(self.context.enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
+            // SAFETY: the executable is owned and not used after this.
+            check("cuGraphExecDestroy", unsafe { ffi::cuGraphExecDestroy(self.raw) })
+        }));
+    }
+}

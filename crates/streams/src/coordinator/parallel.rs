@@ -1,0 +1,206 @@
+//! A list of tasks on several streams at once, with the outcome of every one.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+};
+
+use parking_lot::Mutex;
+use transload_core::{Error, ErrorKind, Fence, Result as CoreResult, TimelineId};
+
+use super::{CoordinatorError, MultiStreamCoordinator, callbacks::panic_text};
+use crate::CudaStream;
+
+/// Where a task failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TaskStage {
+    /// The task answered an error.
+    Submitting,
+    /// The task panicked.
+    Panicked,
+    /// What it had enqueued failed on the device.
+    Running,
+}
+
+/// The error of one task.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct TaskError {
+    /// Which task, counted from 0.
+    pub task: usize,
+    /// The stream that it was given.
+    pub stream: TimelineId,
+    /// Where it failed.
+    pub stage: TaskStage,
+    /// How.
+    pub error: Error,
+}
+
+impl MultiStreamCoordinator {
+    /// Runs tasks on the registered streams in turn: task *i* is given stream *i* modulo their number. Answers once all work
+    /// is over, with one outcome per task, in their order.
+    ///
+    /// A task enqueues work on its stream and answers. Tasks of one stream run one after the other, those of different
+    /// streams at the same time, on a thread per stream (one of them the caller's). A task that fails or panics stops no
+    /// other one; what it had enqueued before is waited for as well, so that what it used may be freed.
+    ///
+    /// An error of a task's work on the device becomes that task's, [`TaskStage::Running`]. Where a device is lost, that is
+    /// every task of it whose end was not seen before.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::NoStreams`].
+    pub fn execute_parallel<T, F>(
+        &self,
+        tasks: impl IntoIterator<Item = F>,
+    ) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
+    where
+        F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+        T: Send,
+    {
+        execute(&self.streams(), tasks)
+    }
+
+    /// As [`execute_parallel`](Self::execute_parallel), on these streams, which must be registered.
+    ///
+    /// # Errors
+    /// [`CoordinatorError::NoStreams`], [`CoordinatorError::NotRegistered`].
+    pub fn execute_parallel_on<T, F>(
+        &self,
+        streams: &[&CudaStream],
+        tasks: impl IntoIterator<Item = F>,
+    ) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
+    where
+        F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+        T: Send,
+    {
+        execute(&self.chosen(streams)?, tasks)
+    }
+}
+
+fn execute<T, F>(
+    streams: &[CudaStream],
+    tasks: impl IntoIterator<Item = F>,
+) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
+where
+    F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+    T: Send,
+{
+    if streams.is_empty() {
+        return Err(CoordinatorError::NoStreams);
+    }
+    let mut shares: Vec<Share<'_, F>> =
+        streams.iter().map(|stream| Share { stream, tasks: Mutex::default() }).collect();
+    for (share, (task, run)) in (0..streams.len()).cycle().zip(tasks.into_iter().enumerate()) {
+        if let Some(share) = shares.get_mut(share) {
+            share.tasks.get_mut().push((task, run));
+        }
+    }
+    let mut submitted = submit_all(&shares);
+    submitted.sort_unstable_by_key(|submitted| submitted.task);
+    Ok(submitted.into_iter().map(Submitted::outcome).collect())
+}
+
+/// The tasks of one stream. Behind a lock so that the caller can take them where no thread could be started.
+struct Share<'a, F> {
+    stream: &'a CudaStream,
+    tasks: Mutex<Vec<(usize, F)>>,
+}
+
+fn submit_all<'a, T, F>(shares: &[Share<'a, F>]) -> Vec<Submitted<'a, T>>
+where
+    F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+    T: Send,
+{
+    let Some((own, others)) = shares.split_first() else { return Vec::new() };
+    thread::scope(|scope| {
+        let started: Vec<_> = others
+            .iter()
+            .filter(|share| !share.tasks.lock().is_empty())
+            .map(|share| {
+                let thread = thread::Builder::new().name("transload-tasks".to_owned());
+                thread.spawn_scoped(scope, || share.submit()).map_err(|_| share)
+            })
+            .collect();
+        let mut submitted = own.submit();
+        for share in started {
+            match share {
+                // Panics of tasks are caught within.
+                Ok(thread) => submitted.extend(thread.join().unwrap_or_default()),
+                Err(share) => submitted.extend(share.submit()),
+            }
+        }
+        submitted
+    })
+}
+
+impl<'a, F> Share<'a, F> {
+    fn submit<T>(&self) -> Vec<Submitted<'a, T>>
+    where
+        F: FnOnce(&CudaStream) -> CoreResult<T>,
+    {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        let stream = self.stream;
+        let submit = |(task, run): (usize, F)| {
+            let outcome = match catch_unwind(AssertUnwindSafe(|| run(stream))) {
+                Ok(Ok(value)) => Ok(value),
+                Ok(Err(error)) => Err((TaskStage::Submitting, error)),
+                Err(payload) => {
+                    let text = format!("the task panicked: {}", panic_text(payload));
+                    Err((TaskStage::Panicked, Error::new(ErrorKind::Interrupted, text)))
+                }
+            };
+            Submitted { task, stream, outcome, end: stream.fence() }
+        };
+        tasks.into_iter().map(submit).collect()
+    }
+}
+
+/// A task that has run, whose work need not be over.
+struct Submitted<'a, T> {
+    task: usize,
+    stream: &'a CudaStream,
+    outcome: Result<T, (TaskStage, Error)>,
+    end: CoreResult<Fence>,
+}
+
+impl<T> Submitted<'_, T> {
+    /// Waits for the task's work.
+    fn outcome(self) -> Result<T, TaskError> {
+        let Self { task, stream, outcome, end } = self;
+        // Without a fence the whole stream is waited for.
+        let ran = end.map_or_else(|_| stream.synchronize(), |fence| fence.wait());
+        let outcome = outcome.and_then(|value| match ran {
+            Ok(()) => Ok(value),
+            Err(error) => Err((TaskStage::Running, error)),
+        });
+        outcome.map_err(|(stage, error)| TaskError { task, stream: stream.id(), stage, error })
+    }
+}
+
+impl fmt::Display for TaskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { task, stream, stage, error } = self;
+        let what = match stage {
+            TaskStage::Submitting => "could not be submitted",
+            TaskStage::Panicked => "panicked",
+            TaskStage::Running => "failed on the device",
+        };
+        write!(f, "task {task} on {stream:?} {what}: {error}")
+    }
+}
+
+impl StdError for TaskError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<TaskError> for Error {
+    fn from(error: TaskError) -> Self {
+        let kind = error.error.kind();
+        Self::caused_by(kind, "running tasks", error)
+    }
+}

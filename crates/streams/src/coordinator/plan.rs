@@ -1,0 +1,166 @@
+//! Which stream comes after which: a graph with one edge per pair of streams, each with the latest point waited for.
+
+use petgraph::{
+    Directed,
+    algo::{astar, is_cyclic_directed},
+    graphmap::GraphMap,
+};
+use transload_core::{DeviceId, Fence, TimelineId};
+
+/// A wait that was declared.
+#[derive(Clone, Default)]
+struct Edge {
+    /// The latest point waited for; none while the first wait is being enqueued.
+    fence: Option<Fence>,
+    /// Points of the waiter above this one come after the fence.
+    since: u64,
+    /// How many calls are enqueueing a wait just now.
+    pending: usize,
+}
+
+/// A waiter, and the point of another stream that it waits for.
+pub(super) type Wait = (TimelineId, Fence);
+
+/// The graph: nodes are streams, an edge goes from the waiter to what it waits for.
+///
+/// Knows no driver. All fences in it are of streams that are nodes, which their registry keeps alive, so that dropping one
+/// here destroys nothing.
+#[derive(Default)]
+pub(super) struct Plan {
+    graph: GraphMap<TimelineId, Edge, Directed>,
+}
+
+impl Plan {
+    pub(super) fn add_stream(&mut self, stream: TimelineId) -> bool {
+        let is_new = !self.graph.contains_node(stream);
+        self.graph.add_node(stream);
+        is_new
+    }
+
+    pub(super) fn remove_stream(&mut self, stream: TimelineId) {
+        self.graph.remove_node(stream);
+    }
+
+    pub(super) fn has_stream(&self, stream: TimelineId) -> bool {
+        self.graph.contains_node(stream)
+    }
+
+    /// The shortest cycle that an edge from `waiter` to `on` would close.
+    pub(super) fn cycle_through(&self, waiter: TimelineId, on: TimelineId) -> Option<Vec<TimelineId>> {
+        if waiter == on {
+            return Some(vec![waiter]);
+        }
+        // The usual case: nothing to search.
+        self.graph.neighbors(on).next()?;
+        let (_, path) = astar(&self.graph, on, |stream| stream == waiter, |_| 1_usize, |_| 0)?;
+        let back = path.len().saturating_sub(1);
+        Some(std::iter::once(waiter).chain(path.into_iter().take(back)).collect())
+    }
+
+    /// The waits along a cycle that are enqueued, leaving out the edge that would close it.
+    pub(super) fn waits_along(&self, cycle: &[TimelineId]) -> Vec<Wait> {
+        let nexts = cycle.iter().skip(1).zip(cycle.iter().skip(2).chain(cycle.first()));
+        nexts.filter_map(|(waiter, on)| Some((*waiter, self.settled(*waiter, *on)?.clone()))).collect()
+    }
+
+    /// The fence of an edge on which nobody is just working.
+    fn settled(&self, waiter: TimelineId, on: TimelineId) -> Option<&Fence> {
+        let edge = self.graph.edge_weight(waiter, on)?;
+        if edge.pending == 0 { edge.fence.as_ref() } else { None }
+    }
+
+    /// Every wait that is enqueued.
+    pub(super) fn waits(&self) -> Vec<Wait> {
+        self.graph
+            .all_edges()
+            .filter_map(|(waiter, on, _)| Some((waiter, self.settled(waiter, on)?.clone())))
+            .collect()
+    }
+
+    /// The edges as waiter and what it waits for.
+    pub(super) fn edges(&self) -> Vec<(TimelineId, TimelineId)> {
+        self.graph.all_edges().map(|(waiter, on, _)| (waiter, on)).collect()
+    }
+
+    pub(super) fn has_cycles(&self) -> bool {
+        is_cyclic_directed(&self.graph)
+    }
+
+    /// Enters an edge whose wait is about to be enqueued, so that nobody closes a cycle with it meanwhile.
+    pub(super) fn begin(&mut self, waiter: TimelineId, on: TimelineId) {
+        if let Some(edge) = self.graph.edge_weight_mut(waiter, on) {
+            edge.pending += 1;
+        } else {
+            self.graph.add_edge(waiter, on, Edge { pending: 1, ..Edge::default() });
+        }
+    }
+
+    /// The wait is enqueued: points of the waiter above `since` come after `fence`. Comes before [`end`](Self::end).
+    pub(super) fn enter(&mut self, waiter: TimelineId, fence: &Fence, since: u64) {
+        // A stream that was unregistered meanwhile has no edges any more.
+        let Some(edge) = self.graph.edge_weight_mut(waiter, fence.timeline().id()) else { return };
+        if edge.fence.as_ref().is_none_or(|known| known.point() < fence.point()) {
+            edge.fence = Some(fence.clone());
+            edge.since = since;
+        }
+    }
+
+    /// The counterpart of [`begin`](Self::begin). An edge without a wait goes.
+    pub(super) fn end(&mut self, waiter: TimelineId, on: TimelineId) {
+        let Some(edge) = self.graph.edge_weight_mut(waiter, on) else { return };
+        edge.pending = edge.pending.saturating_sub(1);
+        if edge.pending == 0 && edge.fence.is_none() {
+            self.graph.remove_edge(waiter, on);
+        }
+    }
+
+    /// Takes out the edges of waits that turned out to be over, unless they wait for a later point by now.
+    pub(super) fn expire(&mut self, over: &[Wait]) {
+        for (waiter, fence) in over {
+            let on = fence.timeline().id();
+            if self.settled(*waiter, on).is_some_and(|known| known.point() <= fence.point()) {
+                self.graph.remove_edge(*waiter, on);
+            }
+        }
+    }
+
+    /// Takes out the waiter's edges that are known to be over.
+    pub(super) fn expire_known(&mut self, waiter: TimelineId) {
+        let known: Vec<TimelineId> = self
+            .graph
+            .neighbors(waiter)
+            .filter(|on| self.settled(waiter, *on).is_some_and(Fence::is_known_done))
+            .collect();
+        for on in known {
+            self.graph.remove_edge(waiter, on);
+        }
+    }
+
+    /// Whether the waiter's later work comes after `fence` anyway: by its own wait for it or for a later point, or because
+    /// it waits for a point of a stream that waited for it before that point.
+    ///
+    /// Should a device be lost, its points count as reached although what they waited for on other devices may still run.
+    /// Only streams of the two devices concerned are relied on: with those lost there is nothing left to order.
+    pub(super) fn implies(&self, waiter: TimelineId, device: DeviceId, fence: &Fence) -> bool {
+        let (target, ends) = (fence.timeline().id(), [device, fence.timeline().device()]);
+        let mut open = vec![(waiter, u64::MAX)];
+        let mut seen: Vec<(TimelineId, u64)> = Vec::new();
+        while let Some((stream, upto)) = open.pop() {
+            if seen.iter().any(|(known, point)| *known == stream && *point >= upto) {
+                continue;
+            }
+            seen.push((stream, upto));
+            for (_, on, edge) in self.graph.edges(stream) {
+                let Some(waited) = edge.fence.as_ref().filter(|_| edge.since < upto) else { continue };
+                if on == target {
+                    if waited.point() >= fence.point() {
+                        return true;
+                    }
+                } else if ends.contains(&waited.timeline().device()) {
+                    open.push((on, waited.point()));
+                }
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,128 @@
+//! Recording: operations captured on private streams, independent ones side by side.
+
+use std::sync::Arc;
+
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Operation, Result, StreamPriority};
+use transload_cuda_sys::{
+    AsStream, Capture, CaptureMode, Context, DriverError, Event, EventTiming, Graph, Stream,
+};
+use transload_memory::{CudaDevice, lift};
+
+use super::plan::{Step, plan};
+use crate::{CudaStream, enqueue::Calls, kernels::Kernels};
+
+/// A graph of operations, and the kernels that its nodes launch.
+pub(super) struct Captured {
+    pub(super) graph: Graph,
+    pub(super) kernels: Option<Arc<Kernels>>,
+}
+
+/// Captures the operations. Nothing is enqueued and no data is touched.
+///
+/// The capture is relaxed: calls of other threads cannot break it. And nothing here breaks a capture of theirs.
+pub(super) fn capture(
+    device: &CudaDevice,
+    priority: StreamPriority,
+    operations: &[Operation<'_>],
+) -> Result<Captured> {
+    if operations.is_empty() {
+        return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one operation"));
+    }
+    for (index, operation) in operations.iter().enumerate() {
+        operation.validate()?;
+        check_recordable(index, operation, device.id())?;
+    }
+    let steps = plan(operations);
+    let lanes = steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
+    let streams: Vec<CudaStream> =
+        (0..lanes).map(|_| CudaStream::new_with_priority(device, priority)).collect::<Result<_>>()?;
+    let mut work = Vec::with_capacity(steps.len());
+    for (operation, step) in operations.iter().zip(&steps) {
+        let stream = streams.get(step.lane).ok_or_else(no_stream)?;
+        work.push((Calls::of(operation, stream)?, step));
+    }
+    let uses_kernels = operations.iter().any(|operation| matches!(operation, Operation::CopyInPlace { .. }));
+    let context = device.context()?;
+    let kernels = if uses_kernels { Some(Kernels::of(context)?) } else { None };
+    let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();
+    let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
+    let graph = capture_on(context, first, others, &work).map_err(lift)?;
+    Ok(Captured { graph, kernels })
+}
+
+fn no_stream() -> Error {
+    Error::new(ErrorKind::Interrupted, "no stream could be made to record on")
+}
+
+/// # Errors
+/// `Unsupported`, saying what stands in the way and what would be valid.
+fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -> Result<()> {
+    let refuse = |reason: &str| {
+        Err(Error::new(ErrorKind::Unsupported, format!("operation {index} cannot be recorded: {reason}")))
+    };
+    match operation {
+        Operation::Prefetch { .. } => {
+            refuse("the driver takes no prefetch into a graph; prefetch before the replay")
+        }
+        Operation::Replay { .. } => refuse("it is a recording itself; record its operations instead"),
+        _ if operation.uses().iter().any(|(buffer, _)| buffer.place().kind == MemoryKind::Pageable) => {
+            refuse("the driver copies pageable memory during the call; use pinned memory")
+        }
+        // A peer copy is checked where it is made ready: one of its sides is here.
+        Operation::CopyPeer { .. } => Ok(()),
+        _ => match operation
+            .uses()
+            .iter()
+            .map(|(buffer, _)| buffer.place())
+            .find(|place| !place.device.is_cpu() && place.device != device)
+        {
+            Some(place) => {
+                refuse(&format!("a graph of {device} works on its own and the host's memory, not {place}"))
+            }
+            None => Ok(()),
+        },
+    }
+}
+
+/// The driver's part: fork from the first stream, enqueue, join.
+fn capture_on(
+    context: &Context,
+    first: &Stream,
+    others: &[&Stream],
+    work: &[(Calls<'_>, &Step)],
+) -> Result<Graph, DriverError> {
+    let _bound = context.enter()?;
+    let new_event = || Event::new(context, EventTiming::Disabled);
+    // Before the capture begins: events for those whom another lane waits for, and one for each fork and join.
+    let events: Vec<Option<Event>> =
+        work.iter().map(|(_, step)| step.is_awaited.then(new_event).transpose()).collect::<Result<_, _>>()?;
+    let fork = if others.is_empty() { None } else { Some(new_event()?) };
+    let joins: Vec<Event> = others.iter().map(|_| new_event()).collect::<Result<_, _>>()?;
+
+    let capture = Capture::begin(first, CaptureMode::Relaxed)?;
+    if let Some(fork) = &fork {
+        fork.record(first)?;
+        others.iter().try_for_each(|other| other.wait_event(fork))?;
+    }
+    for ((calls, step), event) in work.iter().zip(&events) {
+        let stream =
+            step.lane.checked_sub(1).and_then(|other| others.get(other)).map_or(first, |other| *other);
+        for earlier in &step.after {
+            if let Some(Some(event)) = events.get(*earlier) {
+                stream.wait_event(event)?;
+            }
+        }
+        let mut _captured = false;
+        // SAFETY: the stream is being captured, so nothing is enqueued: the memory is used by launches only, for which the
+        // graph keeps its buffers.
+        unsafe { calls.make(stream.as_raw(), &mut _captured) }?;
+        if let Some(event) = event {
+            event.record(stream)?;
+        }
+    }
+    for (other, join) in others.iter().zip(&joins) {
+        join.record(*other)?;
+        first.wait_event(join)?;
+    }
+    capture.end()
+}

@@ -1,0 +1,81 @@
+//! Parameters of a launch, passed by value: numbers of 1 to 8 bytes.
+
+use std::os::raw::c_void;
+
+use smallvec::SmallVec;
+
+/// A value that a kernel takes as a parameter: an integer or a float of 1 to 8 bytes. Pointers go through the launch's
+/// [`reads`](crate::Launch::reads), [`writes`](crate::Launch::writes) and [`address`](crate::Launch::address).
+pub trait KernelArg: Copy + sealed::Word {}
+
+mod sealed {
+    pub trait Word {
+        /// The value's bytes at the beginning of a word, and how many they are.
+        fn word(self) -> (u64, usize);
+    }
+}
+
+macro_rules! arguments {
+    ($($type:ty),*) => { $(
+        impl sealed::Word for $type {
+            fn word(self) -> (u64, usize) {
+                let mut word = [0; 8];
+                word[..size_of::<Self>()].copy_from_slice(&self.to_ne_bytes());
+                (u64::from_ne_bytes(word), size_of::<Self>())
+            }
+        }
+        impl KernelArg for $type {}
+    )* };
+}
+arguments!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
+
+/// The parameters of a launch in order. Each word begins with the parameter's bytes and is aligned for any of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Arguments {
+    words: SmallVec<[u64; 8]>,
+    sizes: SmallVec<[usize; 8]>,
+}
+
+impl Arguments {
+    pub(crate) fn push(&mut self, value: impl KernelArg) {
+        let (word, size) = value.word();
+        self.words.push(word);
+        self.sizes.push(size);
+    }
+
+    pub(crate) fn sizes(&self) -> &[usize] {
+        &self.sizes
+    }
+
+    /// What the driver is given: the address of each parameter. Valid while `self` is neither changed nor moved.
+    pub(crate) fn pointers(&self) -> SmallVec<[*mut c_void; 8]> {
+        self.words.iter().map(|word| (&raw const *word).cast_mut().cast()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_value_is_found_at_its_address_with_its_own_size() {
+        let mut arguments = Arguments::default();
+        arguments.push(7_u8);
+        arguments.push(0x1234_u16);
+        arguments.push(-3_i32);
+        arguments.push(1.5_f32);
+        arguments.push(u64::MAX - 1);
+        arguments.push(-0.25_f64);
+        assert_eq!(arguments.sizes(), [1, 2, 4, 4, 8, 8]);
+        let at = arguments.pointers();
+        // SAFETY: each address is that of a word of `arguments`, which begins with a value of the type.
+        unsafe {
+            assert_eq!(*at[0].cast::<u8>(), 7);
+            assert_eq!(*at[1].cast::<u16>(), 0x1234);
+            assert_eq!(*at[2].cast::<i32>(), -3);
+            assert_eq!(*at[3].cast::<f32>(), 1.5);
+            assert_eq!(*at[4].cast::<u64>(), u64::MAX - 1);
+            assert_eq!(*at[5].cast::<f64>(), -0.25);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! How many threads a launch has, in blocks of a grid.
+
+use transload_core::{Error, ErrorKind, Result};
+
+/// Blocks of a grid in each dimension at most; the same for every device since compute capability 3.0.
+///
+/// Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+const GRID_LIMITS: (u32, u32, u32) = (i32::MAX.cast_unsigned(), 65_535, 65_535);
+/// Threads of a block in each dimension at most; source as above.
+const BLOCK_LIMITS: (u32, u32, u32) = (1_024, 1_024, 64);
+
+/// The shape of a launch. Checked when the launch is enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaunchConfig {
+    /// Blocks in each dimension: at most 2,147,483,647 × 65,535 × 65,535.
+    pub grid: (u32, u32, u32),
+    /// Threads of a block in each dimension: at most 1,024 × 1,024 × 64, and no more in all than the kernel's
+    /// [`max_threads_per_block`](crate::CudaKernel::max_threads_per_block).
+    pub block: (u32, u32, u32),
+    /// Bytes of dynamic shared memory for each block.
+    pub shared_bytes: u32,
+}
+
+impl LaunchConfig {
+    /// `blocks` blocks of `threads` threads, in one dimension, without dynamic shared memory.
+    #[must_use]
+    pub fn linear(blocks: u32, threads: u32) -> Self {
+        Self { grid: (blocks, 1, 1), block: (threads, 1, 1), shared_bytes: 0 }
+    }
+
+    /// Enough blocks of `threads` threads for one thread per element; for kernels that step by the size of their grid, since
+    /// a grid has its limits.
+    #[must_use]
+    pub fn for_elements(elements: u64, threads: u32) -> Self {
+        let blocks = elements.div_ceil(u64::from(threads.max(1)));
+        Self::linear(u32::try_from(blocks).map_or(GRID_LIMITS.0, |blocks| blocks.min(GRID_LIMITS.0)), threads)
+    }
+
+    /// The same with so many bytes of dynamic shared memory for each block.
+    #[must_use]
+    pub fn with_shared_bytes(self, shared_bytes: u32) -> Self {
+        Self { shared_bytes, ..self }
+    }
+
+    /// Checks the shape against the limits of devices and of one kernel.
+    pub(crate) fn check(&self, kernel: &str, most_threads: u32, most_shared: u32) -> Result<()> {
+        let refused = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if !within(self.grid, GRID_LIMITS) {
+            let ((x, y, z), (a, b, c)) = (self.grid, GRID_LIMITS);
+            return refused(format!("a grid of {x} × {y} × {z} blocks; valid are 1 to {a} × {b} × {c}"));
+        }
+        let ((x, y, z), (a, b, c)) = (self.block, BLOCK_LIMITS);
+        let threads = [x, y, z].into_iter().map(u64::from).fold(1, u64::saturating_mul);
+        if !within(self.block, BLOCK_LIMITS) || threads > u64::from(most_threads) {
+            let text = format!(
+                "a block of {x} × {y} × {z} threads; valid are 1 to {a} × {b} × {c}, at most {most_threads} in all for {kernel}"
+            );
+            return refused(text);
+        }
+        if self.shared_bytes > most_shared {
+            let asked = self.shared_bytes;
+            let text = format!(
+                "{asked} bytes of dynamic shared memory for a block; {kernel} can have {most_shared}"
+            );
+            return refused(text);
+        }
+        Ok(())
+    }
+}
+
+fn within(shape: (u32, u32, u32), limits: (u32, u32, u32)) -> bool {
+    (1..=limits.0).contains(&shape.0)
+        && (1..=limits.1).contains(&shape.1)
+        && (1..=limits.2).contains(&shape.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_thread_for_each_element_up_to_the_largest_grid() {
+        assert_eq!(LaunchConfig::for_elements(1, 256).grid.0, 1);
+        assert_eq!(LaunchConfig::for_elements(256, 256).grid.0, 1);
+        assert_eq!(LaunchConfig::for_elements(257, 256).grid.0, 2);
+        assert_eq!(LaunchConfig::for_elements(u64::MAX, 256).grid.0, GRID_LIMITS.0);
+        assert!(
+            LaunchConfig::for_elements(5, 0).check("k", 1024, 0).is_err(),
+            "a block of 0 is refused later"
+        );
+        assert!(LaunchConfig::for_elements(0, 256).check("k", 1024, 0).is_err(), "so is a grid of 0");
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_with_the_limit() {
+        let check = |config: LaunchConfig| config.check("k", 640, 4096).map_err(|error| error.to_string());
+        assert_eq!(check(LaunchConfig::linear(1, 640).with_shared_bytes(4096)), Ok(()));
+        let text = check(LaunchConfig::linear(1, 641)).unwrap_err();
+        assert!(text.contains("at most 640 in all for k"), "{text}");
+        let deep = LaunchConfig { grid: (1, 1, 1), block: (1, 1, 65), shared_bytes: 0 };
+        assert!(check(deep).unwrap_err().contains("1024 × 1024 × 64"));
+        let tall = LaunchConfig { grid: (1, 65_536, 1), ..deep };
+        assert!(check(tall).unwrap_err().contains("65535"));
+        let text = check(LaunchConfig::linear(1, 1).with_shared_bytes(4097)).unwrap_err();
+        assert!(text.contains("k can have 4096"), "{text}");
+        let huge = LaunchConfig { grid: (1, 1, 1), block: (u32::MAX, u32::MAX, u32::MAX), shared_bytes: 0 };
+        assert!(check(huge).is_err(), "without an overflow");
+    }
+}

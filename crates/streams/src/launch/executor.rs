@@ -1,0 +1,173 @@
+//! Launches whose unified memory is brought to the device beforehand, beside the work that is already under way.
+
+use std::fmt;
+
+use transload_core::{
+    Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
+};
+use transload_memory::{CudaDevice, CudaFeature};
+
+use super::{Launch, resident::Resident};
+use crate::CudaStream;
+
+/// Enqueues launches so that they find their memory in place. The unified buffers that a launch declares are prefetched to the
+/// device on a stream of the executor's own, while earlier work of the launch's stream goes on; the launch waits for that on
+/// the device, and its first touch of a page is no fault. What lies there already is not prefetched again.
+///
+/// Where the device cannot use unified memory at the same time as the host (before Pascal), the driver moves all of it by
+/// itself at each launch, and the executor prefetches nothing.
+///
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use transload_core::{DeviceId, MemoryKind};
+/// use transload_memory::{CudaDevice, CudaMemoryManager};
+/// use transload_streams::{CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
+///
+/// const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kernels/saxpy.ptx"));
+///
+/// fn twice_and_add() -> transload_core::Result<()> {
+///     let device = CudaDevice::new(0)?;
+///     let memory = CudaMemoryManager::new(&device)?;
+///     let (x, y) = (memory.allocate(MemoryKind::Unified, 4096)?, memory.allocate(MemoryKind::Unified, 4096)?);
+///     let saxpy = CudaModule::from_ptx(&device, PTX)?.kernel("transload_saxpy")?;
+///     let (executor, stream) = (LaunchExecutor::new(&device)?, CudaStream::new(&device)?);
+///     let launch = saxpy.launch(LaunchConfig::for_elements(1024, 256));
+///     let launch = launch.arg(2.0_f32).reads(&x).reads_writes(&y).arg(1024_u64).result_on(DeviceId::Cpu);
+///     // SAFETY: the kernel takes a float, two pointers and a count, and touches so many floats of both buffers.
+///     unsafe { executor.enqueue(launch, &stream) }?;
+///     // Waits for the launch and for the way back.
+///     println!("{:?}", &y.read()?[..4]);
+///     Ok(())
+/// }
+///
+/// if let Err(error) = twice_and_add() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
+///
+/// Usable from any thread. Dropping it neither waits for work nor cuts it short.
+pub struct LaunchExecutor {
+    device: CudaDevice,
+    /// Prefetches towards the device, and back: on a stream each, since the link carries both ways at once.
+    there: CudaStream,
+    back: CudaStream,
+    concurrent: bool,
+    resident: Resident,
+}
+
+impl LaunchExecutor {
+    /// An executor with two streams of its own on the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        Ok(Self {
+            device: device.clone(),
+            there: CudaStream::new(device)?,
+            back: CudaStream::new(device)?,
+            concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
+            resident: Resident::default(),
+        })
+    }
+
+    /// Prefetches what the launch declares, and enqueues it on `stream` behind that. With
+    /// [`result_on`](Launch::result_on) the unified buffers that it writes are prefetched there behind it; the fence is then
+    /// over when that is, else when the kernel is.
+    ///
+    /// # Errors
+    /// As for [`Launch::enqueue`], and `InvalidArgument` for a kernel of another device than the executor's. The launch was
+    /// not enqueued then, but some of its memory may be on its way to the device. Where prefetching a result cannot be
+    /// enqueued, the launch is under way all the same, and the error says so.
+    ///
+    /// # Safety
+    /// * As for [`Launch::enqueue`].
+    pub unsafe fn enqueue(&self, mut launch: Launch<'_>, stream: &CudaStream) -> Result<Fence> {
+        if launch.kernel().device() != self.device.id() {
+            let (name, own, other) = (launch.kernel().name(), launch.kernel().device(), self.device.id());
+            let text = format!("{name} is loaded for {own}; this executor is one of {other}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        launch.check(stream)?;
+        // SAFETY: the caller's promise; the launch was just checked.
+        let enqueued = self.bring(&launch).and_then(|()| unsafe { launch.enqueue_checked(stream) });
+        let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
+        match launch.wanted_on() {
+            Some(device) => self.take_back(&launch, device, fence),
+            None => Ok(fence),
+        }
+    }
+
+    /// Prefetches a unified buffer to the host, behind the work that uses it so far. Nothing is done, and `None` is the
+    /// answer, for memory that does not migrate: of other kinds, or on a device that moves it by itself.
+    ///
+    /// # Errors
+    /// `Busy` where a host view is open on it; the driver's.
+    pub fn prefetch_back(&self, buffer: &RawBuffer) -> Result<Option<Fence>> {
+        self.send(buffer, DeviceId::Cpu)
+    }
+
+    fn bring(&self, launch: &Launch<'_>) -> Result<()> {
+        for (buffer, _) in launch.uses() {
+            if !self.migrates(buffer) || self.resident.expect(buffer) {
+                continue;
+            }
+            match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
+                Ok(_brought) => {}
+                // The host looks at it. Whether the launch may do so too is decided where it is claimed.
+                Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, launch: &Launch<'_>) {
+        launch.uses().iter().for_each(|(buffer, _)| self.resident.forget(buffer));
+    }
+
+    fn take_back(&self, launch: &Launch<'_>, device: DeviceId, fence: Fence) -> Result<Fence> {
+        let mut end = fence;
+        for (buffer, access) in launch.uses() {
+            if *access != Access::Write {
+                continue;
+            }
+            match self.send(buffer, device) {
+                // One stream: the last is over after all others, and each after the launch.
+                Ok(Some(sent)) => end = sent,
+                Ok(None) => {}
+                // Somebody on the host looks at it already.
+                Err(error) if error.kind() == ErrorKind::Busy => {}
+                Err(error) => {
+                    let text = "the launch is under way, but its results cannot be prefetched";
+                    return Err(Error::caused_by(error.kind(), text, error));
+                }
+            }
+        }
+        Ok(end)
+    }
+
+    fn send(&self, buffer: &RawBuffer, to: DeviceId) -> Result<Option<Fence>> {
+        if !self.migrates(buffer) || to == self.device.id() {
+            return Ok(None);
+        }
+        self.resident.forget(buffer);
+        submit(&self.back, &Operation::Prefetch { buffer, to }, Timing::Off).map(Some)
+    }
+
+    /// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
+    fn migrates(&self, buffer: &RawBuffer) -> bool {
+        let unified = buffer.place().kind == MemoryKind::Unified;
+        unified && self.concurrent && !buffer.is_empty() && buffer.host_address().is_some()
+    }
+}
+
+impl fmt::Debug for LaunchExecutor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LaunchExecutor")
+            .field("device", &self.device)
+            .field("there", &self.there)
+            .field("back", &self.back)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,204 @@
+//! A kernel of a loaded module: its limits and parameters as the driver tells them, and launches of it.
+
+use std::{ffi::CString, fmt, os::raw::c_int, sync::Arc};
+
+use transload_core::{DeviceId, Error, ErrorKind, Result};
+use transload_cuda_sys::{DriverError, RelaxedCapture, check, cust::sys::CUfunction, ffi};
+use transload_memory::lift;
+
+use super::{Launch, LaunchConfig, arguments::Arguments, module::Loaded};
+
+/// `CU_FUNC_ATTRIBUTE_*`.
+const MAX_THREADS_PER_BLOCK: u32 = 0;
+const SHARED_SIZE_BYTES: u32 = 1;
+const NUM_REGS: u32 = 4;
+const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
+
+/// `CUDA_ERROR_INVALID_VALUE`, and `CUDA_ERROR_NOT_FOUND`.
+const INVALID_VALUE: u32 = 1;
+const NOT_FOUND: u32 = 500;
+
+/// More parameters than any kernel can have: they take at most 32,764 bytes.
+const MOST_PARAMETERS: usize = 32_764;
+
+/// A kernel of a [`CudaModule`](crate::CudaModule), which it keeps loaded. Clones share it; usable from any thread.
+#[derive(Clone)]
+pub struct CudaKernel {
+    known: Arc<Known>,
+}
+
+struct Known {
+    loaded: Arc<Loaded>,
+    raw: CUfunction,
+    name: String,
+    most_threads: u32,
+    most_shared: u32,
+    static_shared: u32,
+    registers: u32,
+    /// The size of each parameter; `None` where the driver cannot tell (before CUDA 12.4).
+    parameters: Option<Vec<usize>>,
+}
+
+// SAFETY: a function's handle belongs to its module, which `loaded` keeps, and not to a thread.
+unsafe impl Send for Known {}
+// SAFETY: as above; the driver synchronises access itself.
+unsafe impl Sync for Known {}
+
+impl CudaKernel {
+    pub(crate) fn find(loaded: &Arc<Loaded>, name: &str) -> Result<Self> {
+        let Ok(entry) = CString::new(name) else { return Err(unknown(loaded, name, None)) };
+        let _bound = loaded.context().enter().map_err(lift)?;
+        let _capture = RelaxedCapture::enter().map_err(lift)?;
+        let raw = loaded.function(&entry).map_err(|error| match error.code() {
+            Some(NOT_FOUND) => unknown(loaded, name, Some(error)),
+            _ => lift(error),
+        })?;
+        let told = |attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: the out pointer is valid, and the function is one of a loaded module.
+            let code = unsafe { ffi::cuFuncGetAttribute(&mut value, attribute, raw) };
+            check("cuFuncGetAttribute", code).map_err(lift)?;
+            Ok::<_, Error>(u32::try_from(value).unwrap_or(0))
+        };
+        let known = Known {
+            most_threads: told(MAX_THREADS_PER_BLOCK)?,
+            most_shared: told(MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
+            static_shared: told(SHARED_SIZE_BYTES)?,
+            registers: told(NUM_REGS)?,
+            parameters: parameters(raw).map_err(lift)?,
+            loaded: Arc::clone(loaded),
+            raw,
+            name: name.to_owned(),
+        };
+        Ok(Self { known: Arc::new(known) })
+    }
+
+    /// Begins a launch. Its parameters follow in order, and then [`enqueue`](Launch::enqueue).
+    pub fn launch(&self, config: LaunchConfig) -> Launch<'_> {
+        Launch::new(self, config)
+    }
+
+    /// Its entry's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.known.name
+    }
+
+    /// The device that it is loaded for.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.known.loaded.device()
+    }
+
+    /// How many threads a block of it can have: fewer than the device's 1,024 where it needs many registers.
+    #[must_use]
+    pub fn max_threads_per_block(&self) -> u32 {
+        self.known.most_threads
+    }
+
+    /// How many bytes of dynamic shared memory a block of it can have.
+    #[must_use]
+    pub fn max_shared_bytes(&self) -> u32 {
+        self.known.most_shared
+    }
+
+    /// Bytes of shared memory that each block has in any case.
+    #[must_use]
+    pub fn static_shared_bytes(&self) -> u32 {
+        self.known.static_shared
+    }
+
+    /// Registers of each thread.
+    #[must_use]
+    pub fn registers(&self) -> u32 {
+        self.known.registers
+    }
+
+    /// The size of each parameter in bytes; `None` where the driver cannot tell (before CUDA 12.4).
+    #[must_use]
+    pub fn parameter_sizes(&self) -> Option<&[usize]> {
+        self.known.parameters.as_deref()
+    }
+
+    /// How many blocks of so many threads, with so much dynamic shared memory, run on one multiprocessor at the same time.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for no threads, or more than fit a number of the driver; the driver's.
+    pub fn blocks_per_multiprocessor(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
+        let Some(threads) = c_int::try_from(threads).ok().filter(|threads| *threads > 0) else {
+            let most = self.max_threads_per_block();
+            let text = format!("a block of {threads} threads; valid are 1 to {most}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        };
+        let _bound = self.known.loaded.context().enter().map_err(lift)?;
+        let _capture = RelaxedCapture::enter().map_err(lift)?;
+        let mut blocks = 0;
+        // SAFETY: the out pointer is valid, and the function is one of a loaded module.
+        let code = unsafe {
+            ffi::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                self.known.raw,
+                threads,
+                shared_bytes as usize,
+            )
+        };
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code).map_err(lift)?;
+        Ok(u32::try_from(blocks).unwrap_or(0))
+    }
+
+    pub(crate) fn loaded(&self) -> &Loaded {
+        &self.known.loaded
+    }
+
+    /// The driver's handle, valid while `self` lives.
+    pub(crate) fn raw(&self) -> CUfunction {
+        self.known.raw
+    }
+
+    /// Checks the number and sizes of what a launch passes, as far as the driver tells what the kernel takes.
+    pub(crate) fn takes(&self, arguments: &Arguments) -> Result<()> {
+        let given = arguments.sizes();
+        match self.parameter_sizes() {
+            Some(taken) if taken != given => {
+                let name = self.name();
+                let text = format!("{name} takes parameters of {taken:?} bytes; the launch passes {given:?}");
+                Err(Error::new(ErrorKind::InvalidArgument, text))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn unknown(loaded: &Loaded, name: &str, cause: Option<DriverError>) -> Error {
+    let text = match loaded.entries.as_slice() {
+        [] => format!("the module has no kernel {name:?}; valid are the names of its entries"),
+        entries => format!("the module has no kernel {name:?}; it has {}", entries.join(", ")),
+    };
+    match cause {
+        Some(cause) => Error::caused_by(ErrorKind::InvalidArgument, text, cause),
+        None => Error::new(ErrorKind::InvalidArgument, text),
+    }
+}
+
+/// The size of each parameter, asked one by one until there is none.
+fn parameters(function: CUfunction) -> Result<Option<Vec<usize>>, DriverError> {
+    let mut sizes = Vec::new();
+    while sizes.len() < MOST_PARAMETERS {
+        let (mut offset, mut size) = (0, 0);
+        // SAFETY: both out pointers are valid, and the function is one of a loaded module.
+        let code = unsafe { ffi::cuFuncGetParamInfo(function, sizes.len(), &mut offset, &mut size) };
+        match check("cuFuncGetParamInfo", code) {
+            Ok(()) => sizes.push(size),
+            Err(error) if error.code() == Some(INVALID_VALUE) => return Ok(Some(sizes)),
+            Err(DriverError::MissingFunction { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
+}
+
+impl fmt::Debug for CudaKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaKernel({}, {})", self.name(), self.device())
+    }
+}

@@ -1,0 +1,150 @@
+//! Recording the events behind a stream's work, and making other streams wait for them.
+
+use std::sync::Arc;
+
+use transload_core::Result;
+use transload_cuda_sys::{DriverError, Event, EventTiming};
+use transload_memory::lift;
+
+use crate::{
+    line::{Covered, Start},
+    timeline::{SMALL, StreamTimeline},
+};
+
+use transload_core::Timeline;
+
+impl StreamTimeline {
+    fn take_event(&self, timing: EventTiming) -> Result<Arc<Event>, DriverError> {
+        let spare = self.line.lock().take_spare(timing);
+        spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
+    }
+
+    /// Transfers that nobody waits for must not pile up.
+    fn ask_about_the_old(&self) {
+        let old = self.line.lock().old_of_many();
+        if let Some(old) = old {
+            let _told_to_who_asks = self.poll(old);
+        }
+    }
+
+    /// Records the event that a measured operation's time counts from.
+    pub(crate) fn record_start(&self, asked_for: bool, counted: bool) -> Result<Start, DriverError> {
+        let event = self.take_event(EventTiming::Enabled)?;
+        event.record(self.stream())?;
+        Ok(Start { event, asked_for, counted })
+    }
+
+    /// Gives work that the driver has taken the next point, and records its event: one that covers nothing enqueued later.
+    /// Whoever enqueues anything but a small copy or fill calls [`close_run`](Self::close_run) before, so that nobody who
+    /// waits for an earlier small operation waits for this one.
+    pub(crate) fn record_end(&self, start: Option<Start>, what: &'static str) -> Result<u64, DriverError> {
+        self.ask_about_the_old();
+        let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
+        let end = self.take_event(timing)?;
+        let _in_order = self.recording.lock();
+        // Before the event is recorded: others may give points meanwhile, and it may cover only those given by now. Where
+        // the recording fails the point has no event, as in a run, and the next event covers it.
+        let point = self.points.give();
+        end.record(self.stream())?;
+        self.note(point, what, end, start);
+        Ok(point)
+    }
+
+    /// Gives a small operation that the driver has taken the next point, in most cases without an event.
+    #[inline]
+    pub(crate) fn mark_small(&self) -> Result<u64, DriverError> {
+        let (point, close) = self.points.give_small();
+        if close {
+            self.close_run()?;
+        }
+        Ok(point)
+    }
+
+    /// Records an event behind every point that has none. Blocks only where the driver has no room for an event.
+    #[inline]
+    pub(crate) fn close_run(&self) -> Result<(), DriverError> {
+        if self.points.run_is_open() { self.record_run() } else { Ok(()) }
+    }
+
+    #[inline(never)]
+    fn record_run(&self) -> Result<(), DriverError> {
+        if !self.is_here() {
+            let given = self.points.given();
+            self.synchronize_driver()?;
+            self.advance(given);
+            return Ok(());
+        }
+        self.ask_about_the_old();
+        let end = self.take_event(EventTiming::Disabled)?;
+        let _in_order = self.recording.lock();
+        self.record_run_with(end)
+    }
+
+    /// As [`close_run`](Self::close_run), unless another thread is recording just now: whoever only asks does not wait.
+    pub(crate) fn try_close_run(&self) -> Result<(), DriverError> {
+        let end = self.take_event(EventTiming::Disabled)?;
+        match self.recording.try_lock() {
+            Some(_in_order) => self.record_run_with(end),
+            None => {
+                self.line.lock().keep(EventTiming::Disabled, end);
+                Ok(())
+            }
+        }
+    }
+
+    /// With `recording` locked.
+    fn record_run_with(&self, end: Arc<Event>) -> Result<(), DriverError> {
+        // The driver has taken the work of these points; what comes later may or may not be covered, and is not promised.
+        let upto = self.points.given();
+        if !self.points.run_is_open() {
+            self.line.lock().keep(EventTiming::Disabled, end);
+            return Ok(());
+        }
+        end.record(self.stream())?;
+        self.note(upto, SMALL, end, None);
+        Ok(())
+    }
+
+    fn note(&self, upto: u64, what: &'static str, end: Arc<Event>, start: Option<Start>) {
+        self.line.lock().push(upto, what, end, start);
+        self.points.mark(upto);
+    }
+
+    /// The handle is given out: from here on every operation has an event at once.
+    pub(crate) fn share(&self) {
+        if !self.points.is_shared() {
+            self.points.share();
+            // Where this fails a fence may also wait for what is enqueued through the handle, no more.
+            let _only_asked_for_late = self.close_run();
+        }
+    }
+
+    /// Makes later work of this stream wait for `point` of another one, on the device. Answers whether it had to: what is
+    /// over, or waited for by an earlier wait, is not waited for again.
+    pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<bool> {
+        if other.reached() >= point || self.line.lock().waits_for(other.id(), point) {
+            return Ok(false);
+        }
+        let mut covered = other.line.lock().covering(point);
+        if matches!(covered, Covered::NotYet) {
+            if let Err(error) = other.close_run() {
+                // Its work is over by then, well or not.
+                let _told_to_who_asks = other.settle_unmarked(error);
+                return Ok(false);
+            }
+            covered = other.line.lock().covering(point);
+        }
+        let Covered::By(event, upto) = covered else { return Ok(false) };
+        // Nobody who waits for an earlier small operation of this stream shall wait for the other stream.
+        self.close_run().map_err(lift)?;
+        match self.stream().wait_event(&event) {
+            Ok(()) => {
+                self.line.lock().note_wait(other.id(), upto);
+                Ok(true)
+            }
+            // Where the other device is lost, its work is over and this stream is well.
+            Err(_) if other.poll(point).is_err() => Ok(false),
+            Err(error) => Err(lift(error)),
+        }
+    }
+}

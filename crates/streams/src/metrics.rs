@@ -1,0 +1,169 @@
+//! What a stream did: counted and measured while its metrics are on, and only then.
+
+use std::{
+    num::NonZeroU32,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use transload_core::Operation;
+
+use crate::line::Measured;
+
+/// Which of a stream's operations are timed by events while its metrics are on. All are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsSampling {
+    /// Metrics are off: nothing is counted or timed. The default.
+    Off,
+    /// One operation in so many is timed. A timed operation costs the host two events, about as much again as enqueueing a
+    /// 4 KiB copy.
+    OneIn(NonZeroU32),
+}
+
+impl MetricsSampling {
+    /// Every operation is timed.
+    pub const ALL: Self = Self::OneIn(NonZeroU32::MIN);
+    /// One operation in 32 is timed.
+    pub const USUAL: Self = Self::OneIn(NonZeroU32::MIN.saturating_add(31));
+
+    fn as_number(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::OneIn(count) => count.get(),
+        }
+    }
+}
+
+/// `true` times one operation in 32, `false` is off.
+impl From<bool> for MetricsSampling {
+    fn from(on: bool) -> Self {
+        if on { Self::USUAL } else { Self::Off }
+    }
+}
+
+/// What a stream did while its metrics were on. `None` where nothing was counted or measured: no figure is estimated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StreamMetrics {
+    /// Which operations are timed now.
+    pub sampling: MetricsSampling,
+    /// Operations enqueued: copies, fills, prefetches, and kernels that were recorded. A batch is one.
+    pub operations_count: Option<u64>,
+    /// Those that move bytes: copies of every kind (in place too) and prefetches.
+    pub memory_transfers: Option<u64>,
+    /// Kernels: copies in place, and those told by `record_kernel_launch`.
+    pub kernel_launches: Option<u64>,
+    /// How many operations were timed and are known to be over.
+    pub timed_operations: Option<u64>,
+    /// The device time of the timed operations together: not of all, unless all are timed.
+    pub total_time: Option<Duration>,
+    /// Device time of a timed operation on average: from when the stream comes to it to its end.
+    pub average_latency: Option<Duration>,
+    /// The most bytes that `update_peak_memory` told.
+    pub peak_memory: Option<u64>,
+    /// Callbacks that have run, also while the metrics were off.
+    pub callbacks_run: u64,
+    /// Those of them that panicked; see `last_callback_panic`.
+    pub callbacks_panicked: u64,
+}
+
+/// The counters of one stream.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// 0 is off; else one operation in so many is timed.
+    one_in: AtomicU32,
+    was_on: AtomicU32,
+    turn: AtomicU32,
+    operations: AtomicU64,
+    transfers: AtomicU64,
+    launches: AtomicU64,
+    peak: AtomicU64,
+}
+
+/// What is to be done for the metrics about one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    No,
+    Yes,
+    Timed,
+}
+
+impl Counters {
+    pub(crate) fn enable(&self, sampling: MetricsSampling) {
+        let one_in = sampling.as_number();
+        if one_in != 0 {
+            self.was_on.store(1, Ordering::Relaxed);
+        }
+        self.one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    /// Whether the next operation is counted and timed.
+    #[inline]
+    pub(crate) fn next(&self) -> Counted {
+        match self.one_in.load(Ordering::Relaxed) {
+            0 => Counted::No,
+            one_in => self.next_of(one_in),
+        }
+    }
+
+    #[cold]
+    fn next_of(&self, one_in: u32) -> Counted {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        if turn.is_multiple_of(one_in) { Counted::Timed } else { Counted::Yes }
+    }
+
+    /// An operation was enqueued for which [`next`](Self::next) did not answer `No`.
+    #[cold]
+    pub(crate) fn count(&self, operation: &Operation<'_>) {
+        self.operations.fetch_add(1, Ordering::Relaxed);
+        match operation {
+            Operation::CopyInPlace { .. } => {
+                self.transfers.fetch_add(1, Ordering::Relaxed);
+                self.launches.fetch_add(1, Ordering::Relaxed);
+            }
+            Operation::Copy { .. }
+            | Operation::CopyPitched { .. }
+            | Operation::CopyBatch { .. }
+            | Operation::CopyPeer { .. }
+            | Operation::Prefetch { .. } => {
+                self.transfers.fetch_add(1, Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn count_launch(&self) {
+        if self.one_in.load(Ordering::Relaxed) != 0 {
+            self.operations.fetch_add(1, Ordering::Relaxed);
+            self.launches.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn raise_peak(&self, bytes: u64) {
+        if self.one_in.load(Ordering::Relaxed) != 0 {
+            self.peak.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn read(&self, measured: Measured) -> StreamMetrics {
+        let was_on = self.was_on.load(Ordering::Relaxed) != 0;
+        let counted = |counter: &AtomicU64| was_on.then(|| counter.load(Ordering::Relaxed));
+        let timed = (measured.operations > 0).then_some(measured);
+        StreamMetrics {
+            sampling: NonZeroU32::new(self.one_in.load(Ordering::Relaxed))
+                .map_or(MetricsSampling::Off, MetricsSampling::OneIn),
+            operations_count: counted(&self.operations),
+            memory_transfers: counted(&self.transfers),
+            kernel_launches: counted(&self.launches),
+            timed_operations: was_on.then_some(measured.operations),
+            total_time: timed.map(|measured| measured.time),
+            average_latency: timed.map(|measured| {
+                let nanoseconds = measured.time.as_nanos() / u128::from(measured.operations);
+                Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
+            }),
+            peak_memory: Some(self.peak.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0),
+            callbacks_run: 0,
+            callbacks_panicked: 0,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! A stream that was leased.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use transload_core::{Queue, QueueLease};
+
+use crate::CudaStream;
+
+/// A stream of a pool, until dropped; work may still be in flight then. May outlive the pool. Usable from any thread.
+///
+/// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
+pub struct StreamLease {
+    /// Each holder beside the pool is a lease: that is how they are counted.
+    stream: Arc<CudaStream>,
+}
+
+impl StreamLease {
+    #[inline]
+    pub(crate) fn new(stream: Arc<CudaStream>) -> Self {
+        Self { stream }
+    }
+
+    /// The same lease as core's type.
+    #[must_use]
+    pub fn into_queue(self) -> QueueLease {
+        QueueLease::new(self.stream as Arc<dyn Queue>)
+    }
+}
+
+impl Deref for StreamLease {
+    type Target = CudaStream;
+
+    fn deref(&self) -> &CudaStream {
+        &self.stream
+    }
+}
+
+impl fmt::Debug for StreamLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StreamLease").field(&**self).finish()
+    }
+}

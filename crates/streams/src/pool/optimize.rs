@@ -1,0 +1,161 @@
+//! Another strategy or another split of streams, from how long recorded work took.
+
+use std::fmt;
+
+use super::{AdvancedStreamPool, AllocationStrategy, Split, WorkloadSummary, strategy::WORKLOADS};
+
+/// How many completions a decision needs.
+const ENOUGH: u64 = 32;
+/// From this ratio of average times on, short work must not queue behind long work.
+const FAR_APART: f64 = 4.0;
+/// Up to this spread, operations of a workload are taken to be alike.
+const ALIKE: f64 = 0.5;
+
+/// What [`AdvancedStreamPool::optimize_configuration`] did, and why. Prints as a few lines.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Optimization {
+    /// Strategy and split before.
+    pub before: (AllocationStrategy, Split),
+    /// Strategy and split from now on.
+    pub after: (AllocationStrategy, Split),
+    /// Why.
+    pub reason: String,
+    /// What was recorded since the last decision.
+    pub seen: Vec<WorkloadSummary>,
+}
+
+impl Optimization {
+    /// Whether anything is different now.
+    #[must_use]
+    pub fn changed(&self) -> bool {
+        self.before != self.after
+    }
+}
+
+impl fmt::Display for Optimization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ((before, split_before), (after, split_after)) = (self.before, self.after);
+        if before != after {
+            write!(f, "{before} → {after}")?;
+        } else {
+            write!(f, "{after}, as before")?;
+        }
+        if split_before != split_after {
+            write!(f, "; streams {split_before} → {split_after}")?;
+        }
+        write!(f, ": {}", self.reason)?;
+        for summary in &self.seen {
+            write!(f, "\n  {summary}")?;
+        }
+        Ok(())
+    }
+}
+
+impl AdvancedStreamPool {
+    /// Sets strategy and split by what was recorded since the last decision, and says what it changed and why. With fewer than
+    /// 32 completions it changes nothing.
+    ///
+    /// - Average times of the workloads differ by 4 times or more: [`AllocationStrategy::Workload`], streams in proportion to
+    ///   each workload's time.
+    /// - All operations take about the same time: [`AllocationStrategy::RoundRobin`].
+    /// - Otherwise: [`AllocationStrategy::LoadBalanced`].
+    pub fn optimize_configuration(&self) -> Optimization {
+        let seen = self.completions.summaries();
+        let before = (self.strategy(), self.split());
+        let count = seen.iter().fold(0_u64, |sum, summary| sum.saturating_add(summary.count));
+        if count < ENOUGH {
+            let reason = format!("{count} completions were recorded, a decision needs {ENOUGH}");
+            return Optimization { before, after: before, reason, seen };
+        }
+        let (strategy, split, reason) = decide(&seen, before.1, *self.bounds.end());
+        self.configure(strategy, split);
+        self.completions.take_note();
+        Optimization { before, after: (strategy, split), reason, seen }
+    }
+}
+
+fn decide(seen: &[WorkloadSummary], split: Split, most: usize) -> (AllocationStrategy, Split, String) {
+    let times = || seen.iter().map(|summary| summary.mean.as_secs_f64().max(1e-9));
+    let (shortest, longest) =
+        times().fold((f64::INFINITY, 0.0_f64), |(least, most), time| (least.min(time), most.max(time)));
+    let ratio = longest / shortest;
+    if ratio >= FAR_APART && most > 1 {
+        let reason = format!(
+            "the average times of the workloads differ {ratio:.0} times, so each has streams of its own and short work does not queue behind long work"
+        );
+        return (AllocationStrategy::Workload, in_proportion(seen, most), reason);
+    }
+    let spread = seen.iter().fold(0.0_f64, |most, summary| most.max(summary.spread));
+    if ratio < FAR_APART && spread <= ALIKE {
+        let reason = format!(
+            "all take about the same time (averages within {ratio:.1} times, spread {:.0} %), so any stream is as good and the next in turn is cheapest",
+            spread * 100.0
+        );
+        return (AllocationStrategy::RoundRobin, split, reason);
+    }
+    let reason = format!(
+        "times differ within a workload (spread {:.0} %), so each goes where the least is outstanding",
+        spread * 100.0
+    );
+    (AllocationStrategy::LoadBalanced, split, reason)
+}
+
+/// Shares streams out in proportion to each workload's time: one to each that there is, and each further one to whom a stream
+/// has the most time to serve.
+fn in_proportion(seen: &[WorkloadSummary], most: usize) -> Split {
+    if seen.len() > most {
+        return Split::of(most);
+    }
+    let mut counts = [0; WORKLOADS.len()];
+    for summary in seen {
+        counts[summary.workload as usize] = 1;
+    }
+    for _ in seen.len()..most {
+        let load =
+            |summary: &WorkloadSummary| summary.seconds() / counts[summary.workload as usize].max(1) as f64;
+        let neediest = seen.iter().max_by(|a, b| load(a).total_cmp(&load(b)));
+        if let Some(neediest) = neediest {
+            counts[neediest.workload as usize] += 1;
+        }
+    }
+    Split::from_counts(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use transload_core::WorkloadType;
+
+    use super::*;
+
+    fn summary(workload: WorkloadType, count: u64, micros: u64, spread: f64) -> WorkloadSummary {
+        WorkloadSummary { workload, count, mean: Duration::from_micros(micros), spread }
+    }
+
+    #[test]
+    fn the_time_of_each_workload_decides_how_many_streams_it_has() {
+        let seen =
+            [summary(WorkloadType::Compute, 100, 300, 0.0), summary(WorkloadType::Memory, 100, 10, 0.0)];
+        let (strategy, split, _) = decide(&seen, Split::of(8), 8);
+        assert_eq!(strategy, AllocationStrategy::Workload);
+        assert_eq!(split, Split { compute: 7, memory: 1, mixed: 0, coordination: 0 });
+        let split = in_proportion(&seen, 1);
+        assert_eq!(split, Split::of(1), "more workloads than streams");
+        assert_eq!(
+            decide(&seen, Split::of(1), 1).0,
+            AllocationStrategy::LoadBalanced,
+            "one stream has no parts"
+        );
+    }
+
+    #[test]
+    fn work_that_is_alike_is_taken_in_turn_and_work_that_is_not_is_balanced() {
+        let alike =
+            [summary(WorkloadType::Compute, 100, 30, 0.2), summary(WorkloadType::Memory, 100, 10, 0.1)];
+        assert_eq!(decide(&alike, Split::of(4), 4).0, AllocationStrategy::RoundRobin);
+        let uneven = [summary(WorkloadType::Compute, 100, 30, 2.0)];
+        assert_eq!(decide(&uneven, Split::of(4), 4).0, AllocationStrategy::LoadBalanced);
+    }
+}

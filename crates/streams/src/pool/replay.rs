@@ -1,0 +1,250 @@
+//! A load that can be run again: what it takes on a pool as it is, measured by events.
+
+use std::{fmt, time::Duration};
+
+use transload_core::{
+    Error, ErrorKind, MemoryKind, Operation, RawBuffer, Result, StreamPriority, Timing, WorkloadType, submit,
+};
+use transload_memory::CudaMemoryManager;
+
+use super::{AdvancedStreamPool, strategy::WORKLOADS};
+use crate::{CudaEvent, CudaStream};
+
+/// What one item of a load does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LoadWork {
+    /// So many kernels, one after the other, that each copy so many bytes of device memory.
+    Kernels {
+        /// How many.
+        times: usize,
+        /// Bytes of each; at least 1.
+        bytes: usize,
+    },
+    /// A copy of so many bytes, at least 1, from pinned memory to the device.
+    Upload {
+        /// Bytes.
+        bytes: usize,
+    },
+    /// A copy of so many bytes, at least 1, from the device to pinned memory.
+    Download {
+        /// Bytes.
+        bytes: usize,
+    },
+}
+
+impl LoadWork {
+    fn operations(self) -> usize {
+        match self {
+            Self::Kernels { times, .. } => times,
+            Self::Upload { .. } | Self::Download { .. } => 1,
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::Kernels { bytes, .. } | Self::Upload { bytes } | Self::Download { bytes } => bytes,
+        }
+    }
+}
+
+/// One piece of work that a stream is leased for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadItem {
+    /// Its priority.
+    pub priority: StreamPriority,
+    /// What it counts as.
+    pub workload: WorkloadType,
+    /// What it does.
+    pub work: LoadWork,
+}
+
+/// Work in the order in which it comes. Items do not depend on each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordedLoad {
+    /// The items.
+    pub items: Vec<LoadItem>,
+}
+
+impl RecordedLoad {
+    /// `items` short kernels that are all alike.
+    #[must_use]
+    pub fn of_equal_kernels(items: usize) -> Self {
+        let item = LoadItem {
+            priority: StreamPriority::Normal,
+            workload: WorkloadType::Compute,
+            work: LoadWork::Kernels { times: 2, bytes: 64 << 10 },
+        };
+        Self { items: vec![item; items] }
+    }
+
+    /// `steps` times 48 kernels in a row and three small copies, as when batches are fed to a model.
+    #[must_use]
+    pub fn of_kernels_and_copies(steps: usize) -> Self {
+        let item = |workload, work| LoadItem { priority: StreamPriority::Normal, workload, work };
+        let step = [
+            item(WorkloadType::Compute, LoadWork::Kernels { times: 48, bytes: 64 << 10 }),
+            item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
+            item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
+            item(WorkloadType::Memory, LoadWork::Download { bytes: 16 << 10 }),
+        ];
+        Self { items: step.into_iter().cycle().take(steps.saturating_mul(step.len())).collect() }
+    }
+}
+
+/// What a replay took on the device, by its clock: all items were enqueued before the first began.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Replay {
+    /// From the beginning to the end of the last item.
+    pub makespan: Duration,
+    /// From the beginning to an item's end, on average over all.
+    pub mean: Duration,
+    /// Likewise over the items of each workload that there was.
+    pub completion: Vec<(WorkloadType, Duration)>,
+}
+
+impl Replay {
+    /// From the beginning to an item's end, on average over those of a workload.
+    #[must_use]
+    pub fn mean_completion(&self, workload: WorkloadType) -> Option<Duration> {
+        self.completion.iter().find(|(of, _)| *of == workload).map(|(_, mean)| *mean)
+    }
+}
+
+impl fmt::Display for Replay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "all done after {:.1?}, each on average after {:.1?}", self.makespan, self.mean)?;
+        for (workload, mean) in &self.completion {
+            write!(f, ", {workload:?} on average after {mean:.1?}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory of a replay. Every item writes bytes of its own, so that nothing but the streams orders them.
+struct Room {
+    src: RawBuffer,
+    dst: RawBuffer,
+    pinned_src: RawBuffer,
+    pinned_dst: RawBuffer,
+}
+
+/// An item on its way.
+struct Running {
+    workload: WorkloadType,
+    start: CudaEvent,
+    end: CudaEvent,
+}
+
+impl AdvancedStreamPool {
+    /// Runs a load on this pool and measures it: for each item a stream is leased, given the work, and given back. The device
+    /// is held up until all is enqueued, so that the host's speed plays no part. What each item took is recorded as by
+    /// [`record_workload_completion`](Self::record_workload_completion). Blocks until all is done.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an empty load or item, or one whose bytes overflow; those of memory and of the driver.
+    pub fn replay(&self, memory: &CudaMemoryManager, load: &RecordedLoad) -> Result<Replay> {
+        let room = Room::for_load(memory, load)?;
+        self.prepare_in_place()?;
+        let gate = CudaStream::new(&self.device)?;
+        let events = |_: &LoadItem| Ok((CudaEvent::new(&self.device)?, CudaEvent::new(&self.device)?));
+        let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
+        let begin = CudaEvent::new(&self.device)?;
+        let host = memory.allocate(MemoryKind::Pinned, HELD_BYTES)?;
+        let held = memory.allocate(MemoryKind::Device, HELD_BYTES)?;
+        let operations =
+            load.items.iter().fold(0_usize, |sum, item| sum.saturating_add(item.work.operations()));
+        for _ in 0..operations.div_ceil(16).saturating_add(16) {
+            submit(&gate, &Operation::Copy { src: &host, dst: &held }, Timing::Off)?;
+        }
+        begin.record(&gate)?;
+        let mut offset = (0, 0);
+        let mut running = Vec::with_capacity(load.items.len());
+        for (item, (start, end)) in load.items.iter().zip(events) {
+            let stream = self.lease(item.priority, item.workload)?;
+            stream.wait_event(&begin)?;
+            start.record(&stream)?;
+            room.enqueue(&stream, item.work, &mut offset)?;
+            end.record(&stream)?;
+            running.push(Running { workload: item.workload, start, end });
+        }
+        self.measure(&begin, &running)
+    }
+
+    fn measure(&self, begin: &CudaEvent, running: &[Running]) -> Result<Replay> {
+        let mut makespan = Duration::ZERO;
+        let mut sums = [(Duration::ZERO, 0_u32); WORKLOADS.len()];
+        for Running { workload, start, end } in running {
+            end.synchronize()?;
+            self.record_workload_completion(*workload, end.elapsed_since(start)?);
+            let done = end.elapsed_since(begin)?;
+            makespan = makespan.max(done);
+            let (sum, count) = &mut sums[*workload as usize];
+            *sum = sum.saturating_add(done);
+            *count += 1;
+        }
+        // So that the pool knows that its streams are idle.
+        self.synchronize()?;
+        let mean = |workload: WorkloadType| {
+            let (sum, count) = sums[workload as usize];
+            sum.checked_div(count).map(|mean| (workload, mean))
+        };
+        let all = sums
+            .iter()
+            .fold((Duration::ZERO, 0), |(sum, count), (of, more)| (sum.saturating_add(*of), count + more));
+        let overall = all.0.checked_div(all.1).unwrap_or(Duration::ZERO);
+        Ok(Replay { makespan, mean: overall, completion: WORKLOADS.into_iter().filter_map(mean).collect() })
+    }
+}
+
+/// What is copied again and again to hold the device up: some 80 µs on a link of 55 GB/s, longer than it takes to enqueue
+/// 16 operations.
+const HELD_BYTES: usize = 4 << 20;
+
+impl Room {
+    fn for_load(memory: &CudaMemoryManager, load: &RecordedLoad) -> Result<Self> {
+        let invalid = |text| Error::new(ErrorKind::InvalidArgument, text);
+        let bytes = || load.items.iter().map(|item| item.work.bytes());
+        let largest = bytes().max().ok_or_else(|| invalid("a load needs at least 1 item"))?;
+        if bytes().any(|bytes| bytes == 0) {
+            return Err(invalid("an item of a load needs at least 1 byte"));
+        }
+        let total = bytes().try_fold(0, usize::checked_add);
+        let total = total.ok_or_else(|| invalid("a load's bytes must fit the address space"))?;
+        let down = load.items.iter().filter(|item| matches!(item.work, LoadWork::Download { .. }));
+        let down: usize = down.map(|item| item.work.bytes()).sum();
+        Ok(Self {
+            src: memory.allocate(MemoryKind::Device, largest)?,
+            dst: memory.allocate(MemoryKind::Device, total)?,
+            pinned_src: memory.allocate(MemoryKind::Pinned, largest)?,
+            pinned_dst: memory.allocate(MemoryKind::Pinned, down.max(1))?,
+        })
+    }
+
+    /// Each kind of destination is used from its beginning on; `offset` counts bytes of both.
+    fn enqueue(&self, stream: &CudaStream, work: LoadWork, offset: &mut (usize, usize)) -> Result<()> {
+        let bytes = work.bytes();
+        let (there, host) = (offset.0, offset.1);
+        match work {
+            LoadWork::Kernels { times, .. } => {
+                let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
+                for _ in 0..times {
+                    submit(stream, &Operation::CopyInPlace { src: &src, dst: &dst }, Timing::Off)?;
+                }
+                offset.0 += bytes;
+            }
+            LoadWork::Upload { .. } => {
+                let (src, dst) = (self.pinned_src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
+                submit(stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
+                offset.0 += bytes;
+            }
+            LoadWork::Download { .. } => {
+                let (src, dst) = (self.src.slice(..bytes)?, self.pinned_dst.slice(host..host + bytes)?);
+                submit(stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
+                offset.1 += bytes;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! By what rule a stream is chosen, and which streams of a lane are whose.
+
+use std::fmt;
+
+use transload_core::{StreamPriority, WorkloadType};
+
+use super::slots::bit;
+
+/// How a pool chooses among the streams of a priority. None asks the driver: work counts as outstanding until its end was
+/// observed, which waiting for it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AllocationStrategy {
+    /// The next in turn: the cheapest, and as good as any where all work is alike.
+    RoundRobin,
+    /// The one with the fewest leases, then with the least work outstanding, weighted by the times recorded for its workload.
+    LoadBalanced,
+    /// As `LoadBalanced`, with fewer streams the less urgent: `High` may have all, `Normal` half of them, `Low` one. Work that
+    /// names no priority but is waited for by other work (`Coordination`) counts as `High`.
+    Priority,
+    /// As `LoadBalanced`, with streams set apart for each workload, so that copies do not queue behind kernels.
+    #[default]
+    Workload,
+}
+
+impl AllocationStrategy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::LoadBalanced, Self::Priority, Self::Workload];
+
+    pub(crate) fn from_index(index: u8) -> Self {
+        Self::ALL.get(usize::from(index)).copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for AllocationStrategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// Every workload, in the order of its number.
+pub(crate) const WORKLOADS: [WorkloadType; 4] =
+    [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
+
+/// How many streams of a priority each workload has under [`AllocationStrategy::Workload`]. A workload with none uses
+/// another's: `Mixed` that of `Compute`, `Coordination` that of `Memory`, and these two each other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
+    /// For kernels.
+    pub compute: usize,
+    /// For copies and fills.
+    pub memory: usize,
+    /// For both.
+    pub mixed: usize,
+    /// For fences and barriers.
+    pub coordination: usize,
+}
+
+impl Split {
+    /// A split of `streams`: one each for `Mixed` and `Coordination` where there are four or more, the others in halves.
+    #[must_use]
+    pub fn of(streams: usize) -> Self {
+        let mixed = usize::from(streams >= 3);
+        let coordination = usize::from(streams >= 4);
+        let rest = streams - mixed - coordination;
+        Self { compute: rest.div_ceil(2).min(rest), memory: rest / 2, mixed, coordination }
+    }
+
+    /// All streams together; `usize::MAX` where that overflows.
+    #[must_use]
+    pub fn total(self) -> usize {
+        self.counts().into_iter().fold(0, usize::saturating_add)
+    }
+
+    /// In the order of the workloads' numbers.
+    pub(crate) fn counts(self) -> [usize; 4] {
+        [self.compute, self.memory, self.mixed, self.coordination]
+    }
+
+    pub(crate) fn from_counts([compute, memory, mixed, coordination]: [usize; 4]) -> Self {
+        Self { compute, memory, mixed, coordination }
+    }
+
+    /// The places of each workload's streams, one behind the other.
+    fn masks(self) -> [u64; 4] {
+        let mut next = 0;
+        let [compute, memory, mixed, coordination] = self.counts().map(|count| {
+            let mask = ones(next + count) & !ones(next);
+            next += count;
+            mask
+        });
+        let or = |mask: u64, other: u64| if mask == 0 { other } else { mask };
+        let any = or(or(compute, memory), or(mixed, coordination));
+        let (compute, memory) = (or(or(compute, memory), any), or(or(memory, compute), any));
+        [compute, memory, or(mixed, compute), or(coordination, memory)]
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { compute, memory, mixed, coordination } = self;
+        write!(f, "{compute} compute, {memory} memory, {mixed} mixed, {coordination} coordination")
+    }
+}
+
+/// So many bits from the lowest on.
+fn ones(count: usize) -> u64 {
+    (0..count.min(super::slots::MOST)).fold(0, |mask, index| mask | bit(index))
+}
+
+/// Which places of a lane of `most` each workload may use.
+pub(crate) fn places(
+    strategy: AllocationStrategy,
+    split: Split,
+    most: usize,
+    priority: StreamPriority,
+) -> [u64; 4] {
+    match strategy {
+        AllocationStrategy::RoundRobin | AllocationStrategy::LoadBalanced => [ones(most); 4],
+        AllocationStrategy::Priority => {
+            let count = match priority {
+                StreamPriority::High => most,
+                StreamPriority::Normal => most.div_ceil(2),
+                StreamPriority::Low => 1,
+            };
+            [ones(count); 4]
+        }
+        AllocationStrategy::Workload => split.masks(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_streams_is_split_so_that_every_workload_has_one() {
+        for streams in 1..=64 {
+            let split = Split::of(streams);
+            assert_eq!(split.total(), streams, "{split}");
+            let masks = split.masks();
+            assert!(masks.iter().all(|mask| *mask != 0), "{streams}: {split}");
+            assert_eq!(masks.iter().fold(0, |all, mask| all | mask), ones(streams), "{streams}: {split}");
+        }
+        let [compute, memory, mixed, coordination] = Split::of(4).masks();
+        assert_eq!(compute & memory | compute & mixed | memory & coordination | mixed & coordination, 0);
+    }
+
+    #[test]
+    fn a_workload_without_streams_uses_anothers() {
+        let only = |index: usize| {
+            let mut counts = [0; 4];
+            counts[index] = 2;
+            Split::from_counts(counts).masks()
+        };
+        for index in 0..4 {
+            assert_eq!(only(index), [0b11; 4]);
+        }
+        let split = Split { compute: 1, memory: 2, mixed: 0, coordination: 0 };
+        assert_eq!(split.masks(), [0b001, 0b110, 0b001, 0b110]);
+    }
+
+    #[test]
+    fn less_urgent_work_has_fewer_streams_under_priority() {
+        let count = |most, priority| {
+            places(AllocationStrategy::Priority, Split::of(most), most, priority)[0].count_ones()
+        };
+        assert_eq!(
+            [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low].map(|p| count(6, p)),
+            [6, 3, 1]
+        );
+        assert_eq!(
+            [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low].map(|p| count(1, p)),
+            [1, 1, 1]
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! Copies, fills and prefetches between raw addresses, for frameworks that keep their own order.
+//!
+//! None of them has a fence: whoever needs one asks for [`CudaStream::fence`](crate::CudaStream::fence) behind them.
+
+use std::os::raw::c_void;
+
+use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
+use transload_cuda_sys::{ContextGuard, DriverError, RawStream, check, ffi};
+use transload_memory::lift;
+
+use crate::{CudaStream, enqueue};
+
+impl CudaStream {
+    /// Enqueues a copy between raw addresses of unified addressing, whatever memory they are in.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * Both ranges are valid for `bytes` bytes on this stream's device (host memory must be pinned or stay alive and
+    ///   untouched until the stream has done the copy), and do not overlap.
+    /// * Nothing uses them in conflict until then. Buffers of this library do not know about this copy.
+    pub unsafe fn copy_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a copy", bytes)?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpyAsync", unsafe { ffi::cuMemcpyAsync(dst, src, bytes, stream) }).map_err(lift)
+    }
+
+    /// Enqueues a copy from host memory to this stream's device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is host memory, `dst` device or unified memory.
+    pub unsafe fn copy_from_host_raw_async(&self, dst: u64, src: *const u8, bytes: usize) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a copy", bytes)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src.cast::<c_void>(), bytes, stream) };
+        check("cuMemcpyHtoDAsync_v2", code).map_err(lift)
+    }
+
+    /// Enqueues a copy from this stream's device to host memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is device or unified memory, `dst` host memory.
+    pub unsafe fn copy_to_host_raw_async(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a copy", bytes)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src, bytes, stream) };
+        check("cuMemcpyDtoHAsync_v2", code).map_err(lift)
+    }
+
+    /// Enqueues a copy within this stream's device.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * As for [`copy_raw_async`](Self::copy_raw_async); both are device or unified memory.
+    pub unsafe fn copy_device_to_device_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a copy", bytes)?;
+        // SAFETY: the caller's promise.
+        let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
+        check("cuMemcpyDtoDAsync_v2", code).map_err(lift)
+    }
+
+    /// Enqueues a fill of device or unified memory with a pattern of 1, 2 or 4 bytes.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes, and where address or length is no multiple of the pattern's; the driver's.
+    ///
+    /// # Safety
+    /// * The range is valid for `bytes` bytes on this stream's device until the stream has done the fill.
+    /// * Nothing uses it in conflict until then. Buffers of this library do not know about this fill.
+    pub unsafe fn memset_raw_async(&self, dst: u64, pattern: Pattern, bytes: usize) -> Result<()> {
+        let width = pattern.width();
+        if !bytes.is_multiple_of(width) || !dst.is_multiple_of(width as u64) {
+            let text =
+                format!("{bytes} bytes at {dst:#x} are not whole patterns of {width} at a multiple of that");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let (_bound, stream) = self.before_raw("a fill", bytes)?;
+        // SAFETY: the caller's promise; length and address were checked.
+        unsafe { enqueue::fill(dst, bytes, pattern, stream) }.map_err(lift)
+    }
+
+    /// Enqueues the migration of unified memory to a device; `None` means the stream's own.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * The range is a part of a managed allocation, which stays alive until the stream has done the migration.
+    /// * Where the device cannot share it with the host, the host does not touch the allocation until then.
+    pub unsafe fn prefetch_to_device_raw_async(
+        &self,
+        address: u64,
+        bytes: usize,
+        ordinal: Option<u32>,
+    ) -> Result<()> {
+        let to = ordinal.map_or(self.device(), DeviceId::Cuda);
+        self.prefetch_raw(address, bytes, to)
+    }
+
+    /// Enqueues the migration of unified memory to the host.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes; the driver's.
+    ///
+    /// # Safety
+    /// * As for [`prefetch_to_device_raw_async`](Self::prefetch_to_device_raw_async).
+    pub unsafe fn prefetch_to_host_raw_async(&self, address: u64, bytes: usize) -> Result<()> {
+        self.prefetch_raw(address, bytes, DeviceId::Cpu)
+    }
+
+    fn prefetch_raw(&self, address: u64, bytes: usize, to: DeviceId) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a prefetch", bytes)?;
+        let enqueued: Result<(), DriverError> = enqueue::prefetch(address, bytes, to, stream);
+        enqueued.map_err(lift)
+    }
+
+    /// What comes before every raw operation: it has no point, and earlier fences must not cover it.
+    fn before_raw(&self, what: &str, bytes: usize) -> Result<(ContextGuard<'_>, RawStream)> {
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, format!("{what} needs at least 1 byte")));
+        }
+        self.own.check_here()?;
+        let bound = self.own.context().enter().map_err(lift)?;
+        self.own.close_run().map_err(lift)?;
+        Ok((bound, self.own.raw()))
+    }
+}

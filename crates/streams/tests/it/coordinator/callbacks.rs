@@ -1,0 +1,133 @@
+//! Completion callbacks: run by whoever asks, once their work is over.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use transload_core::ErrorKind;
+
+use super::{gate::Gate, raw, streams};
+use crate::setup::Setup;
+
+#[test]
+fn callbacks_run_on_the_callers_thread_in_order_once_their_work_is_over() {
+    let setup = Setup::new();
+    let [held, free] = streams(&setup);
+    let coordinator = raw::over([&held, &free]);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&held]);
+    let ran = Arc::new(Mutex::new(Vec::new()));
+    let note = |name: &'static str| {
+        let ran = Arc::clone(&ran);
+        move |outcome: transload_core::Result<()>| {
+            outcome.unwrap();
+            ran.lock().unwrap().push((name, std::thread::current().id()));
+        }
+    };
+    coordinator.add_completion_callback(&held, note("held")).unwrap();
+    coordinator.add_completion_callback(&free, note("free")).unwrap();
+    let barrier = coordinator.create_barrier().unwrap();
+    coordinator.add_fence_callback(barrier.fence(), note("barrier"));
+    coordinator.add_completion_callback(&free, note("last")).unwrap();
+    assert_eq!(coordinator.pending_callbacks(), 4);
+    // The first fence of `free` is before the barrier.
+    while coordinator.execute_callbacks().ran == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(coordinator.pending_callbacks(), 3, "the others' work is behind the gate");
+    gate.open();
+    coordinator.create_barrier().unwrap().wait().unwrap();
+    let executed = coordinator.execute_callbacks();
+    assert_eq!((executed.ran, executed.panics.len(), coordinator.pending_callbacks()), (3, 0, 0));
+    let here = std::thread::current().id();
+    let expected = ["free", "held", "barrier", "last"].map(|name| (name, here));
+    assert_eq!(*ran.lock().unwrap(), expected);
+    assert_eq!(coordinator.execute_callbacks().ran, 0, "each runs once");
+}
+
+#[test]
+fn a_panic_in_a_callback_is_reported_and_the_others_run() {
+    let setup = Setup::new();
+    let [stream] = streams(&setup);
+    let coordinator = raw::over([&stream]);
+    let ran = Arc::new(AtomicUsize::new(0));
+    for n in 0..5 {
+        let ran = Arc::clone(&ran);
+        let callback = move |_| {
+            assert!(n != 1 && n != 3, "planted {n}");
+            ran.fetch_add(1, Ordering::Relaxed);
+        };
+        coordinator.add_completion_callback(&stream, callback).unwrap();
+    }
+    stream.synchronize().unwrap();
+    let executed = coordinator.execute_callbacks();
+    assert_eq!((executed.ran, ran.load(Ordering::Relaxed), coordinator.pending_callbacks()), (5, 3, 0));
+    let texts: Vec<_> = executed.panics.iter().map(ToString::to_string).collect();
+    assert!(
+        texts.len() == 2 && texts[0].contains("planted 1") && texts[1].contains("planted 3"),
+        "{texts:?}"
+    );
+    assert!(executed.panics.iter().all(|error| error.kind() == ErrorKind::Interrupted));
+}
+
+#[test]
+fn a_callback_may_use_the_coordinator_and_its_streams() {
+    let setup = Setup::new();
+    let [one, two] = streams(&setup);
+    let coordinator = Arc::new(raw::over([&one, &two]));
+    let (inner, stream) = (Arc::clone(&coordinator), one.clone());
+    let callback = move |_| {
+        assert_eq!(inner.execute_callbacks().ran, 0, "what runs is taken out");
+        inner.add_completion_callback(&stream, |_| {}).unwrap();
+        inner.create_barrier().unwrap().wait().unwrap();
+        assert!(!inner.register(&stream));
+    };
+    coordinator.add_completion_callback(&one, callback).unwrap();
+    one.synchronize().unwrap();
+    let executed = coordinator.execute_callbacks();
+    assert_eq!((executed.ran, executed.panics.len(), coordinator.pending_callbacks()), (1, 0, 1));
+    assert_eq!(coordinator.execute_callbacks().ran, 1);
+}
+
+#[test]
+fn callbacks_run_once_each_whatever_threads_ask() {
+    let setup = Setup::new();
+    let [stream] = streams(&setup);
+    let coordinator = raw::over([&stream]);
+    let ran: Arc<Vec<AtomicUsize>> = Arc::new((0..200).map(|_| AtomicUsize::new(0)).collect());
+    let total = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (coordinator, stream, ran, total) = (&coordinator, &stream, &ran, &total);
+            scope.spawn(move || {
+                for n in 0..50 {
+                    let (ran, index) = (Arc::clone(ran), thread * 50 + n);
+                    let callback = move |_| {
+                        ran[index].fetch_add(1, Ordering::Relaxed);
+                    };
+                    coordinator.add_completion_callback(stream, callback).unwrap();
+                    total.fetch_add(coordinator.execute_callbacks().ran, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    stream.synchronize().unwrap();
+    let rest = coordinator.execute_callbacks().ran;
+    assert_eq!(total.load(Ordering::Relaxed) + rest, 200);
+    assert!(ran.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+}
+
+#[test]
+fn callbacks_that_never_ran_go_with_the_coordinator_and_nothing_leaks() {
+    let setup = Setup::new();
+    let [stream] = streams(&setup);
+    let coordinator = raw::over([&stream]);
+    let kept = Arc::new(());
+    let inside = Arc::clone(&kept);
+    coordinator.add_completion_callback(&stream, move |_| drop(inside)).unwrap();
+    stream.synchronize().unwrap();
+    drop((stream, coordinator));
+    assert_eq!(Arc::strong_count(&kept), 1);
+    setup.finish();
+}

@@ -1,0 +1,256 @@
+//! Dependencies between two streams: order on the device, edges, cycles, and who may take part.
+
+use std::sync::Barrier;
+
+use transload_core::{Error, ErrorKind, Pattern, StreamPriority};
+use transload_cuda_sys::{AsStream, trace};
+use transload_streams::{CoordinatorError, CudaStream, Dependency, MultiStreamCoordinator};
+
+use super::{calls, gate::Gate, raw, streams};
+use crate::setup::{Setup, noise};
+
+#[test]
+fn a_waiter_sees_what_was_enqueued_on_the_other_stream_before() {
+    let setup = Setup::new();
+    let [writer, reader] = streams(&setup);
+    let coordinator = raw::over([&writer, &reader]);
+    let bytes = 300_000;
+    for round in 0..20 {
+        let content = noise(bytes, round);
+        let (host, there, back) =
+            (setup.pinned(&content), setup.device(bytes), setup.pinned(&vec![0; bytes]));
+        raw::copy(&writer, &host, &there);
+        coordinator.add_dependency(&reader, &writer).unwrap();
+        raw::copy(&reader, &there, &back);
+        reader.synchronize().unwrap();
+        assert!(*back.read().unwrap() == content[..], "round {round}");
+    }
+    writer.synchronize().unwrap();
+    drop((writer, reader, coordinator));
+    setup.finish();
+}
+
+#[test]
+fn a_dependency_does_not_block_the_host_and_its_edge_expires_with_the_work() {
+    let setup = Setup::new();
+    let [one, two] = streams(&setup);
+    let coordinator = raw::over([&one, &two]);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&one]);
+    let trace = trace::start();
+    assert_eq!(coordinator.add_dependency(&two, &one).unwrap(), Dependency::Enqueued);
+    let behind = two.fence().unwrap();
+    let made = trace.calls_of_this_thread();
+    assert!(!made.iter().any(|call| call.name.contains("Synchronize")), "{made:?}");
+    assert!(!behind.is_over(), "it is behind the gate");
+    assert_eq!(coordinator.dependencies(), [(two.id(), one.id())]);
+    assert!(matches!(coordinator.add_dependency(&one, &two), Err(CoordinatorError::Cycle { .. })));
+    gate.open();
+    behind.wait().unwrap();
+    assert_eq!(coordinator.dependencies(), []);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&two]);
+    assert_eq!(coordinator.add_dependency(&one, &two).unwrap(), Dependency::Enqueued, "the other way round");
+    gate.open();
+    one.synchronize().unwrap();
+    drop((one, two, coordinator, behind));
+    setup.finish();
+}
+
+#[test]
+fn an_edge_holds_until_the_latest_of_its_points_is_reached() {
+    let setup = Setup::new();
+    let [one, two] = streams(&setup);
+    let coordinator = raw::over([&one, &two]);
+    let there = setup.device(64);
+    let gate = Gate::closed(&setup.device);
+    drop(one.memset_async(&there, Pattern::U8(1)));
+    let first = one.fence().unwrap();
+    assert_eq!(coordinator.add_dependency_on(&two, &first).unwrap(), Dependency::Enqueued);
+    gate.hold([&one]);
+    assert_eq!(coordinator.add_dependency(&two, &one).unwrap(), Dependency::Enqueued);
+    first.wait().unwrap();
+    assert_eq!(coordinator.dependencies(), [(two.id(), one.id())]);
+    assert!(coordinator.add_dependency(&one, &two).is_err(), "the second wait is not over");
+    gate.open();
+    drop(two.memset_async(&there, Pattern::U8(2)));
+    // Neither stream is synchronised: that the edge is over has to be asked.
+    let mut refused = 0;
+    while coordinator.add_dependency(&one, &two).is_err() {
+        refused += 1;
+        assert!(refused < 10_000_000, "it never expires");
+        std::thread::yield_now();
+    }
+    one.synchronize().unwrap();
+    drop((there, one, two, coordinator, first));
+    setup.finish();
+}
+
+#[test]
+fn what_would_close_a_cycle_is_refused_with_the_cycle_and_enqueues_nothing() {
+    let setup = Setup::new();
+    let [a, b, c, d] = streams(&setup);
+    let coordinator = raw::over([&a, &b, &c, &d]);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&a, &b, &c, &d]);
+    for (waiter, on) in [(&b, &a), (&c, &b), (&d, &c), (&d, &a)] {
+        assert_eq!(coordinator.add_dependency(waiter, on).unwrap(), Dependency::Enqueued);
+    }
+    let trace = trace::start();
+    let fence = c.fence().unwrap();
+    for (refused, cycle) in [
+        (coordinator.add_dependency(&a, &c), vec![a.id(), c.id(), b.id()]),
+        (coordinator.add_dependency_on(&a, &fence), vec![a.id(), c.id(), b.id()]),
+        (coordinator.add_dependency(&a, &d), vec![a.id(), d.id()]),
+        (coordinator.add_dependency(&b, &b.clone()), vec![b.id()]),
+        (coordinator.add_dependency_on(&c, &fence), vec![c.id()]),
+    ] {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.cycle(), Some(&cycle[..]), "{refused}");
+        let error = Error::from(refused);
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let cause = error.cause().unwrap().downcast_ref::<CoordinatorError>().unwrap();
+        assert_eq!(cause.cycle(), Some(&cycle[..]), "core's error gives it back");
+        assert!(error.to_string().contains(&format!("{:?} after", cycle[0])), "{error}");
+    }
+    assert_eq!((calls(&trace, "cuStreamWaitEvent"), calls(&trace, "cuEventRecord")), (0, 1), "our own fence");
+    assert!(!coordinator.has_cycles());
+    assert_eq!(coordinator.dependencies().len(), 4);
+    gate.open();
+    coordinator.create_barrier().unwrap().wait().unwrap();
+    assert_eq!(coordinator.dependencies(), []);
+}
+
+#[test]
+fn of_two_threads_that_close_a_cycle_together_one_is_refused() {
+    let setup = Setup::new();
+    let [one, two, gates] = streams(&setup);
+    for round in 0..20 {
+        let coordinator = raw::over([&one, &two]);
+        let gate = Gate::on(&gates, &setup.device);
+        gate.hold([&one, &two]);
+        let start = Barrier::new(2);
+        let outcomes = std::thread::scope(|scope| {
+            let declare = |waiter, on| {
+                let (start, coordinator) = (&start, &coordinator);
+                scope.spawn(move || {
+                    start.wait();
+                    coordinator.add_dependency(waiter, on)
+                })
+            };
+            [declare(&one, &two), declare(&two, &one)].map(|thread| thread.join().unwrap())
+        });
+        let refused = outcomes.iter().filter(|outcome| outcome.is_err()).count();
+        assert_eq!(refused, 1, "round {round}: {outcomes:?}");
+        assert!(!coordinator.has_cycles());
+        gate.open();
+        coordinator.create_barrier().unwrap().wait().unwrap();
+        one.synchronize().and(two.synchronize()).unwrap();
+    }
+}
+
+#[test]
+fn eight_threads_use_one_coordinator_and_its_plan_never_has_a_cycle() {
+    let setup = Setup::new();
+    let own: [CudaStream; 4] = streams(&setup);
+    let coordinator = raw::over(&own);
+    let there = setup.device(64);
+    std::thread::scope(|scope| {
+        for thread in 0..8_usize {
+            let (own, coordinator, there) = (&own, &coordinator, &there);
+            scope.spawn(move || {
+                for (round, random) in noise(200, thread as u64).into_iter().enumerate() {
+                    let pick = |shift: u32| &own[usize::from(random >> shift) % 4];
+                    drop(pick(0).memset_async(there, Pattern::U8(random)));
+                    match coordinator.add_dependency(pick(2), pick(4)) {
+                        Ok(_)
+                        | Err(CoordinatorError::Cycle { .. } | CoordinatorError::NotRegistered { .. }) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                    assert!(!coordinator.has_cycles());
+                    match (thread + round) % 8 {
+                        0 => drop(coordinator.create_barrier()),
+                        1 => _ = coordinator.unregister(&own[3]),
+                        2 | 3 => _ = coordinator.register(&own[3]),
+                        4 => drop(coordinator.execute_parallel([|_: &CudaStream| Ok(()); 2])),
+                        5 => drop(coordinator.execute_callbacks()),
+                        6 => drop(coordinator.add_completion_callback(pick(0), drop)),
+                        _ => assert!(coordinator.dependencies().len() <= 12),
+                    }
+                }
+            });
+        }
+    });
+    own.iter().for_each(|stream| stream.synchronize().unwrap());
+    coordinator.execute_callbacks();
+    assert_eq!((coordinator.dependencies(), coordinator.pending_callbacks()), (vec![], 0));
+    drop((own, coordinator, there));
+    setup.finish();
+}
+
+#[test]
+fn an_unknown_stream_is_refused_and_a_known_one_is_known_by_its_clones() {
+    let setup = Setup::new();
+    let [known, stranger] = streams(&setup);
+    let coordinator = MultiStreamCoordinator::new();
+    assert!(coordinator.register(&known));
+    assert!(!coordinator.register(&known), "twice is once");
+    assert!(!coordinator.register(&known.clone()), "a clone is the same stream");
+    assert_eq!(coordinator.streams().len(), 1);
+    let fence = stranger.fence().unwrap();
+    let unknown = stranger.id();
+    for refused in [
+        coordinator.add_dependency(&known, &stranger).unwrap_err(),
+        coordinator.add_dependency(&stranger, &known).unwrap_err(),
+        coordinator.add_dependency_on(&known, &fence).unwrap_err(),
+        coordinator.add_completion_callback(&stranger, |_| {}).unwrap_err(),
+        coordinator.barrier_of(&[&known, &stranger]).unwrap_err(),
+        coordinator.execute_parallel_on(&[&stranger], [|_: &CudaStream| Ok(())]).unwrap_err(),
+    ] {
+        assert!(
+            matches!(refused, CoordinatorError::NotRegistered { stream, .. } if stream == unknown),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("register it with the coordinator first"), "{refused}");
+    }
+    assert!(coordinator.unregister(&known.clone()));
+    assert!(!coordinator.unregister(&known));
+    assert!(matches!(coordinator.create_barrier(), Err(CoordinatorError::NoStreams)));
+}
+
+#[test]
+fn unregistering_takes_a_streams_edges_out_of_the_plan() {
+    let setup = Setup::new();
+    let [one, two] = streams(&setup);
+    let coordinator = raw::over([&one, &two]);
+    let gate = Gate::closed(&setup.device);
+    gate.hold([&one, &two]);
+    coordinator.add_dependency(&two, &one).unwrap();
+    assert!(coordinator.unregister(&one));
+    assert_eq!(coordinator.dependencies(), []);
+    assert!(coordinator.register(&one));
+    assert_eq!(coordinator.add_dependency(&one, &two).unwrap(), Dependency::Enqueued);
+    gate.open();
+    one.synchronize().unwrap();
+}
+
+#[test]
+fn a_foreign_stream_takes_part() {
+    let setup = Setup::new();
+    let [owner, reader] = streams(&setup);
+    // SAFETY: the stream is of this context and outlives what is done through the second handle.
+    let foreign =
+        unsafe { CudaStream::from_raw(&setup.device, owner.as_raw(), StreamPriority::Normal) }.unwrap();
+    let coordinator = raw::over([&foreign, &reader]);
+    let content = noise(100_000, 7);
+    let (host, there, back) =
+        (setup.pinned(&content), setup.device(100_000), setup.pinned(&vec![0; 100_000]));
+    // Through the owner's handle: the coordinator's stream has not seen it.
+    raw::copy(&owner, &host, &there);
+    coordinator.add_dependency(&reader, &foreign).unwrap();
+    raw::copy(&reader, &there, &back);
+    reader.synchronize().unwrap();
+    assert!(*back.read().unwrap() == content[..]);
+    drop((host, there, back, coordinator, foreign, owner, reader));
+    setup.finish();
+}

@@ -1,0 +1,24 @@
+//! What the coordinator promises on one device; `peers` has what takes two.
+
+mod barriers;
+mod callbacks;
+mod dependencies;
+mod gate;
+mod parallel;
+mod plans;
+mod raw;
+mod redundant;
+
+use transload_cuda_sys::trace::Trace;
+use transload_streams::CudaStream;
+
+use crate::setup::Setup;
+
+pub(crate) fn streams<const N: usize>(setup: &Setup) -> [CudaStream; N] {
+    std::array::from_fn(|_| CudaStream::new(&setup.device).unwrap())
+}
+
+/// How many calls of a name this thread made.
+pub(crate) fn calls(trace: &Trace, name: &str) -> usize {
+    trace.calls_of_this_thread().iter().filter(|call| call.name == name).count()
+}

@@ -1,0 +1,109 @@
+//! What a pool makes of recorded loads: different answers, each measured to be better on its own load.
+
+use std::time::Duration;
+
+use transload_core::{ErrorKind, WorkloadType};
+use transload_streams::{
+    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, RecordedLoad, Replay,
+};
+
+use crate::setup::Setup;
+
+fn pool(setup: &Setup, strategy: AllocationStrategy) -> AdvancedStreamPool {
+    AdvancedStreamPool::new_with_strategy(&setup.device, 4, strategy).unwrap()
+}
+
+/// Replays a load on a pool of the strategy, lets it optimise itself, and replays again.
+fn optimized(
+    setup: &Setup,
+    strategy: AllocationStrategy,
+    load: &RecordedLoad,
+) -> (Replay, Optimization, Replay) {
+    let pool = pool(setup, strategy);
+    let before = pool.replay(&setup.memory, load).unwrap();
+    let optimization = pool.optimize_configuration();
+    let after = pool.replay(&setup.memory, load).unwrap();
+    assert_eq!((pool.strategy(), pool.split()), optimization.after);
+    assert_eq!(pool.leases(), 0);
+    (before, optimization, after)
+}
+
+#[test]
+fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
+    let setup = Setup::new();
+    let equal = RecordedLoad::of_equal_kernels(64);
+    let mixed = RecordedLoad::of_kernels_and_copies(16);
+    let (by_workload, answer, in_turn) = optimized(&setup, AllocationStrategy::Workload, &equal);
+    println!("{answer}\n  before {by_workload}\n  after {in_turn}");
+    if setup.test.is_simulated() {
+        // A real device's times differ from run to run, and so may what is best.
+        assert_eq!(answer.after.0, AllocationStrategy::RoundRobin);
+        assert!(answer.changed());
+        assert!(in_turn.makespan * 2 < by_workload.makespan, "{in_turn} against {by_workload}");
+        assert!(in_turn.mean * 2 < by_workload.mean, "{in_turn} against {by_workload}");
+    }
+    let (in_turn, answer, by_workload) = optimized(&setup, AllocationStrategy::RoundRobin, &mixed);
+    println!("{answer}\n  before {in_turn}\n  after {by_workload}");
+    if setup.test.is_simulated() {
+        assert_eq!(answer.after.0, AllocationStrategy::Workload);
+        assert_eq!(answer.after.1.compute, 3, "{answer}");
+        assert!(by_workload.makespan * 2 < in_turn.makespan, "{by_workload} against {in_turn}");
+        assert!(by_workload.mean < in_turn.mean, "{by_workload} against {in_turn}");
+    }
+    setup.finish();
+}
+
+#[test]
+fn unequal_work_of_one_workload_is_balanced() {
+    let setup = Setup::new();
+    let pool = pool(&setup, AllocationStrategy::RoundRobin);
+    for round in 0..40 {
+        let micros = if round % 4 == 0 { 900 } else { 10 };
+        pool.record_workload_completion(WorkloadType::Mixed, Duration::from_micros(micros));
+    }
+    let answer = pool.optimize_configuration();
+    assert_eq!(answer.after.0, AllocationStrategy::LoadBalanced, "{answer}");
+    assert_eq!(pool.strategy(), AllocationStrategy::LoadBalanced);
+    drop(pool);
+    setup.finish();
+}
+
+#[test]
+fn with_too_little_data_nothing_is_changed_and_the_answer_says_so() {
+    let setup = Setup::new();
+    let pool = pool(&setup, AllocationStrategy::Priority);
+    assert_eq!(pool.average_workload_time(WorkloadType::Compute), None);
+    for _ in 0..31 {
+        pool.record_workload_completion(WorkloadType::Compute, Duration::from_micros(20));
+    }
+    assert_eq!(pool.average_workload_time(WorkloadType::Compute), Some(Duration::from_micros(20)));
+    let answer = pool.optimize_configuration();
+    assert!(!answer.changed());
+    assert_eq!(
+        answer.to_string(),
+        "Priority, as before: 31 completions were recorded, a decision needs 32\n  31 × Compute of 20.0µs ± 0 %"
+    );
+    assert_eq!(pool.strategy(), AllocationStrategy::Priority);
+    pool.record_workload_completion(WorkloadType::Compute, Duration::from_micros(20));
+    assert!(pool.optimize_configuration().changed(), "what was recorded before counts");
+    assert_eq!(pool.optimize_configuration().seen, [], "and counts once");
+    drop(pool);
+    setup.finish();
+}
+
+#[test]
+fn an_empty_load_is_refused() {
+    let setup = Setup::new();
+    let pool = pool(&setup, AllocationStrategy::RoundRobin);
+    let item = |bytes| LoadItem {
+        priority: transload_core::StreamPriority::Normal,
+        workload: WorkloadType::Memory,
+        work: LoadWork::Upload { bytes },
+    };
+    for items in [vec![], vec![item(0)], vec![item(usize::MAX), item(1)]] {
+        let error = pool.replay(&setup.memory, &RecordedLoad { items }).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+    drop(pool);
+    setup.finish();
+}

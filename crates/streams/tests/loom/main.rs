@@ -1,0 +1,23 @@
+//! Every interleaving of the crate's small concurrent state machines that loom finds with two preemptions. The files under
+//! test are included as they are, with loom's primitives for std's.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+mod pool_slots;
+mod runs;
+mod sync;
+
+#[path = "../../src/points.rs"]
+#[allow(dead_code, reason = "a model uses what it is about")]
+mod points;
+
+#[path = "../../src/pool/slots.rs"]
+#[allow(dead_code, reason = "the pool uses more of it")]
+mod slots;
+
+/// Runs a model with at most two preemptions.
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(body);
+}

@@ -1,0 +1,46 @@
+//! What `src/sync.rs` gives the crate, of loom.
+
+use std::ops::{Deref, DerefMut};
+
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+pub(crate) const LOOKS: u32 = 1;
+
+pub(crate) fn spin_loop() {
+    loom::thread::yield_now();
+}
+
+/// As parking_lot's: locking answers no error.
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+pub(crate) struct Guard<'a, T>(loom::sync::MutexGuard<'a, T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        Guard(self.0.lock().unwrap())
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}

@@ -1,0 +1,234 @@
+//! The coordinator where races are watched for, driver calls fail, and devices are lost.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer, Result};
+use transload_cuda_sim::SimDevice;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{CoordinatorError, CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
+
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+
+fn over<'a>(streams: impl IntoIterator<Item = &'a CudaStream>) -> MultiStreamCoordinator {
+    let coordinator = MultiStreamCoordinator::new();
+    streams.into_iter().for_each(|stream| assert!(coordinator.register(stream)));
+    coordinator
+}
+
+/// A copy that no buffer knows of. The caller synchronises before it lets go of either.
+fn raw(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    let address = |buffer: &RawBuffer| buffer.device_address().unwrap();
+    // SAFETY: the ranges are valid, of one length, and live until the stream is synchronised; what orders them is tested.
+    unsafe { stream.copy_raw_async(address(dst), address(src), src.len()) }
+}
+
+/// Writes on one stream and reads on another, then overwrites on a third; how many races that was.
+fn races(seed: u64, declare: impl Fn(&MultiStreamCoordinator, &[CudaStream; 3])) -> usize {
+    let sim = builder().seed(seed).record_accesses(true).build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let own: [CudaStream; 3] = std::array::from_fn(|_| CudaStream::new(&device).unwrap());
+    let [a, b, c] = [0; 3].map(|_| memory.allocate(MemoryKind::Device, 100_000).unwrap());
+    let coordinator = over(&own);
+    raw(&own[0], &a, &b).unwrap();
+    declare(&coordinator, &own);
+    raw(&own[1], &b, &c).unwrap();
+    raw(&own[2], &a, &b).unwrap();
+    own.iter().for_each(|stream| stream.synchronize().unwrap());
+    sim.races().len()
+}
+
+#[test]
+fn leaving_a_dependency_out_is_found_as_a_race_and_declaring_it_is_none() {
+    for seed in 0..30 {
+        assert!(races(seed, |_, _| {}) > 0, "seed {seed}: nothing orders the three");
+        let half = races(seed, |coordinator, own| {
+            coordinator.add_dependency(&own[1], &own[0]).unwrap();
+        });
+        assert!(half > 0, "seed {seed}: the third stream is still free");
+    }
+    for seed in 0..30 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let own: [CudaStream; 3] = std::array::from_fn(|_| CudaStream::new(&device).unwrap());
+        let [a, b, c] = [0; 3].map(|_| memory.allocate(MemoryKind::Device, 100_000).unwrap());
+        let coordinator = over(&own);
+        raw(&own[0], &a, &b).unwrap();
+        coordinator.add_dependency(&own[1], &own[0]).unwrap();
+        raw(&own[1], &b, &c).unwrap();
+        // Over the second stream it comes after the first one too.
+        coordinator.add_dependency(&own[2], &own[1]).unwrap();
+        raw(&own[2], &c, &b).unwrap();
+        let _passed = coordinator.create_barrier().unwrap();
+        raw(&own[0], &b, &c).unwrap();
+        raw(&own[1], &b, &a).unwrap();
+        own.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+    }
+}
+
+struct Two {
+    sims: [SimDevice; 2],
+    memories: [CudaMemoryManager; 2],
+    streams: [CudaStream; 2],
+}
+
+fn two() -> Two {
+    let sims = [0; 2].map(|_| builder().build());
+    let devices = sims.map(|sim| CudaDevice::new(sim.ordinal()).unwrap());
+    let memories = devices.each_ref().map(|device| CudaMemoryManager::new(device).unwrap());
+    let streams = devices.each_ref().map(|device| CudaStream::new(device).unwrap());
+    Two { sims, memories, streams }
+}
+
+fn kind<T>(outcome: Result<T, CoordinatorError>) -> ErrorKind {
+    match outcome {
+        Ok(_) => panic!("it must be refused"),
+        Err(error) => transload_core::Error::from(error).kind(),
+    }
+}
+
+#[test]
+fn a_lost_device_is_a_typed_error_and_the_other_goes_on_without_it() {
+    let Two { sims, memories, streams: [lost, well] } = two();
+    let coordinator = over([&lost, &well]);
+    let there = memories[0].allocate(MemoryKind::Device, 64).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let tell = Arc::clone(&told);
+    drop(lost.memset_async(&there, Pattern::U8(1)));
+    coordinator
+        .add_completion_callback(&lost, move |outcome| {
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DeviceLost);
+            tell.fetch_add(1, Ordering::Relaxed);
+        })
+        .unwrap();
+    sims[0].poison(ILLEGAL_ADDRESS);
+    assert_eq!(kind(coordinator.add_dependency(&well, &lost)), ErrorKind::DeviceLost);
+    assert_eq!(kind(coordinator.create_barrier()), ErrorKind::DeviceLost);
+    let busy = memories[1].allocate(MemoryKind::Device, 64).unwrap();
+    drop(well.memset_async(&busy, Pattern::U8(1)));
+    assert_eq!(kind(coordinator.add_dependency(&lost, &well)), ErrorKind::DeviceLost);
+    assert_eq!(coordinator.dependencies(), [], "a refused dependency leaves no edge");
+    let executed = coordinator.execute_callbacks();
+    assert_eq!((executed.ran, executed.panics.len(), told.load(Ordering::Relaxed)), (1, 0, 1));
+    assert!(coordinator.unregister(&lost));
+    coordinator.create_barrier().unwrap().wait().unwrap();
+    well.synchronize().unwrap();
+}
+
+#[test]
+fn a_device_lost_while_a_barrier_is_pending_ends_the_barrier_with_its_error() {
+    // Whichever of the two it is: the first stream joins the others.
+    for which in 0..2 {
+        let Two { sims, memories, streams } = two();
+        let coordinator = over(&streams);
+        let buffers: Vec<_> =
+            memories.iter().map(|memory| memory.allocate(MemoryKind::Device, 64).unwrap()).collect();
+        for (stream, buffer) in streams.iter().zip(&buffers) {
+            drop(stream.memset_async(buffer, Pattern::U8(1)));
+        }
+        let barrier = coordinator.create_barrier().unwrap();
+        sims[which].poison(ILLEGAL_ADDRESS);
+        assert_eq!(barrier.wait().unwrap_err().kind(), ErrorKind::DeviceLost, "device {which}");
+        assert!(barrier.is_over());
+        assert_eq!(pollster::block_on(barrier).unwrap_err().kind(), ErrorKind::DeviceLost, "device {which}");
+        let other = &streams[1 - which];
+        assert!(coordinator.unregister(&streams[which]));
+        other.memset_async(&buffers[1 - which], Pattern::U8(2)).wait().unwrap();
+        coordinator.create_barrier().unwrap().wait().unwrap();
+    }
+}
+
+#[test]
+fn an_error_of_work_on_a_device_becomes_the_error_of_its_tasks_only() {
+    let Two { sims, memories, streams } = two();
+    let coordinator = over(&streams);
+    let buffers: Vec<_> =
+        memories.iter().map(|memory| memory.allocate(MemoryKind::Device, 64).unwrap()).collect();
+    let tasks = (0..6).map(|n| {
+        let (sims, buffers) = (&sims, &buffers);
+        move |stream: &CudaStream| {
+            drop(stream.memset_async(&buffers[n % 2], Pattern::U8(1)));
+            if n == 4 {
+                sims[0].poison(ILLEGAL_ADDRESS);
+            }
+            Ok(n)
+        }
+    });
+    let outcomes = coordinator.execute_parallel(tasks).unwrap();
+    for (n, outcome) in outcomes.iter().enumerate() {
+        match outcome {
+            Ok(value) => assert!(*value == n && n % 2 == 1, "task {n} ran on the lost device"),
+            Err(failed) => {
+                assert_eq!((failed.task, failed.stage, n % 2), (n, TaskStage::Running, 0), "{failed}");
+                assert_eq!(failed.error.kind(), ErrorKind::DeviceLost);
+                assert_eq!(failed.stream, streams[0].id());
+            }
+        }
+    }
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
+    fn scenario(
+        device: &CudaDevice,
+        memory: &CudaMemoryManager,
+        streams: &mut Vec<CudaStream>,
+    ) -> Result<()> {
+        for _ in 0..3 {
+            streams.push(CudaStream::new(device)?);
+        }
+        let coordinator = over(&*streams);
+        let [one, two, three] = &streams[..] else { panic!("three were made") };
+        let (a, b) = (memory.allocate(MemoryKind::Device, 5000)?, memory.allocate(MemoryKind::Device, 5000)?);
+        let c = memory.allocate(MemoryKind::Device, 5000)?;
+        let outcome = (|| {
+            raw(one, &a, &b)?;
+            coordinator.add_dependency(two, one)?;
+            raw(two, &b, &c)?;
+            let fence = two.fence()?;
+            if coordinator.add_dependency_on(three, &fence)? == Dependency::Enqueued {
+                assert!(coordinator.dependencies().len() <= 2);
+            }
+            coordinator.add_completion_callback(three, drop)?;
+            let barrier = coordinator.create_barrier()?;
+            raw(three, &c, &a)?;
+            coordinator.execute_callbacks();
+            for outcome in coordinator.execute_parallel([|stream: &CudaStream| raw(stream, &c, &b)])? {
+                outcome?;
+            }
+            barrier.wait()
+        })();
+        // Raw copies keep no memory alive: whatever failed, they end before it goes.
+        while !streams.iter().all(|stream| stream.synchronize().is_ok()) {}
+        outcome
+    }
+    let _alone = alone_with_drop_errors();
+    for nth in 1..600 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let mut streams = Vec::new();
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory, &mut streams);
+                streams.clear();
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert_eq!(error.kind(), ErrorKind::Device, "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}

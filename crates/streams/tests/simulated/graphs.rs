@@ -1,0 +1,145 @@
+//! Graphs where the driver fails, runs work in any order it may, or is watched.
+
+use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{CudaGraph, CudaStream};
+
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+
+const NORMAL: StreamPriority = StreamPriority::Normal;
+
+/// Operations whose bytes depend on the order of those in conflict: three buffers that are filled, passed round and gathered.
+fn tangle<'a>(device: &'a [RawBuffer], parts: &'a [RawBuffer], mapped: &'a RawBuffer) -> Vec<Operation<'a>> {
+    let mut operations: Vec<_> = device
+        .iter()
+        .zip(1_u8..)
+        .map(|(dst, value)| Operation::Fill { dst, pattern: Pattern::U8(value) })
+        .collect();
+    operations.push(Operation::Copy { src: &device[0], dst: &device[1] });
+    operations.push(Operation::CopyInPlace { src: mapped, dst: &device[0] });
+    operations.push(Operation::Copy { src: &device[2], dst: &parts[0] });
+    operations.extend(device.iter().zip(&parts[1..]).map(|(src, dst)| Operation::Copy { src, dst }));
+    operations.push(Operation::Fill { dst: &device[2], pattern: Pattern::U8(9) });
+    operations
+}
+
+/// What the parts hold then: the third buffer, and the three after the passing round.
+const EXPECTED: [u8; 4] = [3, 7, 1, 3];
+
+#[test]
+fn conflicting_operations_keep_their_order_without_a_race_under_any_of_a_hundred_seeds() {
+    const BYTES: usize = 300_000;
+    for seed in 0..100 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let streams: Vec<_> = (0..2).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let there: Vec<_> = (0..3).map(|_| memory.allocate(MemoryKind::Device, BYTES).unwrap()).collect();
+        let mapped = memory.allocate(MemoryKind::Mapped, BYTES).unwrap();
+        let host = memory.allocate(MemoryKind::Pinned, 4 * BYTES).unwrap();
+        let parts: Vec<_> =
+            (0..4).map(|part| host.slice(part * BYTES..(part + 1) * BYTES).unwrap()).collect();
+        mapped.write().unwrap().fill(7);
+        let graph = CudaGraph::record(&device, NORMAL, &tangle(&there, &parts, &mapped)).unwrap();
+        for turn in 0..4 {
+            drop(streams[0].memset_async(&there[turn % 3], Pattern::U8(0xEE)));
+            graph.launch(&streams[turn % 2]).unwrap();
+            drop(streams[1].memset_async(&there[1], Pattern::U8(0xDD)));
+            let seen = host.read().unwrap();
+            for (part, expected) in seen.chunks(BYTES).zip(EXPECTED) {
+                assert!(part.iter().all(|byte| *byte == expected), "seed {seed}, turn {turn}");
+            }
+        }
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn each_failing_driver_call_around_a_graph_is_a_typed_error_without_a_hang_or_a_leak() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
+        let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+        let there: Vec<_> = (0..3)
+            .map(|_| memory.allocate(MemoryKind::Device, 500))
+            .collect::<transload_core::Result<_>>()?;
+        let mapped = memory.allocate(MemoryKind::Mapped, 500)?;
+        let host = memory.allocate(MemoryKind::Pinned, 2000)?;
+        let parts: Vec<_> = (0..4)
+            .map(|part| host.slice(part * 500..(part + 1) * 500))
+            .collect::<transload_core::Result<_>>()?;
+        mapped.write()?.fill(7);
+        let operations = tangle(&there, &parts, &mapped);
+        let mut graph = CudaGraph::record(device, NORMAL, &operations)?;
+        graph.launch(&one)?;
+        graph.launch(&two)?;
+        graph.update(&operations)?;
+        let fence = graph.launch(&one)?;
+        drop(graph);
+        fence.wait()?;
+        for (part, expected) in host.read()?.chunks(500).zip(EXPECTED) {
+            assert!(part.iter().all(|byte| *byte == expected));
+        }
+        Ok(())
+    }
+    let _alone = alone_with_drop_errors();
+    for nth in 1..1000 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory);
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            assert!(nth > 50, "the scenario makes calls");
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn a_graph_on_a_lost_device_fails_and_gives_its_memory_back() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 100).unwrap();
+    let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(1) };
+    let mut graph = CudaGraph::record(&device, NORMAL, &[fill]).unwrap();
+    let in_flight = graph.launch(&stream).unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(graph.launch(&stream).unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(graph.update(&[fill]).unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(CudaGraph::record(&device, NORMAL, &[fill]).unwrap_err().kind(), ErrorKind::DeviceLost);
+    drop((graph, there));
+    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+}
+
+#[test]
+fn a_launch_is_one_call_however_many_operations_there_are() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let there: Vec<_> = (0..50).map(|_| memory.allocate(MemoryKind::Device, 100).unwrap()).collect();
+    let fills: Vec<_> = there.iter().map(|dst| Operation::Fill { dst, pattern: Pattern::U8(1) }).collect();
+    let graph = CudaGraph::record(&device, NORMAL, &fills).unwrap();
+    assert_eq!(graph.nodes(), 50);
+    let trace = transload_cuda_sys::trace::start();
+    let fence = graph.launch(&stream).unwrap();
+    let calls = trace.calls_of_this_thread();
+    let of = |name: &str| calls.iter().filter(|call| call.name == name).count();
+    assert_eq!((of("cuGraphLaunch"), of("cuMemsetD8Async"), of("cuStreamWaitEvent")), (1, 0, 0));
+    fence.wait().unwrap();
+    assert_eq!(sim.executed().iter().filter(|(_, name)| *name == "cuMemsetD8Async").count(), 50);
+}

@@ -1,0 +1,212 @@
+//! Launches where the driver fails, does not take the module, is watched, or runs a kernel that goes astray.
+
+use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, Pattern, RawBuffer, Result};
+use transload_cuda_sim::Residency;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
+
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+
+const SAXPY: &str = include_str!("../../examples/kernels/saxpy.ptx");
+
+fn kernel(device: &CudaDevice) -> Result<CudaKernel> {
+    CudaModule::from_ptx(device, SAXPY)?.kernel("transload_saxpy")
+}
+
+/// y = x + y over all of both.
+fn sum<'a>(kernel: &'a CudaKernel, x: &'a RawBuffer, y: &'a RawBuffer) -> Launch<'a> {
+    let count = (y.len() / 4) as u64;
+    let config = LaunchConfig::for_elements(count, 128);
+    kernel.launch(config).arg(1.0_f32).reads(x).reads_writes(y).arg(count)
+}
+
+fn enqueue(launch: Launch<'_>, stream: &CudaStream) -> Result<Fence> {
+    // SAFETY: `sum` passes what the kernel takes and declares what it touches.
+    unsafe { launch.enqueue(stream) }
+}
+
+fn through(executor: &LaunchExecutor, launch: Launch<'_>, stream: &CudaStream) -> Result<Fence> {
+    // SAFETY: as above.
+    unsafe { executor.enqueue(launch, stream) }
+}
+
+fn ones(buffer: &RawBuffer) -> Result<()> {
+    buffer.write()?.chunks_exact_mut(4).for_each(|number| number.copy_from_slice(&1.0_f32.to_le_bytes()));
+    Ok(())
+}
+
+#[test]
+fn launches_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
+    for seed in 0..50 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let kernel = kernel(&device).unwrap();
+        let executor = LaunchExecutor::new(&device).unwrap();
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let unified: Vec<_> = (0..3).map(|_| memory.allocate(MemoryKind::Unified, 40_000).unwrap()).collect();
+        let local = memory.allocate(MemoryKind::Device, 40_000).unwrap();
+        let host = memory.allocate(MemoryKind::Pinned, 40_000).unwrap();
+        ones(&host).unwrap();
+        unified.iter().for_each(|buffer| ones(buffer).unwrap());
+        drop(streams[0].copy_from_host_async(&host, &local));
+        through(&executor, sum(&kernel, &unified[0], &unified[1]), &streams[1]).unwrap();
+        through(&executor, sum(&kernel, &unified[1], &local).result_on(DeviceId::Cpu), &streams[2]).unwrap();
+        drop(streams[0].memset_async(&unified[1], Pattern::U8(0)));
+        let last = sum(&kernel, &local, &unified[2]).result_on(DeviceId::Cpu);
+        through(&executor, last, &streams[0]).unwrap();
+        drop(streams[1].copy_to_host_async(&local, &host));
+        let all = |buffer: &RawBuffer, value: f32| {
+            buffer.read().unwrap().chunks_exact(4).all(|number| number == value.to_le_bytes())
+        };
+        assert!(all(&unified[2], 4.0) && all(&host, 3.0) && all(&unified[1], 0.0), "seed {seed}");
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn a_prefetched_launch_finds_its_pages_on_the_device() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let kernel = kernel(&device).unwrap();
+    let executor = LaunchExecutor::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let (x, y) = (
+        memory.allocate(MemoryKind::Unified, 4000).unwrap(),
+        memory.allocate(MemoryKind::Unified, 4000).unwrap(),
+    );
+    ones(&x).unwrap();
+    ones(&y).unwrap();
+    let at = |buffer: &RawBuffer| sim.residency(buffer.device_address().unwrap()).unwrap();
+    assert_eq!((at(&x), at(&y)), (Residency::Host, Residency::Host));
+    let fence = through(&executor, sum(&kernel, &x, &y), &stream).unwrap();
+    fence.wait().unwrap();
+    let executed: Vec<_> = sim.executed().into_iter().map(|(_, name)| name).collect();
+    let position = |wanted: &str| executed.iter().rposition(|name| *name == wanted).unwrap();
+    assert!(position("cuMemPrefetchAsync") < position("cuLaunchKernel"), "{executed:?}");
+    assert_eq!((at(&x), at(&y)), (Residency::Device(sim.ordinal()), Residency::Device(sim.ordinal())));
+}
+
+#[test]
+fn each_failing_driver_call_around_a_launch_is_a_typed_error_without_a_hang_or_a_leak() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> Result<()> {
+        let kernel = kernel(device)?;
+        let executor = LaunchExecutor::new(device)?;
+        let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+        let (x, y) =
+            (memory.allocate(MemoryKind::Unified, 4000)?, memory.allocate(MemoryKind::Unified, 4000)?);
+        ones(&x)?;
+        ones(&y)?;
+        through(&executor, sum(&kernel, &x, &y), &one)?;
+        enqueue(sum(&kernel, &y, &x), &two)?;
+        through(&executor, sum(&kernel, &x, &y).result_on(DeviceId::Cpu), &two)?;
+        let end = executor.prefetch_back(&x)?;
+        let outcome = x.wait_idle().and(y.wait_idle());
+        drop(end);
+        outcome
+    }
+    let _alone = alone_with_drop_errors();
+    for nth in 1..400 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory);
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let kernel = kernel(&device).unwrap();
+    let (well, astray) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+    let (x, y) = (
+        memory.allocate(MemoryKind::Device, 400).unwrap(),
+        memory.allocate(MemoryKind::Device, 400).unwrap(),
+    );
+    let before = enqueue(sum(&kernel, &x, &y), &well).unwrap();
+    before.wait().unwrap();
+    let config = LaunchConfig::linear(1, 32);
+    let launch = kernel.launch(config).arg(1.0_f32).reads(&x).address(0xBAD_0000).arg(100_u64);
+    // SAFETY: that it is not sound is the test: the software driver notices.
+    let fence = unsafe { launch.enqueue(&astray) }.unwrap();
+    let error = fence.wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    assert!(error.to_string().contains(&ILLEGAL_ADDRESS.to_string()), "{error}");
+    assert_eq!(astray.synchronize().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert!(before.wait().is_ok(), "what was over before is not blamed");
+    assert_eq!(enqueue(sum(&kernel, &x, &y), &astray).unwrap_err().kind(), ErrorKind::DeviceLost);
+    drop((x, y));
+    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+}
+
+#[test]
+fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_stay_what_they_are() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    for code in [200, 209, 218, 221, 222, 223] {
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
+        let error = kernel(&device).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{code}");
+        assert!(error.to_string().contains("does not take this module"), "{error}");
+    }
+    sim.fail_call(Some("cuModuleLoadDataEx"), 1, UNKNOWN);
+    assert_eq!(kernel(&device).unwrap_err().kind(), ErrorKind::Device);
+    sim.fail_call(Some("cuModuleLoadDataEx"), 1, 2);
+    assert_eq!(kernel(&device).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    for call in ["cuModuleGetFunction", "cuFuncGetAttribute", "cuFuncGetParamInfo"] {
+        sim.fail_call(Some(call), 1, UNKNOWN);
+        assert_eq!(kernel(&device).unwrap_err().kind(), ErrorKind::Device, "{call}");
+    }
+    drop(kernel(&device).unwrap());
+    drop(device);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_unloaded() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let (x, y) = (
+        memory.allocate(MemoryKind::Device, 400_000).unwrap(),
+        memory.allocate(MemoryKind::Device, 400_000).unwrap(),
+    );
+    let idle = kernel(&device).unwrap();
+    enqueue(sum(&idle, &x, &y), &stream).unwrap().wait().unwrap();
+    drop(idle);
+    assert_eq!(sim.ledger().modules, 0, "nothing of it runs");
+    let busy = kernel(&device).unwrap();
+    // So much is queued before the launch that asking once does not find it over.
+    for round in 0..100 {
+        drop(stream.memset_async(&x, Pattern::U8(round)));
+    }
+    let fence = enqueue(sum(&busy, &x, &y), &stream).unwrap();
+    drop(busy);
+    assert_eq!(sim.ledger().modules, 1, "to unload it the driver would have to wait");
+    fence.wait().unwrap();
+    drop((fence, stream, x, y));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}

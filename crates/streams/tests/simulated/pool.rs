@@ -1,0 +1,122 @@
+//! The pool where the driver fails or the device is lost.
+
+use std::time::{Duration, Instant};
+
+use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, WorkloadType};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy};
+
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+
+#[test]
+fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
+    // Destroying the streams of a lost device leaves errors behind.
+    let _alone = alone_with_drop_errors();
+    for strategy in AllocationStrategy::ALL {
+        let sim = builder().build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let pool = AdvancedStreamPool::new_with_strategy(&device, 3, strategy).unwrap();
+        let there = memory.allocate(MemoryKind::Device, 100).unwrap();
+        let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory);
+        let in_flight = lease().unwrap().memset_async(&there, Pattern::U8(1));
+        sim.poison(ILLEGAL_ADDRESS);
+        assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+        for _ in 0..5 {
+            // The broken stream is leased for its error, since no other can be made.
+            let outcome = lease().and_then(|lease| lease.memset_async(&there, Pattern::U8(2)).wait());
+            assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DeviceLost, "{strategy}");
+        }
+        assert_eq!(pool.has_ready_streams().unwrap_err().kind(), ErrorKind::DeviceLost);
+        let waited = pool.wait_for_any_ready(Duration::from_secs(60));
+        assert_eq!(waited.unwrap_err().kind(), ErrorKind::DeviceLost);
+        let ready = pollster::block_on(pool.ready(StreamPriority::Normal, WorkloadType::Memory));
+        assert_eq!(ready.unwrap_err().kind(), ErrorKind::DeviceLost);
+        assert!(pool.synchronize().is_err());
+        assert_eq!(pool.leases(), 0);
+        let _errors_of_a_lost_device = pool.trim();
+    }
+}
+
+#[test]
+fn a_stream_that_cannot_be_made_is_an_error_only_where_there_is_no_other() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let pool = AdvancedStreamPool::new_with_strategy(&device, 3, AllocationStrategy::RoundRobin).unwrap();
+    sim.fail_call(Some("cuStreamCreateWithPriority"), 1, UNKNOWN);
+    sim.fail_call(Some("cuStreamCreateWithPriority"), 3, UNKNOWN);
+    let lease = || pool.get_priority_stream(StreamPriority::High);
+    assert_eq!(lease().unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!((pool.leases(), pool.streams(StreamPriority::High)), (0, 0));
+    let first = lease().unwrap();
+    let second = lease().unwrap();
+    assert_eq!(second.raw_handle(), first.raw_handle(), "shared, since no other could be made");
+    let third = lease().unwrap();
+    assert_ne!(third.raw_handle(), first.raw_handle(), "the next lease tries again");
+}
+
+#[test]
+fn each_failing_driver_call_of_a_pool_is_a_typed_error_without_a_hang_or_a_leak() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> transload_core::Result<()> {
+        let pool = AdvancedStreamPool::new(device)?;
+        let there = memory.allocate(MemoryKind::Device, 100)?;
+        let one = pool.get_stream_for_workload(WorkloadType::Memory)?;
+        let two = pool.get_stream_for_workload(WorkloadType::Memory)?;
+        let fills = [
+            one.memset_async(&there.slice(..50)?, Pattern::U8(1)),
+            two.memset_async(&there.slice(50..)?, Pattern::U8(2)),
+        ];
+        drop((one, two));
+        let ready = pool.wait_for_any_ready(Duration::from_secs(60)).map(drop);
+        let mut outcome = ready.and(pool.has_ready_streams().map(drop));
+        for fill in fills {
+            outcome = outcome.and(fill.wait().map(drop));
+        }
+        pool.trim();
+        outcome.and(pool.synchronize())
+    }
+    let _alone = alone_with_drop_errors();
+    for nth in 1..400 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory);
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        // The thread that wakes waiters may be about to let go of a stream.
+        let limit = Instant::now() + Duration::from_secs(30);
+        while !sim.ledger().is_empty() && failed_drops.is_empty() {
+            assert!(Instant::now() < limit, "call {nth}: {}", sim.ledger());
+            std::thread::yield_now();
+        }
+        if sim.calls() < nth {
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
+#[test]
+fn what_a_lease_calls_the_driver_for_is_a_stream_and_nothing_else() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    for strategy in AllocationStrategy::ALL {
+        let pool = AdvancedStreamPool::new_with_strategy(&device, 3, strategy).unwrap();
+        let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Compute).unwrap();
+        let held: Vec<_> = (0..9).map(|_| lease()).collect();
+        let before = sim.calls();
+        for _ in 0..5000 {
+            drop(lease().into_queue());
+        }
+        assert_eq!(sim.calls(), before, "{strategy}: streams that are there are leased without the driver");
+        drop(held);
+    }
+}

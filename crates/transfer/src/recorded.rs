@@ -1,0 +1,181 @@
+//! Transfers that are planned and prepared once, and replayed as one.
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use transload_core::{
+    Backend, Completion, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected, Rejections,
+    Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
+};
+
+use crate::{
+    CrossBackendTransferManager, TransferOptions,
+    methods::{Declined, Single},
+    planner::Candidate,
+    request::{Ranges, Request},
+    row::Watch,
+};
+
+/// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one
+/// after the other; each is ordered against all other work on its buffers, like any transfer.
+pub struct RecordedTransfers {
+    backend: Arc<dyn Backend>,
+    recorded: Arc<dyn Recorded>,
+    priority: StreamPriority,
+    workload: WorkloadType,
+    timing: Timing,
+    report: TransferReport,
+    told: Arc<Told>,
+}
+
+/// Who hears of a replay's end. Replays are in no statistics of a path: they have many.
+struct Told(Arc<Watch>);
+
+impl RecordedTransfers {
+    /// Does all transfers again, with what the sources hold when their turn comes. Submitted before this returns.
+    ///
+    /// The report tells all bytes, how many transfers they are (as chunks), and path and method of the first one.
+    ///
+    /// # Errors
+    /// By the transfer: [`ErrorKind::Busy`] where a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's.
+    pub fn replay(&self) -> Transfer {
+        let begun = Instant::now();
+        let mut report = self.report.clone();
+        let lost = self.told.0.lost.check([report.path.src.device, report.path.dst.device, report.lane]);
+        let submitted = lost.and_then(|()| {
+            let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
+            submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, self.timing)
+        });
+        match submitted {
+            Ok(fence) => {
+                report.submitting = begun.elapsed();
+                self.told.tell(TransferEvent::Submitted(&report));
+                Transfer::submitted(fence, report, begun, Some(Arc::clone(&self.told) as _))
+            }
+            Err(error) => {
+                self.told.0.lost.note(report.lane, &error);
+                Transfer::refused(error)
+            }
+        }
+    }
+
+    /// What a replay would report, before it is submitted.
+    #[must_use]
+    pub fn planned(&self) -> &TransferReport {
+        &self.report
+    }
+}
+
+impl Told {
+    fn tell(&self, event: TransferEvent<'_>) {
+        if let Some(observer) = &self.0.observer {
+            observer.transfer(event);
+        }
+    }
+}
+
+impl Completion for Told {
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        match outcome {
+            Ok(()) => self.tell(TransferEvent::Completed(report)),
+            Err(error) => {
+                self.0.lost.note(report.lane, error);
+                self.tell(TransferEvent::Failed(report, error));
+            }
+        }
+    }
+
+    fn abandoned(&self, report: &TransferReport) {
+        self.tell(TransferEvent::Abandoned(report));
+    }
+}
+
+/// One transfer of a recording.
+struct Planned {
+    single: Single,
+    backend: Arc<dyn Backend>,
+    report: TransferReport,
+}
+
+impl CrossBackendTransferManager {
+    /// Plans transfers, each of all of its first buffer over all of its second, and has their backend prepare them for
+    /// being submitted as one, as often as wanted. Nothing is moved. Where two of them touch common bytes they take effect in
+    /// the order given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for no pair at all; [`ErrorKind::Unsupported`] where a pair has no method that can be
+    /// recorded, with the reason of each ([`RejectReason::NotRecordable`] for those of the host's threads and pageable memory),
+    /// where the pairs need queues of more than one device, and where their backend records nothing; those of
+    /// [`transfer`](Self::transfer) that do not depend on its turn.
+    pub fn record(
+        &self,
+        pairs: &[(RawBuffer, RawBuffer)],
+        options: &TransferOptions,
+    ) -> Result<RecordedTransfers> {
+        let planned =
+            pairs.iter().map(|(src, dst)| self.plan_single(src, dst, options)).collect::<Result<Vec<_>>>()?;
+        let Some(first) = planned.first() else {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a recording needs at least one transfer"));
+        };
+        let lane = first.report.lane;
+        if let Some(other) = planned.iter().find(|other| other.report.lane != lane) {
+            let text = format!(
+                "the transfers of one recording need one device's queues, not those of {lane} and {}; record them apart",
+                other.report.lane
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        let operations: Vec<Operation<'_>> =
+            pairs.iter().zip(&planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
+        let recorded = first.backend.record(lane, options.wanted_priority(), &operations)?;
+        let mut report = first.report.clone();
+        report.chunks = u32::try_from(planned.len()).unwrap_or(u32::MAX);
+        for other in planned.iter().skip(1) {
+            report.bytes = report.bytes.saturating_add(other.report.bytes);
+            report.predicted = report.predicted.saturating_add(other.report.predicted);
+        }
+        Ok(RecordedTransfers {
+            backend: Arc::clone(&first.backend),
+            recorded,
+            priority: options.wanted_priority(),
+            workload: options.wanted_workload().unwrap_or_default(),
+            timing: options.wanted_timing().unwrap_or_default(),
+            report,
+            told: Arc::new(Told(Arc::clone(&self.watch))),
+        })
+    }
+
+    /// The cheapest method for the pair among those that are one operation of a queue.
+    fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
+        let request: Request = Ranges::whole(src, dst)?.request();
+        let mut declined = Rejections::new();
+        loop {
+            let routes = self.registry.routes(request.path, &self.rows)?;
+            let single = |candidate: &Candidate| candidate.method.single(request.path);
+            let recordable =
+                |candidate: &Candidate| single(candidate).map(|_| ()).ok_or(RejectReason::NotRecordable);
+            let choice = routes.choose_among(&request, options, &self.watch.lost, &declined, recordable)?;
+            let Candidate { method, route, .. } = choice.candidate;
+            match (method.prepare(request.path, route), single(choice.candidate)) {
+                (Ok(()), Some(single)) => {
+                    let backend = Arc::clone(&route.backend);
+                    return Ok(Planned { single, backend, report: choice.into_report() });
+                }
+                (Err(Declined::ForNow(reason)), _) => {
+                    declined.push(Rejected { method: method.method(), reason });
+                }
+                (Err(Declined::ForGood(reason)), _) => {
+                    self.registry.reject(request.path, Rejected { method: method.method(), reason });
+                }
+                (Ok(()), None) => {
+                    return Err(Error::new(ErrorKind::Unsupported, "the chosen method cannot be recorded"));
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for RecordedTransfers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecordedTransfers({} transfers, {})", self.report.chunks, self.report)
+    }
+}

@@ -1,0 +1,37 @@
+//! Recordings where the backend has none, and the choice among methods that could be recorded.
+
+use transload_core::{DeviceId, ErrorKind, MemoryKind};
+use transload_transfer::TransferOptions;
+
+use crate::{MOCK, Mock, is_at_rest, pair, with};
+
+const ANY: TransferOptions = TransferOptions::new();
+
+#[test]
+fn a_backend_that_records_nothing_says_so_and_nothing_is_enqueued() {
+    let (manager, backend) = with(Mock::default());
+    let src = manager.allocate(DeviceId::Cpu, MemoryKind::Pinned, 64).unwrap();
+    let dst = manager.allocate(MOCK, MemoryKind::Device, 64).unwrap();
+    let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("no recording of operations"), "{error}");
+    drop((src, dst));
+    assert!(backend.leased().is_empty() && backend.performed() == 0 && is_at_rest(&manager));
+}
+
+#[test]
+fn a_pair_that_no_recordable_method_takes_is_refused_with_the_reason_of_each() {
+    let (manager, backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 64);
+    // A transfer finds a method.
+    manager.transfer(&src, &dst).wait().unwrap();
+    let error = manager.record(&[(src.clone(), dst.clone())], &ANY).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(text.contains("DirectCopy: what needs the host's threads or pageable memory"), "{text}");
+    assert!(text.contains("PeerToPeer: "), "{text}");
+    let plan = manager.plan(src.place(), dst.place(), 64, &ANY).unwrap();
+    assert!(!plan.to_string().contains("cannot be recorded"), "a transfer is not chosen by that: {plan}");
+    drop((src, dst));
+    assert!(is_at_rest(&manager) && backend.performed() == 1);
+}

@@ -1,0 +1,170 @@
+//! Recorded transfers: planned once, moved at each replay, ordered with everything else; what cannot be recorded says why.
+
+use transload::{
+    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TransferMethod,
+    TransferOptions, WorkloadType, submit,
+};
+use transload_cuda_sys::{Capture, CaptureMode, trace};
+
+use crate::cuda::{Setup, noise};
+
+const ANY: TransferOptions = TransferOptions::new();
+const BYTES: usize = 300_000;
+
+#[test]
+fn a_set_of_transfers_is_replayed_as_one_launch_with_what_the_sources_hold_then() {
+    let setup = Setup::new();
+    let sources: Vec<_> = (0..3).map(|seed| setup.filled(MemoryKind::Pinned, &noise(BYTES, seed))).collect();
+    let there: Vec<_> = (0..3).map(|_| setup.allocate(MemoryKind::Device, BYTES)).collect();
+    let back: Vec<_> = (0..3).map(|_| setup.filled(MemoryKind::Pinned, &vec![0xEE; BYTES])).collect();
+    let up = sources.iter().cloned().zip(there.iter().cloned());
+    let down = there.iter().cloned().zip(back.iter().cloned());
+    let recorded = setup.manager.record(&up.chain(down).collect::<Vec<_>>(), &ANY).unwrap();
+    assert!(back.iter().all(|buffer| buffer.try_read().unwrap().iter().all(|byte| *byte == 0xEE)));
+    for round in 0..6 {
+        for (index, source) in sources.iter().enumerate() {
+            source.write().unwrap().copy_from_slice(&noise(BYTES, round * 3 + index as u64));
+        }
+        let trace = trace::start();
+        let replay = recorded.replay();
+        let calls = trace.calls_of_this_thread();
+        assert_eq!(calls.iter().filter(|call| call.name == "cuGraphLaunch").count(), 1, "{calls:?}");
+        assert!(!calls.iter().any(|call| call.name.starts_with("cuMemcpy")), "{calls:?}");
+        drop(trace);
+        let report = replay.wait().unwrap();
+        assert_eq!((report.method, report.lane), (TransferMethod::DirectCopy, setup.device));
+        assert_eq!((report.bytes, report.chunks), (6 * BYTES as u64, 6));
+        assert_eq!(report.simulated, setup.test.is_simulated());
+        for (index, buffer) in back.iter().enumerate() {
+            assert!(*buffer.read().unwrap() == noise(BYTES, round * 3 + index as u64)[..], "round {round}");
+        }
+    }
+}
+
+#[test]
+fn a_replay_is_ordered_with_transfers_before_and_after_it() {
+    let setup = Setup::new();
+    let (there, copy) =
+        (setup.allocate(MemoryKind::Device, BYTES), setup.allocate(MemoryKind::Device, BYTES));
+    let back = setup.filled(MemoryKind::Pinned, &vec![0; BYTES]);
+    let recorded = setup.manager.record(&[(there.clone(), copy.clone())], &ANY).unwrap();
+    let fill = |value| {
+        let backend = setup.manager.backend(setup.device).unwrap();
+        let queue = backend.lease_queue(setup.device, StreamPriority::High, WorkloadType::Memory).unwrap();
+        let operation = Operation::Fill { dst: &there, pattern: Pattern::U8(value) };
+        drop(submit(&*queue, &operation, Timing::Off).unwrap());
+    };
+    for round in 0..20 {
+        fill(round);
+        drop(recorded.replay());
+        fill(0xFF);
+        setup.manager.transfer(&copy, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
+    }
+}
+
+#[test]
+fn a_recording_and_its_buffers_dropped_in_flight_stay_alive_until_the_bytes_are_in_place() {
+    let setup = Setup::new();
+    let content = noise(BYTES, 1);
+    let back = setup.allocate(MemoryKind::Pinned, BYTES);
+    let replay = {
+        let source = setup.filled(MemoryKind::Pinned, &content);
+        let there = setup.allocate(MemoryKind::Device, BYTES);
+        let pairs = [(source, there.clone()), (there, back.clone())];
+        setup.manager.record(&pairs, &ANY).unwrap().replay()
+    };
+    assert!(*back.read().unwrap() == content[..]);
+    replay.wait().unwrap();
+}
+
+#[test]
+fn small_mapped_transfers_of_high_priority_are_recorded_as_kernels() {
+    let setup = Setup::new();
+    let source = setup.filled(MemoryKind::Mapped, &noise(5000, 2));
+    let (there, back) =
+        (setup.allocate(MemoryKind::Device, 5000), setup.filled(MemoryKind::Mapped, &[0; 5000]));
+    let options = TransferOptions::new().priority(StreamPriority::High).timing(Timing::Measured);
+    let pairs = [(source, there.clone()), (there, back.clone())];
+    let recorded = setup.manager.record(&pairs, &options).unwrap();
+    assert_eq!(recorded.planned().method, TransferMethod::ZeroCopy);
+    let report = recorded.replay().wait().unwrap();
+    assert!(report.moving.is_some(), "{report}");
+    assert!(*back.read().unwrap() == noise(5000, 2)[..]);
+}
+
+#[test]
+fn what_needs_the_hosts_threads_or_pageable_memory_is_rejected_with_each_methods_reason() {
+    let setup = Setup::new();
+    let there = setup.allocate(MemoryKind::Device, 16 << 20);
+    let pageable = setup.allocate(MemoryKind::Pageable, 16 << 20);
+    let refused = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
+        let error = setup.manager.record(&[(src.clone(), dst.clone())], options).unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    let (kind, text) = refused(&pageable, &there, &ANY);
+    assert_eq!(kind, ErrorKind::Unsupported);
+    for method in ["DirectCopy", "HostStaged"] {
+        assert!(text.contains(&format!("{method}: what needs the host's threads")), "{text}");
+    }
+    assert_eq!(refused(&there, &pageable, &ANY).0, ErrorKind::Unsupported);
+    let forbidden = TransferOptions::new().only(TransferMethod::HostStaged);
+    let pinned = setup.allocate(MemoryKind::Pinned, 16 << 20);
+    assert!(refused(&pinned, &there, &forbidden).1.contains("DirectCopy: forbidden"));
+    let both = setup.allocate(MemoryKind::Pageable, 16 << 20);
+    assert_eq!(
+        refused(&pageable, &both, &ANY).0,
+        ErrorKind::Unsupported,
+        "the host's own queue records nothing"
+    );
+    assert_eq!(refused(&pinned, &there.slice(1..).unwrap(), &ANY).0, ErrorKind::InvalidArgument);
+    assert_eq!(setup.manager.record(&[], &ANY).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let mut whole = setup.manager.record(&[(pinned.clone(), there.clone())], &ANY).unwrap();
+    let view = pinned.write().unwrap();
+    assert_eq!(whole.replay().wait().unwrap_err().kind(), ErrorKind::Busy);
+    drop(view);
+    whole = setup.manager.record(&[(there, pinned)], &ANY).unwrap();
+    whole.replay().wait().unwrap();
+}
+
+#[test]
+fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_valid() {
+    let setup = Setup::new();
+    let DeviceId::Cuda(ordinal) = setup.device else { panic!("a CUDA device") };
+    let device = transload::cuda::memory::CudaDevice::new(ordinal).unwrap();
+    let captured = transload::cuda::streams::CudaStream::new(&device).unwrap();
+    let content = noise(24 << 20, 3);
+    let (begun, done) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        let capturing = scope.spawn(|| {
+            let capture = Capture::begin(&captured, CaptureMode::Global);
+            begun.wait();
+            done.wait();
+            capture.and_then(Capture::end).map(drop)
+        });
+        begun.wait();
+        let ours = || -> transload::Result<bool> {
+            let pageable = setup.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, content.len())?;
+            pageable.write()?.copy_from_slice(&content);
+            let there = setup.manager.allocate(setup.device, MemoryKind::Device, content.len())?;
+            let pinned = setup.manager.allocate_for(setup.device, MemoryKind::Pinned, content.len())?;
+            // By the crew's threads, awaited by the reactor's.
+            let staged = TransferOptions::new().only(TransferMethod::HostStaged);
+            let up = setup.manager.transfer_with(&pageable, &there, 0, 0, content.len(), &staged);
+            let recorded = setup.manager.record(&[(there, pinned.clone())], &ANY)?;
+            let down = recorded.replay();
+            pollster::block_on(up)?;
+            pollster::block_on(down)?;
+            let arrived = *pinned.read()? == content[..];
+            drop((pageable, pinned, recorded));
+            // The janitor's thread frees what was dropped.
+            setup.manager.drain()?;
+            Ok(arrived)
+        };
+        let outcome = ours();
+        done.wait();
+        capturing.join().unwrap().expect("the capture is valid to its end");
+        assert!(outcome.unwrap());
+    });
+    drop((captured, device));
+}
