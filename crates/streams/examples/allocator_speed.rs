@@ -46,10 +46,12 @@ fn run() -> transload_core::Result<()> {
                     })
                 })
                 .collect();
-            workers.into_iter().map(|worker| worker.join().map_or(Ok(f64::NAN), |seconds| seconds)).try_fold(
-                0.0_f64,
-                |slowest, seconds: transload_core::Result<f64>| seconds.map(|seconds| slowest.max(seconds)),
-            )
+            workers
+                .into_iter()
+                .map(|worker| worker.join().map_or(Ok(f64::NAN), |seconds| seconds))
+                .try_fold(0.0_f64, |slowest, seconds: transload_core::Result<f64>| {
+                    seconds.map(|seconds| slowest.max(seconds))
+                })
         })?;
         let pairs_a_second = f64::from(PAIRS) * threads as f64 / slowest;
         if threads == 1 {

@@ -57,8 +57,9 @@ mod sync;
 mod timeline;
 
 pub use allocator::{
-    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState, CallbackId,
-    CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
+    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,
+    CallbackId, CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock,
+    StreamOrderedAllocator,
 };
 pub use coordinator::{
     Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,

@@ -57,6 +57,7 @@ impl CudaStream {
     /// * `raw` is a stream of the device's primary context, or the handle of a default stream (0, 1 or 2).
     /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
+    /// * Allocators that it was used with are gone or have [released](crate::StreamOrderedAllocator::release_stream) it.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let handle =

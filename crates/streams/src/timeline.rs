@@ -136,6 +136,11 @@ impl StreamTimeline {
         self.thread.is_none_or(|thread| thread == thread::current().id())
     }
 
+    /// Whether only one thread can name the stream.
+    pub(crate) fn is_of_a_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+
     /// As [`check`](Self::check), and whether the calling thread may use the stream at all.
     #[inline]
     pub(crate) fn check_here(&self) -> Result<()> {

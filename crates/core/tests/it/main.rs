@@ -11,5 +11,6 @@ mod errors;
 mod hazards;
 mod mock;
 mod reclaim;
+mod take_over;
 mod transfers;
 mod views;

@@ -54,6 +54,12 @@ impl MemoryResource for CudaResource {
     }
 
     fn info(&self) -> Result<MemoryInfo> {
+        if self.is_hosts() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the driver tells nothing about the host's memory",
+            ));
+        }
         self.manager.info()
     }
 }

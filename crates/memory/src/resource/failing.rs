@@ -21,12 +21,7 @@ impl<R: MemoryResource> FailingResource<R> {
     /// Refuses nothing until it is told to.
     #[must_use]
     pub fn new(upstream: R) -> Self {
-        Self {
-            upstream,
-            refusals: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-            trimmed: AtomicU64::new(0),
-        }
+        Self { upstream, refusals: AtomicU64::new(0), asked: AtomicU64::new(0), trimmed: AtomicU64::new(0) }
     }
 
     /// Refuses the next `count` segments; `u64::MAX` means all from here on.

@@ -65,8 +65,10 @@ impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
     }
 
     fn info(&self) -> Result<MemoryInfo> {
-        let MemoryInfo { free, total } = self.upstream.info()?;
         let left = self.limit.saturating_sub(self.used());
+        // What the wrapped resource cannot tell, the limit does.
+        let of_upstream = self.upstream.info().unwrap_or(MemoryInfo { free: u64::MAX, total: u64::MAX });
+        let MemoryInfo { free, total } = of_upstream;
         Ok(MemoryInfo { free: free.min(left), total: total.min(self.limit) })
     }
 }

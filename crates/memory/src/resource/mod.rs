@@ -35,10 +35,10 @@ pub trait MemoryResource: Send + Sync + 'static {
     /// The driver's.
     fn trim(&self) -> Result<()>;
 
-    /// Free and total bytes.
+    /// Free and total bytes of this memory.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Unsupported` where the resource cannot tell; the driver's.
     fn info(&self) -> Result<MemoryInfo>;
 }
 

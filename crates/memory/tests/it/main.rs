@@ -2,6 +2,8 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod resource;
+
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, TestDevice};
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};

@@ -201,6 +201,15 @@ impl<O, F, U> ArenaState<O, F, U> {
         (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))
     }
 
+    /// Lets go of fences that are over, also where others beside them are not.
+    pub(crate) fn forget_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
+        for waiting in &mut self.waiting {
+            dropped.extend(waiting.until.extract_if(.., |fence| over(fence)));
+        }
+        dropped.extend(self.dependencies.extract_if(.., |fence| over(fence)));
+        self.rest_where(over, dropped);
+    }
+
     /// Remembers that this stream comes after so much of another life.
     pub(crate) fn note_order(&mut self, ordered: Ordered) {
         const KEPT: usize = 64;

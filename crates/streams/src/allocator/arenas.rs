@@ -125,30 +125,37 @@ struct Recent {
     arena: u32,
 }
 
-const RECENT: usize = 4;
+/// Streams that a thread finds without the directory, at best; a power of two.
+const RECENT: usize = 16;
 
 thread_local! {
     static LATELY: [Cell<Recent>; RECENT] =
         const { [const { Cell::new(Recent { allocator: 0, stream: None, arena: 0 }) }; RECENT] };
-    static NEXT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Where a thread remembers a stream: anywhere will do, as long as streams differ.
+#[inline]
+fn slot(allocator: u64, stream: &CudaStream) -> usize {
+    let address = Arc::as_ptr(&stream.own).addr();
+    ((address >> 6) ^ (address >> 10) ^ allocator as usize) % RECENT
 }
 
 /// The arena that this thread used for a stream lately. A stream's identity is never used again, so what is remembered of
 /// one that is gone is never asked for.
 #[inline]
-pub(crate) fn recent(allocator: u64, stream: TimelineId) -> Option<u32> {
+pub(crate) fn recent(allocator: u64, stream: &CudaStream) -> Option<u32> {
     let found = LATELY.try_with(|lately| {
-        let known = |recent: &Recent| recent.allocator == allocator && recent.stream == Some(stream);
-        lately.iter().map(Cell::get).find(known).map(|recent| recent.arena)
+        let recent = lately[slot(allocator, stream)].get();
+        (recent.allocator == allocator && recent.stream == Some(stream.own.id())).then_some(recent.arena)
     });
     found.ok().flatten()
 }
 
-pub(crate) fn remember(allocator: u64, stream: TimelineId, arena: u32) {
+pub(crate) fn remember(allocator: u64, stream: &CudaStream, arena: u32) {
     // A thread that is ending finds it in the directory.
     let _ending = LATELY.try_with(|lately| {
-        let next = NEXT.try_with(|next| next.replace((next.get() + 1) % RECENT)).unwrap_or(0);
-        lately[next].set(Recent { allocator, stream: Some(stream), arena });
+        let recent = Recent { allocator, stream: Some(stream.own.id()), arena };
+        lately[slot(allocator, stream)].set(recent);
     });
 }
 

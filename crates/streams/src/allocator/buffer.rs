@@ -32,9 +32,10 @@ impl Shared {
         let want = Want::of(bytes)?;
         let Taken { arena, handle, address, segment, behind } = self.take(stream, want, true)?;
         let found = self.segments.lock().get(segment).map(|found| {
-            let start = found.buffer.device_address().or_else(|| {
-                found.buffer.host_address().map(|address| address.addr().get() as u64)
-            });
+            let start = found
+                .buffer
+                .device_address()
+                .or_else(|| found.buffer.host_address().map(|address| address.addr().get() as u64));
             (found.buffer.clone(), address - start.unwrap_or(found.base))
         });
         let Some((segment, offset)) = found else {

@@ -62,9 +62,8 @@ impl Shared {
                     }
                 }
                 // Merged with its neighbours it is no block's beginning any more.
-                let lies_in_a_free_block = || {
-                    self.arenas.iter().any(|(_, arena)| arena.lock().blocks.lies_in_a_free_block(address))
-                };
+                let lies_in_a_free_block =
+                    || self.arenas.iter().any(|(_, arena)| arena.lock().blocks.lies_in_a_free_block(address));
                 if refusal == Refusal::Unknown && lies_in_a_free_block() {
                     refusal = Refusal::Free;
                 }
@@ -81,9 +80,7 @@ impl Shared {
         let (node, users) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
-            let is_its_own = |stream: &CudaStream| {
-                matches!(&state.owner, Owner::Stream(weak) if std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&stream.own)))
-            };
+            let is_its_own = |stream: &CudaStream| matches!(&state.owner, Owner::Stream(weak) if std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&stream.own)));
             let uses_it = |stream: &CudaStream| {
                 let id = stream.id();
                 state.users.get(&node).is_some_and(|users| users.iter().any(|user| user.id == id))

@@ -6,7 +6,7 @@ use super::{
     arena::Seal,
     arenas::{ArenaState, Owner, alive},
     blocks::{Node, Order, Piece, State},
-    reuse::{From, over},
+    reuse::{Source, over},
     shared::{Shared, Taken},
     size::Want,
     sync::MutexGuard,
@@ -74,7 +74,7 @@ impl Shared {
             let mut behind = Vec::new();
             let piece = {
                 let mut locked = self.lock_all();
-                let found = candidates(&mut locked, &streams, index, wait);
+                let found = candidates(&mut locked, &streams, index, wait, buffer);
                 match smallest_run(&found, want.size) {
                     Some(run) => join(&mut locked, &streams, index, run, &mut behind),
                     None if wait && freed_meanwhile(&locked, index) => continue,
@@ -82,7 +82,7 @@ impl Shared {
                 }
             };
             let Some(piece) = piece else { return Ok(None) };
-            return self.place(stream, index, piece, behind, want, buffer, From::Gathered).map(Some);
+            return self.place(stream, index, piece, behind, want, buffer, Source::Gathered).map(Some);
         }
         Ok(None)
     }
@@ -119,7 +119,7 @@ impl Shared {
         let mut removed = Vec::new();
         {
             let mut locked = self.lock_all();
-            let candidates = candidates(&mut locked, &streams, u32::MAX, false);
+            let candidates = candidates(&mut locked, &streams, u32::MAX, false, false);
             let mut segments = self.segments.lock();
             for run in candidates.chunk_by(|one, next| one.segment == next.segment) {
                 let Some(segment) = run.first().map(|first| first.segment) else { continue };
@@ -158,6 +158,7 @@ fn candidates(
     streams: &[Option<CudaStream>],
     own: u32,
     wait: bool,
+    buffer: bool,
 ) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for (arena, Locked { index, state }) in locked.iter_mut().enumerate() {
@@ -175,8 +176,11 @@ fn candidates(
                 *index == own || is_over(block.order, until) || (wait && block.order.freed <= covered)
             }
             State::Waiting => {
-                let is_listed = state.waiting.iter().any(|waiting| waiting.node == node);
-                wait && is_listed && (*index == own || block.order.freed <= covered)
+                // A buffer's users wait for any fence by themselves, a stream only for the device's.
+                let can_wait = |fence: &Fence| buffer || CudaStream::can_come_after(fence);
+                let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
+                wait && listed.any(|waiting| waiting.until.iter().all(can_wait))
+                    && (*index == own || block.order.freed <= covered)
             }
             _ => false,
         };
@@ -190,8 +194,9 @@ fn candidates(
 }
 
 fn smallest_run(candidates: &[Candidate], size: u64) -> Option<&[Candidate]> {
-    let beside =
-        |one: &Candidate, next: &Candidate| one.segment == next.segment && one.address + one.size == next.address;
+    let beside = |one: &Candidate, next: &Candidate| {
+        one.segment == next.segment && one.address + one.size == next.address
+    };
     let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
     candidates.chunk_by(beside).filter(|run| bytes(run) >= size).min_by_key(bytes)
 }

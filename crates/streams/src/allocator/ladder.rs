@@ -10,7 +10,7 @@ use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result
 use super::{
     blocks::{Order, Piece},
     builder::CrossStreamReuse,
-    reuse::From,
+    reuse::Source,
     segments::Segment,
     shared::{Shared, Taken},
     size::{GRAIN, Want},
@@ -28,8 +28,10 @@ fn is_shortage(error: &Error) -> bool {
 
 impl Shared {
     pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+        /// Where others go on moving memory about, this is how often it is looked for at most.
+        const ROUNDS: usize = 16;
         self.refuse_what_never_fits(want)?;
-        loop {
+        for _ in 1..ROUNDS {
             let began = self.hands.begin();
             match self.climb(stream, index, want, buffer) {
                 // Another thread may have had in hand what was missing.
@@ -37,14 +39,16 @@ impl Shared {
                 other => return other,
             }
         }
+        self.climb(stream, index, want, buffer)
     }
 
     /// Tries everything once, from what costs least to what costs most.
     fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
-        if self.options.reuse == CrossStreamReuse::BeforeGrowing && self.free_bytes() >= want.size {
-            if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
-                return Ok(taken);
-            }
+        if self.options.reuse == CrossStreamReuse::BeforeGrowing
+            && self.free_bytes() >= want.size
+            && let Some(taken) = self.gather(stream, index, want, buffer, false)?
+        {
+            return Ok(taken);
         }
         let sizes = [self.options.segments.next(want, self.reserved.load(Ordering::Relaxed)), want.size];
         for size in sizes {
@@ -125,7 +129,11 @@ impl Shared {
         let limit = self.options.limit;
         if limit != u64::MAX {
             let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
-            return MemoryShortage { requested, free: Some(limit.saturating_sub(in_use)), total: Some(limit) };
+            return MemoryShortage {
+                requested,
+                free: Some(limit.saturating_sub(in_use)),
+                total: Some(limit),
+            };
         }
         let info = self.upstream.info().ok();
         MemoryShortage {
@@ -164,11 +172,14 @@ impl Shared {
         let (address, size, small) = (segment.base, segment.size, segment.small);
         if size < want.size {
             self.forget_segment(segment);
-            return Err(Error::new(ErrorKind::Device, "the upstream resource gave less than it was asked for"));
+            return Err(Error::new(
+                ErrorKind::Device,
+                "the upstream resource gave less than it was asked for",
+            ));
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        self.place(stream, index, piece, Vec::new(), want, buffer, From::NewSegment)
+        self.place(stream, index, piece, Vec::new(), want, buffer, Source::NewSegment)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -182,7 +193,8 @@ impl Shared {
         })?;
         let bytes = usize::try_from(size).unwrap_or(usize::MAX);
         let made = self.upstream.allocate_segment(bytes).and_then(|buffer| {
-            let no_address = || Error::new(ErrorKind::Unsupported, "the upstream resource's memory has no address");
+            let no_address =
+                || Error::new(ErrorKind::Unsupported, "the upstream resource's memory has no address");
             Segment::new(buffer, size, small).ok_or_else(no_address)
         });
         match made {

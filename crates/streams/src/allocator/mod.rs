@@ -23,13 +23,14 @@ mod snapshot;
 mod statistics;
 mod sync;
 mod tally;
+mod wait;
 
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
 };
 
-use transload_core::{MemoryShortage, RawBuffer, Result};
+use transload_core::{Fence, MemoryShortage, RawBuffer, Result};
 use transload_memory::MemoryResource;
 
 pub use block::{BlockRef, FreeError, StreamBlock};
@@ -58,6 +59,34 @@ use crate::CudaStream;
 ///
 /// When the last handle and the last buffer are gone, every segment goes back behind the work of all streams, whether all
 /// blocks were freed or not.
+///
+/// # Example
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use std::sync::Arc;
+///
+/// use transload_core::MemoryKind;
+/// use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+/// use transload_streams::{CudaStream, StreamOrderedAllocator};
+///
+/// fn reuse() -> transload_core::Result<()> {
+///     let device = CudaDevice::new(0)?;
+///     let memory = Arc::new(CudaMemoryManager::new(&device)?);
+///     let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device)?);
+///     let stream = CudaStream::new(&device)?;
+///     let block = allocator.allocate_for_stream(&stream, 4096)?;
+///     // Enqueue work on `block.address()` here.
+///     allocator.free_for_stream(block, &stream)?;
+///     let again = allocator.allocate_for_stream(&stream, 4096)?;
+///     assert_eq!(again.address(), block.address());
+///     allocator.free_for_stream(again, &stream)
+/// }
+///
+/// if let Err(error) = reuse() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct StreamOrderedAllocator {
     shared: Arc<Shared>,
@@ -83,7 +112,7 @@ impl StreamOrderedAllocator {
     /// host or other streams before the stream has come so far.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes and for a stream of another device; `OutOfMemory` with the numbers after everything that
+    /// `InvalidArgument` for 0 bytes, for a stream of another device, and for a per-thread default stream; `OutOfMemory` with the numbers after everything that
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
@@ -167,9 +196,15 @@ impl StreamOrderedAllocator {
                 state.seal = arena::Seal { freed, point };
             }
         }
+        // What is over, or implied by the later fence, need not be kept; it is dropped with the lock open.
+        let of = fence.timeline().id();
+        let needless = |known: &mut Fence| known.is_known_done() || known.timeline().id() == of;
+        let mut dropped = Vec::new();
         let mut state = own.lock();
         state.note_order(Ordered { life, freed, point });
+        dropped.extend(state.dependencies.extract_if(.., needless));
         state.dependencies.push(fence);
+        drop(state);
         Ok(())
     }
 
@@ -178,7 +213,7 @@ impl StreamOrderedAllocator {
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let Ok((_, arena)) = self.shared.arena_of(stream) else { return true };
         let fences = arena.lock().dependencies.clone();
-        let over = fences.iter().all(transload_core::Fence::is_over);
+        let over = fences.iter().all(Fence::is_over);
         let mut dropped = Vec::new();
         dropped.extend(arena.lock().dependencies.extract_if(.., |fence| fence.is_known_done()));
         over
@@ -192,6 +227,20 @@ impl StreamOrderedAllocator {
             state.ordered.clear();
             std::mem::take(&mut state.dependencies)
         };
+    }
+
+    /// Blocks until the stream's work is done, and lets go of its fences. For a foreign stream that is about to be destroyed:
+    /// from here on, and until it is used again, only the caller's own handles keep it in use.
+    ///
+    /// # Errors
+    /// The driver's, also one that the stream's work caused. The fences were let go of all the same, as far as they are over.
+    pub fn release_stream(&self, stream: &CudaStream) -> Result<()> {
+        let outcome = stream.synchronize();
+        let mut dropped = Vec::new();
+        for (_, arena) in self.shared.arenas.iter() {
+            arena.lock().forget_where(Fence::is_known_done, &mut dropped);
+        }
+        outcome
     }
 
     /// Gives segments back that are wholly free and whose work is over, and has the upstream resource do the same. Answers
@@ -230,7 +279,8 @@ impl StreamOrderedAllocator {
         statistics::of(&self.shared)
     }
 
-    /// Every segment and block. Stops every stream's allocations for as long as they are collected.
+    /// Every segment and block. Stops every stream's allocations for as long as they are collected. A range that some thread
+    /// is just bringing from one stream to another is missing.
     #[must_use]
     pub fn snapshot(&self) -> AllocatorSnapshot {
         snapshot::of(&self.shared)

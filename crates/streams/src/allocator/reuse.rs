@@ -1,8 +1,6 @@
 //! Memory that other streams freed: what is over for certain first, then what a wait on the device makes safe.
 
 use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
-use transload_cuda_sys::{RelaxedCapture, check, ffi};
-use transload_memory::lift;
 
 use super::{
     arena::{Ordered, Waiting},
@@ -12,50 +10,15 @@ use super::{
     shared::{Shared, Taken},
     size::Want,
 };
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::CudaStream;
 
 /// How a request was served, for the statistics.
 #[derive(Clone, Copy)]
-pub(super) enum From {
+pub(super) enum Source {
     OtherStreamOver,
     OtherStreamBehindWait,
     Gathered,
     NewSegment,
-}
-
-impl CudaStream {
-    /// Makes later work of this stream come after the fence, on the device where that is possible.
-    pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
-        if fence.is_known_done() {
-            return Ok(());
-        }
-        let timeline = fence.timeline().as_any();
-        if let Some(other) = timeline.downcast_ref::<StreamTimeline>() {
-            if std::ptr::eq(other, &raw const *self.own) { Ok(()) } else { self.own.wait_for(other, fence.point()).map(|_| ()) }
-        } else if let Some(end) = timeline.downcast_ref::<EndOfStream>() {
-            end.event().map_or(Ok(()), |event| self.own.stream().wait_event(event).map_err(lift))
-        } else {
-            // The host's own work. That it failed is told to who awaits it.
-            let _over = fence.wait();
-            Ok(())
-        }
-    }
-
-    /// Whether the device can wait for the fence by itself.
-    fn can_come_after(fence: &Fence) -> bool {
-        let timeline = fence.timeline().as_any();
-        timeline.is::<StreamTimeline>() || timeline.is::<EndOfStream>()
-    }
-
-    /// Whether someone captures the stream into a graph: it must neither be asked nor waited for then.
-    pub(super) fn is_captured(&self) -> bool {
-        let mut status = 0;
-        let asked = RelaxedCapture::enter().and_then(|_capture| {
-            // SAFETY: the stream is valid, the out pointer for the call.
-            check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.own.raw(), &mut status) })
-        });
-        asked.is_ok() && status != 0
-    }
 }
 
 /// How much of a stream's life is over: frees up to a number, and uses up to a point.
@@ -90,17 +53,28 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn take_slowly(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+    pub(super) fn take_slowly(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Taken> {
         use super::builder::CrossStreamReuse;
         if self.ask(index)
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
         {
             return Ok(taken);
         }
-        if self.options.reuse == CrossStreamReuse::BeforeGrowing {
-            if let Some(taken) = self.take_from_others(stream, index, want, buffer)? {
-                return Ok(taken);
-            }
+        if self.absorb_ended(index)
+            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+        {
+            return Ok(taken);
+        }
+        if self.options.reuse == CrossStreamReuse::BeforeGrowing
+            && let Some(taken) = self.take_from_others(stream, index, want, buffer)?
+        {
+            return Ok(taken);
         }
         self.grow(stream, index, want, buffer)
     }
@@ -116,10 +90,6 @@ impl Shared {
             self.ask(other);
         }
         let _hand = self.hands.take();
-        self.absorb_ended(index);
-        if let Some(taken) = self.take_own(stream, index, want, buffer)? {
-            return Ok(Some(taken));
-        }
         if let Some(taken) = self.take_over(stream, index, want, buffer)? {
             return Ok(Some(taken));
         }
@@ -165,9 +135,16 @@ impl Shared {
         rested
     }
 
-    /// Merges what streams left that are gone and whose work is over into this stream's blocks.
-    fn absorb_ended(&self, index: u32) {
+    /// Merges what streams left that are gone and whose work is over into this stream's blocks. Answers whether there was
+    /// anything.
+    fn absorb_ended(&self, index: u32) -> bool {
+        let mut any = false;
         for (other, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
+            let Some(end) = end_of(arena) else { continue };
+            if !end.is_over() {
+                continue;
+            }
+            let _hand = self.hands.take();
             let mut pieces = Vec::new();
             let empty = {
                 let mut state = arena.lock();
@@ -182,14 +159,16 @@ impl Shared {
                 }
                 state.blocks.is_empty()
             };
-            if let Some(arena) = self.arenas.get(index) {
-                let mut state = arena.lock();
+            any |= !pieces.is_empty();
+            if let Some(own) = self.arenas.get(index) {
+                let mut state = own.lock();
                 pieces.into_iter().for_each(|piece| state.blocks.insert_free(piece));
             }
             if empty {
                 self.vacate(other, arena);
             }
         }
+        any
     }
 
     fn vacate(&self, index: u32, arena: &Arena) {
@@ -226,7 +205,7 @@ impl Shared {
             if let Some(piece) = piece {
                 let piece = Piece { order: Order::default(), ..piece };
                 return self
-                    .place(stream, index, piece, Vec::new(), want, buffer, From::OtherStreamOver)
+                    .place(stream, index, piece, Vec::new(), want, buffer, Source::OtherStreamOver)
                     .map(Some);
             }
         }
@@ -234,7 +213,13 @@ impl Shared {
     }
 
     /// A block of this stream that other streams still use.
-    fn take_own_waiting(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    fn take_own_waiting(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let found = {
             let mut state = arena.lock();
@@ -251,11 +236,17 @@ impl Shared {
             })
         };
         let Some((piece, until)) = found else { return Ok(None) };
-        self.place(stream, index, piece, until, want, buffer, From::OtherStreamBehindWait).map(Some)
+        self.place(stream, index, piece, until, want, buffer, Source::OtherStreamBehindWait).map(Some)
     }
 
     /// A block of another stream behind that one's work: an event is recorded only if none covers the block yet.
-    fn take_behind(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    fn take_behind(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
             let other = stream_of(&arena.lock());
             if other.as_ref().is_some_and(CudaStream::is_captured) {
@@ -287,7 +278,7 @@ impl Shared {
             let piece = Piece { order: Order::default(), ..piece };
             let behind = fence.into_iter().collect();
             let taken =
-                self.place(stream, index, piece, behind, want, buffer, From::OtherStreamBehindWait)?;
+                self.place(stream, index, piece, behind, want, buffer, Source::OtherStreamBehindWait)?;
             if let (false, Some(ordered), Some(own)) = (buffer, ordered, self.arenas.get(index)) {
                 own.lock().note_order(ordered);
             }
@@ -319,7 +310,7 @@ impl Shared {
         behind: Vec<Fence>,
         want: Want,
         buffer: bool,
-        from: From,
+        from: Source,
     ) -> Result<Taken> {
         let Some(arena) = self.arenas.get(index) else {
             return Err(Error::new(ErrorKind::Device, "an arena that is not there"));
@@ -364,10 +355,10 @@ impl Shared {
             }
             let reuses = &mut state.reuses;
             *match from {
-                From::OtherStreamOver => &mut reuses.other_stream_over,
-                From::OtherStreamBehindWait => &mut reuses.other_stream_behind_wait,
-                From::Gathered => &mut reuses.gathered,
-                From::NewSegment => &mut reuses.new_segment,
+                Source::OtherStreamOver => &mut reuses.other_stream_over,
+                Source::OtherStreamBehindWait => &mut reuses.other_stream_behind_wait,
+                Source::Gathered => &mut reuses.gathered,
+                Source::NewSegment => &mut reuses.new_segment,
             } += 1;
             node
         };
@@ -376,7 +367,7 @@ impl Shared {
     }
 }
 
-/// The end of a stream that is gone; `None` where it is over.
+/// The end of a stream that is gone.
 pub(super) fn end_of(arena: &Arena) -> Option<Fence> {
     match &arena.lock().owner {
         Owner::Ended(end) => Some(end.fence()),

@@ -77,7 +77,7 @@ impl Shared {
     /// The arena of a stream, and its index.
     #[inline]
     pub(super) fn arena_of(&self, stream: &CudaStream) -> Result<(u32, &Arena)> {
-        let index = match recent(self.id, stream.own.id()) {
+        let index = match recent(self.id, stream) {
             Some(index) => index,
             None => self.look_up(stream)?,
         };
@@ -93,6 +93,12 @@ impl Shared {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        // Other threads could neither record an event on it, nor at its end.
+        if stream.own.is_of_a_thread() {
+            let text = "memory in the order of a per-thread default stream could be reused by its thread only; valid are \
+                        streams that every thread can name, also foreign ones and the legacy default stream";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         let id = stream.id();
         let (index, is_new) = {
             let mut directory = self.directory.lock();
@@ -105,12 +111,18 @@ impl Shared {
             let this: Weak<dyn AtEnd> = Weak::clone(&self.this) as Weak<dyn AtEnd>;
             stream.own.endings.add(this);
         }
-        remember(self.id, id, index);
+        remember(self.id, stream, index);
         Ok(index)
     }
 
     /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
-    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    pub(super) fn take_own(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let node = arena.lock().take_own(want.size, want.requested, want.small);
         node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
@@ -215,7 +227,8 @@ impl Drop for Shared {
                 }
                 Owner::Stream(weak) => alive(weak),
             };
-            let (last, used) = (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
+            let (last, used) =
+                (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
             drop(state);
             let Some(stream) = stream else { continue };
             if used {

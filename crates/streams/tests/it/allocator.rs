@@ -50,6 +50,21 @@ impl Bed {
     }
 }
 
+/// Fails instead of hanging.
+pub(crate) fn watched(work: impl FnOnce() + Send + 'static) {
+    let (done, outcome) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        // Nobody listens any more where it took too long.
+        let _late = done.send(());
+    });
+    let waited = outcome.recv_timeout(std::time::Duration::from_secs(300));
+    assert!(waited != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
+    if let Err(panic) = worker.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
 /// The names of this thread's driver calls while `work` runs.
 pub(crate) fn calls_of<T>(work: impl FnOnce() -> T) -> (T, Vec<&'static str>) {
     let trace = transload_cuda_sys::trace::start();
@@ -162,9 +177,8 @@ fn statistics_count_what_is_live_and_what_was_the_most() {
 fn a_snapshot_covers_every_byte_of_every_segment_and_is_json() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let blocks: Vec<_> = [700, 90_000, 3 << 20]
-        .map(|bytes| bed.allocator.allocate_for_stream(&stream, bytes).unwrap())
-        .into();
+    let blocks: Vec<_> =
+        [700, 90_000, 3 << 20].map(|bytes| bed.allocator.allocate_for_stream(&stream, bytes).unwrap()).into();
     bed.allocator.free_for_stream(blocks[1], &stream).unwrap();
     let snapshot = bed.allocator.snapshot();
     assert_eq!(snapshot.segments.len(), 2);
@@ -222,6 +236,10 @@ fn it_works_over_every_kind_of_memory() {
 
 #[test]
 fn eight_threads_on_their_own_streams_each_get_their_own_memory() {
+    watched(eight_threads);
+}
+
+fn eight_threads() {
     let bed = Bed::new();
     std::thread::scope(|scope| {
         for _ in 0..8 {

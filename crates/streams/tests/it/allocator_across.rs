@@ -5,7 +5,7 @@ use transload_cuda_sim::harness::is_real;
 use transload_cuda_sys::{AsStream, check, ffi};
 use transload_streams::{CrossStreamReuse, CudaStream, StreamBlock, StreamOrderedAllocator};
 
-use crate::allocator::{Bed, calls_of};
+use crate::allocator::{Bed, calls_of, watched};
 
 /// Fills a block on a stream.
 pub(crate) fn fill(stream: &CudaStream, block: StreamBlock, value: u8) {
@@ -237,6 +237,68 @@ fn a_stream_may_go_before_its_blocks_and_its_memory_serves_others_behind_its_wor
     bed.allocator.free_for_stream(whole, &next).unwrap();
     assert!(bed.allocator.statistics().streams <= 2, "streams that are gone leave nothing behind");
     drop((next, back));
+    bed.finish();
+}
+
+#[test]
+fn a_stream_that_was_released_ends_with_its_last_handle() {
+    let bed = Bed::new();
+    let (own, user) = (bed.stream(), bed.stream());
+    let block = bed.allocator.allocate_for_stream(&own, 1000).unwrap();
+    fill(&user, block, 1);
+    bed.allocator.record_use(block, &user).unwrap();
+    bed.allocator.add_stream_dependency(&own, &user).unwrap();
+    bed.allocator.free_for_stream(block, &own).unwrap();
+    bed.allocator.release_stream(&user).unwrap();
+    let ((), calls) = calls_of(|| drop(user));
+    assert_eq!(count(&calls, "cuStreamDestroy_v2"), 1, "{calls:?}");
+    drop(own);
+    bed.finish();
+}
+
+#[test]
+fn streams_that_come_and_go_in_many_threads_leave_their_memory_to_the_others() {
+    watched(come_and_go);
+}
+
+fn come_and_go() {
+    let bed = Bed::new();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let bed = &bed;
+            scope.spawn(move || {
+                let back = bed.setup.pinned(&[0; 50_000]);
+                let mut left = Vec::new();
+                for round in 0..40_u8 {
+                    let stream = bed.stream();
+                    let value = thread.wrapping_mul(40) + round;
+                    let (block, kept) = (
+                        bed.allocator.allocate_for_stream(&stream, 50_000).unwrap(),
+                        bed.allocator.allocate_for_stream(&stream, 3000).unwrap(),
+                    );
+                    fill(&stream, block, value);
+                    if round % 4 == 0 {
+                        read_back(&stream, block, &back);
+                    }
+                    bed.allocator.free_for_stream(block, &stream).unwrap();
+                    if round % 4 == 0 {
+                        stream.synchronize().unwrap();
+                        assert!(back.read().unwrap().iter().all(|byte| *byte == value), "another's bytes");
+                    }
+                    let last = bed.allocator.allocate_buffer(&stream, 20_000).unwrap();
+                    drop(stream.memset_async(&last, transload_core::Pattern::U8(value)));
+                    // Here the stream goes, most often with work in flight.
+                    left.push(kept);
+                }
+                for block in left {
+                    bed.allocator.free(block).unwrap();
+                }
+            });
+        }
+    });
+    let numbers = bed.allocator.statistics();
+    assert_eq!((numbers.live_blocks, numbers.in_use), (0, 0));
+    assert!(numbers.reserved <= 8 << 20, "{} bytes for streams that are gone", numbers.reserved);
     bed.finish();
 }
 

@@ -122,6 +122,21 @@ fn a_stream_of_another_device_is_refused() {
 }
 
 #[test]
+fn a_stream_that_only_one_thread_can_name_is_refused() {
+    let bed = Bed::new();
+    let stream = CudaStream::per_thread_default(bed.device()).unwrap();
+    let error = bed.allocator.allocate_for_stream(&stream, 100).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(bed.allocator.allocate_buffer(&stream, 100).is_err());
+    // The legacy default stream is the same in every thread.
+    let legacy = CudaStream::legacy_default(bed.device()).unwrap();
+    let block = bed.allocator.allocate_for_stream(&legacy, 100).unwrap();
+    bed.allocator.free_for_stream(block, &legacy).unwrap();
+    drop((stream, legacy));
+    bed.finish();
+}
+
+#[test]
 fn segments_of_no_size_are_refused() {
     let bed = Bed::new();
     for (small, large) in [(0, 1 << 20), (1 << 20, 0), (1000, 1 << 20)] {

@@ -15,7 +15,10 @@ use transload_cuda_sim::harness::device_with;
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
-use crate::allocator_across::{fill, read_back};
+use crate::{
+    allocator::watched,
+    allocator_across::{fill, read_back},
+};
 
 const REGION: usize = 16 << 20;
 const THREADS: u64 = 8;
@@ -144,6 +147,10 @@ fn run(device: &CudaDevice, seed: u64, operations: u64) {
 /// On a real device each thread does all the operations; on the simulated one they share them, with the race checker off.
 #[test]
 fn ten_thousand_operations_of_eight_threads_on_four_streams_never_mix_up_contents() {
+    watched(ten_thousand_operations);
+}
+
+fn ten_thousand_operations() {
     match device_with(|builder| builder.record_accesses(false).seed(1)) {
         Some(test) => {
             run(&CudaDevice::new(test.ordinal()).unwrap(), 1, OPERATIONS);
@@ -155,6 +162,10 @@ fn ten_thousand_operations_of_eight_threads_on_four_streams_never_mix_up_content
 
 #[test]
 fn no_race_is_found_in_random_operations_under_several_seeds() {
+    watched(several_seeds);
+}
+
+fn several_seeds() {
     for seed in 0..5 {
         let Some(test) = device_with(|builder| builder.record_accesses(true).seed(seed)) else { return };
         run(&CudaDevice::new(test.ordinal()).unwrap(), seed, 800);

@@ -9,7 +9,10 @@ use transload_core::{ErrorKind, MemoryKind};
 use transload_memory::{CudaResource, FailingResource, LimitedResource, MemoryResource};
 use transload_streams::StreamOrderedAllocator;
 
-use crate::{allocator::Bed, allocator_across::fill};
+use crate::{
+    allocator::{Bed, watched},
+    allocator_across::fill,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -27,10 +30,7 @@ fn the_limit_holds_and_the_error_tells_the_numbers() {
     let error = bed.allocator.allocate_for_stream(&stream, 4 * MIB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     let shortage = error.memory_shortage().unwrap();
-    assert_eq!(
-        (shortage.requested, shortage.free, shortage.total),
-        (4 << 20, Some(3 << 20), Some(8 << 20))
-    );
+    assert_eq!((shortage.requested, shortage.free, shortage.total), (4 << 20, Some(3 << 20), Some(8 << 20)));
     let small = bed.allocator.allocate_for_stream(&stream, 2 * MIB).unwrap();
     assert!(bed.allocator.statistics().reserved <= 8 << 20);
     bed.allocator.free_for_stream(block, &stream).unwrap();
@@ -107,11 +107,44 @@ fn a_callback_that_allocates_itself_does_not_call_itself() {
 }
 
 #[test]
+fn a_request_that_cannot_be_met_ends_in_an_error_while_others_go_on() {
+    watched(|| {
+        let bed = limited(8 << 20);
+        let keeper = bed.stream();
+        let live = bed.allocator.allocate_for_stream(&keeper, 4 * MIB).unwrap();
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let streams = [bed.stream(), bed.stream()];
+                    let mut round = 0_usize;
+                    // Each takes what the other has just freed.
+                    while !ended.load(Ordering::Acquire) {
+                        let stream = &streams[round % 2];
+                        if let Ok(block) = bed.allocator.allocate_for_stream(stream, 700_000) {
+                            bed.allocator.free_for_stream(block, stream).unwrap();
+                        }
+                        round += 1;
+                    }
+                });
+            }
+            for _ in 0..5 {
+                let error = bed.allocator.allocate_for_stream(&keeper, 5 * MIB).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+            }
+            ended.store(true, Ordering::Release);
+        });
+        bed.allocator.free_for_stream(live, &keeper).unwrap();
+        drop(keeper);
+        bed.finish();
+    });
+}
+
+#[test]
 fn the_upstream_is_trimmed_and_asked_again_before_an_error() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let failing =
-        Arc::new(FailingResource::new(CudaResource::new(&bed.memory, MemoryKind::Device).unwrap()));
+    let failing = Arc::new(FailingResource::new(CudaResource::new(&bed.memory, MemoryKind::Device).unwrap()));
     let allocator = StreamOrderedAllocator::new(Arc::clone(&failing));
     // The usual size, then just what is needed, then once more after everything was given back.
     failing.refuse(2);

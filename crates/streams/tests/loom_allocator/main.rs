@@ -1,5 +1,9 @@
 //! Every interleaving, at two preemptions, of what threads do to an arena: its state is the library's, its lock is loom's.
-#![allow(clippy::unwrap_used, dead_code, reason = "a model uses part of what it includes, and fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    reason = "a model uses part of what it includes, and fails by panicking"
+)]
 
 #[path = "../../src/allocator/arena.rs"]
 mod arena;
@@ -51,8 +55,7 @@ fn model(work: impl Fn() + Send + Sync + 'static) {
 /// An arena with a free segment of so many blocks of 512 bytes.
 fn arena_of(blocks: u64) -> Arc<Arena> {
     let arena = Arc::new(Arena::new(()));
-    let piece =
-        Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
+    let piece = Piece { address: 512, size: blocks * 512, segment: 0, small: true, order: Order::default() };
     arena.lock().blocks.insert_free(piece);
     arena
 }
@@ -111,15 +114,15 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
         let arena = arena_of(1);
         // How much was enqueued on the stream; a recorded point covers what there was by then.
         let enqueued = Arc::new(AtomicU64::new(0));
+        let use_once = |arena: &Arena, enqueued: &AtomicU64| {
+            let Some(block) = take(arena) else { return };
+            enqueued.fetch_add(1, Ordering::AcqRel);
+            free(arena, block).unwrap();
+        };
+        use_once(&arena, &enqueued);
         let worker = {
             let (arena, enqueued) = (Arc::clone(&arena), Arc::clone(&enqueued));
-            thread::spawn(move || {
-                for _ in 0..2 {
-                    let Some(block) = take(&arena) else { return };
-                    enqueued.fetch_add(1, Ordering::AcqRel);
-                    free(&arena, block).unwrap();
-                }
-            })
+            thread::spawn(move || use_once(&arena, &enqueued))
         };
         let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
         let Ok(seal) = arena.seal(record);

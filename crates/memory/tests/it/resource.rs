@@ -1,0 +1,58 @@
+//! What resources and their adaptors promise.
+
+use std::sync::Arc;
+
+use transload_core::{DeviceId, ErrorKind, MemoryKind};
+use transload_memory::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+
+use super::manager;
+
+#[test]
+fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
+    let (device, memory) = manager();
+    let memory = Arc::new(memory);
+    let own = DeviceId::Cuda(device.ordinal());
+    for kind in memory.kinds() {
+        let resource = CudaResource::new(&memory, kind).unwrap();
+        let segment = resource.allocate_segment(100_000).unwrap();
+        assert_eq!((segment.len(), segment.place()), (100_000, resource.place()));
+        let is_hosts = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        assert_eq!(resource.device(), (!is_hosts).then_some(own));
+        assert_eq!(resource.info().is_ok(), !is_hosts, "the driver knows its device's memory only");
+        drop(segment);
+        resource.trim().unwrap();
+    }
+    assert!(memory.ledger().is_empty());
+    drop(memory);
+    device.assert_ledger_empty();
+}
+
+#[test]
+fn a_limit_counts_segments_until_they_are_given_back() {
+    let (_device, memory) = manager();
+    let resource = CudaResource::new(&Arc::new(memory), MemoryKind::Pinned).unwrap();
+    let limited = LimitedResource::new(resource, 1 << 20);
+    let segment = limited.allocate_segment(900_000).unwrap();
+    let error = limited.allocate_segment(200_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let shortage = error.memory_shortage().unwrap();
+    assert_eq!((shortage.requested, shortage.free, shortage.total), (200_000, Some(148_576), Some(1 << 20)));
+    let slice = segment.slice(..10).unwrap();
+    drop(segment);
+    assert_eq!(limited.used(), 900_000, "a slice keeps it");
+    drop(slice);
+    assert_eq!(limited.used(), 0);
+    assert!(limited.allocate_segment(0).is_err() && limited.used() == 0, "a refusal counts for nothing");
+    assert_eq!(limited.info().unwrap().free, 1 << 20);
+}
+
+#[test]
+fn a_failing_resource_refuses_as_often_as_it_was_told() {
+    let (_device, memory) = manager();
+    let failing = FailingResource::new(CudaResource::new(&Arc::new(memory), MemoryKind::Device).unwrap());
+    failing.refuse(1);
+    assert_eq!(failing.allocate_segment(1000).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    drop(failing.allocate_segment(1000).unwrap());
+    failing.trim().unwrap();
+    assert_eq!((failing.asked(), failing.trimmed()), (2, 1));
+}
