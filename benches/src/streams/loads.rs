@@ -33,8 +33,8 @@ struct Answer {
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let alike = Load {
         name: "alike",
-        what: "many short kernels that are all alike",
-        load: RecordedLoad::of_equal_kernels(if rig.is_simulated() { 64 } else { 256 }),
+        what: "kernels of one block that are all alike",
+        load: RecordedLoad::of_equal_kernels(if rig.is_simulated() { 24 } else { 96 }),
     };
     let mixed = Load {
         name: "mixed",

@@ -23,7 +23,7 @@ fn run() -> transload_core::Result<()> {
     let device = CudaDevice::new(0)?;
     let memory = CudaMemoryManager::new(&device)?;
     let loads = [
-        ("256 equal kernels", RecordedLoad::of_equal_kernels(256)),
+        ("96 × 2 equal kernels of one block", RecordedLoad::of_equal_kernels(96)),
         ("64 × (48 kernels in a row, 3 small copies)", RecordedLoad::of_kernels_and_copies(64)),
     ];
     for (name, load) in &loads {

@@ -1,17 +1,8 @@
 //! What the crate's shared state is made of: std's and parking_lot's primitives, for which `tests/loom` puts loom's.
 
-pub(crate) use std::{
-    hint::spin_loop,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 pub(crate) use parking_lot::Mutex;
-
-/// How often a thread looks whether the others are done before it leaves a change for later.
-pub(crate) const LOOKS: u32 = 64;
 
 /// As std's, with loom's way of access.
 #[derive(Debug)]

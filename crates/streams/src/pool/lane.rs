@@ -3,8 +3,9 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,25 +14,26 @@ use transload_core::{Queue, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
 use super::{
-    slots::{Inside, Slots, bit},
+    shell::Held,
+    slots::{Slots, bit},
     strategy::WORKLOADS,
+    turns::{Seat, TURN},
 };
 use crate::CudaStream;
-
-/// One lease in so many looks whether the lane could do with fewer streams.
-const LEASES_PER_LOOK: u64 = 1024;
 
 /// Nanoseconds that an operation of each workload took on average; 1 where nothing was recorded.
 pub(crate) type Weights = [AtomicU64; WORKLOADS.len()];
 
-// Lanes are written by different threads: none on another's cache line.
+/// A lease of a stream. Whoever has a clone of the `Arc` is a lease as well: that is how those count that core holds.
+pub(crate) type HeldStream = Held<Arc<CudaStream>>;
+
+// What is here changes seldom; it shares no line with anything that changes often.
 #[repr(align(128))]
 pub(crate) struct Lane {
-    slots: Slots<CudaStream>,
+    slots: Slots<Arc<CudaStream>>,
     /// Which places each workload may use.
     allowed: [AtomicU64; WORKLOADS.len()],
-    /// The workload that each place was leased for last.
-    last: Box<[AtomicU8]>,
+    seat: Seat,
     priority: StreamPriority,
     /// Streams that are kept however quiet it is.
     least: usize,
@@ -47,12 +49,18 @@ pub(crate) enum Choice<'a> {
     LeastLoaded(&'a Weights),
 }
 
+/// What speaks against a stream: that it is broken (it has nothing outstanding, and is leased last, for its error), then its
+/// leases, then the time of the work outstanding.
+type Load = (bool, u64, u64);
+
+const IDLE: Load = (false, 0, 0);
+
 impl Lane {
     pub(crate) fn new(priority: StreamPriority, least: usize, most: usize, quiet: Duration) -> Self {
         Self {
             slots: Slots::new(most),
             allowed: Default::default(),
-            last: (0..most).map(|_| AtomicU8::new(WorkloadType::Memory as u8)).collect(),
+            seat: Seat::claim(),
             priority,
             least,
             quiet,
@@ -66,6 +74,7 @@ impl Lane {
         }
     }
 
+    #[inline]
     pub(crate) fn allowed(&self, workload: WorkloadType) -> u64 {
         self.allowed[workload as usize].load(Ordering::Relaxed)
     }
@@ -77,30 +86,55 @@ impl Lane {
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<Arc<CudaStream>> {
-        let inside = self.slots.enter();
+    ) -> Result<HeldStream> {
         let allowed = self.allowed(workload);
-        let there = inside.filled() & allowed;
-        let chosen = match choice {
-            Choice::InTurn => in_turn(&inside, there),
-            Choice::LeastLoaded(weights) => self.least_loaded(&inside, there, weights),
+        let there = self.slots.filled() & allowed;
+        let held = match choice {
+            Choice::InTurn => self.in_turn(there, there == allowed),
+            Choice::LeastLoaded(_) => self.idle(workload, there),
         };
-        if let Some(index) = chosen {
-            let stream = inside.look(index, |stream| {
-                let usable = stream.own.check().is_ok() && (there == allowed || !is_busy(stream));
-                usable.then(|| Arc::clone(stream))
-            });
-            if let Some(Some(stream)) = stream {
-                self.mark(index, workload);
-                if inside.ticket() % LEASES_PER_LOOK == LEASES_PER_LOOK - 1 {
-                    drop(inside);
-                    self.shrink_where_quiet();
+        let Some(held) = held else {
+            return self.lease_where_none_is_free(device, workload, choice);
+        };
+        held.set_note(workload as u64);
+        if Seat::is_look_due() {
+            self.shrink_where_quiet();
+        }
+        Ok(held)
+    }
+
+    /// The next stream in turn; where there could be one more, only if it is free.
+    #[inline]
+    fn in_turn(&self, there: u64, is_full: bool) -> Option<HeldStream> {
+        let (held, others) = self.slots.hold(self.seat.next(there)?)?;
+        let usable = if is_full { held.own.check().is_ok() } else { is_idle(&held, others) };
+        usable.then_some(held)
+    }
+
+    /// The stream that this thread had last, if it is free; else the next that is.
+    #[inline]
+    fn idle(&self, workload: WorkloadType, there: u64) -> Option<HeldStream> {
+        let first = self.seat.first(workload, there)?;
+        for index in all_around(there, first) {
+            // A first look, which costs less than a lease.
+            if self.slots.leases(index) > 0 {
+                continue;
+            }
+            let Some((held, others)) = self.slots.hold(index) else { continue };
+            if is_idle(&held, others) {
+                if index != first || held.own.points.is_shared() {
+                    self.stay(workload, index, &held);
                 }
-                return Ok(stream);
+                return Some(held);
             }
         }
-        drop(inside);
-        self.lease_where_none_is_free(device, workload, choice)
+        None
+    }
+
+    /// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
+    #[inline]
+    fn stay(&self, workload: WorkloadType, index: usize, stream: &CudaStream) {
+        self.seat.stay(workload, index + usize::from(stream.own.points.is_shared()));
     }
 
     #[cold]
@@ -109,88 +143,78 @@ impl Lane {
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<Arc<CudaStream>> {
+    ) -> Result<HeldStream> {
         let ones = Default::default();
-        let weights = match choice {
-            Choice::LeastLoaded(weights) => weights,
-            Choice::InTurn => &ones,
+        let (from, weights) = match choice {
+            Choice::LeastLoaded(weights) => (workload, weights),
+            Choice::InTurn => (TURN, &ones),
+        };
+        let leased = |index, held: HeldStream| {
+            held.set_note(workload as u64);
+            match choice {
+                Choice::LeastLoaded(_) => self.stay(workload, index, &held),
+                Choice::InTurn => self.seat.stay(TURN, index),
+            }
+            held
         };
         // Whoever is last to find a full lane loses the stream that it made; whoever finds an emptied one puts it there.
         let mut made = None;
         loop {
-            let shared = {
-                let inside = self.slots.enter();
-                let allowed = self.allowed(workload);
-                let there = inside.filled() & allowed;
-                let index = self.least_loaded(&inside, there, weights);
-                let shared = index.and_then(|index| {
-                    self.mark(index, workload);
-                    inside.look(index, Arc::clone)
-                });
-                let is_full = there == allowed;
-                match shared {
-                    Some(shared) if is_full || (made.is_some() && !is_busy_besides(&shared)) => {
-                        return Ok(shared);
-                    }
-                    shared => shared,
+            let allowed = self.allowed(workload);
+            let there = self.slots.filled() & allowed;
+            let is_full = there == allowed;
+            let shared = match self.least_loaded(from, there, weights) {
+                Some((index, held, load)) if is_full || load == IDLE => {
+                    return Ok(leased(index, held));
                 }
+                // The streams that are there are being given up just now.
+                None if is_full => {
+                    thread::yield_now();
+                    continue;
+                }
+                found => found,
             };
             let stream = match made.take() {
                 Some(stream) => stream,
                 None => match CudaStream::new_with_priority(device, self.priority) {
                     Ok(stream) => Arc::new(stream),
                     // A stream with work before ours, or a broken one for its error, is better than none.
-                    Err(error) => return shared.ok_or(error),
+                    Err(error) => {
+                        let (index, held, _) = shared.ok_or(error)?;
+                        return Ok(leased(index, held));
+                    }
                 },
             };
             drop(shared);
-            if let Some(index) = self.slots.put(self.allowed(workload), &stream) {
-                self.mark(index, workload);
-                *self.changed.lock() = Instant::now();
-                return Ok(stream);
+            match self.slots.put(self.allowed(workload), stream) {
+                Ok((index, held)) => {
+                    *self.changed.lock() = Instant::now();
+                    return Ok(leased(index, held));
+                }
+                Err(stream) => made = Some(stream),
             }
-            made = Some(stream);
         }
     }
 
-    fn mark(&self, index: usize, workload: WorkloadType) {
-        if let Some(last) = self.last.get(index) {
-            last.store(workload as u8, Ordering::Relaxed);
-        }
-    }
-
-    /// The place with the fewest leases and then the least time of work outstanding; of equal ones the next in turn. A broken
-    /// stream has nothing outstanding; it is taken last, for its error.
-    fn least_loaded(&self, inside: &Inside<'_, CudaStream>, there: u64, weights: &Weights) -> Option<usize> {
-        let turn = in_turn(inside, there)? as u32;
-        let mut rest = there.rotate_right(turn);
-        let mut best: Option<((bool, usize, u64), usize)> = None;
-        while rest != 0 {
-            let index = ((rest.trailing_zeros() + turn) % 64) as usize;
-            rest &= rest - 1;
-            let load = inside.look(index, |stream| {
-                let outstanding = stream.outstanding();
-                let time = if outstanding == 0 {
-                    0
-                } else {
-                    outstanding.saturating_mul(self.weight(index, weights))
-                };
-                (stream.own.check().is_err(), Arc::strong_count(stream) - 1, time)
-            });
-            let Some(load) = load else { continue };
-            if load == (false, 0, 0) {
-                return Some(index);
+    /// The stream with the least load; of equal ones the first that this thread looks at.
+    fn least_loaded(
+        &self,
+        from: WorkloadType,
+        there: u64,
+        weights: &Weights,
+    ) -> Option<(usize, HeldStream, Load)> {
+        let mut best: Option<(usize, HeldStream, Load)> = None;
+        for index in all_around(there, self.seat.first(from, there)?) {
+            let Some((held, others)) = self.slots.hold(index) else { continue };
+            let load = load(&held, others, weights);
+            if best.as_ref().is_none_or(|(.., least)| load < *least) {
+                best = Some((index, held, load));
             }
-            if best.is_none_or(|(least, _)| load < least) {
-                best = Some((load, index));
+            if load == IDLE {
+                break;
             }
         }
-        best.map(|(_, index)| index)
-    }
-
-    fn weight(&self, index: usize, weights: &Weights) -> u64 {
-        let last = self.last.get(index).map_or(0, |last| last.load(Ordering::Relaxed));
-        weights.get(usize::from(last)).map_or(1, |weight| weight.load(Ordering::Relaxed).max(1))
+        best
     }
 
     #[cold]
@@ -214,21 +238,28 @@ impl Lane {
         })
     }
 
-    fn retire(&self, most: usize, is_idle: impl Fn(&CudaStream) -> bool) -> usize {
+    fn retire(&self, most: usize, is_over: impl Fn(&CudaStream) -> bool) -> usize {
         let mut retired = 0;
         let useful = WORKLOADS.into_iter().fold(0, |all, workload| all | self.allowed(workload));
         // Those that the strategy does not use any more go first; the later ones before the earlier.
         for unused in [true, false] {
-            for index in (0..self.last.len()).rev() {
-                let idle = {
-                    let inside = self.slots.enter();
-                    let needed = (inside.filled() & useful).count_ones() as usize <= self.least;
-                    let skip = (useful & bit(index) == 0) != unused || (!unused && needed);
-                    let idle = |stream: &Arc<CudaStream>| Arc::strong_count(stream) == 1 && is_idle(stream);
-                    !skip && inside.look(index, idle) == Some(true)
+            let spare = |filled: u64| unused || (filled & useful).count_ones() as usize > self.least;
+            for index in (0..self.slots.len()).rev() {
+                let skip =
+                    retired >= most || (useful & bit(index) == 0) != unused || !spare(self.slots.filled());
+                if skip {
+                    continue;
+                }
+                // The driver is asked without the lock.
+                let over = self.slots.look(index).is_some_and(|(stream, leases)| {
+                    leases + held_elsewhere(&stream) == 0 && is_over(&stream)
+                });
+                let take = || {
+                    let may = |filled, stream: &Arc<CudaStream>| spare(filled) && held_elsewhere(stream) == 0;
+                    self.slots.take(index, may)
                 };
                 // The driver's stream goes here, outside the lock.
-                if idle && retired < most && self.slots.take(index).is_some() {
+                if over && take().is_some() {
                     retired += 1;
                 }
             }
@@ -236,50 +267,63 @@ impl Lane {
         retired
     }
 
-    /// What can be said of each stream. Runs `look` without a lock; nothing is retired meanwhile.
-    pub(crate) fn look(&self, among: u64, mut look: impl FnMut(&Arc<CudaStream>)) {
-        let inside = self.slots.enter();
-        for index in 0..self.last.len() {
-            if among & bit(index) != 0 {
-                inside.look(index, &mut look);
+    /// Looks at each stream, told its place and how many leases it has. Runs `look` without a lock; the stream is not retired
+    /// meanwhile.
+    pub(crate) fn look(&self, among: u64, mut look: impl FnMut(usize, &CudaStream, u64)) {
+        for index in (0..self.slots.len()).filter(|index| among & bit(*index) != 0) {
+            if let Some((stream, leases)) = self.slots.look(index) {
+                look(index, &stream, leases + held_elsewhere(&stream));
             }
         }
     }
 
+    /// Leases the stream of a place, whatever it does.
+    pub(crate) fn hold(&self, index: usize) -> Option<HeldStream> {
+        self.slots.hold(index).map(|(held, _)| held)
+    }
+
     /// How many streams there are.
     pub(crate) fn streams(&self) -> usize {
-        self.slots.enter().filled().count_ones() as usize
+        self.slots.filled().count_ones() as usize
     }
 
     /// How many of a workload's streams could be made.
     pub(crate) fn room(&self, workload: WorkloadType) -> bool {
-        self.allowed(workload) & !self.slots.enter().filled() != 0
+        self.allowed(workload) & !self.slots.filled() != 0
     }
 }
 
-/// Leased or with work outstanding, as far as is known without asking the driver.
+/// The places `there`, beginning with `first`.
 #[inline]
-fn is_busy(stream: &Arc<CudaStream>) -> bool {
-    Arc::strong_count(stream) > 1 || stream.outstanding() > 0
-}
-
-/// As [`is_busy`], for one that the caller holds already.
-fn is_busy_besides(stream: &Arc<CudaStream>) -> bool {
-    Arc::strong_count(stream) > 2 || stream.outstanding() > 0
-}
-
-/// The next place in turn.
-#[inline]
-fn in_turn(inside: &Inside<'_, CudaStream>, there: u64) -> Option<usize> {
-    let count = there.count_ones();
-    if count == 0 {
-        return None;
-    }
-    // A ticket's lower half turns as well.
-    let turn = inside.ticket() as u32 % count;
-    let mut rest = there;
-    for _ in 0..turn {
+fn all_around(there: u64, first: usize) -> impl Iterator<Item = usize> {
+    let first = (first % 64) as u32;
+    let mut rest = there.rotate_right(first);
+    std::iter::from_fn(move || {
+        let index = (rest != 0).then(|| (rest.trailing_zeros() + first) % 64)?;
         rest &= rest - 1;
-    }
-    Some(rest.trailing_zeros() as usize)
+        Some(index as usize)
+    })
+}
+
+/// Leases that core holds.
+#[inline]
+fn held_elsewhere(stream: &Arc<CudaStream>) -> u64 {
+    Arc::strong_count(stream) as u64 - 1
+}
+
+/// Neither broken nor leased nor with work outstanding, as far as is known without asking the driver.
+#[inline]
+fn is_idle(stream: &HeldStream, others: u64) -> bool {
+    others == 0 && held_elsewhere(stream) == 0 && stream.outstanding() == 0 && stream.own.check().is_ok()
+}
+
+fn load(stream: &HeldStream, others: u64, weights: &Weights) -> Load {
+    let outstanding = stream.outstanding();
+    let weight = || {
+        let workload = usize::try_from(stream.note()).ok();
+        let weight = workload.and_then(|workload| weights.get(workload));
+        weight.map_or(1, |weight| weight.load(Ordering::Relaxed).max(1))
+    };
+    let time = if outstanding == 0 { 0 } else { outstanding.saturating_mul(weight()) };
+    (stream.own.check().is_err(), others + held_elsewhere(stream), time)
 }

@@ -4,32 +4,34 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use transload_core::{Queue, QueueLease};
 
+use super::lane::HeldStream;
 use crate::CudaStream;
 
 /// A stream of a pool, until dropped; work may still be in flight then. May outlive the pool. Usable from any thread.
 ///
 /// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
 pub struct StreamLease {
-    /// Each holder beside the pool is a lease: that is how they are counted.
-    stream: Arc<CudaStream>,
+    stream: HeldStream,
 }
 
 impl StreamLease {
     #[inline]
-    pub(crate) fn new(stream: Arc<CudaStream>) -> Self {
+    pub(crate) fn new(stream: HeldStream) -> Self {
         Self { stream }
     }
 
     /// The same lease as core's type.
     #[must_use]
     pub fn into_queue(self) -> QueueLease {
-        QueueLease::new(self.stream as Arc<dyn Queue>)
+        // A clone beside the pool's counts as a lease, from before this one ends.
+        QueueLease::new(Arc::clone(&self.stream) as Arc<dyn Queue>)
     }
 }
 
 impl Deref for StreamLease {
     type Target = CudaStream;
 
+    #[inline]
     fn deref(&self) -> &CudaStream {
         &self.stream
     }

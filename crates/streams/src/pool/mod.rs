@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
-use crate::{CudaStream, kernels::Kernels};
+use crate::{CudaModule, CudaStream, kernels::Kernels};
 
 mod builder;
 mod completions;
@@ -23,8 +23,10 @@ mod lease;
 mod optimize;
 mod ready;
 mod replay;
+mod shell;
 mod slots;
 mod strategy;
+mod turns;
 
 pub use builder::PoolBuilder;
 pub use completions::WorkloadSummary;
@@ -42,7 +44,7 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 
 /// Streams of one device, made when they are needed and given up where it is quiet.
 ///
-/// A lease is a few atomic operations and takes no lock; it calls the driver only to make a stream, where all that it may use
+/// A lease is an atomic addition, its end another, on memory that only the users of that stream share; it takes no lock and calls the driver only to make a stream, where all that it may use
 /// are leased or have work outstanding and the bounds allow one more. Once they do not, leases share streams. All methods
 /// may be called from any thread.
 ///
@@ -75,6 +77,8 @@ pub struct AdvancedStreamPool {
     split: Mutex<Split>,
     completions: Completions,
     kernels: OnceLock<Arc<Kernels>>,
+    /// For replays of loads that have narrow kernels.
+    narrow: OnceLock<CudaModule>,
 }
 
 impl AdvancedStreamPool {
@@ -119,6 +123,7 @@ impl AdvancedStreamPool {
             split: Mutex::new(split),
             completions: Completions::default(),
             kernels: OnceLock::new(),
+            narrow: OnceLock::new(),
         };
         pool.configure(strategy, split);
         pool
@@ -205,14 +210,14 @@ impl AdvancedStreamPool {
         self.lanes[priority as usize].streams()
     }
 
-    /// How many leases are held.
+    /// How many leases are held, those that are being had or given back included.
     #[must_use]
     pub fn leases(&self) -> usize {
-        let mut leases = 0;
+        let mut leases = 0_u64;
         for lane in &self.lanes {
-            lane.look(u64::MAX, |stream| leases += Arc::strong_count(stream) - 1);
+            lane.look(u64::MAX, |_, _, held| leases += held);
         }
-        leases
+        usize::try_from(leases).unwrap_or(usize::MAX)
     }
 
     /// Operations in flight on all streams, as far as is known without asking the driver.
@@ -220,8 +225,8 @@ impl AdvancedStreamPool {
     pub fn outstanding(&self) -> u64 {
         let mut outstanding = 0_u64;
         for lane in &self.lanes {
-            lane.look(u64::MAX, |stream| {
-                outstanding = outstanding.saturating_add(transload_core::Queue::outstanding(&**stream));
+            lane.look(u64::MAX, |_, stream, _| {
+                outstanding = outstanding.saturating_add(transload_core::Queue::outstanding(stream));
             });
         }
         outstanding
@@ -240,7 +245,7 @@ impl AdvancedStreamPool {
     pub fn synchronize(&self) -> Result<()> {
         let mut streams: Vec<CudaStream> = Vec::new();
         for lane in &self.lanes {
-            lane.look(u64::MAX, |stream| streams.push(CudaStream::clone(stream)));
+            lane.look(u64::MAX, |_, stream, _| streams.push(CudaStream::clone(stream)));
         }
         let mut outcome = Ok(());
         // Every stream is waited for, also after an error.

@@ -111,13 +111,14 @@ impl AdvancedStreamPool {
                     None => (u64::MAX, WorkloadType::Mixed),
                 };
                 let mut found = None;
-                lane.look(among, |stream| {
-                    if found.is_some() || (Arc::strong_count(stream) == 1) != free {
+                lane.look(among, |index, stream, leases| {
+                    if found.is_some() || (leases == 0) != free {
                         return;
                     }
                     streams += 1;
                     match state(stream) {
-                        Ok(State::Idle) => found = Some(Ok(StreamLease::new(Arc::clone(stream)))),
+                        // It stays while it is looked at.
+                        Ok(State::Idle) => found = lane.hold(index).map(|held| Ok(StreamLease::new(held))),
                         Ok(State::Busy(fence)) => fences.extend(fence),
                         Ok(State::Broken(error)) => broken = Some(error),
                         Err(error) => found = Some(Err(error)),

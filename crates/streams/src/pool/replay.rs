@@ -8,7 +8,7 @@ use transload_core::{
 use transload_memory::CudaMemoryManager;
 
 use super::{AdvancedStreamPool, strategy::WORKLOADS};
-use crate::{CudaEvent, CudaStream};
+use crate::{CudaEvent, CudaKernel, CudaModule, CudaStream, LaunchConfig};
 
 /// What one item of a load does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +16,14 @@ use crate::{CudaEvent, CudaStream};
 pub enum LoadWork {
     /// So many kernels, one after the other, that each copy so many bytes of device memory.
     Kernels {
+        /// How many.
+        times: usize,
+        /// Bytes of each; at least 1.
+        bytes: usize,
+    },
+    /// So many kernels, one after the other, that each copy so many bytes of device memory by one block of 256 threads: long
+    /// ones that leave nearly all of the device to others beside them.
+    NarrowKernels {
         /// How many.
         times: usize,
         /// Bytes of each; at least 1.
@@ -36,14 +44,15 @@ pub enum LoadWork {
 impl LoadWork {
     fn operations(self) -> usize {
         match self {
-            Self::Kernels { times, .. } => times,
+            Self::Kernels { times, .. } | Self::NarrowKernels { times, .. } => times,
             Self::Upload { .. } | Self::Download { .. } => 1,
         }
     }
 
     fn bytes(self) -> usize {
         match self {
-            Self::Kernels { bytes, .. } | Self::Upload { bytes } | Self::Download { bytes } => bytes,
+            Self::Kernels { bytes, .. } | Self::NarrowKernels { bytes, .. } => bytes,
+            Self::Upload { bytes } | Self::Download { bytes } => bytes,
         }
     }
 }
@@ -67,13 +76,14 @@ pub struct RecordedLoad {
 }
 
 impl RecordedLoad {
-    /// `items` short kernels that are all alike.
+    /// `items` times two kernels that are all alike and run side by side where the streams let them: each is long enough that
+    /// their number, and not how fast launches follow each other, decides how long the load takes.
     #[must_use]
     pub fn of_equal_kernels(items: usize) -> Self {
         let item = LoadItem {
             priority: StreamPriority::Normal,
             workload: WorkloadType::Compute,
-            work: LoadWork::Kernels { times: 2, bytes: 64 << 10 },
+            work: LoadWork::NarrowKernels { times: 2, bytes: 512 << 10 },
         };
         Self { items: vec![item; items] }
     }
@@ -128,6 +138,8 @@ struct Room {
     dst: RawBuffer,
     pinned_src: RawBuffer,
     pinned_dst: RawBuffer,
+    /// Where the load has narrow kernels.
+    narrow: Option<CudaKernel>,
 }
 
 /// An item on its way.
@@ -145,7 +157,9 @@ impl AdvancedStreamPool {
     /// # Errors
     /// `InvalidArgument` for an empty load or item, or one whose bytes overflow; those of memory and of the driver.
     pub fn replay(&self, memory: &CudaMemoryManager, load: &RecordedLoad) -> Result<Replay> {
-        let room = Room::for_load(memory, load)?;
+        let narrow = load.items.iter().any(|item| matches!(item.work, LoadWork::NarrowKernels { .. }));
+        let narrow = narrow.then(|| self.narrow()).transpose()?;
+        let room = Room::for_load(memory, load, narrow)?;
         self.prepare_in_place()?;
         let gate = CudaStream::new(&self.device)?;
         let events = |_: &LoadItem| Ok((CudaEvent::new(&self.device)?, CudaEvent::new(&self.device)?));
@@ -170,6 +184,15 @@ impl AdvancedStreamPool {
             running.push(Running { workload: item.workload, start, end });
         }
         self.measure(&begin, &running)
+    }
+
+    /// The kernel that copies in place, for launches of a shape of one's own. Stays loaded while the pool lives.
+    fn narrow(&self) -> Result<CudaKernel> {
+        if let Some(module) = self.narrow.get() {
+            return module.kernel(COPY_ENTRY);
+        }
+        let module = CudaModule::from_ptx(&self.device, COPY)?;
+        self.narrow.get_or_init(|| module).kernel(COPY_ENTRY)
     }
 
     fn measure(&self, begin: &CudaEvent, running: &[Running]) -> Result<Replay> {
@@ -202,8 +225,13 @@ impl AdvancedStreamPool {
 /// 16 operations.
 const HELD_BYTES: usize = 4 << 20;
 
+const COPY: &str = include_str!("../kernels/copy.ptx");
+const COPY_ENTRY: &str = "transload_copy";
+/// Threads of the one block of a narrow kernel.
+const NARROW_THREADS: u32 = 256;
+
 impl Room {
-    fn for_load(memory: &CudaMemoryManager, load: &RecordedLoad) -> Result<Self> {
+    fn for_load(memory: &CudaMemoryManager, load: &RecordedLoad, narrow: Option<CudaKernel>) -> Result<Self> {
         let invalid = |text| Error::new(ErrorKind::InvalidArgument, text);
         let bytes = || load.items.iter().map(|item| item.work.bytes());
         let largest = bytes().max().ok_or_else(|| invalid("a load needs at least 1 item"))?;
@@ -219,6 +247,7 @@ impl Room {
             dst: memory.allocate(MemoryKind::Device, total)?,
             pinned_src: memory.allocate(MemoryKind::Pinned, largest)?,
             pinned_dst: memory.allocate(MemoryKind::Pinned, down.max(1))?,
+            narrow,
         })
     }
 
@@ -231,6 +260,18 @@ impl Room {
                 let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
                 for _ in 0..times {
                     submit(stream, &Operation::CopyInPlace { src: &src, dst: &dst }, Timing::Off)?;
+                }
+                offset.0 += bytes;
+            }
+            LoadWork::NarrowKernels { times, .. } => {
+                let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
+                for _ in 0..times {
+                    let Some(kernel) = &self.narrow else { break };
+                    let launch = kernel.launch(LaunchConfig::linear(1, NARROW_THREADS));
+                    let launch = launch.writes(&dst).reads(&src).arg(bytes as u64);
+                    // SAFETY: these are the kernel's parameters: destination, source and their bytes. It touches no other byte
+                    // (kernels/copy.cu), and has no variables of its own.
+                    unsafe { launch.enqueue(stream) }?;
                 }
                 offset.0 += bytes;
             }

@@ -10,9 +10,11 @@ use super::slots::bit;
 /// observed, which waiting for it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AllocationStrategy {
-    /// The next in turn: the cheapest, and as good as any where all work is alike.
+    /// The next in turn: as good as any where all work is alike. Each thread goes round by itself, strictly in turn, and begins
+    /// at another stream than the thread before it; so a thread's leases spread evenly, and those of many threads nearly so.
     RoundRobin,
-    /// The one with the fewest leases, then with the least work outstanding, weighted by the times recorded for its workload.
+    /// One that is neither leased nor has work outstanding, the one that the thread had last before others. Where there is none,
+    /// the one with the fewest leases, then with the least work outstanding, weighted by the times recorded for its workload.
     LoadBalanced,
     /// As `LoadBalanced`, with fewer streams the less urgent: `High` may have all, `Normal` half of them, `Low` one. Work that
     /// names no priority but is waited for by other work (`Coordination`) counts as `High`.

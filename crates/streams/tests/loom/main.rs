@@ -11,6 +11,10 @@ mod sync;
 #[allow(dead_code, reason = "a model uses what it is about")]
 mod points;
 
+#[path = "../../src/pool/shell.rs"]
+#[allow(dead_code, reason = "the pool uses more of it")]
+mod shell;
+
 #[path = "../../src/pool/slots.rs"]
 #[allow(dead_code, reason = "the pool uses more of it")]
 mod slots;

@@ -6,15 +6,9 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
 };
-
-pub(crate) const LOOKS: u32 = 1;
-
-pub(crate) fn spin_loop() {
-    loom::thread::yield_now();
-}
 
 /// As parking_lot's: locking answers no error.
 pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
