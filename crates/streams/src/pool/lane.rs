@@ -205,6 +205,13 @@ impl Lane {
     ) -> Option<(usize, HeldStream, Load)> {
         let mut best: Option<(usize, HeldStream, Load)> = None;
         for index in all_around(there, self.seat.first(from, there)?) {
+            // A first look, which costs less than a lease.
+            let more = |(.., (broken, leases, _)): &(usize, HeldStream, Load)| {
+                !broken && self.slots.leases(index) > *leases
+            };
+            if best.as_ref().is_some_and(more) {
+                continue;
+            }
             let Some((held, others)) = self.slots.hold(index) else { continue };
             let load = load(&held, others, weights);
             if best.as_ref().is_none_or(|(.., least)| load < *least) {

@@ -83,7 +83,7 @@ impl RecordedLoad {
         let item = LoadItem {
             priority: StreamPriority::Normal,
             workload: WorkloadType::Compute,
-            work: LoadWork::NarrowKernels { times: 2, bytes: 512 << 10 },
+            work: LoadWork::NarrowKernels { times: 2, bytes: 1 << 20 },
         };
         Self { items: vec![item; items] }
     }
@@ -162,6 +162,7 @@ impl AdvancedStreamPool {
         let room = Room::for_load(memory, load, narrow)?;
         self.prepare_in_place()?;
         let gate = CudaStream::new(&self.device)?;
+        room.warm_up(&gate)?;
         let events = |_: &LoadItem| Ok((CudaEvent::new(&self.device)?, CudaEvent::new(&self.device)?));
         let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
         let begin = CudaEvent::new(&self.device)?;
@@ -169,7 +170,7 @@ impl AdvancedStreamPool {
         let held = memory.allocate(MemoryKind::Device, HELD_BYTES)?;
         let operations =
             load.items.iter().fold(0_usize, |sum, item| sum.saturating_add(item.work.operations()));
-        for _ in 0..operations.div_ceil(16).saturating_add(16) {
+        for _ in 0..operations.div_ceil(16).saturating_add(48) {
             submit(&gate, &Operation::Copy { src: &host, dst: &held }, Timing::Off)?;
         }
         begin.record(&gate)?;
@@ -251,6 +252,22 @@ impl Room {
         })
     }
 
+    /// A driver that loads kernels when they are first launched does so now.
+    fn warm_up(&self, stream: &CudaStream) -> Result<()> {
+        self.enqueue_narrow(stream, &self.src.slice(..1)?, &self.dst.slice(..1)?)?;
+        stream.synchronize()
+    }
+
+    /// Copies by one block.
+    fn enqueue_narrow(&self, stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+        let Some(kernel) = &self.narrow else { return Ok(()) };
+        let launch = kernel.launch(LaunchConfig::linear(1, NARROW_THREADS));
+        let launch = launch.writes(dst).reads(src).arg(src.len() as u64);
+        // SAFETY: these are the kernel's parameters: destination, source and their bytes, both of the same length. It touches
+        // no other byte (kernels/copy.cu), and has no variables of its own.
+        unsafe { launch.enqueue(stream) }.map(drop)
+    }
+
     /// Each kind of destination is used from its beginning on; `offset` counts bytes of both.
     fn enqueue(&self, stream: &CudaStream, work: LoadWork, offset: &mut (usize, usize)) -> Result<()> {
         let bytes = work.bytes();
@@ -266,12 +283,7 @@ impl Room {
             LoadWork::NarrowKernels { times, .. } => {
                 let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
                 for _ in 0..times {
-                    let Some(kernel) = &self.narrow else { break };
-                    let launch = kernel.launch(LaunchConfig::linear(1, NARROW_THREADS));
-                    let launch = launch.writes(&dst).reads(&src).arg(bytes as u64);
-                    // SAFETY: these are the kernel's parameters: destination, source and their bytes. It touches no other byte
-                    // (kernels/copy.cu), and has no variables of its own.
-                    unsafe { launch.enqueue(stream) }?;
+                    self.enqueue_narrow(stream, &src, &dst)?;
                 }
                 offset.0 += bytes;
             }

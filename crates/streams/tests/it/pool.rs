@@ -134,6 +134,52 @@ fn round_robin_takes_the_streams_in_turn() {
 }
 
 #[test]
+fn each_thread_goes_round_by_itself() {
+    limited(|| {
+        let setup = Setup::new();
+        // It never shrinks.
+        let builder = AdvancedStreamPool::builder(&setup.device).streams(3..=3);
+        let pool = builder.strategy(AllocationStrategy::RoundRobin).build().unwrap();
+        let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+        drop([lease(), lease(), lease()]);
+        let meet = std::sync::Barrier::new(4);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    meet.wait();
+                    let turns: Vec<_> = (0..300).map(|_| lease().id()).collect();
+                    assert_eq!(turns[..3].iter().collect::<HashSet<_>>().len(), 3, "{:?}", &turns[..3]);
+                    assert!((3..300).all(|turn| turns[turn] == turns[turn - 3]), "strictly in turn");
+                });
+            }
+        });
+        drop(pool);
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_free_stream_is_leased_by_the_thread_that_had_it_unless_others_may_enqueue_on_it() {
+    let setup = Setup::new();
+    let pool = make(&setup, 3, AllocationStrategy::LoadBalanced);
+    let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let all = [lease(), lease(), lease()];
+    let turns = |count| (0..count).map(|_| lease().id()).collect::<HashSet<_>>().len();
+    // Given out, what is enqueued on them is not known here.
+    assert_eq!(handles(&all).len(), 3);
+    drop(all);
+    assert_eq!(turns(3), 3, "in turn");
+    drop(pool);
+    let pool = make(&setup, 3, AllocationStrategy::LoadBalanced);
+    let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    drop([lease(), lease(), lease()]);
+    let turns = |count| (0..count).map(|_| lease().id()).collect::<HashSet<_>>().len();
+    assert_eq!(turns(9), 1, "the same");
+    drop(pool);
+    setup.finish();
+}
+
+#[test]
 fn load_balancing_goes_by_leases_then_by_outstanding_work_and_its_measured_time() {
     let setup = Setup::new();
     let pool = make(&setup, 2, AllocationStrategy::LoadBalanced);
