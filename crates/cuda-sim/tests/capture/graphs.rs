@@ -118,60 +118,6 @@ fn a_fork_and_a_join_by_events_order_the_nodes_under_any_seed() {
 }
 
 #[test]
-fn unordered_nodes_of_a_graph_race_at_its_launch() {
-    if harness::is_real() {
-        println!("skipped: needs the software driver");
-        return;
-    }
-    install().expect("installed");
-    let alone = Alone::new();
-    let sim = SimDevice::builder().record_accesses(true).build();
-    let bench = bench_of(sim.ordinal(), &alone);
-    let (one, two, memory) = (bench.stream(), bench.stream(), bench.memory(64));
-    let (fork, join) = (event(&bench), event(&bench));
-    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
-    fork.record(&one).expect("record");
-    two.wait_event(&fork).expect("fork");
-    fill(&one, memory.address, 1, 64).expect("fill");
-    fill(&two, memory.address, 2, 64).expect("fill");
-    join.record(&two).expect("record");
-    one.wait_event(&join).expect("join");
-    let mut exec = capture.end().and_then(|graph| graph.instantiate()).expect("executable");
-    assert!(sim.races().is_empty(), "nothing ran");
-    // SAFETY: that the fills are unordered is the planted fault.
-    unsafe { exec.launch(&one) }.expect("launch");
-    one.synchronize().expect("idle");
-    assert!(!sim.races().is_empty(), "the checker must see what nothing orders");
-}
-
-#[test]
-fn work_before_and_after_a_launch_keeps_the_streams_order_under_any_seed() {
-    if harness::is_real() {
-        println!("skipped: needs the software driver");
-        return;
-    }
-    install().expect("installed");
-    let alone = Alone::new();
-    for seed in 0..30 {
-        let sim = SimDevice::builder().seed(seed).record_accesses(true).build();
-        let bench = bench_of(sim.ordinal(), &alone);
-        let (stream, memory, host) = (bench.stream(), bench.memory(5000), bench.pinned(5000));
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
-        download(&stream, &host, 0, memory.address, 5000).expect("captured");
-        let mut exec = capture.end().and_then(|graph| graph.instantiate()).expect("executable");
-        for value in 1..5 {
-            fill(&stream, memory.address, value, 5000).expect("fill");
-            // SAFETY: the memory is live, and waited for below.
-            unsafe { exec.launch(&stream) }.expect("launch");
-            fill(&stream, memory.address, 99, 5000).expect("fill");
-            stream.synchronize().expect("idle");
-            assert!(host.snapshot().iter().all(|byte| *byte == value), "seed {seed}");
-        }
-        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
-    }
-}
-
-#[test]
 fn an_update_changes_later_launches_and_a_graph_of_another_form_is_refused() {
     let alone = Alone::new();
     let bench = &alone.bench;

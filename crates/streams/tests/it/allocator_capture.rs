@@ -16,10 +16,6 @@ const GLOBAL: u32 = 0;
 #[test]
 fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
     let bed = Bed::new();
-    if !transload_cuda_sys::Driver::get().unwrap().has(c"cuStreamBeginCapture_v2") {
-        println!("skipped: the software driver has no graph capture");
-        return;
-    }
     let (captured, one, two) = (bed.stream(), bed.stream(), bed.stream());
     let of_captured = bed.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
     bed.allocator.free_for_stream(of_captured, &captured).unwrap();
