@@ -8,20 +8,20 @@ fn main() {
 
 #[cfg(any(target_os = "linux", windows))]
 fn main() {
-    if let Err(error) = run() {
+    if let Err(error) = run(0) {
         println!("no CUDA here: {error}");
     }
 }
 
 #[cfg(any(target_os = "linux", windows))]
-fn run() -> transload_core::Result<()> {
+pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
     use std::time::Duration;
 
     use transload_core::{MemoryKind, Queue, StreamPriority, WorkloadType};
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
-    let device = CudaDevice::new(0)?;
+    let device = CudaDevice::new(ordinal)?;
     let memory = CudaMemoryManager::new(&device)?;
     // What suits the device: streams are made when they are needed.
     let pool = AdvancedStreamPool::new(&device)?;
