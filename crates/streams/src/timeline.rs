@@ -22,6 +22,7 @@ use crate::{
     metrics::Counters,
     points::Points,
     reactor::Reactor,
+    wakers::Wakers,
 };
 
 /// What the operations of a run are, for messages.
@@ -51,7 +52,7 @@ pub(crate) struct StreamTimeline {
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
-    wakers: Mutex<Vec<(u64, Waker)>>,
+    wakers: Mutex<Wakers>,
     /// How many leases share the stream.
     pub(crate) leases: AtomicUsize,
     /// The first error of the stream's work. The context is unusable from then on.
@@ -243,13 +244,7 @@ impl StreamTimeline {
         if self.points.reached() >= point {
             return true;
         }
-        {
-            let mut wakers = self.wakers.lock();
-            match wakers.iter_mut().find(|(at, known)| *at == point && known.will_wake(waker)) {
-                Some(_) => {}
-                None => wakers.push((point, waker.clone())),
-            }
-        }
+        self.wakers.lock().add(point, waker);
         self.reactor.watch(&self.this, self.id);
         false
     }
@@ -261,17 +256,14 @@ impl StreamTimeline {
 
     /// Asks the driver; wakes whoever waits for what is over. Answers whether someone still waits. For the reactor.
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
-        let next = self.wakers.lock().iter().map(|(point, _)| *point).min();
+        let next = self.wakers.lock().first();
         let Some(next) = next else { return false };
         if matches!(self.poll(next), Ok(false)) {
             return true;
         }
         let reached = self.reached();
         let mut wakers = self.wakers.lock();
-        let mut index = 0;
-        while let Some((point, _)) = wakers.get(index) {
-            if *point <= reached { woken.push(wakers.swap_remove(index).1) } else { index += 1 }
-        }
+        wakers.take_reached(reached, woken);
         !wakers.is_empty()
     }
 
