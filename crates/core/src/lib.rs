@@ -13,6 +13,7 @@
 //! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].
 
 mod backend;
+mod brief_lock;
 mod buffer;
 mod claim;
 #[cfg(feature = "conformance")]
@@ -37,6 +38,7 @@ mod report;
 mod size_class;
 mod storage;
 mod submission;
+mod sync;
 mod transfer;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
