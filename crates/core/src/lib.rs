@@ -52,7 +52,7 @@ pub use host_view::{HostView, HostViewMut};
 pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use observer::{Observer, TransferEvent};
 pub use obstacle::{Obstacle, Unsubmitted};
-pub use operation::{Operation, Pattern, Pitched, Uses, submit};
+pub use operation::{Operation, Pattern, Pitched, Uses, submit, submit_on};
 pub use place::{MemoryKind, Place, TransferPath};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use raw_buffer::{BufferId, RawBuffer};
