@@ -97,6 +97,12 @@ impl Counters {
         self.one_in.store(one_in, Ordering::Relaxed);
     }
 
+    /// Whether operations are neither counted nor timed.
+    #[inline]
+    pub(crate) fn are_off(&self) -> bool {
+        self.one_in.load(Ordering::Relaxed) == 0
+    }
+
     /// Whether the next operation is counted and timed.
     #[inline]
     pub(crate) fn next(&self) -> Counted {
