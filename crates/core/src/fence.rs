@@ -35,7 +35,14 @@ pub fn next_timeline_id() -> TimelineId {
 /// The completion of a queue's operations, in order: point *n* is reached when its first *n* operations are done.
 ///
 /// All methods may be called from any thread.
-pub trait Timeline: Send + Sync + 'static {
+///
+/// # Safety
+/// Buffers are used again, and given back, by its word:
+/// * A point counts as reached, by [`reached`](Self::reached), by an answer of `true` or an error of [`poll`](Self::poll), by
+///   the return of [`wait`](Self::wait), or by an answer of `true` of [`wake_at`](Self::wake_at), only when the work of that
+///   point and of all before it touches memory no more. Once reached it stays so.
+/// * Its [`id`](Self::id) comes from [`next_timeline_id`] and is no other timeline's.
+pub unsafe trait Timeline: Send + Sync + 'static {
     /// Its identity.
     fn id(&self) -> TimelineId;
 

@@ -22,7 +22,8 @@ use crate::{CudaGraph, CudaStream, kernels::Kernels, metrics::Counted, timeline:
 /// loss, and enqueueing takes as long as doing. See `points`.
 const SMALL: usize = 64 << 10;
 
-impl Queue for CudaStream {
+// SAFETY: a stream does its work in order, behind the events that it waits for; points are given behind the work.
+unsafe impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
         self.own.device
     }

@@ -212,19 +212,34 @@ impl StreamTimeline {
         }
     }
 
-    /// Asks whether a point that no event covers yet is over; where it is not, it has one from here on.
-    fn poll_open(&self, point: u64) -> Result<bool> {
-        let given = self.points.given();
-        if point > given || !self.is_here() {
-            return self.settle_open(point);
+    /// Asks the driver about a point, and makes nothing of its error. A point that no event covers yet, and that is not over,
+    /// has one from here on.
+    fn ask(&self, point: u64) -> Result<bool, DriverError> {
+        if self.points.reached() >= point {
+            return Ok(true);
         }
-        match self.stream.is_idle() {
-            Ok(true) => {
-                self.advance(given);
-                Ok(true)
+        let covered = self.line.lock().covering(point);
+        match covered {
+            Covered::Over => Ok(true),
+            Covered::By(event, upto) => {
+                let over = event.is_done()?;
+                drop(event);
+                if over {
+                    self.advance(upto);
+                }
+                Ok(over)
             }
-            Ok(false) => self.try_close_run().map(|()| false).map_err(|error| self.settle(given, error)),
-            Err(error) => Err(self.settle(given, error)),
+            Covered::NotYet => {
+                let given = self.points.given();
+                if point > given || !self.is_here() {
+                    // Over, well or not.
+                    let _told_to_who_asks = self.settle_open(point);
+                    return Ok(true);
+                }
+                let over = self.stream.is_idle()?;
+                if over { self.advance(given) } else { self.try_close_run()? }
+                Ok(over)
+            }
         }
     }
 
@@ -258,8 +273,15 @@ impl StreamTimeline {
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
         let next = self.wakers.lock().first();
         let Some(next) = next else { return false };
-        if matches!(self.poll(next), Ok(false)) {
-            return true;
+        match self.ask(next) {
+            Ok(true) => {}
+            // An error of a moment says nothing of the work. Whoever may block finds out what it means; this thread serves all
+            // streams, and asks again.
+            Ok(false) => return true,
+            Err(error) if !error.is_sticky() => return true,
+            Err(error) => {
+                let _told_to_who_asks = self.settle(next, error);
+            }
         }
         let reached = self.reached();
         let mut wakers = self.wakers.lock();
@@ -291,7 +313,8 @@ impl Drop for StreamTimeline {
     }
 }
 
-impl Timeline for StreamTimeline {
+// SAFETY: a point is reached when an event behind its work is over, or the device is lost (see `points` and `loss`).
+unsafe impl Timeline for StreamTimeline {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -305,23 +328,10 @@ impl Timeline for StreamTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
-        if self.reached() >= point {
-            return self.ended_well(point);
-        }
-        let covered = self.line.lock().covering(point);
-        let (event, upto) = match covered {
-            Covered::Over => return self.ended_well(point),
-            Covered::NotYet => return self.poll_open(point),
-            Covered::By(event, upto) => (event, upto),
-        };
-        match event.is_done() {
+        match self.ask(point) {
+            Ok(true) => self.ended_well(point),
             Ok(false) => Ok(false),
-            Ok(true) => {
-                drop(event);
-                self.advance(upto);
-                Ok(true)
-            }
-            Err(error) => Err(self.settle(upto, error)),
+            Err(error) => Err(self.settle(self.points.given(), error)),
         }
     }
 

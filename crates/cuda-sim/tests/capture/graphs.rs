@@ -14,6 +14,12 @@ use crate::{
 
 const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
 
+/// Captures a stream that nobody else uses meanwhile.
+fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
+    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    unsafe { Capture::begin(stream, mode) }
+}
+
 fn event(bench: &Bench) -> Event {
     Event::new(&bench.context, EventTiming::Disabled).expect("event")
 }
@@ -39,7 +45,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         let (stream, memory, mut host) = (bench.stream(), bench.memory(1000), bench.pinned(1000));
         fill(&stream, memory.address, 9, 1000).expect("fill");
         stream.synchronize().expect("idle");
-        let capture = Capture::begin(&stream, mode).expect("begin");
+        let capture = begin(&stream, mode).expect("begin");
         assert_eq!(is_capturing(&stream), 1);
         upload(&stream, memory.address, &host, 0, 1000).expect("captured");
         let graph = capture.end().expect("end");
@@ -62,7 +68,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
 fn diamond(bench: &Bench, streams: [&Stream; 2], memory: [u64; 3], host: &Pinned, bytes: usize) -> Graph {
     let (fork, join) = (event(bench), event(bench));
     let [one, two] = streams;
-    let capture = Capture::begin(one, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(one, CaptureMode::Relaxed).expect("begin");
     upload(one, memory[0], host, 0, bytes).expect("upload");
     fork.record(one).expect("record");
     two.wait_event(&fork).expect("fork");
@@ -123,7 +129,7 @@ fn an_update_changes_later_launches_and_a_graph_of_another_form_is_refused() {
     let bench = &alone.bench;
     let (stream, memory) = (bench.stream(), bench.memory(200));
     let filled = |offset: u64, value| {
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
         fill(&stream, memory.address + offset, value, 100).expect("captured");
         capture.end().expect("end")
     };
@@ -135,7 +141,7 @@ fn an_update_changes_later_launches_and_a_graph_of_another_form_is_refused() {
     unsafe { exec.launch(&stream) }.expect("launch");
     let seen = contents(bench, memory.address, 200);
     assert!(seen[..100].iter().all(|byte| *byte == 1) && seen[100..].iter().all(|byte| *byte == 2));
-    let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
     fill(&stream, memory.address, 3, 10).expect("captured");
     fill(&stream, memory.address, 4, 10).expect("captured");
     let longer = capture.end().expect("end");
@@ -153,7 +159,7 @@ fn an_executable_dropped_in_flight_runs_to_its_end() {
     let alone = Alone::new();
     let bench = &alone.bench;
     let (stream, memory) = (bench.stream(), bench.memory(1 << 20));
-    let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
     fill(&stream, memory.address, 5, 1 << 20).expect("captured");
     let graph = capture.end().expect("end");
     let mut exec = graph.instantiate().expect("instantiate");

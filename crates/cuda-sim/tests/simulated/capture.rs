@@ -10,6 +10,12 @@ use crate::raw::{Bench, code, download, fill};
 const NOT_PERMITTED: u32 = 900;
 const INVALIDATED: u32 = 901;
 
+/// Captures a stream that nobody else uses meanwhile.
+fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
+    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    unsafe { Capture::begin(stream, mode) }
+}
+
 fn bench(seed: u64) -> Bench {
     let device = harness::device_with(|builder| builder.seed(seed).record_accesses(true)).expect("simulated");
     let context = Context::primary(Device::new(device.ordinal()).expect("device")).expect("context");
@@ -26,7 +32,7 @@ fn unordered_nodes_of_a_graph_race_at_its_launch() {
     let races = || bench.device.sim().expect("simulated").races();
     let (one, two, memory) = (bench.stream(), bench.stream(), bench.memory(64));
     let (fork, join) = (event(&bench), event(&bench));
-    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&one, CaptureMode::Relaxed).expect("begin");
     fork.record(&one).expect("record");
     two.wait_event(&fork).expect("fork");
     fill(&one, memory.address, 1, 64).expect("fill");
@@ -46,7 +52,7 @@ fn work_before_and_after_a_launch_keeps_the_streams_order_under_any_seed() {
     for seed in 0..30 {
         let bench = bench(seed);
         let (stream, memory, host) = (bench.stream(), bench.memory(5000), bench.pinned(5000));
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
         download(&stream, &host, 0, memory.address, 5000).expect("captured");
         let mut exec = capture.end().and_then(|graph| graph.instantiate()).expect("executable");
         for value in 1..5 {
@@ -78,7 +84,7 @@ fn pageable_memory_prefetches_and_callbacks_are_no_nodes() {
     ];
     for call in &mut calls {
         let _bound = bench.context.enter().expect("enter");
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
         assert_eq!(call(), NOT_PERMITTED);
         assert_eq!(code(fill(&stream, memory.address, 1, 64)), INVALIDATED, "and nothing more is taken");
         assert_eq!(code(capture.end()), INVALIDATED);

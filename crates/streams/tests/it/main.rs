@@ -30,6 +30,7 @@ mod launch_executor;
 mod launch_time;
 mod order;
 mod raw_forms;
+mod reactor;
 mod runs;
 mod pool;
 mod pool_optimizer;

@@ -79,9 +79,11 @@ impl Drop for Closing<'_> {
 
 /// How many threads read `bytes` that come in chunks, where at most `wanted` are allowed.
 pub(super) fn threads(wanted: Option<usize>, bytes: u64) -> usize {
+    /// Whatever is wanted: more threads than this would only take them from others.
+    const EVER: usize = 64;
     let usual = || thread::available_parallelism().map_or(2, usize::from).min(MOST);
     let useful = usize::try_from(bytes.div_ceil(SMALLEST as u64)).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| usual().min(useful)).max(1)
+    wanted.unwrap_or_else(usual).min(useful).clamp(1, EVER)
 }
 
 impl<'a> Readers<'a> {
