@@ -161,13 +161,11 @@ impl Fence {
 
     /// Whether the work is done, as a future's `poll` answers it.
     pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
-        match self.timeline.poll(self.point) {
-            Ok(true) => Poll::Ready(Ok(())),
-            Ok(false) if !self.timeline.wake_at(self.point, context.waker()) => Poll::Pending,
-            // It ended in between.
-            Ok(false) => Poll::Ready(self.wait()),
-            Err(error) => Poll::Ready(Err(error)),
+        // Whoever serves the wakers asks the driver for all of them; a question for each task would cost more than its work.
+        if !self.is_known_done() && !self.timeline.wake_at(self.point, context.waker()) {
+            return Poll::Pending;
         }
+        Poll::Ready(self.wait())
     }
 }
 
