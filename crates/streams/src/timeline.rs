@@ -237,7 +237,11 @@ impl StreamTimeline {
                     return Ok(true);
                 }
                 let over = self.stream.is_idle()?;
-                if over { self.advance(given) } else { self.try_close_run()? }
+                if over {
+                    self.advance(given)
+                } else {
+                    self.try_close_run()?
+                }
                 Ok(over)
             }
         }

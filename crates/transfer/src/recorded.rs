@@ -3,8 +3,9 @@
 use std::{fmt, sync::Arc, time::Instant};
 
 use transload_core::{
-    Backend, Completion, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected, Rejections,
-    Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
+    Backend, Completion, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected,
+    Rejections, Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
+    submit,
 };
 
 use crate::{

@@ -1,9 +1,7 @@
 //! Captures and graphs as only the software driver shows them: races among nodes, seeds, and what it takes for no node.
 
 use transload_cuda_sim::harness;
-use transload_cuda_sys::{
-    AsStream, Capture, CaptureMode, Context, Device, Event, EventTiming, ffi,
-};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, Context, Device, Event, EventTiming, ffi};
 
 use crate::raw::{Bench, code, download, fill};
 
