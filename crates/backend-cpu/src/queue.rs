@@ -44,7 +44,8 @@ impl CpuQueue {
     }
 }
 
-impl Queue for CpuQueue {
+// SAFETY: a line does its work in order, each after what it must wait for, and counts it when it is done.
+unsafe impl Queue for CpuQueue {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }

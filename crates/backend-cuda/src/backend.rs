@@ -8,7 +8,7 @@ use transload_core::{
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
-use transload_streams::{AdvancedStreamPool, CudaGraph};
+use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
 
@@ -74,8 +74,17 @@ impl CudaBackend {
     ///
     /// # Errors
     /// `UnknownDevice`, or the driver's.
-    pub fn memory(&self, ordinal: u32) -> Result<&CudaMemoryManager> {
+    pub fn memory(&self, ordinal: u32) -> Result<&Arc<CudaMemoryManager>> {
         self.member(DeviceId::Cuda(ordinal))?.memory()
+    }
+
+    /// The allocator of a device's own memory in the order of streams; makes its context. What it holds without need goes
+    /// back to the device by [`drain`](Backend::drain).
+    ///
+    /// # Errors
+    /// `UnknownDevice`, or the driver's.
+    pub fn allocator(&self, ordinal: u32) -> Result<&StreamOrderedAllocator> {
+        self.member(DeviceId::Cuda(ordinal))?.allocator()
     }
 
     /// The streams of a device: to lease some for one's own kernels, and to set how they are chosen.
@@ -131,7 +140,7 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.member(device)?.memory()?.allocate(kind, bytes)
+        self.member(device)?.allocate(kind, bytes)
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
@@ -228,10 +237,7 @@ impl Backend for CudaBackend {
         let mut outcome = Ok(());
         // Every device is drained, also after an error.
         for member in &self.members {
-            outcome = outcome.and(member.pool.synchronize());
-            if let Some(memory) = member.memory_if_used() {
-                outcome = outcome.and(memory.drain());
-            }
+            outcome = outcome.and(member.drain());
         }
         outcome
     }

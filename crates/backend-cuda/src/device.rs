@@ -1,18 +1,20 @@
 //! One device of the backend: its memory and its streams, made on first use.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use transload_core::{DeviceInfo, MemoryKind, Result};
+use transload_core::{DeviceInfo, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
-use transload_streams::AdvancedStreamPool;
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, lift};
+use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
 use crate::CudaBackendConfig;
 
 pub(crate) struct Member {
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
-    memory: OnceLock<CudaMemoryManager>,
+    memory: OnceLock<Arc<CudaMemoryManager>>,
+    /// Over the device's own memory; holds segments of `memory`.
+    allocator: OnceLock<StreamOrderedAllocator>,
     pub(crate) pool: AdvancedStreamPool,
 }
 
@@ -30,23 +32,54 @@ impl Member {
             info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
         let pool = config.pool(&device)?;
-        Ok(Self { device, info, memory: OnceLock::new(), pool })
+        Ok(Self { device, info, memory: OnceLock::new(), allocator: OnceLock::new(), pool })
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    pub(crate) fn memory(&self) -> Result<&CudaMemoryManager> {
+    pub(crate) fn memory(&self) -> Result<&Arc<CudaMemoryManager>> {
         if let Some(memory) = self.memory.get() {
             return Ok(memory);
         }
-        let made = CudaMemoryManager::new(&self.device)?;
+        let made = Arc::new(CudaMemoryManager::new(&self.device)?);
         Ok(self.memory.get_or_init(|| made))
+    }
+
+    pub(crate) fn allocator(&self) -> Result<&StreamOrderedAllocator> {
+        if let Some(allocator) = self.allocator.get() {
+            return Ok(allocator);
+        }
+        // Holds nothing before the first request, so that it does not matter who comes first.
+        let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
+        Ok(self.allocator.get_or_init(|| made))
+    }
+
+    /// Where the device has no room, what the allocator holds without need is given back, and the driver asked again.
+    pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        let refused = match self.memory()?.allocate(kind, bytes) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
+            other => return other,
+        };
+        match self.allocator.get().map(StreamOrderedAllocator::trim) {
+            Some(Ok(freed)) if freed > 0 => self.memory()?.allocate(kind, bytes),
+            _ => Err(refused),
+        }
+    }
+
+    /// Waits for the streams, then gives back what is free but kept.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let mut outcome = self.pool.synchronize();
+        if let Some(memory) = self.memory_if_used() {
+            let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
+            outcome = outcome.and(trimmed.map(|_| ())).and(memory.drain());
+        }
+        outcome
     }
 
     /// The memory manager, if anything was allocated yet.
     pub(crate) fn memory_if_used(&self) -> Option<&CudaMemoryManager> {
-        self.memory.get()
+        self.memory.get().map(AsRef::as_ref)
     }
 }

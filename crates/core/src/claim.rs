@@ -42,30 +42,43 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
     /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        Self::behind(uses, None)
+        let mut claims = Self::none();
+        claims.add(uses, None)?;
+        Ok(claims)
     }
 
-    /// As [`of`](Self::of), for work that will be enqueued on this queue: earlier work of its own timeline is not in
+    /// None yet.
+    #[inline]
+    pub(crate) fn none() -> Self {
+        Self { held: SmallVec::new(), after: Dependencies::new() }
+    }
+
+    /// As [`of`](Self::of), beside what is claimed already, none of which may come later in the order of identities. For
+    /// work that will be enqueued on the timeline `own`, where one is given: earlier work of it is not in
     /// [`after`](Self::after), since a queue does what is enqueued later after it.
-    pub(crate) fn for_queue(uses: &mut [(&'a RawBuffer, Access)], queue: &dyn Queue) -> Result<Self> {
-        Self::behind(uses, Some(queue.timeline()))
-    }
-
-    fn behind(uses: &mut [(&'a RawBuffer, Access)], own: Option<&Arc<dyn Timeline>>) -> Result<Self> {
+    #[inline]
+    pub(crate) fn add(
+        &mut self,
+        uses: &mut [(&'a RawBuffer, Access)],
+        own: Option<&Arc<dyn Timeline>>,
+    ) -> Result<()> {
         // This order is what keeps two submitters from waiting for each other in a circle.
         let key = |(buffer, _): &(&RawBuffer, Access)| (buffer.id(), buffer.offset());
         match &mut *uses {
             [_] => {}
             // By far the most: a copy.
-            [one, two] if key(one) <= key(two) => {}
+            [one, two] => {
+                if key(one) > key(two) {
+                    std::mem::swap(one, two);
+                }
+            }
             many => many.sort_by_key(key),
         }
-        let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
         for (buffer, access) in uses.iter() {
-            let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut claims.after)?;
-            claims.held.push((buffer, ticket));
+            let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut self.after)?;
+            self.held.push((buffer, ticket));
         }
-        Ok(claims)
+        Ok(())
     }
 
     /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
@@ -75,7 +88,7 @@ impl<'a> Claims<'a> {
     /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
     pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
         uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
-        let mut claims = Self { held: SmallVec::new(), after: Dependencies::new() };
+        let mut claims = Self::none();
         for (buffer, access) in uses.iter() {
             match buffer.hazards().try_claim(buffer.range(), *access, None, &mut claims.after)? {
                 Some(ticket) => claims.held.push((buffer, ticket)),
@@ -93,11 +106,20 @@ impl<'a> Claims<'a> {
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
     pub fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
-        if self.after.is_empty() {
-            return;
+        self.wait_unless(|fence| queue.can_wait_for(fence));
+    }
+
+    /// Waits on the host for what is not `for_queue`, and forgets what is over.
+    #[inline]
+    pub(crate) fn wait_unless(&mut self, for_queue: impl Fn(&Fence) -> bool) {
+        if !self.after.is_empty() {
+            self.wait_for_some(for_queue);
         }
+    }
+
+    fn wait_for_some(&mut self, for_queue: impl Fn(&Fence) -> bool) {
         for fence in &self.after {
-            if !queue.can_wait_for(fence) {
+            if !for_queue(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                 let _over = fence.wait();
             }
@@ -128,16 +150,28 @@ impl<'a> Claims<'a> {
     /// * `fence` is over only when the work on the claimed ranges is over and everything in [`after`](Self::after) is:
     ///   what the ranges were used for before is forgotten in favour of it.
     pub unsafe fn commit(mut self, fence: &Fence) {
-        for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().commit(ticket, fence);
+        // SAFETY: the caller's promise.
+        unsafe { self.commit_here(fence) };
+    }
+
+    /// As [`commit`](Self::commit), where the claims lie. They are no claims any more.
+    ///
+    /// # Safety
+    /// * As for `commit`.
+    #[inline]
+    pub(crate) unsafe fn commit_here(&mut self, fence: &Fence) {
+        for (buffer, ticket) in &self.held {
+            buffer.hazards().commit(*ticket, fence);
         }
+        self.held.clear();
     }
 }
 
 impl Drop for Claims<'_> {
+    #[inline]
     fn drop(&mut self) {
-        for (buffer, ticket) in self.held.drain(..) {
-            buffer.hazards().withdraw(ticket);
+        for (buffer, ticket) in &self.held {
+            buffer.hazards().withdraw(*ticket);
         }
     }
 }

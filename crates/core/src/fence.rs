@@ -35,7 +35,14 @@ pub fn next_timeline_id() -> TimelineId {
 /// The completion of a queue's operations, in order: point *n* is reached when its first *n* operations are done.
 ///
 /// All methods may be called from any thread.
-pub trait Timeline: Send + Sync + 'static {
+///
+/// # Safety
+/// Buffers are used again, and given back, by its word:
+/// * A point counts as reached, by [`reached`](Self::reached), by an answer of `true` or an error of [`poll`](Self::poll), by
+///   the return of [`wait`](Self::wait), or by an answer of `true` of [`wake_at`](Self::wake_at), only when the work of that
+///   point and of all before it touches memory no more. Once reached it stays so.
+/// * Its [`id`](Self::id) comes from [`next_timeline_id`] and is no other timeline's.
+pub unsafe trait Timeline: Send + Sync + 'static {
     /// Its identity.
     fn id(&self) -> TimelineId;
 
@@ -154,13 +161,11 @@ impl Fence {
 
     /// Whether the work is done, as a future's `poll` answers it.
     pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
-        match self.timeline.poll(self.point) {
-            Ok(true) => Poll::Ready(Ok(())),
-            Ok(false) if !self.timeline.wake_at(self.point, context.waker()) => Poll::Pending,
-            // It ended in between.
-            Ok(false) => Poll::Ready(self.wait()),
-            Err(error) => Poll::Ready(Err(error)),
+        // Whoever serves the wakers asks the driver for all of them; a question for each task would cost more than its work.
+        if !self.is_known_done() && !self.timeline.wake_at(self.point, context.waker()) {
+            return Poll::Pending;
         }
+        Poll::Ready(self.wait())
     }
 }
 

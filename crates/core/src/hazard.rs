@@ -11,53 +11,66 @@ use std::{
     task::Waker,
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use crate::{Access, Error, ErrorKind, Fence, Result, Timeline};
+use crate::{
+    Access, Error, ErrorKind, Fence, Result, Timeline,
+    brief_lock::{Bell, BriefGuard, BriefLock},
+};
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
 
-/// Identifies one entry of one table until it is committed or withdrawn.
+/// Identifies a claim or a view of one table until it is committed, withdrawn or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket(u64);
 
+/// A use that was enqueued: over when the fence is.
 #[derive(Debug)]
-enum State {
+struct Use {
+    range: Range<usize>,
+    access: Access,
+    fence: Fence,
+}
+
+/// Why a range is held that has no fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holder {
     /// Claimed; its operation is being enqueued by some thread right now.
-    Pending(Ticket),
-    /// Enqueued; over when the fence is.
-    Submitted(Fence),
+    Pending,
     /// A host view is open.
-    Viewed(Ticket),
+    View,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Held {
+    ticket: Ticket,
     range: Range<usize>,
     access: Access,
-    state: State,
+    by: Holder,
 }
 
 /// The uses of one allocation that are not known to be over.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Hazards {
-    table: Mutex<Table>,
-    /// Signalled when a pending entry is resolved and someone waits for that.
-    resolved: Condvar,
+    table: BriefLock<Table>,
+    /// Rung when a claim or view ends and a thread waits for that.
+    resolved: Bell,
 }
 
-/// Entries taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
-type Removed = SmallVec<[Entry; 8]>;
+/// Uses taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
+type Removed = SmallVec<[Use; 8]>;
 
+/// In this order what a copy touches lies together: most buffers have one use.
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Table {
-    entries: SmallVec<[Entry; 6]>,
     last_ticket: u64,
-    /// How many threads wait for a pending entry.
-    waiting: usize,
-    /// Tasks that wait for one.
+    /// A thread or a task waits for a claim to end.
+    awaited: bool,
+    held: SmallVec<[Held; 1]>,
+    uses: SmallVec<[Use; 4]>,
+    /// Tasks that wait for a claim to end.
     wakers: Vec<Waker>,
 }
 
@@ -72,59 +85,61 @@ pub(crate) enum Opening {
 }
 
 impl Table {
-    fn add(&mut self, range: Range<usize>, access: Access, state: impl FnOnce(Ticket) -> State) -> Ticket {
+    #[inline]
+    fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
         self.last_ticket += 1;
         let ticket = Ticket(self.last_ticket);
-        self.entries.push(Entry { range, access, state: state(ticket) });
+        self.held.push(Held { ticket, range, access, by });
         ticket
     }
 
-    fn position(&self, ticket: Ticket) -> Option<usize> {
-        self.entries.iter().position(
-            |entry| matches!(entry.state, State::Pending(this) | State::Viewed(this) if this == ticket),
-        )
+    #[inline]
+    fn release(&mut self, ticket: Ticket) -> Option<Held> {
+        let index = self.held.iter().position(|held| held.ticket == ticket)?;
+        Some(self.held.swap_remove(index))
     }
 
-    /// What a pending or viewed entry is about.
-    fn claimed(&self, ticket: Ticket) -> Option<(Range<usize>, Access)> {
-        let entry = self.entries.get(self.position(ticket)?)?;
-        Some((entry.range.clone(), entry.access))
-    }
-
-    /// Drops an entry that holds no fence, where it is.
-    fn discard(&mut self, index: usize) {
-        let last = self.entries.len().saturating_sub(1);
-        if index != last {
-            self.entries.swap(index, last);
-        }
-        self.entries.truncate(last);
+    /// Whether nobody holds anything, and the few uses are of the timeline `own`: then nothing is in the way of more work
+    /// there, and nothing needs to be forgotten. Uses of its own that are over may stay: the next one takes their place.
+    #[inline]
+    fn is_only_of(&self, own: Option<&Arc<dyn Timeline>>) -> bool {
+        const FEW: usize = 2;
+        self.held.is_empty()
+            && self.uses.len() <= FEW
+            && self.uses.iter().all(|used| own.is_some_and(|own| used.fence.is_of_timeline(own)))
     }
 
     fn forget_what_is_over(&mut self, removed: &mut Removed) {
-        self.take_out(
-            removed,
-            |entry| matches!(&entry.state, State::Submitted(fence) if fence.is_known_done()),
-        );
+        self.take_out(removed, |used| used.fence.is_known_done());
     }
 
-    fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Entry) -> bool) {
+    fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Use) -> bool) {
         let mut index = 0;
-        while let Some(entry) = self.entries.get(index) {
-            if which(entry) { removed.push(self.entries.swap_remove(index)) } else { index += 1 }
+        while let Some(used) = self.uses.get(index) {
+            if which(used) { removed.push(self.uses.swap_remove(index)) } else { index += 1 }
         }
     }
 
     /// Whether a conflicting use that is not yet a fence stands in the way.
     fn obstacle(&self, range: &Range<usize>, access: Access) -> Obstacle {
         let mut obstacle = Obstacle::None;
-        for entry in self.conflicts(range, access) {
-            match entry.state {
-                State::Viewed(_) => return Obstacle::View(entry.access),
-                State::Pending(_) => obstacle = Obstacle::Pending,
-                State::Submitted(_) => {}
+        for held in &self.held {
+            if !(access.conflicts_with(held.access) && overlaps(&held.range, range)) {
+                continue;
+            }
+            match held.by {
+                Holder::View => return Obstacle::View(held.access),
+                Holder::Pending => obstacle = Obstacle::Pending,
             }
         }
         obstacle
+    }
+
+    /// As [`obstacle`](Self::obstacle), for who will wait: notes that somebody does.
+    fn must_wait(&mut self, range: &Range<usize>, access: Access) -> bool {
+        let pending = matches!(self.obstacle(range, access), Obstacle::Pending);
+        self.awaited |= pending;
+        pending
     }
 
     /// Adds the fences of the uses in conflict, but for those of the timeline `own`.
@@ -135,19 +150,14 @@ impl Table {
         own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) {
-        for entry in self.conflicts(range, access) {
-            if let State::Submitted(fence) = &entry.state
-                && !own.is_some_and(|own| fence.is_of_timeline(own))
+        for used in &self.uses {
+            if access.conflicts_with(used.access)
+                && overlaps(&used.range, range)
+                && !own.is_some_and(|own| used.fence.is_of_timeline(own))
             {
-                after.push(fence.clone());
+                after.push(used.fence.clone());
             }
         }
-    }
-
-    fn conflicts(&self, range: &Range<usize>, access: Access) -> impl Iterator<Item = &Entry> {
-        self.entries
-            .iter()
-            .filter(move |entry| access.conflicts_with(entry.access) && overlaps(&entry.range, range))
     }
 }
 
@@ -162,16 +172,37 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
 
+impl Held {
+    /// Whether who comes after this, enqueued with `fence`, need not know `old` any more: the operation came after every
+    /// conflicting use of its range; and an earlier read of the same timeline is implied by a later one.
+    #[inline]
+    fn replaces(&self, old: &Use, fence: &Fence) -> bool {
+        let covered = self.range.start <= old.range.start && old.range.end <= self.range.end;
+        let implied = || {
+            old.access == Access::Read
+                && old.fence.is_of_timeline(fence.timeline())
+                && old.fence.point() <= fence.point()
+        };
+        covered && (self.access == Access::Write || implied())
+    }
+}
+
+impl Use {
+    /// Becomes the use `held` of the same timeline.
+    #[inline]
+    fn become_later(&mut self, held: &Held, fence: &Fence) {
+        self.fence.move_to(fence.point().max(self.fence.point()));
+        (self.range, self.access) = (held.range.clone(), held.access);
+    }
+}
+
 impl Hazards {
     /// A table that begins with work in flight on the range.
     pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
-        let written = |fence: &Fence| Entry {
-            range: range.clone(),
-            access: Access::Write,
-            state: State::Submitted(fence.clone()),
-        };
-        let table = Table { entries: fences.iter().map(written).collect(), ..Table::default() };
-        Self { table: Mutex::new(table), resolved: Condvar::new() }
+        let written =
+            |fence: &Fence| Use { range: range.clone(), access: Access::Write, fence: fence.clone() };
+        let table = Table { uses: fences.iter().map(written).collect(), ..Table::default() };
+        Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
     /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
@@ -179,7 +210,24 @@ impl Hazards {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
+    #[inline]
     pub(crate) fn claim(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        own: Option<&Arc<dyn Timeline>>,
+        after: &mut Dependencies,
+    ) -> Result<Ticket> {
+        let mut table = self.table.lock();
+        if table.is_only_of(own) {
+            return Ok(table.hold(range, access, Holder::Pending));
+        }
+        drop(table);
+        self.claim_among_others(range, access, own, after)
+    }
+
+    #[inline(never)]
+    fn claim_among_others(
         &self,
         range: Range<usize>,
         access: Access,
@@ -190,7 +238,8 @@ impl Hazards {
             if let Some(ticket) = self.try_claim(range.clone(), access, own, after)? {
                 return Ok(ticket);
             }
-            self.wait_for_a_commit(&range, access);
+            // Another thread is between its claim and its commit: a call into a driver, no more.
+            self.resolved.sleep_while(|| self.table.lock().must_wait(&range, access));
         }
     }
 
@@ -206,47 +255,49 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => return Err(busy(&range, open)),
+            Obstacle::View(open) => {
+                drop(table);
+                return Err(busy(&range, open));
+            }
             Obstacle::Pending => return Ok(None),
             Obstacle::None => {}
         }
         table.forget_what_is_over(&mut removed);
         table.collect(&range, access, own, after);
-        Ok(Some(table.add(range, access, State::Pending)))
-    }
-
-    /// Blocks until no pending claim stands in the way. Another thread is between its claim and its commit: a call into a
-    /// driver, no more.
-    fn wait_for_a_commit(&self, range: &Range<usize>, access: Access) {
-        let mut table = self.table.lock();
-        while matches!(table.obstacle(range, access), Obstacle::Pending) {
-            table.waiting += 1;
-            self.resolved.wait(&mut table);
-            table.waiting -= 1;
-        }
+        Ok(Some(table.hold(range, access, Holder::Pending)))
     }
 
     /// Arranges that `waker` is woken when a pending claim is resolved. Answers `true`, and keeps nothing, where none
     /// stands in the way.
     pub(crate) fn wake_at_a_commit(&self, range: &Range<usize>, access: Access, waker: &Waker) -> bool {
+        // The user's code, as its drop is: not under the lock.
+        let mut waker = Some(waker.clone());
         let mut table = self.table.lock();
-        if !matches!(table.obstacle(range, access), Obstacle::Pending) {
+        if !table.must_wait(range, access) {
+            drop(table);
             return true;
         }
-        if !table.wakers.iter().any(|known| known.will_wake(waker)) {
-            table.wakers.push(waker.clone());
+        if let Some(new) = waker.take_if(|new| !table.wakers.iter().any(|known| known.will_wake(new))) {
+            table.wakers.push(new);
         }
+        drop(table);
         false
     }
 
     /// Ends a change of the table: whoever waits for one is woken.
-    fn close(&self, mut table: MutexGuard<'_, Table>) {
-        let someone_waits = table.waiting > 0;
+    #[inline]
+    fn close(&self, table: BriefGuard<'_, Table>) {
+        if table.awaited {
+            self.close_and_tell(table);
+        }
+    }
+
+    #[cold]
+    fn close_and_tell(&self, mut table: BriefGuard<'_, Table>) {
+        table.awaited = false;
         let wakers = std::mem::take(&mut table.wakers);
         drop(table);
-        if someone_waits {
-            self.resolved.notify_all();
-        }
+        self.resolved.ring();
         for waker in wakers {
             // The user's code: its panic must not keep the caller's other claims from being resolved.
             let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake()));
@@ -254,42 +305,42 @@ impl Hazards {
     }
 
     /// Turns a claim into a use that is over when `fence` is.
+    #[inline]
     pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence) {
-        let mut removed = Removed::new();
         let mut table = self.table.lock();
-        if let Some((range, access)) = table.claimed(ticket) {
-            // The operation came after every conflicting use of its range, so whoever comes after it need not know
-            // those any more; and an earlier read of the same timeline is implied by this one.
-            let mut moved_on = false;
-            let mut index = 0;
-            while let Some(old) = table.entries.get_mut(index) {
-                let State::Submitted(earlier) = &mut old.state else {
-                    index += 1;
-                    continue;
-                };
-                let same = earlier.is_of_timeline(fence.timeline());
-                let covered = range.start <= old.range.start && old.range.end <= range.end;
-                let implied = access == Access::Write
-                    || (old.access == Access::Read && same && earlier.point() <= fence.point());
-                if !(covered && implied) {
-                    index += 1;
-                } else if same && !moved_on {
-                    // It becomes this use: a handle of the timeline less to make and to drop.
-                    earlier.move_to(fence.point().max(earlier.point()));
-                    (old.range, old.access) = (range.clone(), access);
-                    moved_on = true;
-                    index += 1;
-                } else {
-                    removed.push(table.entries.swap_remove(index));
-                }
+        let Some(held) = table.release(ticket) else { return };
+        match table.uses.as_mut_slice() {
+            [] => {
+                table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
+                self.close(table);
             }
-            if let Some(index) = table.position(ticket) {
-                if moved_on {
-                    table.discard(index);
-                } else if let Some(entry) = table.entries.get_mut(index) {
-                    entry.state = State::Submitted(fence.clone());
-                }
+            [only] if only.fence.is_of_timeline(fence.timeline()) && held.replaces(only, fence) => {
+                only.become_later(&held, fence);
+                self.close(table);
             }
+            _ => self.commit_among_others(table, held, fence),
+        }
+    }
+
+    #[inline(never)]
+    fn commit_among_others(&self, mut table: BriefGuard<'_, Table>, held: Held, fence: &Fence) {
+        let mut removed = Removed::new();
+        let mut moved_on = false;
+        let mut index = 0;
+        while let Some(old) = table.uses.get_mut(index) {
+            if !held.replaces(old, fence) {
+                index += 1;
+            } else if !moved_on && old.fence.is_of_timeline(fence.timeline()) {
+                // It becomes this use: a handle of the timeline less to make and to drop.
+                old.become_later(&held, fence);
+                moved_on = true;
+                index += 1;
+            } else {
+                removed.push(table.uses.swap_remove(index));
+            }
+        }
+        if !moved_on {
+            table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
         }
         self.close(table);
     }
@@ -297,9 +348,7 @@ impl Hazards {
     /// Takes a claim back: its operation was not enqueued.
     pub(crate) fn withdraw(&self, ticket: Ticket) {
         let mut table = self.table.lock();
-        if let Some(index) = table.position(ticket) {
-            table.discard(index);
-        }
+        let _its_operation_was_not_enqueued = table.release(ticket);
         self.close(table);
     }
 
@@ -314,7 +363,7 @@ impl Hazards {
                 Opening::Open(ticket) => return Ok(ticket),
                 Opening::Pending if !wait => return Err(in_flight(&range)),
                 Opening::Pending => {
-                    self.wait_for_a_commit(&range, access);
+                    self.resolved.sleep_while(|| self.table.lock().must_wait(&range, access));
                     continue;
                 }
                 Opening::After(after) => after,
@@ -340,14 +389,17 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => return Err(busy(&range, open)),
+            Obstacle::View(open) => {
+                drop(table);
+                return Err(busy(&range, open));
+            }
             Obstacle::Pending => return Ok(Opening::Pending),
             Obstacle::None => {}
         }
         table.forget_what_is_over(&mut removed);
         table.collect(&range, access, None, &mut after);
         if after.is_empty() {
-            return Ok(Opening::Open(table.add(range, access, State::Viewed)));
+            return Ok(Opening::Open(table.hold(range, access, Holder::View)));
         }
         Ok(Opening::After(after))
     }
@@ -355,7 +407,7 @@ impl Hazards {
     /// Forgets uses that were waited for: they are over, whatever their timelines say of themselves by now.
     pub(crate) fn forget(&self, over: &[Fence]) {
         let mut removed = Removed::new();
-        let is_over = |entry: &Entry| matches!(&entry.state, State::Submitted(fence) if over.iter().any(|known| known.is_same_as(fence)));
+        let is_over = |used: &Use| over.iter().any(|known| known.is_same_as(&used.fence));
         let mut table = self.table.lock();
         table.take_out(&mut removed, is_over);
         drop(table);
@@ -376,14 +428,7 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         table.forget_what_is_over(&mut removed);
-        table
-            .entries
-            .iter()
-            .filter_map(|entry| match &entry.state {
-                State::Submitted(fence) => Some(fence.clone()),
-                _ => None,
-            })
-            .collect()
+        table.uses.iter().map(|used| used.fence.clone()).collect()
     }
 }
 

@@ -13,6 +13,7 @@
 //! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].
 
 mod backend;
+mod brief_lock;
 mod buffer;
 mod claim;
 #[cfg(feature = "conformance")]
@@ -37,6 +38,7 @@ mod report;
 mod size_class;
 mod storage;
 mod submission;
+mod sync;
 mod transfer;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
@@ -50,7 +52,7 @@ pub use host_view::{HostView, HostViewMut};
 pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use observer::{Observer, TransferEvent};
 pub use obstacle::{Obstacle, Unsubmitted};
-pub use operation::{Operation, Pattern, Pitched, Uses, submit};
+pub use operation::{Operation, Pattern, Pitched, Uses, submit, submit_on};
 pub use place::{MemoryKind, Place, TransferPath};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use raw_buffer::{BufferId, RawBuffer};

@@ -43,7 +43,14 @@ pub enum Timing {
 
 /// An ordered line of work. All methods may be called from any thread; operations enqueued from several threads take
 /// effect in some order.
-pub trait Queue: Send + Sync + 'static {
+///
+/// # Safety
+/// [`submit`](crate::submit) trusts an implementation with memory:
+/// * Operations take effect in the order in which they were enqueued, each after every fence that it was given in `after`.
+/// * A fence that [`enqueue`](Self::enqueue) answers is one of [`timeline`](Self::timeline), later than those before it, and
+///   over only when the operation and all before it are.
+/// * An operation touches no bytes but those of its buffers, and none after its fence is over; after an error none at all.
+pub unsafe trait Queue: Send + Sync + 'static {
     /// The device that does the work.
     fn device(&self) -> DeviceId;
 

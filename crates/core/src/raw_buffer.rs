@@ -28,14 +28,18 @@ pub struct RawBuffer {
     len: usize,
 }
 
+/// In this order what a copy looks at lies together. The storage's answers are kept, as they never change: the storage lies
+/// elsewhere.
+#[repr(C)]
 struct Block {
     id: BufferId,
-    /// Empty only while the block is being dropped.
-    storage: Option<Box<dyn Storage>>,
     place: Place,
     host_address: Option<NonNull<u8>>,
     device_address: Option<u64>,
+    writable: bool,
     hazards: Hazards,
+    /// Empty only while the block is being dropped.
+    storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
 }
 
@@ -74,6 +78,7 @@ impl RawBuffer {
             place: storage.place(),
             host_address: storage.host_address(),
             device_address: storage.device_address(),
+            writable: storage.is_writable(),
             storage: Some(storage),
             hazards: Hazards::behind(0..len, behind),
             reclaimer: Arc::clone(reclaimer),
@@ -117,8 +122,9 @@ impl RawBuffer {
 
     /// Whether bytes may be put there.
     #[must_use]
+    #[inline]
     pub fn is_writable(&self) -> bool {
-        self.storage().is_some_and(Storage::is_writable)
+        self.block.writable
     }
 
     /// The backend's memory behind the buffer, for that backend's own use.
@@ -175,6 +181,7 @@ impl RawBuffer {
 
     /// Whether both touch a common byte of one allocation.
     #[must_use]
+    #[inline]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (ours, theirs) = (self.range(), other.range());
         self.id() == other.id() && ours.start.max(theirs.start) < ours.end.min(theirs.end)
@@ -233,10 +240,12 @@ impl RawBuffer {
         self.hazards().uses()
     }
 
+    #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards
     }
 
+    #[inline]
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         self.offset..self.offset + self.len
     }

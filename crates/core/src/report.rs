@@ -20,7 +20,8 @@ pub struct TransferReport {
     pub bytes: u64,
     /// Into how many pieces they were cut.
     pub chunks: u32,
-    /// Host time that submission took: choosing, waiting for room, and calls into the driver.
+    /// Host time that submission took: choosing, waiting for room, and calls into the driver. Zero where no clock was read,
+    /// as for a stream's own copies; so is `elapsed` then.
     pub submitting: Duration,
     /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
     /// after the end this includes that while: it is no measure of the transfer's speed.

@@ -33,8 +33,18 @@ pub struct Transfer {
 #[allow(clippy::large_enum_variant)]
 enum State {
     Refused(Error),
+    Direct(Direct),
     Running(Running),
     Taken,
+}
+
+/// What is known of a transfer that a user enqueued: little, so that making and dropping it takes no time. Its report is
+/// made when somebody wants it.
+struct Direct {
+    fence: Fence,
+    path: TransferPath,
+    lane: DeviceId,
+    bytes: u64,
 }
 
 struct Running {
@@ -56,16 +66,11 @@ impl Transfer {
         Self { state: State::Running(Running { fence, report, begun, completion }) }
     }
 
-    /// A transfer of all of `dst` by one direct operation that a user enqueued on the queue of `lane` with `fence`;
-    /// `begun` is when its submission began, which ends here. Made where it is returned: cheaper than
-    /// [`submitted`](Self::submitted) with a report.
-    pub fn direct(fence: Fence, path: TransferPath, lane: DeviceId, bytes: u64, begun: Instant) -> Self {
-        let report = TransferReport {
-            submitting: begun.elapsed(),
-            basis: CostBasis::User,
-            ..TransferReport::planned(path, TransferMethod::DirectCopy, lane, bytes)
-        };
-        Self { state: State::Running(Running { fence, report, begun, completion: None }) }
+    /// A transfer by one direct operation that a user enqueued on the queue of `lane` with `fence`. No clock is read for it:
+    /// its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
+    #[inline]
+    pub fn direct(fence: Fence, path: TransferPath, lane: DeviceId, bytes: u64) -> Self {
+        Self { state: State::Direct(Direct { fence, path, lane, bytes }) }
     }
 
     /// A transfer that was not enqueued.
@@ -86,8 +91,9 @@ impl Transfer {
     #[must_use]
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
+            State::Direct(direct) => Some(&direct.fence),
             State::Running(running) => Some(&running.fence),
-            _ => None,
+            State::Refused(_) | State::Taken => None,
         }
     }
 
@@ -104,12 +110,31 @@ impl Transfer {
     pub fn wait(mut self) -> Result<TransferReport> {
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Refused(error) => Err(error),
+            State::Direct(direct) => {
+                let outcome = direct.fence.wait();
+                direct.end(outcome)
+            }
             State::Running(running) => {
                 let outcome = running.fence.wait();
                 running.end(outcome)
             }
             State::Taken => Err(taken()),
         }
+    }
+}
+
+impl Direct {
+    fn report(&self) -> TransferReport {
+        TransferReport {
+            basis: CostBasis::User,
+            ..TransferReport::planned(self.path, TransferMethod::DirectCopy, self.lane, self.bytes)
+        }
+    }
+
+    fn end(self, outcome: Result<()>) -> Result<TransferReport> {
+        outcome?;
+        let moving = self.fence.timeline().take_duration(self.fence.point())?;
+        Ok(TransferReport { moving, ..self.report() })
     }
 }
 
@@ -132,14 +157,17 @@ impl Future for Transfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
-            State::Running(Running { fence, .. }) => match fence.poll_done(context) {
-                Poll::Ready(outcome) => outcome,
-                Poll::Pending => return Poll::Pending,
-            },
+            State::Direct(Direct { fence, .. }) | State::Running(Running { fence, .. }) => {
+                match fence.poll_done(context) {
+                    Poll::Ready(outcome) => outcome,
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
             State::Refused(_) | State::Taken => Ok(()),
         };
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Refused(error) => Poll::Ready(Err(error)),
+            State::Direct(direct) => Poll::Ready(direct.end(outcome)),
             State::Running(running) => Poll::Ready(running.end(outcome)),
             State::Taken => Poll::Ready(Err(taken())),
         }
@@ -151,6 +179,7 @@ fn taken() -> Error {
 }
 
 impl Drop for Transfer {
+    #[inline]
     fn drop(&mut self) {
         if let State::Running(running) = &self.state
             && let Some(completion) = &running.completion
@@ -164,6 +193,7 @@ impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             State::Refused(error) => write!(f, "Transfer(refused: {error})"),
+            State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
             State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
             State::Taken => f.write_str("Transfer(taken)"),
         }

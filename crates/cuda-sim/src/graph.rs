@@ -232,6 +232,9 @@ impl Graphs {
             return Err(code::STREAM_CAPTURE_UNMATCHED);
         }
         if capture.mode != RELAXED && capture.thread != thread {
+            // Seen on driver 580: the capture is gone afterwards all the same.
+            self.streams.retain(|_, other| other.capture != front.capture);
+            self.captures.remove(&front.capture);
             return Err(code::STREAM_CAPTURE_WRONG_THREAD);
         }
         let before = ancestors(&capture.nodes, &front.nodes);

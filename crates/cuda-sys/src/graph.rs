@@ -45,7 +45,12 @@ impl<'a, S: AsStream> Capture<'a, S> {
     ///
     /// # Errors
     /// The driver's code: for the legacy default stream, and where the stream is captured already.
-    pub fn begin(stream: &'a S, mode: CaptureMode) -> Result<Self> {
+    ///
+    /// # Safety
+    /// * Until the capture has ended nobody enqueues on the stream what they expect to run, asks it or waits for it: work
+    ///   that is captured does not run, though whoever enqueued it may take it to be over and use its memory.
+    /// * The same holds for every stream that becomes part of the capture by waiting for one of its events.
+    pub unsafe fn begin(stream: &'a S, mode: CaptureMode) -> Result<Self> {
         let _bound = stream.context().enter()?;
         // SAFETY: the stream is valid while `self` borrows it.
         check("cuStreamBeginCapture_v2", unsafe {

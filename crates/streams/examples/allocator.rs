@@ -1,14 +1,14 @@
 //! Memory in the order of streams: run with `cargo run -p transload-streams --example allocator`.
 
 #[cfg(any(target_os = "linux", windows))]
-fn run() -> transload_core::Result<()> {
+pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
     use std::sync::Arc;
 
     use transload_core::{MemoryKind, Pattern};
     use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
     use transload_streams::{CudaStream, StreamOrderedAllocator};
 
-    let device = CudaDevice::new(0)?;
+    let device = CudaDevice::new(ordinal)?;
     let memory = Arc::new(CudaMemoryManager::new(&device)?);
     // Segments come from the device's own memory; a limit keeps the rest for others.
     let upstream = CudaResource::new(&memory, MemoryKind::Device)?;
@@ -42,7 +42,7 @@ fn run() -> transload_core::Result<()> {
 
 fn main() {
     #[cfg(any(target_os = "linux", windows))]
-    if let Err(error) = run() {
+    if let Err(error) = run(0) {
         println!("no CUDA here: {error}");
     }
 }

@@ -7,19 +7,19 @@ fn main() {
 
 #[cfg(any(target_os = "linux", windows))]
 fn main() {
-    if let Err(error) = example::run() {
+    if let Err(error) = example::run(0) {
         println!("no CUDA here: {error}");
     }
 }
 
 #[cfg(any(target_os = "linux", windows))]
-mod example {
+pub(crate) mod example {
     use transload_core::{MemoryKind, Pattern, Result};
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::{CudaStream, MultiStreamCoordinator};
 
-    pub(crate) fn run() -> Result<()> {
-        let device = CudaDevice::new(0)?;
+    pub(crate) fn run(ordinal: u32) -> Result<()> {
+        let device = CudaDevice::new(ordinal)?;
         let memory = CudaMemoryManager::new(&device)?;
         let [load, compute, store] =
             [CudaStream::new(&device)?, CudaStream::new(&device)?, CudaStream::new(&device)?];

@@ -4,7 +4,7 @@
 
 fn main() {
     #[cfg(any(target_os = "linux", windows))]
-    if let Err(error) = on_cuda::run() {
+    if let Err(error) = example::run(0) {
         println!("no CUDA here: {error}");
     }
     #[cfg(not(any(target_os = "linux", windows)))]
@@ -12,7 +12,7 @@ fn main() {
 }
 
 #[cfg(any(target_os = "linux", windows))]
-mod on_cuda {
+pub(crate) mod example {
     use std::time::Instant;
 
     use transload_core::{MemoryKind, Operation, Pattern, Result, StreamPriority};
@@ -21,8 +21,8 @@ mod on_cuda {
 
     const BYTES: usize = 1 << 20;
 
-    pub(super) fn run() -> Result<()> {
-        let device = CudaDevice::new(0)?;
+    pub(crate) fn run(ordinal: u32) -> Result<()> {
+        let device = CudaDevice::new(ordinal)?;
         let memory = CudaMemoryManager::new(&device)?;
         let stream = CudaStream::new(&device)?;
         let input = memory.allocate(MemoryKind::Pinned, BYTES)?;

@@ -8,20 +8,20 @@ fn main() {
 
 #[cfg(any(target_os = "linux", windows))]
 fn main() {
-    if let Err(error) = run() {
+    if let Err(error) = run(0) {
         println!("no CUDA here: {error}");
     }
 }
 
 #[cfg(any(target_os = "linux", windows))]
-fn run() -> transload_core::Result<()> {
-    use std::time::Duration;
+pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {
+    use std::time::{Duration, Instant};
 
     use transload_core::{MemoryKind, Queue, StreamPriority, WorkloadType};
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
-    let device = CudaDevice::new(0)?;
+    let device = CudaDevice::new(ordinal)?;
     let memory = CudaMemoryManager::new(&device)?;
     // What suits the device: streams are made when they are needed.
     let pool = AdvancedStreamPool::new(&device)?;
@@ -34,13 +34,15 @@ fn run() -> transload_core::Result<()> {
     let copies = pool.get_stream_for_workload(WorkloadType::Memory)?;
     let urgent = pool.lease(StreamPriority::High, WorkloadType::Compute)?;
     println!("copies on {:?}, urgent kernels on {:?}", *copies, *urgent);
+    let begun = Instant::now();
     let upload = copies.copy_from_host_async(&host, &there);
 
     // A lease ends when it is dropped, whatever its stream still does.
     drop((copies, urgent));
-    let report = upload.wait()?;
-    pool.record_workload_completion(WorkloadType::Memory, report.elapsed);
-    println!("uploads take {:.1?}, {} leases are held", report.elapsed, pool.leases());
+    upload.wait()?;
+    let took = begun.elapsed();
+    pool.record_workload_completion(WorkloadType::Memory, took);
+    println!("uploads take {took:.1?}, {} leases are held", pool.leases());
 
     // A stream with nothing before one's work; the thread sleeps until there is one.
     match pool.wait_for_any_ready(Duration::from_secs(1))? {

@@ -58,8 +58,8 @@ pub(crate) struct Tally {
 }
 
 thread_local! {
-    /// Whether this is the thread that runs callbacks.
-    static RUNS_CALLBACKS: Cell<bool> = const { Cell::new(false) };
+    /// Whether callbacks come about on this thread: it runs them, or finds out that they are due.
+    static BRINGS_CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Callbacks {
@@ -68,9 +68,9 @@ impl Callbacks {
     }
 
     /// Whether a callback at or before `point` has yet to run to its end, as seen by a thread that may wait for it: not by
-    /// the one that runs them.
+    /// the one that runs them, nor by the reactor, on which a task may run.
     pub(crate) fn has(&self, point: u64) -> bool {
-        self.any.load(Ordering::Acquire) && !RUNS_CALLBACKS.get() && self.queue.lock().has(point)
+        self.any.load(Ordering::Acquire) && !BRINGS_CALLBACKS.get() && self.queue.lock().has(point)
     }
 
     /// Blocks until every callback at or before `point`, which is reached, has run.
@@ -148,6 +148,11 @@ pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Cal
     }
 }
 
+/// The calling thread is one without which no callback runs: it waits for none.
+pub(crate) fn come_from_here() {
+    BRINGS_CALLBACKS.set(true);
+}
+
 /// Starts the thread, so that registering cannot fail after the work was marked.
 pub(crate) fn prepare() -> Result<()> {
     Runner::get().map(|_| ())
@@ -202,7 +207,7 @@ impl Runner {
     }
 
     fn run(&self) {
-        RUNS_CALLBACKS.set(true);
+        come_from_here();
         loop {
             let Job { of, callback, outcome } = {
                 let mut due = self.due.lock();

@@ -1,8 +1,6 @@
 //! A stream's own copies, fills and prefetches, whose memory is owned: safe at any time.
 
-use std::time::Instant;
-
-use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferPath, submit};
+use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferPath, submit_on};
 
 use crate::CudaStream;
 
@@ -38,12 +36,12 @@ impl CudaStream {
         self.start(Operation::Prefetch { buffer, to: DeviceId::Cpu }, buffer, buffer)
     }
 
+    #[inline]
     fn start(&self, operation: Operation<'_>, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        let begun = Instant::now();
-        match submit(self, &operation, Timing::Off) {
+        match submit_on(self, &operation, Timing::Off) {
             Ok(fence) => {
                 let path = TransferPath::new(src.place(), dst.place());
-                Transfer::direct(fence, path, self.device(), dst.len() as u64, begun)
+                Transfer::direct(fence, path, self.device(), dst.len() as u64)
             }
             Err(error) => Transfer::refused(error),
         }

@@ -22,7 +22,8 @@ use crate::{CudaGraph, CudaStream, kernels::Kernels, metrics::Counted, timeline:
 /// loss, and enqueueing takes as long as doing. See `points`.
 const SMALL: usize = 64 << 10;
 
-impl Queue for CudaStream {
+// SAFETY: a stream does its work in order, behind the events that it waits for; points are given behind the work.
+unsafe impl Queue for CudaStream {
     fn device(&self) -> DeviceId {
         self.own.device
     }
@@ -31,10 +32,12 @@ impl Queue for CudaStream {
         self.own.priority
     }
 
+    #[inline]
     fn timeline(&self) -> &Arc<dyn Timeline> {
         &self.timeline
     }
 
+    #[inline]
     fn can_copy(&self, src: Place, dst: Place) -> bool {
         let here = |place: Place| place.device == self.own.device;
         let host = |place: Place| place.device.is_cpu();
@@ -45,7 +48,67 @@ impl Queue for CudaStream {
         fence.timeline().as_any().is::<StreamTimeline>()
     }
 
+    #[inline]
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        if let Operation::Copy { src, dst } = *operation
+            && src.len() <= SMALL
+            && after.is_empty()
+            && timing == Timing::Off
+            && self.own.metrics.are_off()
+            && !self.own.points.is_shared()
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy_small(src, dst) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.enqueue_any(operation, after, timing) }
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.own.outstanding()
+    }
+
+    fn raw_handle(&self) -> Option<usize> {
+        self.own.share();
+        Some(self.own.raw().addr())
+    }
+
+    fn released(&self) {
+        self.own
+            .leases
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |leases| leases.checked_sub(1))
+            .ok();
+    }
+}
+
+impl CudaStream {
+    /// One short copy that nothing of other streams is before: the shortest way to the driver.
+    ///
+    /// # Safety
+    /// * As for [`Queue::enqueue`].
+    unsafe fn copy_small(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
+        let own = &*self.own;
+        own.check_here()?;
+        reachable(self, src, dst)?;
+        let (from, to) = (side(src)?, side(dst)?);
+        let _bound = own.context().enter().map_err(lift)?;
+        // SAFETY: the caller keeps the buffers alive and undisturbed until the fence is over; lengths were checked to agree.
+        unsafe { copy(from, to, src.len(), own.raw()) }.map_err(lift)?;
+        match own.mark_small() {
+            Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
+            // Without a fence nobody would wait for it.
+            Err(error) => Err(own.settle_unmarked(error)),
+        }
+    }
+
+    /// # Safety
+    /// * As for [`Queue::enqueue`].
+    unsafe fn enqueue_any(
+        &self,
+        operation: &Operation<'_>,
+        after: &[Fence],
+        timing: Timing,
+    ) -> Result<Fence> {
         let own = &*self.own;
         own.check_here()?;
         let calls = Calls::of(operation, self)?;
@@ -92,22 +155,6 @@ impl Queue for CudaStream {
             Err(error) => Err(lift(error)),
         }
     }
-
-    fn outstanding(&self) -> u64 {
-        self.own.outstanding()
-    }
-
-    fn raw_handle(&self) -> Option<usize> {
-        self.own.share();
-        Some(self.own.raw().addr())
-    }
-
-    fn released(&self) {
-        self.own
-            .leases
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |leases| leases.checked_sub(1))
-            .ok();
-    }
 }
 
 /// A buffer's address as a driver call wants it.
@@ -118,17 +165,35 @@ pub(crate) enum Side {
     Device(u64),
 }
 
+#[inline]
 fn side(buffer: &RawBuffer) -> Result<Side> {
     let address = match buffer.place().kind {
         MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(Side::Device),
         _ => buffer.host_address().map(|address| Side::Host(address.as_ptr().cast())),
     };
-    address.ok_or_else(|| {
-        Error::new(
-            ErrorKind::Unsupported,
-            format!("{} memory has no address for a CUDA stream", buffer.place()),
-        )
-    })
+    address.ok_or_else(|| no_address(buffer))
+}
+
+#[cold]
+fn no_address(buffer: &RawBuffer) -> Error {
+    let text = format!("{} memory has no address for a CUDA stream", buffer.place());
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+#[inline]
+fn reachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    if stream.can_copy(src.place(), dst.place()) { Ok(()) } else { Err(unreachable(stream, src, dst)) }
+}
+
+#[cold]
+fn unreachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Error {
+    let text = format!(
+        "a stream of {} copies between its own and host memory, not {} → {}",
+        stream.device(),
+        src.place(),
+        dst.place()
+    );
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// A device's own memory with its context, as a peer copy wants it.
@@ -173,30 +238,18 @@ pub(crate) enum Calls<'a> {
 
 impl<'a> Calls<'a> {
     pub(crate) fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
-        let reachable = |src: &RawBuffer, dst: &RawBuffer| {
-            if stream.can_copy(src.place(), dst.place()) {
-                return Ok(());
-            }
-            let text = format!(
-                "a stream of {} copies between its own and host memory, not {} → {}",
-                stream.device(),
-                src.place(),
-                dst.place()
-            );
-            Err(Error::new(ErrorKind::Unsupported, text))
-        };
         match *operation {
             Operation::Copy { src, dst } => {
-                reachable(src, dst)?;
+                reachable(stream, src, dst)?;
                 Ok(Self::Copy(side(src)?, side(dst)?, src.len()))
             }
             Operation::CopyPitched { src, dst, rows } => {
-                reachable(src, dst)?;
+                reachable(stream, src, dst)?;
                 Ok(Self::CopyPitched(side(src)?, side(dst)?, rows))
             }
             Operation::CopyBatch { pairs } => {
                 for (src, dst) in pairs {
-                    reachable(src, dst)?;
+                    reachable(stream, src, dst)?;
                     side(src)?;
                     side(dst)?;
                 }
@@ -324,6 +377,7 @@ impl<'a> Calls<'a> {
 
 /// # Safety
 /// * As for [`Calls::make`].
+#[inline]
 unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
     if bytes == 0 {
         return Ok(());

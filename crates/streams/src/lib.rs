@@ -55,6 +55,7 @@ mod reactor;
 mod stream;
 mod sync;
 mod timeline;
+mod wakers;
 
 pub use allocator::{
     AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,

@@ -42,10 +42,7 @@ impl StreamTimeline {
         let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
         let end = self.take_event(timing)?;
         let _in_order = self.recording.lock();
-        // Before the event is recorded: others may give points meanwhile, and it may cover only those given by now. Where
-        // the recording fails the point has no event, as in a run, and the next event covers it.
-        let point = self.points.give();
-        end.record(self.stream())?;
+        let point = self.points.give_and_record(|| end.record(self.stream()))?;
         self.note(point, what, end, start);
         Ok(point)
     }
@@ -94,14 +91,10 @@ impl StreamTimeline {
 
     /// With `recording` locked.
     fn record_run_with(&self, end: Arc<Event>) -> Result<(), DriverError> {
-        // The driver has taken the work of these points; what comes later may or may not be covered, and is not promised.
-        let upto = self.points.given();
-        if !self.points.run_is_open() {
-            self.line.lock().keep(EventTiming::Disabled, end);
-            return Ok(());
+        match self.points.record_given(|| end.record(self.stream()))? {
+            Some(upto) => self.note(upto, SMALL, end, None),
+            None => self.line.lock().keep(EventTiming::Disabled, end),
         }
-        end.record(self.stream())?;
-        self.note(upto, SMALL, end, None);
         Ok(())
     }
 

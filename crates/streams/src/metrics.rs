@@ -47,11 +47,12 @@ impl From<bool> for MetricsSampling {
 pub struct StreamMetrics {
     /// Which operations are timed now.
     pub sampling: MetricsSampling,
-    /// Operations enqueued: copies, fills, prefetches, and kernels that were recorded. A batch is one.
+    /// Operations enqueued: copies, fills, prefetches, launches of kernels and of graphs. A batch is one, and so is a graph.
     pub operations_count: Option<u64>,
     /// Those that move bytes: copies of every kind (in place too) and prefetches.
     pub memory_transfers: Option<u64>,
-    /// Kernels: copies in place, and those told by `record_kernel_launch`.
+    /// Kernels: launches through this crate and copies in place, and those told by `record_kernel_launch`, which is for
+    /// kernels that someone else launched. The nodes of graphs are not counted.
     pub kernel_launches: Option<u64>,
     /// How many operations were timed and are known to be over.
     pub timed_operations: Option<u64>,
@@ -95,6 +96,12 @@ impl Counters {
             self.was_on.store(1, Ordering::Relaxed);
         }
         self.one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    /// Whether operations are neither counted nor timed.
+    #[inline]
+    pub(crate) fn are_off(&self) -> bool {
+        self.one_in.load(Ordering::Relaxed) == 0
     }
 
     /// Whether the next operation is counted and timed.

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result, TimelineId};
 use transload_cuda_sys::RelaxedCapture;
 
-use crate::timeline::StreamTimeline;
+use crate::{callbacks, timeline::StreamTimeline};
 
 /// How long it asks without pause after the last completion or request: longer than a small copy takes.
 const BUSY: Duration = Duration::from_micros(200);
@@ -80,6 +80,8 @@ impl Reactor {
     fn run(&self) {
         // A failure leaves the thread in the usual mode, in which it might disturb a capture but nothing else.
         let _capture = RelaxedCapture::enter();
+        // A waker may run its task here and now, and the task may synchronise a stream.
+        callbacks::come_from_here();
         let mut round: Vec<Arc<StreamTimeline>> = Vec::new();
         let mut woken: Vec<Waker> = Vec::new();
         let mut active = Instant::now();
@@ -104,7 +106,10 @@ impl Reactor {
             // Outside all locks: a waker may run a task that submits.
             for waker in woken.drain(..) {
                 // Foreign code: its panic is its own, and must not leave everyone else asleep.
-                let _panicked = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                    // To drop it is foreign code, too.
+                    std::mem::forget(payload);
+                }
             }
         }
     }

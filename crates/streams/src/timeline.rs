@@ -22,6 +22,7 @@ use crate::{
     metrics::Counters,
     points::Points,
     reactor::Reactor,
+    wakers::Wakers,
 };
 
 /// What the operations of a run are, for messages.
@@ -51,7 +52,7 @@ pub(crate) struct StreamTimeline {
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
-    wakers: Mutex<Vec<(u64, Waker)>>,
+    wakers: Mutex<Wakers>,
     /// How many leases share the stream.
     pub(crate) leases: AtomicUsize,
     /// The first error of the stream's work. The context is unusable from then on.
@@ -211,19 +212,38 @@ impl StreamTimeline {
         }
     }
 
-    /// Asks whether a point that no event covers yet is over; where it is not, it has one from here on.
-    fn poll_open(&self, point: u64) -> Result<bool> {
-        let given = self.points.given();
-        if point > given || !self.is_here() {
-            return self.settle_open(point);
+    /// Asks the driver about a point, and makes nothing of its error. A point that no event covers yet, and that is not over,
+    /// has one from here on.
+    fn ask(&self, point: u64) -> Result<bool, DriverError> {
+        if self.points.reached() >= point {
+            return Ok(true);
         }
-        match self.stream.is_idle() {
-            Ok(true) => {
-                self.advance(given);
-                Ok(true)
+        let covered = self.line.lock().covering(point);
+        match covered {
+            Covered::Over => Ok(true),
+            Covered::By(event, upto) => {
+                let over = event.is_done()?;
+                drop(event);
+                if over {
+                    self.advance(upto);
+                }
+                Ok(over)
             }
-            Ok(false) => self.try_close_run().map(|()| false).map_err(|error| self.settle(given, error)),
-            Err(error) => Err(self.settle(given, error)),
+            Covered::NotYet => {
+                let given = self.points.given();
+                if point > given || !self.is_here() {
+                    // Over, well or not.
+                    let _told_to_who_asks = self.settle_open(point);
+                    return Ok(true);
+                }
+                let over = self.stream.is_idle()?;
+                if over {
+                    self.advance(given)
+                } else {
+                    self.try_close_run()?
+                }
+                Ok(over)
+            }
         }
     }
 
@@ -243,13 +263,7 @@ impl StreamTimeline {
         if self.points.reached() >= point {
             return true;
         }
-        {
-            let mut wakers = self.wakers.lock();
-            match wakers.iter_mut().find(|(at, known)| *at == point && known.will_wake(waker)) {
-                Some(_) => {}
-                None => wakers.push((point, waker.clone())),
-            }
-        }
+        self.wakers.lock().add(point, waker);
         self.reactor.watch(&self.this, self.id);
         false
     }
@@ -261,17 +275,21 @@ impl StreamTimeline {
 
     /// Asks the driver; wakes whoever waits for what is over. Answers whether someone still waits. For the reactor.
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
-        let next = self.wakers.lock().iter().map(|(point, _)| *point).min();
+        let next = self.wakers.lock().first();
         let Some(next) = next else { return false };
-        if matches!(self.poll(next), Ok(false)) {
-            return true;
+        match self.ask(next) {
+            Ok(true) => {}
+            // An error of a moment says nothing of the work. Whoever may block finds out what it means; this thread serves all
+            // streams, and asks again.
+            Ok(false) => return true,
+            Err(error) if !error.is_sticky() => return true,
+            Err(error) => {
+                let _told_to_who_asks = self.settle(next, error);
+            }
         }
         let reached = self.reached();
         let mut wakers = self.wakers.lock();
-        let mut index = 0;
-        while let Some((point, _)) = wakers.get(index) {
-            if *point <= reached { woken.push(wakers.swap_remove(index).1) } else { index += 1 }
-        }
+        wakers.take_reached(reached, woken);
         !wakers.is_empty()
     }
 
@@ -299,7 +317,8 @@ impl Drop for StreamTimeline {
     }
 }
 
-impl Timeline for StreamTimeline {
+// SAFETY: a point is reached when an event behind its work is over, or the device is lost (see `points` and `loss`).
+unsafe impl Timeline for StreamTimeline {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -313,23 +332,10 @@ impl Timeline for StreamTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
-        if self.reached() >= point {
-            return self.ended_well(point);
-        }
-        let covered = self.line.lock().covering(point);
-        let (event, upto) = match covered {
-            Covered::Over => return self.ended_well(point),
-            Covered::NotYet => return self.poll_open(point),
-            Covered::By(event, upto) => (event, upto),
-        };
-        match event.is_done() {
+        match self.ask(point) {
+            Ok(true) => self.ended_well(point),
             Ok(false) => Ok(false),
-            Ok(true) => {
-                drop(event);
-                self.advance(upto);
-                Ok(true)
-            }
-            Err(error) => Err(self.settle(upto, error)),
+            Err(error) => Err(self.settle(self.points.given(), error)),
         }
     }
 

@@ -3,8 +3,9 @@
 use std::{fmt, sync::Arc, time::Instant};
 
 use transload_core::{
-    Backend, Completion, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected, Rejections,
-    Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
+    Backend, Completion, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected,
+    Rejections, Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
+    submit,
 };
 
 use crate::{
@@ -24,6 +25,8 @@ pub struct RecordedTransfers {
     workload: WorkloadType,
     timing: Timing,
     report: TransferReport,
+    /// Every device that a transfer of the set has to do with.
+    devices: Vec<[DeviceId; 3]>,
     told: Arc<Told>,
 }
 
@@ -40,7 +43,7 @@ impl RecordedTransfers {
     pub fn replay(&self) -> Transfer {
         let begun = Instant::now();
         let mut report = self.report.clone();
-        let lost = self.told.0.lost.check([report.path.src.device, report.path.dst.device, report.lane]);
+        let lost = self.devices.iter().try_for_each(|devices| self.told.0.lost.check(*devices));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, self.timing)
@@ -63,6 +66,10 @@ impl RecordedTransfers {
     pub fn planned(&self) -> &TransferReport {
         &self.report
     }
+}
+
+fn devices_of(report: &TransferReport) -> [DeviceId; 3] {
+    [report.path.src.device, report.path.dst.device, report.lane]
 }
 
 impl Told {
@@ -133,7 +140,11 @@ impl CrossBackendTransferManager {
             report.bytes = report.bytes.saturating_add(other.report.bytes);
             report.predicted = report.predicted.saturating_add(other.report.predicted);
         }
+        let mut devices: Vec<_> = planned.iter().map(|planned| devices_of(&planned.report)).collect();
+        devices.sort_unstable();
+        devices.dedup();
         Ok(RecordedTransfers {
+            devices,
             backend: Arc::clone(&first.backend),
             recorded,
             priority: options.wanted_priority(),

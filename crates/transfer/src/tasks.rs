@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use transload_core::{WorkloadType, Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport};
+use transload_core::{
+    Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport, WorkloadType,
+};
 
 use crate::{CrossBackendTransferManager, TransferOptions, methods::Declined, request::Ranges};
 

@@ -226,7 +226,8 @@ impl FaultyQueue {
     }
 }
 
-impl Queue for FaultyQueue {
+// SAFETY: none where a fault is planted: the suite must find what it does.
+unsafe impl Queue for FaultyQueue {
     fn device(&self) -> DeviceId {
         self.lease.device()
     }
@@ -299,7 +300,8 @@ struct FaultyTimeline {
     fault: Fault,
 }
 
-impl Timeline for FaultyTimeline {
+// SAFETY: none where a fault is planted: the suite must find what it does.
+unsafe impl Timeline for FaultyTimeline {
     fn id(&self) -> TimelineId {
         self.inner.id()
     }

@@ -11,7 +11,8 @@ use crate::{
 /// The names of the checks that fail with a fault.
 fn failing(fault: Fault) -> Vec<&'static str> {
     // What a fault keeps from ending is waited for this long; without one, whatever the machine is busy with besides.
-    let patience = if matches!(fault, Fault::None) { Duration::from_secs(30) } else { Duration::from_secs(1) };
+    let patience =
+        if matches!(fault, Fault::None) { Duration::from_secs(30) } else { Duration::from_secs(1) };
     let outcome = run(Faulty::around(cpu(3, 4 << 20), fault), 5, patience);
     println!("{fault:?}: {outcome}");
     assert!(outcome.failures().all(|failure| failure.seed == 5 && !failure.details.is_empty()));

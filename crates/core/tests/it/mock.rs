@@ -209,7 +209,8 @@ pub(crate) fn key(fence: &Fence) -> (TimelineId, u64) {
     (fence.timeline().id(), fence.point())
 }
 
-impl Queue for MockQueue {
+// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
+unsafe impl Queue for MockQueue {
     fn device(&self) -> DeviceId {
         DEVICE
     }
@@ -263,7 +264,8 @@ impl MockLine {
     }
 }
 
-impl Timeline for MockLine {
+// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
+unsafe impl Timeline for MockLine {
     fn id(&self) -> TimelineId {
         self.id
     }

@@ -22,6 +22,12 @@ const CAPTURED_EVENT: u32 = 907;
 const WRONG_THREAD: u32 = 908;
 const ILLEGAL_STATE: u32 = 401;
 
+/// Captures a stream that nobody else uses meanwhile.
+fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
+    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    unsafe { Capture::begin(stream, mode) }
+}
+
 fn event(bench: &Bench) -> Event {
     Event::new(&bench.context, EventTiming::Disabled).expect("event")
 }
@@ -50,7 +56,7 @@ fn captured_while(bench: &Bench, mode: CaptureMode, meanwhile: impl FnOnce() + S
     let (captured, address) = (&stream, memory.address);
     let outcome = thread::scope(|scope| {
         let capturing = scope.spawn(move || {
-            let capture = Capture::begin(captured, mode).expect("begin");
+            let capture = begin(captured, mode).expect("begin");
             begun.send(()).expect("awaited");
             // Ends also where the other thread panics.
             let _dropped = is_done.recv();
@@ -111,7 +117,7 @@ fn the_capturing_thread_itself_may_make_unsafe_calls_only_in_a_relaxed_capture()
         [(CaptureMode::Global, false), (CaptureMode::ThreadLocal, false), (CaptureMode::Relaxed, true)]
     {
         let stream = bench.stream();
-        let capture = Capture::begin(&stream, mode).expect("begin");
+        let capture = begin(&stream, mode).expect("begin");
         let answer = allocate_and_free(&bench.context);
         let ended = capture.end();
         if allowed {
@@ -130,10 +136,10 @@ fn a_stream_or_event_in_a_capture_cannot_be_asked_even_by_a_relaxed_thread() {
     let bench = &alone.bench;
     let (stream, marked) = (bench.stream(), event(bench));
     for wait in [false, true] {
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
         let answer = if wait { stream.synchronize() } else { stream.is_idle().map(|_| ()) };
         assert_eq!((code(answer), code(capture.end())), (NOT_PERMITTED, INVALIDATED));
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+        let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
         marked.record(&stream).expect("captured");
         let answer = if wait { marked.synchronize() } else { marked.is_done().map(|_| ()) };
         assert_eq!((code(answer), code(capture.end())), (CAPTURED_EVENT, INVALIDATED));
@@ -156,14 +162,24 @@ fn captures_begin_once_and_end_where_and_by_whom_they_began() {
         unsafe { ffi::cuStreamEndCapture(stream.as_raw(), &mut graph) }
     };
     assert_eq!(end(&one), ILLEGAL_STATE, "nothing is captured");
-    let capture = Capture::begin(&one, CaptureMode::ThreadLocal).expect("begin");
-    assert_eq!(code(Capture::begin(&one, CaptureMode::Relaxed).map(drop)), ILLEGAL_STATE);
-    let from_elsewhere = thread::scope(|scope| scope.spawn(|| end(&one)).join().expect("no panic"));
-    assert_eq!(from_elsewhere, WRONG_THREAD);
+    let capture = begin(&one, CaptureMode::ThreadLocal).expect("begin");
+    assert_eq!(code(begin(&one, CaptureMode::Relaxed).map(drop)), ILLEGAL_STATE);
     fork.record(&one).expect("record");
     two.wait_event(&fork).expect("fork");
     assert_eq!(end(&two), UNMATCHED);
-    drop(capture);
+    assert_eq!(code(capture.end()), INVALIDATED, "by that attempt");
+    let begin = |mode| {
+        let _bound = bench.context.enter().expect("enter");
+        // SAFETY: the stream is live and captures nothing.
+        unsafe { ffi::cuStreamBeginCapture_v2(one.as_raw(), mode) }
+    };
+    let from_elsewhere = || thread::scope(|scope| scope.spawn(|| end(&one)).join().expect("no panic"));
+    assert_eq!(begin(1), 0);
+    assert_eq!(from_elsewhere(), WRONG_THREAD);
+    assert_eq!(end(&one), ILLEGAL_STATE, "it is gone all the same");
+    assert_eq!(begin(2), 0);
+    assert_ne!(from_elsewhere(), WRONG_THREAD, "a relaxed capture is ended by whom you like");
+    assert_eq!(end(&one), ILLEGAL_STATE);
     let _bound = bench.context.enter().expect("enter");
     // SAFETY: the null stream is the legacy default stream of the current context.
     assert_eq!(unsafe { ffi::cuStreamBeginCapture_v2(std::ptr::null_mut(), 2) }, NOT_PERMITTED);
@@ -177,19 +193,19 @@ fn a_forked_stream_must_be_joined_and_captures_do_not_mix() {
     let bench = &alone.bench;
     let (one, two, memory) = (bench.stream(), bench.stream(), bench.memory(64));
     let (inside, outside) = (event(bench), event(bench));
-    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&one, CaptureMode::Relaxed).expect("begin");
     inside.record(&one).expect("record");
     two.wait_event(&inside).expect("fork");
     fill(&two, memory.address, 1, 64).expect("captured");
     assert_eq!(code(capture.end()), UNJOINED);
 
     outside.record(&two).expect("record");
-    let capture = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&one, CaptureMode::Relaxed).expect("begin");
     assert_eq!(code(one.wait_event(&outside)), ISOLATION);
     assert_eq!(code(capture.end()), INVALIDATED);
 
-    let first = Capture::begin(&one, CaptureMode::Relaxed).expect("begin");
-    let second = Capture::begin(&two, CaptureMode::Relaxed).expect("begin");
+    let first = begin(&one, CaptureMode::Relaxed).expect("begin");
+    let second = begin(&two, CaptureMode::Relaxed).expect("begin");
     inside.record(&one).expect("record");
     assert_eq!(code(two.wait_event(&inside)), MERGE);
     assert_eq!((code(first.end()), code(second.end())), (INVALIDATED, INVALIDATED));
@@ -207,7 +223,7 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
         // SAFETY: the memory is live; null is the legacy default stream.
         unsafe { ffi::cuMemsetD8Async(memory.address, 1, 64, std::ptr::null_mut()) }
     };
-    let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&stream, CaptureMode::Relaxed).expect("begin");
     let mut status = 0;
     let bound = bench.context.enter().expect("enter");
     // SAFETY: null is the legacy default stream, the out pointer is valid.
@@ -217,7 +233,7 @@ fn the_legacy_stream_does_not_wait_for_a_capturing_blocking_stream() {
     assert_eq!(on_legacy(), IMPLICIT);
     assert_eq!(code(capture.end()), INVALIDATED);
     let other = bench.stream();
-    let capture = Capture::begin(&other, CaptureMode::Relaxed).expect("begin");
+    let capture = begin(&other, CaptureMode::Relaxed).expect("begin");
     assert_eq!(on_legacy(), 0, "a stream that is not blocking concerns it not");
     capture.end().expect("valid");
     bench.context.synchronize().expect("idle");
@@ -235,40 +251,5 @@ fn waiting_for_the_whole_context_breaks_any_capture_in_it_whoever_waits() {
         });
         assert_eq!(code(broken), INVALIDATED);
     }
-    alone.finish();
-}
-
-#[test]
-fn pageable_memory_prefetches_and_callbacks_are_no_nodes() {
-    let alone = Alone::new();
-    let bench = &alone.bench;
-    if transload_cuda_sim::harness::is_real() {
-        println!(
-            "skipped: what a real driver takes of these depends on its version; we hand it none of them"
-        );
-        alone.finish();
-        return;
-    }
-    let (stream, memory) = (bench.stream(), bench.memory(64));
-    let mut bytes = [0_u8; 64];
-    let mut calls: [Box<dyn FnMut() -> u32>; 3] = [
-        // SAFETY: the memory is live; the copy is refused.
-        Box::new(|| unsafe {
-            ffi::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), memory.address, 64, stream.as_raw())
-        }),
-        // SAFETY: refused before the address is looked at.
-        Box::new(|| unsafe { ffi::cuMemPrefetchAsync(memory.address, 64, -1, stream.as_raw()) }),
-        // SAFETY: refused, so the function is never called.
-        Box::new(|| unsafe { ffi::cuStreamAddCallback(stream.as_raw(), None, std::ptr::null_mut(), 0) }),
-    ];
-    for call in &mut calls {
-        let _bound = bench.context.enter().expect("enter");
-        let capture = Capture::begin(&stream, CaptureMode::Relaxed).expect("begin");
-        assert_eq!(call(), NOT_PERMITTED);
-        assert_eq!(code(fill(&stream, memory.address, 1, 64)), INVALIDATED, "and nothing more is taken");
-        assert_eq!(code(capture.end()), INVALIDATED);
-    }
-    drop(calls);
-    drop((stream, memory));
     alone.finish();
 }

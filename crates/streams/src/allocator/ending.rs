@@ -99,7 +99,8 @@ fn wait_out(error: DriverError, wait: impl Fn() -> Result<(), DriverError>) {
     }
 }
 
-impl Timeline for EndOfStream {
+// SAFETY: its one point is over when the event is that was recorded behind all work of the stream.
+unsafe impl Timeline for EndOfStream {
     fn id(&self) -> TimelineId {
         self.id
     }

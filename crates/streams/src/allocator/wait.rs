@@ -39,9 +39,15 @@ impl CudaStream {
     pub(super) fn is_captured(&self) -> bool {
         let mut status = 0;
         let asked = RelaxedCapture::enter().and_then(|_capture| {
+            // The handle of a default stream means one of the current context.
+            let _bound = self.own.context().enter()?;
             // SAFETY: the stream is valid, the out pointer for the call.
             check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.own.raw(), &mut status) })
         });
-        asked.is_ok() && status != 0
+        match asked {
+            Ok(()) => status != 0,
+            // The legacy stream cannot be asked while a stream is captured that it would wait for (906).
+            Err(error) => error.code().is_some_and(|code| (900..=908).contains(&code)),
+        }
     }
 }

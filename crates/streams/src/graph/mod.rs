@@ -129,7 +129,8 @@ impl CudaGraph {
         let options = StreamOptions { priority: priority::of(context, priority)?, blocking: false };
         let stream = Stream::new(context, options).map_err(lift)?;
         let _bound = context.enter().map_err(lift)?;
-        let capture = Capture::begin(&stream, CaptureMode::ThreadLocal).map_err(lift)?;
+        // SAFETY: the stream is private: only the closure enqueues on it, to be captured.
+        let capture = unsafe { Capture::begin(&stream, CaptureMode::ThreadLocal) }.map_err(lift)?;
         enqueue(stream.as_raw())?;
         let graph = capture.end().map_err(lift)?;
         Self::of(device, priority, &graph, None, merge_uses(uses))

@@ -99,7 +99,8 @@ fn capture_on(
     let fork = if others.is_empty() { None } else { Some(new_event()?) };
     let joins: Vec<Event> = others.iter().map(|_| new_event()).collect::<Result<_, _>>()?;
 
-    let capture = Capture::begin(first, CaptureMode::Relaxed)?;
+    // SAFETY: all of these streams are private, and nothing but the recording is enqueued on them.
+    let capture = unsafe { Capture::begin(first, CaptureMode::Relaxed) }?;
     if let Some(fork) = &fork {
         fork.record(first)?;
         others.iter().try_for_each(|other| other.wait_event(fork))?;

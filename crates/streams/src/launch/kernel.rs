@@ -46,7 +46,9 @@ unsafe impl Sync for Known {}
 
 impl CudaKernel {
     pub(crate) fn find(loaded: &Arc<Loaded>, name: &str) -> Result<Self> {
-        let Ok(entry) = CString::new(name) else { return Err(unknown(loaded, name, None)) };
+        // The driver has another code for an empty name.
+        let entry = CString::new(name).ok().filter(|entry| !entry.is_empty());
+        let Some(entry) = entry else { return Err(unknown(loaded, name, None)) };
         let _bound = loaded.context().enter().map_err(lift)?;
         let _capture = RelaxedCapture::enter().map_err(lift)?;
         let raw = loaded.function(&entry).map_err(|error| match error.code() {

@@ -3,7 +3,8 @@
 
 use std::sync::Barrier;
 
-use transload_cuda_sys::{AsStream, DriverError, check, ffi};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, DriverError, Stream, StreamOptions, check, ffi};
+use transload_streams::CudaStream;
 
 use crate::{
     allocator::Bed,
@@ -16,10 +17,6 @@ const GLOBAL: u32 = 0;
 #[test]
 fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
     let bed = Bed::new();
-    if !transload_cuda_sys::Driver::get().unwrap().has(c"cuStreamBeginCapture_v2") {
-        println!("skipped: the software driver has no graph capture");
-        return;
-    }
     let (captured, one, two) = (bed.stream(), bed.stream(), bed.stream());
     let of_captured = bed.allocator.allocate_for_stream(&captured, 1 << 20).unwrap();
     bed.allocator.free_for_stream(of_captured, &captured).unwrap();
@@ -63,5 +60,21 @@ fn allocation_leaves_a_capture_valid_and_the_captured_streams_memory_alone() {
     });
     assert!(back.read().unwrap().iter().all(|byte| *byte == 2));
     drop((captured, one, two, back));
+    bed.finish();
+}
+
+#[test]
+fn an_allocator_of_the_legacy_stream_leaves_a_capture_of_a_stream_alone_that_it_would_wait_for() {
+    let bed = Bed::new();
+    let legacy = CudaStream::legacy_default(&bed.setup.device).unwrap();
+    let block = bed.allocator.allocate_for_stream(&legacy, 1 << 20).unwrap();
+    bed.allocator.free_for_stream(block, &legacy).unwrap();
+    let blocking = StreamOptions { priority: 0, blocking: true };
+    let theirs = Stream::new(bed.setup.device.context().unwrap(), blocking).unwrap();
+    // SAFETY: nobody else uses the stream.
+    let capture = unsafe { Capture::begin(&theirs, CaptureMode::Relaxed) }.unwrap();
+    bed.allocator.trim().unwrap();
+    capture.end().expect("the capture is valid");
+    drop((legacy, theirs));
     bed.finish();
 }

@@ -1,14 +1,38 @@
-//! The examples run to their end.
+//! The examples run to their end, on the software driver and on a device.
+#![allow(dead_code, reason = "their `main` is not called")]
+
+use transload_core::Result;
 
 use crate::setup::Setup;
 
+#[path = "../../examples/allocator.rs"]
+mod allocator;
+#[path = "../../examples/coordinator.rs"]
+mod coordinator;
+#[path = "../../examples/graph.rs"]
+mod graph;
+#[path = "../../examples/launch.rs"]
+mod launch;
+#[path = "../../examples/pool.rs"]
+mod pool;
 #[path = "../../examples/stream.rs"]
-#[allow(dead_code, reason = "its `main` is not called")]
 mod stream;
 
 #[test]
-fn the_example_of_a_stream_runs() {
-    let setup = Setup::new();
-    stream::example::run(setup.test.ordinal()).unwrap();
-    setup.finish();
+fn every_example_runs_and_leaves_nothing_behind() {
+    let examples: [(&str, fn(u32) -> Result<()>); 6] = [
+        ("stream", stream::example::run),
+        ("pool", pool::run),
+        ("coordinator", coordinator::example::run),
+        ("allocator", allocator::run),
+        ("launch", launch::run),
+        ("graph", graph::example::run),
+    ];
+    for (name, run) in examples {
+        let setup = Setup::new();
+        if let Err(error) = run(setup.test.ordinal()) {
+            panic!("the example {name}: {error}");
+        }
+        setup.finish();
+    }
 }

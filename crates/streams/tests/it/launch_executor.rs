@@ -1,16 +1,16 @@
 //! The executor brings unified memory to the device before the launch, on a stream of its own, and back where it is wanted.
 
 use transload_core::{DeviceId, ErrorKind, Fence, MemoryKind, RawBuffer};
-use transload_cuda_sim::{Residency, harness};
+use transload_cuda_sim::Residency;
 use transload_cuda_sys::{
     AsStream,
     trace::{self, Call},
 };
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
-use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
+use transload_memory::CudaFeature;
+use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
-    launch::{SAXPY, bytes, numbers, saxpy_of, watched},
+    launch::{bytes, numbers, saxpy_of, watched},
     setup::Setup,
 };
 
@@ -238,34 +238,4 @@ fn launches_of_several_threads_through_one_executor_lose_no_update() {
         drop((x, y, executor, kernel));
         setup.finish();
     });
-}
-
-#[test]
-fn a_device_without_concurrent_access_is_launched_on_without_a_prefetch() {
-    let Some(test) = harness::device_with(|builder| builder.pre_pascal().record_accesses(true)) else {
-        return;
-    };
-    let device = CudaDevice::new(test.ordinal()).unwrap();
-    let memory = CudaMemoryManager::new(&device).unwrap();
-    let kernel = CudaModule::from_ptx(&device, SAXPY).unwrap().kernel("transload_saxpy").unwrap();
-    let executor = LaunchExecutor::new(&device).unwrap();
-    let stream = CudaStream::new(&device).unwrap();
-    let (x, y) = (
-        memory.allocate(MemoryKind::Unified, 400).unwrap(),
-        memory.allocate(MemoryKind::Unified, 400).unwrap(),
-    );
-    let host = memory.allocate(MemoryKind::Pinned, 400).unwrap();
-    host.write().unwrap().copy_from_slice(&bytes(&[2.0; 100]));
-    drop(stream.copy_from_host_async(&host, &x));
-    drop(stream.copy_from_host_async(&host, &y));
-    let trace = trace::start();
-    drop(saxpy(&executor, &kernel, &stream, (&x, &y), Some(DeviceId::Cpu)).unwrap());
-    assert!(positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").is_empty());
-    drop(stream.copy_to_host_async(&y, &host));
-    assert!(*host.read().unwrap() == bytes(&[8.0; 100])[..]);
-    drop((x, y, host, stream, executor, kernel));
-    memory.drain().unwrap();
-    drop((memory, device));
-    test.assert_ledger_empty();
-    test.assert_no_races();
 }

@@ -7,7 +7,6 @@
     reason = "helpers of tests fail their tests"
 )]
 
-mod callbacks;
 mod allocator;
 mod allocator_across;
 mod allocator_bad_use;
@@ -15,24 +14,26 @@ mod allocator_buffers;
 mod allocator_capture;
 mod allocator_random;
 mod allocator_short;
+mod callbacks;
 mod capture;
 mod completion;
 mod coordinator;
 mod copies;
 mod examples;
 mod foreign;
-mod graphs;
 mod gate;
+mod graphs;
 mod in_place;
-mod metrics;
 mod launch;
 mod launch_executor;
 mod launch_time;
+mod metrics;
 mod order;
-mod raw_forms;
-mod runs;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
+mod raw_forms;
+mod reactor;
+mod runs;
 mod setup;
 mod streams;

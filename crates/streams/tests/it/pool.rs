@@ -427,20 +427,3 @@ fn a_strategy_set_later_holds_from_the_next_lease_on_and_unused_streams_are_trim
     drop(pool);
     setup.finish();
 }
-
-#[test]
-fn defaults_come_from_the_device() {
-    let Some(test) =
-        transload_cuda_sim::harness::device_with(|device| device.multiprocessors(40).copy_engines(1))
-    else {
-        return;
-    };
-    let device = transload_memory::CudaDevice::new(test.ordinal()).unwrap();
-    let pool = AdvancedStreamPool::new(&device).unwrap();
-    assert_eq!(pool.split(), Split { compute: 2, memory: 4, mixed: 2, coordination: 1 });
-    assert_eq!((pool.bounds(), pool.strategy()), (1..=9, AllocationStrategy::Workload));
-    let test = transload_cuda_sim::harness::device_with(|device| device).unwrap();
-    let device = transload_memory::CudaDevice::new(test.ordinal()).unwrap();
-    let pool = AdvancedStreamPool::new(&device).unwrap();
-    assert_eq!(pool.split(), Split { compute: 8, memory: 8, mixed: 2, coordination: 1 });
-}

@@ -1,6 +1,8 @@
 //! Events recorded late: none covers a point whose work it was not recorded behind, none covers a foreigner's work for a
 //! point of ours.
 
+use std::convert::Infallible;
+
 use loom::{
     sync::{Arc, Mutex},
     thread,
@@ -33,8 +35,13 @@ impl Stream {
         })
     }
 
-    fn record(&self, upto: u64, by: &'static str) {
-        let behind = self.work.lock().unwrap().len();
+    /// How much work is in front of an event that is recorded now.
+    fn recorded(&self, behind: &mut usize) -> Result<(), Infallible> {
+        *behind = self.work.lock().unwrap().len();
+        Ok(())
+    }
+
+    fn mark(&self, upto: u64, behind: usize, by: &'static str) {
         self.marks.lock().unwrap().push((upto, behind, by));
         self.points.mark(upto);
     }
@@ -52,9 +59,10 @@ impl Stream {
         self.close(by);
         self.work.lock().unwrap().push(work);
         let _in_order = self.recording.lock().unwrap();
-        let point = self.points.give();
+        let mut behind = 0;
+        let point = self.points.give_and_record(|| self.recorded(&mut behind)).unwrap();
         self.given.lock().unwrap().push((point, work));
-        self.record(point, by);
+        self.mark(point, behind, by);
     }
 
     fn close(&self, by: &'static str) {
@@ -62,9 +70,9 @@ impl Stream {
             return;
         }
         let _in_order = self.recording.lock().unwrap();
-        let upto = self.points.given();
-        if self.points.run_is_open() {
-            self.record(upto, by);
+        let mut behind = 0;
+        if let Some(upto) = self.points.record_given(|| self.recorded(&mut behind)).unwrap() {
+            self.mark(upto, behind, by);
         }
     }
 

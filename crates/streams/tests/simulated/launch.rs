@@ -210,3 +210,30 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
     drop((memory, device));
     assert!(sim.ledger().is_empty(), "{}", sim.ledger());
 }
+
+#[test]
+fn a_device_without_concurrent_access_is_launched_on_without_a_prefetch() {
+    let sim = builder().pre_pascal().record_accesses(true).build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (kernel, executor) = (kernel(&device).unwrap(), LaunchExecutor::new(&device).unwrap());
+    let stream = CudaStream::new(&device).unwrap();
+    let (x, y) = (
+        memory.allocate(MemoryKind::Unified, 400).unwrap(),
+        memory.allocate(MemoryKind::Unified, 400).unwrap(),
+    );
+    let host = memory.allocate(MemoryKind::Pinned, 400).unwrap();
+    ones(&host).unwrap();
+    drop(stream.copy_from_host_async(&host, &x));
+    drop(stream.copy_from_host_async(&host, &y));
+    let trace = transload_cuda_sys::trace::start();
+    drop(through(&executor, sum(&kernel, &x, &y).result_on(DeviceId::Cpu), &stream).unwrap());
+    assert!(trace.calls_of_this_thread().iter().all(|call| !call.name.starts_with("cuMemPrefetchAsync")));
+    drop(stream.copy_to_host_async(&y, &host));
+    assert!(host.read().unwrap().chunks_exact(4).all(|number| number == 2.0_f32.to_le_bytes()));
+    drop((x, y, host, stream, executor, kernel));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+}

@@ -2,15 +2,15 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod allocator;
 mod coordinator;
 #[path = "../it/coordinator/gate.rs"]
 mod gate;
-mod allocator;
 mod graphs;
 mod in_place;
-mod runs;
 mod launch;
 mod pool;
+mod runs;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

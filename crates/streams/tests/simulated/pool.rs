@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, WorkloadType};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
 use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
@@ -119,4 +119,18 @@ fn what_a_lease_calls_the_driver_for_is_a_stream_and_nothing_else() {
         assert_eq!(sim.calls(), before, "{strategy}: streams that are there are leased without the driver");
         drop(held);
     }
+}
+
+#[test]
+fn defaults_come_from_the_device() {
+    let split = |sim: transload_cuda_sim::SimDevice| {
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let pool = AdvancedStreamPool::new(&device).unwrap();
+        (pool.split(), pool.bounds(), pool.strategy())
+    };
+    let small = Split { compute: 2, memory: 4, mixed: 2, coordination: 1 };
+    let workload = AllocationStrategy::Workload;
+    assert_eq!(split(builder().multiprocessors(40).copy_engines(1).build()), (small, 1..=9, workload));
+    let large = Split { compute: 8, memory: 8, mixed: 2, coordination: 1 };
+    assert_eq!(split(builder().build()).0, large);
 }

@@ -218,3 +218,26 @@ fn a_callback_is_told_the_error_of_its_stream() {
     );
     assert!(told.to_string().contains("the oldest of them a fill"), "{told}");
 }
+
+#[test]
+fn one_failed_question_about_a_stream_keeps_nobody_elses_callback_waiting() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let (held, idle) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+    let there = memory.allocate(MemoryKind::Device, 1 << 20).unwrap();
+    let gate = Gate::closed(&device);
+    gate.hold([&held]);
+    let fill = held.memset_async(&there, Pattern::U8(2));
+    let (failed_once, calls) = mpsc::channel();
+    sim.fail_call(Some("cuEventQuery"), 1, UNKNOWN);
+    held.add_callback(move |outcome| failed_once.send(outcome).unwrap()).unwrap();
+    // A later question about the held stream proves that the reactor got past the failed one.
+    let (sender, receiver) = mpsc::channel();
+    idle.add_callback(move |outcome| sender.send(outcome).unwrap()).unwrap();
+    receiver.recv_timeout(MINUTE).expect("the reactor waits for the held stream").unwrap();
+    assert!(calls.try_recv().is_err(), "the held stream's callback comes after its work");
+    gate.open();
+    calls.recv_timeout(MINUTE).unwrap().unwrap();
+    fill.wait().unwrap();
+}

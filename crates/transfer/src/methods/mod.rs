@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
-    RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
-    submit, try_submit,
+    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
+    RawBuffer, RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Unsubmitted,
+    WorkloadType, submit, try_submit,
 };
 
 use crate::{registry::Registered, request::Request, staging::Hire};

@@ -8,7 +8,7 @@ use transload_core::{
     TransferPath, Unsubmitted,
 };
 
-use super::{Context, Job, Method, Route, host_staged::post};
+use super::{Context, InTheWay, Job, Method, Route, host_staged::post};
 use crate::{
     request::Request,
     staging::{Hire, Task, chunk_for, usual_workers},
@@ -70,6 +70,10 @@ impl Method for UnifiedMemory {
             (_, DeviceId::Cpu) => Task::OutOfUnified(queue),
             // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
             _ => {
+                if job.in_the_way == InTheWay::Tell {
+                    // What is in the copy's way is told before any page moves. (What comes in between moves them once more.)
+                    drop(job.claim()?);
+                }
                 for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
                     let move_there = Operation::Prefetch { buffer: side, to: route.lane };
                     job.enqueue(&*queue, &move_there, Timing::Off)?;

@@ -2,7 +2,8 @@
 //! of copies does not hold it up.
 
 use transload_core::{
-    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
+    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
+    WorkloadType,
 };
 
 use super::{Context, Declined, Job, Method, Route, Single};

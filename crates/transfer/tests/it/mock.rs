@@ -362,7 +362,8 @@ impl MockTimeline {
     }
 }
 
-impl Timeline for MockTimeline {
+// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
+unsafe impl Timeline for MockTimeline {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -399,7 +400,8 @@ impl Timeline for MockTimeline {
     }
 }
 
-impl Queue for MockQueue {
+// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
+unsafe impl Queue for MockQueue {
     fn device(&self) -> DeviceId {
         self.timeline.device
     }

@@ -98,7 +98,7 @@ impl LoadOptions {
     }
 
     /// How many threads read the file, the calling one among them; one for each processor, at most eight, and fewer for
-    /// small files. More than a storage device serves at once do no harm.
+    /// small files. At most 64 are started, whatever is asked for.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = Some(threads);
         self

@@ -79,9 +79,11 @@ impl Drop for Closing<'_> {
 
 /// How many threads read `bytes` that come in chunks, where at most `wanted` are allowed.
 pub(super) fn threads(wanted: Option<usize>, bytes: u64) -> usize {
+    /// Whatever is wanted: more threads than this would only take them from others.
+    const EVER: usize = 64;
     let usual = || thread::available_parallelism().map_or(2, usize::from).min(MOST);
     let useful = usize::try_from(bytes.div_ceil(SMALLEST as u64)).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| usual().min(useful)).max(1)
+    wanted.unwrap_or_else(|| usual().min(useful)).clamp(1, EVER)
 }
 
 impl<'a> Readers<'a> {
@@ -316,6 +318,6 @@ mod tests {
     fn little_is_read_by_one_thread_and_much_by_no_more_than_eight() {
         assert_eq!(threads(None, 1000), 1);
         assert!((1..=MOST).contains(&threads(None, 1 << 40)));
-        assert_eq!((threads(Some(3), 1), threads(Some(0), 1)), (3, 1));
+        assert_eq!((threads(Some(3), 1), threads(Some(0), 1), threads(Some(1 << 20), 1)), (3, 1, 64));
     }
 }

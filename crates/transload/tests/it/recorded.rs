@@ -6,12 +6,18 @@ use transload::{
     DeviceId, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TransferMethod,
     TransferOptions, WorkloadType, submit,
 };
-use transload_cuda_sys::{Capture, CaptureMode, trace};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, trace};
 
 use crate::cuda::{Setup, noise};
 
 const ANY: TransferOptions = TransferOptions::new();
 const BYTES: usize = 300_000;
+
+/// Captures a stream that nobody else uses meanwhile.
+fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
+    // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
+    unsafe { Capture::begin(stream, mode) }
+}
 
 #[test]
 fn a_set_of_transfers_is_replayed_as_one_launch_with_what_the_sources_hold_then() {
@@ -140,7 +146,7 @@ fn staging_allocating_awaiting_and_replaying_leave_someone_elses_global_capture_
     let stream = &captured;
     std::thread::scope(|scope| {
         let capturing = scope.spawn(move || {
-            let capture = Capture::begin(stream, CaptureMode::Global);
+            let capture = begin(stream, CaptureMode::Global);
             begun.send(()).unwrap();
             // Ends also where the other thread panics.
             let _dropped = is_done.recv();

@@ -1,0 +1,50 @@
+//! The backend's allocator: over the device's own memory, with the backend's ledger, drain and shortage.
+
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Timing, submit};
+use transload_cuda_sim::harness;
+use transload_memory::CudaDevice;
+use transload_streams::CudaStream;
+
+#[test]
+fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
+    let test = harness::device();
+    let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();
+    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
+    let allocator = backend.allocator(test.ordinal()).unwrap();
+    let there = allocator.allocate_buffer(&stream, 5000).unwrap();
+    let back = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 5000);
+    assert_eq!(back.unwrap_err().kind(), ErrorKind::UnknownDevice, "the host's memory is another backend's");
+    let back = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Pinned, 5000).unwrap();
+    submit(&stream, &Operation::Fill { dst: &there, pattern: Pattern::U8(7) }, Timing::Off).unwrap();
+    submit(&stream, &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
+    assert!(backend.ledger().bytes > 5000, "a segment: {}", backend.ledger());
+    drop((there, back));
+    backend.drain().unwrap();
+    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert_eq!(backend.allocator(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    drop((stream, backend));
+    test.assert_ledger_empty();
+    test.assert_no_races();
+}
+
+#[test]
+fn what_the_allocator_holds_without_need_is_given_back_where_the_device_has_no_room() {
+    let test = harness::device();
+    let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([test.ordinal()])).unwrap();
+    let id = DeviceId::Cuda(test.ordinal());
+    let stream = CudaStream::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap();
+    let allocator = backend.allocator(test.ordinal()).unwrap();
+    // More than half of what is free, so that as much again fits only once this was given back.
+    let free = usize::try_from(backend.memory_info(id).unwrap().free).unwrap();
+    let block = allocator.allocate_for_stream(&stream, free / 8 * 5).unwrap();
+    allocator.free_for_stream(block, &stream).unwrap();
+    assert!(backend.ledger().bytes >= (free / 8 * 5) as u64, "kept for the next request");
+    let large = backend.allocate(id, MemoryKind::Device, free / 8 * 5).unwrap();
+    drop((large, stream));
+    backend.drain().unwrap();
+    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    test.assert_ledger_empty();
+}

@@ -1,0 +1,113 @@
+//! A lock for a few dozen instructions: taking it is one locked instruction, opening it none.
+//!
+//! Opening by a plain store leaves no room for a list of sleepers: who finds it taken looks again, and lets others run
+//! between. So nothing is done under it that could block, and it is not for threads of real-time priorities of which one
+//! may starve another.
+
+use std::{
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+};
+
+use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, UnsafeCell, spin_loop, yield_now};
+
+/// A value that one thread at a time uses, briefly.
+#[derive(Debug)]
+pub(crate) struct BriefLock<T> {
+    taken: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is only reached by the guard, of which there is one at a time.
+unsafe impl<T: Send> Sync for BriefLock<T> {}
+
+/// The right to use the value; the lock is open again when it is dropped.
+pub(crate) struct BriefGuard<'a, T> {
+    lock: &'a BriefLock<T>,
+    /// It may be shared or sent where the value may.
+    value: PhantomData<&'a mut T>,
+}
+
+impl<T> BriefLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> BriefGuard<'_, T> {
+        if !self.try_take() {
+            self.take_late();
+        }
+        BriefGuard { lock: self, value: PhantomData }
+    }
+
+    #[inline]
+    fn try_take(&self) -> bool {
+        self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[cold]
+    fn take_late(&self) {
+        let mut looks = 0;
+        // Looking does not take the line from who is about to open it.
+        while self.taken.load(Ordering::Relaxed) || !self.try_take() {
+            looks += 1;
+            if looks < LOOKS {
+                spin_loop();
+            } else {
+                looks = 0;
+                yield_now();
+            }
+        }
+    }
+}
+
+impl<T> Deref for BriefGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this is the one guard, which borrows the lock; no reference outlives a borrow of it.
+        self.lock.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T> DerefMut for BriefGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; borrowed mutably, so there is no other reference.
+        self.lock.value.with_mut(|value| unsafe { &mut *value })
+    }
+}
+
+impl<T> Drop for BriefGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // What was done with the value comes before, for whoever takes it next.
+        self.lock.taken.store(false, Ordering::Release);
+    }
+}
+
+/// Where threads sleep until a value under a brief lock has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    /// Held from before the look at the value until asleep: a ring falls before the look or upon a sleeper.
+    bed: Mutex<()>,
+    rung: Condvar,
+}
+
+impl Bell {
+    /// Blocks while `must_wait`, which looks at the value under its lock, and notes there that somebody waits.
+    pub(crate) fn sleep_while(&self, mut must_wait: impl FnMut() -> bool) {
+        let mut bed = self.bed.lock();
+        while must_wait() {
+            bed = self.rung.wait(bed);
+        }
+    }
+
+    /// Wakes everyone; called behind the change, without its lock, where somebody waits.
+    pub(crate) fn ring(&self) {
+        drop(self.bed.lock());
+        self.rung.notify_all();
+    }
+}

@@ -1,0 +1,38 @@
+//! What `src/sync.rs` gives the crate, of loom.
+
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicBool, Ordering},
+    thread::yield_now,
+};
+
+pub(crate) const LOOKS: u32 = 1;
+
+pub(crate) fn spin_loop() {
+    yield_now();
+}
+
+pub(crate) type Guard<'a, T> = loom::sync::MutexGuard<'a, T>;
+
+/// As parking_lot's: locking answers no error.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        self.0.lock().unwrap()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(loom::sync::Condvar);
+
+impl Condvar {
+    pub(crate) fn wait<'a, T>(&self, guard: Guard<'a, T>) -> Guard<'a, T> {
+        self.0.wait(guard).unwrap()
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
