@@ -18,9 +18,11 @@ mod pool;
 #[path = "../../examples/stream.rs"]
 mod stream;
 
+type Example = fn(u32) -> Result<()>;
+
 #[test]
 fn every_example_runs_and_leaves_nothing_behind() {
-    let examples: [(&str, fn(u32) -> Result<()>); 6] = [
+    let examples: [(&str, Example); 6] = [
         ("stream", stream::example::run),
         ("pool", pool::run),
         ("coordinator", coordinator::example::run),
