@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Fence, Queue, RawBuffer, Result, Timeline,
-    hazard::{Dependencies, Ticket},
+    hazard::{Dependencies, Ticket, Woken},
     obstacle::{Obstacle, Unsubmitted},
 };
 
@@ -160,8 +160,9 @@ impl<'a> Claims<'a> {
     /// * As for `commit`.
     #[inline]
     pub(crate) unsafe fn commit_here(&mut self, fence: &Fence) {
+        let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
-            buffer.hazards().commit(*ticket, fence);
+            buffer.hazards().commit(*ticket, fence, &mut woken);
         }
         self.held.clear();
     }
@@ -170,8 +171,9 @@ impl<'a> Claims<'a> {
 impl Drop for Claims<'_> {
     #[inline]
     fn drop(&mut self) {
+        let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
-            buffer.hazards().withdraw(*ticket);
+            buffer.hazards().withdraw(*ticket, &mut woken);
         }
     }
 }

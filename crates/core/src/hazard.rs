@@ -74,6 +74,32 @@ struct Table {
     wakers: Vec<Waker>,
 }
 
+/// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
+/// would wait there for what its own thread has yet to resolve.
+#[derive(Default)]
+pub(crate) struct Woken(Vec<Waker>);
+
+impl Drop for Woken {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.0.is_empty() {
+            self.wake();
+        }
+    }
+}
+
+impl Woken {
+    #[cold]
+    fn wake(&mut self) {
+        for waker in self.0.drain(..) {
+            // The user's code: its panic is its own, and to drop what it panicked with may panic again.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                std::mem::forget(payload);
+            }
+        }
+    }
+}
+
 /// What came of an attempt to open a host view.
 pub(crate) enum Opening {
     /// It is open.
@@ -286,44 +312,46 @@ impl Hazards {
 
     /// Ends a change of the table: whoever waits for one is woken.
     #[inline]
-    fn close(&self, table: BriefGuard<'_, Table>) {
+    fn close(&self, table: BriefGuard<'_, Table>, woken: &mut Woken) {
         if table.awaited {
-            self.close_and_tell(table);
+            self.close_and_tell(table, woken);
         }
     }
 
     #[cold]
-    fn close_and_tell(&self, mut table: BriefGuard<'_, Table>) {
+    fn close_and_tell(&self, mut table: BriefGuard<'_, Table>, woken: &mut Woken) {
         table.awaited = false;
-        let wakers = std::mem::take(&mut table.wakers);
+        woken.0.append(&mut table.wakers);
         drop(table);
         self.resolved.ring();
-        for waker in wakers {
-            // The user's code: its panic must not keep the caller's other claims from being resolved.
-            let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake()));
-        }
     }
 
     /// Turns a claim into a use that is over when `fence` is.
     #[inline]
-    pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence) {
+    pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
         let mut table = self.table.lock();
         let Some(held) = table.release(ticket) else { return };
         match table.uses.as_mut_slice() {
             [] => {
                 table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
-                self.close(table);
+                self.close(table, woken);
             }
             [only] if only.fence.is_of_timeline(fence.timeline()) && held.replaces(only, fence) => {
                 only.become_later(&held, fence);
-                self.close(table);
+                self.close(table, woken);
             }
-            _ => self.commit_among_others(table, held, fence),
+            _ => self.commit_among_others(table, held, fence, woken),
         }
     }
 
     #[inline(never)]
-    fn commit_among_others(&self, mut table: BriefGuard<'_, Table>, held: Held, fence: &Fence) {
+    fn commit_among_others(
+        &self,
+        mut table: BriefGuard<'_, Table>,
+        held: Held,
+        fence: &Fence,
+        woken: &mut Woken,
+    ) {
         let mut removed = Removed::new();
         let mut moved_on = false;
         let mut index = 0;
@@ -342,14 +370,14 @@ impl Hazards {
         if !moved_on {
             table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
         }
-        self.close(table);
+        self.close(table, woken);
     }
 
     /// Takes a claim back: its operation was not enqueued.
-    pub(crate) fn withdraw(&self, ticket: Ticket) {
+    pub(crate) fn withdraw(&self, ticket: Ticket, woken: &mut Woken) {
         let mut table = self.table.lock();
         let _its_operation_was_not_enqueued = table.release(ticket);
-        self.close(table);
+        self.close(table, woken);
     }
 
     /// Opens a host view: waits for conflicting operations, or with `wait` false answers Busy.
@@ -415,7 +443,7 @@ impl Hazards {
 
     /// Closes a host view.
     pub(crate) fn close_view(&self, ticket: Ticket) {
-        self.withdraw(ticket);
+        self.withdraw(ticket, &mut Woken::default());
     }
 
     /// How many claims and views there were so far.

@@ -239,3 +239,42 @@ fn a_future_dropped_in_flight_leaves_the_memory_to_its_operations() {
     reclaimer.sweep();
     assert!(freed.load(Ordering::SeqCst));
 }
+
+/// An executor that runs its task where it is woken.
+type Task = Box<dyn FnOnce() + Send>;
+
+struct Inline(std::sync::Mutex<Option<Task>>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let task = self.0.lock().unwrap().take();
+        if let Some(task) = task {
+            task();
+        }
+    }
+}
+
+#[test]
+fn a_task_that_runs_where_it_is_woken_finds_no_claim_of_its_own_thread_in_its_way() {
+    let (one, two) = (host_buffer(MemoryKind::Pageable, 64), host_buffer(MemoryKind::Pageable, 64));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        for which in [true, false] {
+            let claims = Claims::of(&mut [(&one, Access::Write), (&two, Access::Write)]).unwrap();
+            let (awaited, looked_at) = if which { (&one, two.clone()) } else { (&two, one.clone()) };
+            let done = sender.clone();
+            let task = move || {
+                drop(looked_at.read().unwrap());
+                done.send(()).unwrap();
+            };
+            let waker = Waker::from(Arc::new(Inline(std::sync::Mutex::new(Some(Box::new(task))))));
+            let mut reading = pin!(awaited.read_async());
+            assert!(reading.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            drop(claims);
+        }
+    });
+    for _ in 0..2 {
+        let limit = std::time::Duration::from_secs(20);
+        receiver.recv_timeout(limit).expect("the thread waits for its own claim");
+    }
+}
