@@ -240,9 +240,9 @@ fn a_future_dropped_in_flight_leaves_the_memory_to_its_operations() {
     assert!(freed.load(Ordering::SeqCst));
 }
 
-/// An executor that runs its task where it is woken.
 type Task = Box<dyn FnOnce() + Send>;
 
+/// An executor that runs its task where it is woken.
 struct Inline(std::sync::Mutex<Option<Task>>);
 
 impl Wake for Inline {

@@ -1,63 +1,111 @@
-//! Streams that are busy until they are told: a function of ours holds them up; and a limit for what could hang.
+//! Work that ends when the test says so, on any driver: what comes behind it is certainly unfinished. And a limit for what
+//! could hang.
 
 use std::{
-    os::raw::c_void,
-    sync::mpsc::{Receiver, Sender, channel},
+    ffi::c_void,
+    sync::{
+        Arc, Condvar, Mutex,
+        mpsc::{RecvTimeoutError, channel},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use transload_cuda_sys::{AsStream, check, ffi};
+use transload_memory::CudaDevice;
 use transload_streams::{CudaEvent, CudaStream};
 
-use crate::setup::Setup;
+/// After this long it opens by itself, so that a test whose host waits where it must not fails instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Holds streams up until it is opened or dropped. A test has one at a time: a driver may call one function after the other.
+#[derive(Default)]
+struct Door {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_reached: bool,
+    is_open: bool,
+    was_forced: bool,
+}
+
+/// A host function on a stream of its own that returns once the gate is open; an event behind it.
 pub(crate) struct Gate {
-    open: Sender<()>,
-    waiting: Option<JoinHandle<()>>,
+    door: Arc<Door>,
+    event: CudaEvent,
+    /// Waits for the gate's stream: on the software driver it is who waits that runs the function.
+    runner: Option<JoinHandle<()>>,
 }
 
-struct Hold {
-    begun: Sender<()>,
-    opened: Receiver<()>,
-}
-
-unsafe extern "C" fn hold(data: *mut c_void) {
-    // SAFETY: `Gate::close` leaked this box for the one call of this function.
-    let hold = unsafe { Box::from_raw(data.cast::<Hold>()) };
-    let _gone = hold.begun.send(());
-    // A gate that was dropped is open.
-    let _opened = hold.opened.recv();
+unsafe extern "C" fn stand(data: *mut c_void) {
+    // SAFETY: the data is the door of a gate, which keeps it until its stream is synchronised.
+    let door = unsafe { &*data.cast::<Door>() };
+    let mut state = door.state.lock().unwrap();
+    state.is_reached = true;
+    door.changed.notify_all();
+    let (mut state, waited) =
+        door.changed.wait_timeout_while(state, PATIENCE, |state| !state.is_open).unwrap();
+    state.was_forced = waited.timed_out();
 }
 
 impl Gate {
-    /// What comes on the streams from now on waits for the gate.
-    pub(crate) fn close(setup: &Setup, streams: &[&CudaStream]) -> Self {
-        let (open, opened) = channel();
-        let (begun, has_begun) = channel();
-        let data = Box::into_raw(Box::new(Hold { begun, opened }));
-        let holder = CudaStream::new(&setup.device).unwrap();
+    pub(crate) fn closed(device: &CudaDevice) -> Self {
+        Self::on(&CudaStream::new(device).unwrap(), device)
+    }
+
+    /// A gate on a stream that is used for nothing else meanwhile.
+    pub(crate) fn on(stream: &CudaStream, device: &CudaDevice) -> Self {
+        let stream = stream.clone();
+        let (door, event) = (Arc::new(Door::default()), CudaEvent::new(device).unwrap());
+        let data = Arc::as_ptr(&door).cast_mut().cast();
         {
-            let _bound = holder.context().enter().unwrap();
-            // SAFETY: the function takes the box, once, and calls no driver function.
-            let code = unsafe { ffi::cuLaunchHostFunc(holder.as_raw(), Some(hold), data.cast()) };
-            check("cuLaunchHostFunc", code).unwrap();
+            let _bound = stream.context().enter().unwrap();
+            // SAFETY: the door lives until the runner has synchronised the stream, which the gate's end waits for.
+            let launched = unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(stand), data) };
+            check("cuLaunchHostFunc", launched).unwrap();
         }
-        let held = CudaEvent::new(&setup.device).unwrap();
-        held.record(&holder).unwrap();
+        event.record(&stream).unwrap();
+        let runner = thread::spawn(move || stream.synchronize().unwrap());
+        let reached = door.state.lock().unwrap();
+        drop(door.changed.wait_while(reached, |state| !state.is_reached).unwrap());
+        Self { door, event, runner: Some(runner) }
+    }
+
+    /// A gate that holds these streams from here on.
+    pub(crate) fn before(device: &CudaDevice, streams: &[&CudaStream]) -> Self {
+        let gate = Self::closed(device);
+        gate.hold(streams.iter().copied());
+        gate
+    }
+
+    /// Nothing enqueued on the streams from here on runs before the gate opens.
+    pub(crate) fn hold<'a>(&self, streams: impl IntoIterator<Item = &'a CudaStream>) {
         for stream in streams {
-            stream.wait_event(&held).unwrap();
+            stream.wait_event(&self.event).unwrap();
         }
-        // The software driver runs the function on a thread that waits: not on one that only asks.
-        let waiting = thread::spawn(move || holder.driver().synchronize().unwrap());
-        has_begun.recv_timeout(LIMIT).unwrap();
-        Self { open, waiting: Some(waiting) }
     }
 
     pub(crate) fn open(mut self) {
-        self.open.send(()).unwrap();
-        self.waiting.take().unwrap().join().unwrap();
+        self.let_through();
+        assert!(!self.door.state.lock().unwrap().was_forced, "something waited for the gate that must not");
+    }
+
+    fn let_through(&mut self) {
+        self.door.state.lock().unwrap().is_open = true;
+        self.door.changed.notify_all();
+        if let Some(runner) = self.runner.take() {
+            runner.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if self.runner.is_some() {
+            self.let_through();
+        }
     }
 }
 
@@ -70,7 +118,7 @@ pub(crate) fn limited(test: impl FnOnce() + Send + 'static) {
         test();
         done.send(()).unwrap();
     });
-    if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = is_done.recv_timeout(LIMIT) {
+    if let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(LIMIT) {
         panic!("no end after {LIMIT:?}");
     }
     if let Err(panic) = running.join() {

@@ -188,7 +188,7 @@ fn load_balancing_goes_by_leases_then_by_outstanding_work_and_its_measured_time(
     let (slow, quick) = (lease(WorkloadType::Compute), lease(WorkloadType::Memory));
     let (slow_handle, quick_handle) = (slow.raw_handle(), quick.raw_handle());
     // One long piece of work here, three short ones there.
-    let gate = Gate::close(&setup, &[&slow, &quick]);
+    let gate = Gate::before(&setup.device, &[&slow, &quick]);
     let part = |n: usize| there.slice(n * 16..(n + 1) * 16).unwrap();
     let mut work = vec![slow.memset_async(&part(3), Pattern::U8(0))];
     work.extend((0..3).map(|n| quick.memset_async(&part(n), Pattern::U8(n as u8))));
@@ -257,7 +257,7 @@ fn leases_outlive_the_pool_with_work_in_flight() {
     let queue = pool.lease(StreamPriority::High, WorkloadType::Memory).unwrap().into_queue();
     assert_eq!(pool.leases(), 2);
     let (low, high) = (there.slice(..2048).unwrap(), there.slice(2048..).unwrap());
-    let gate = Gate::close(&setup, &[&lease]);
+    let gate = Gate::before(&setup.device, &[&lease]);
     let fill = lease.memset_async(&low, Pattern::U8(5));
     drop(pool);
     let operation = transload_core::Operation::Fill { dst: &high, pattern: Pattern::U8(6) };
@@ -357,7 +357,7 @@ fn a_pool_grows_under_load_and_trims_down_to_its_least() {
     // Three leases of three streams are left, one of them with work.
     let mut kept = HashSet::new();
     leases.retain(|lease| kept.len() < 3 && kept.insert(lease.raw_handle()));
-    let gate = Gate::close(&setup, &[&leases[0]]);
+    let gate = Gate::before(&setup.device, &[&leases[0]]);
     let there = setup.device(16);
     let fill = leases[0].memset_async(&there, Pattern::U8(1));
     let busy = leases.remove(0).raw_handle();

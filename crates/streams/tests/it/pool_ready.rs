@@ -37,7 +37,7 @@ fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
         let there = setup.device(64);
         let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
         assert!(pool.has_ready_streams().unwrap(), "a lease alone is no work");
-        let gate = Gate::close(&setup, &[&lease]);
+        let gate = Gate::before(&setup.device, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         drop(lease);
         assert!(!pool.has_ready_streams().unwrap());
@@ -58,7 +58,7 @@ fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() 
         let setup = Setup::new();
         let pool = pool(&setup, 1);
         let lease = pool.get_stream_for_workload(WorkloadType::Compute).unwrap();
-        let gate = Gate::close(&setup, &[&lease]);
+        let gate = Gate::before(&setup.device, &[&lease]);
         assert_eq!(lease.outstanding(), 0, "the pool was not told");
         assert!(!pool.has_ready_streams().unwrap());
         thread::scope(|scope| {
@@ -76,12 +76,12 @@ fn where_there_is_room_a_pool_with_a_busy_stream_is_ready() {
     let setup = Setup::new();
     let pool = pool(&setup, 2);
     let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
-    let gate = Gate::close(&setup, &[&lease]);
+    let gate = Gate::before(&setup.device, &[&lease]);
     assert!(pool.has_ready_streams().unwrap());
     let other = pool.wait_for_any_ready(Duration::ZERO).unwrap().unwrap();
     assert_ne!(other.raw_handle(), lease.raw_handle());
     gate.open();
-    let gate = Gate::close(&setup, &[&lease, &other]);
+    let gate = Gate::before(&setup.device, &[&lease, &other]);
     assert!(!pool.has_ready_streams().unwrap(), "other priorities were never used");
     gate.open();
     drop((pool, lease, other));
@@ -95,7 +95,7 @@ fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
         let pool = pool(&setup, 1);
         let there = setup.device(64);
         let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
-        let gate = Gate::close(&setup, &[&lease]);
+        let gate = Gate::before(&setup.device, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         let begun = Instant::now();
         for _ in 0..20 {
@@ -119,7 +119,7 @@ fn the_first_stream_to_be_done_wakes_whoever_waits() {
         let leases: Vec<_> =
             (0..3).map(|_| pool.get_stream_for_workload(WorkloadType::Memory).unwrap()).collect();
         let handles: Vec<_> = leases.iter().map(|lease| lease.raw_handle()).collect();
-        let gate = Gate::close(&setup, &[&leases[0], &leases[2]]);
+        let gate = Gate::before(&setup.device, &[&leases[0], &leases[2]]);
         let part = |n: usize| there.slice(n * 16..(n + 1) * 16).unwrap();
         let work: Vec<_> = (0..3).map(|n| leases[n].memset_async(&part(n), Pattern::U8(1))).collect();
         drop(leases);
@@ -147,7 +147,7 @@ fn a_task_is_woken_when_a_stream_of_its_lane_is_ready_and_not_polled_before() {
         let pool = pool(&setup, 1);
         let there = setup.device(64);
         let lease = pool.lease(StreamPriority::High, WorkloadType::Memory).unwrap();
-        let gate = Gate::close(&setup, &[&lease]);
+        let gate = Gate::before(&setup.device, &[&lease]);
         let fill = lease.memset_async(&there, Pattern::U8(1));
         drop(lease);
         let count = Arc::new(Count(AtomicUsize::new(0), thread::current()));

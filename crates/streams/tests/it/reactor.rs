@@ -31,7 +31,7 @@ impl Wake for Inline {
 /// Has `task` run by the reactor, when the fill that is held back by the gate is over.
 fn run_on_the_reactor(setup: &Setup, stream: &CudaStream, task: Task) -> Gate {
     let there = setup.device(1 << 20);
-    let gate = Gate::close(setup, &[stream]);
+    let gate = Gate::before(&setup.device, &[stream]);
     let fill = stream.memset_async(&there, Pattern::U8(2));
     let fence = fill.fence().unwrap().clone();
     let waker = Waker::from(Arc::new(Inline(Mutex::new(Some(task)))));

@@ -4,7 +4,8 @@
 
 mod allocator;
 mod coordinator;
-#[path = "../it/coordinator/gate.rs"]
+#[path = "../it/gate.rs"]
+#[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 mod graphs;
 mod in_place;

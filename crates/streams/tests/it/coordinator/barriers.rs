@@ -6,7 +6,8 @@ use transload_core::RawBuffer;
 use transload_cuda_sys::trace;
 use transload_streams::{CoordinatorError, CudaStream, MultiStreamCoordinator};
 
-use super::{calls, gate::Gate, raw, streams};
+use super::{calls, raw, streams};
+use crate::gate::Gate;
 use crate::setup::{Setup, noise};
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::{
 
 use transload_core::ErrorKind;
 
-use super::{gate::Gate, raw, streams};
+use super::{raw, streams};
+use crate::gate::Gate;
 use crate::setup::Setup;
 
 #[test]

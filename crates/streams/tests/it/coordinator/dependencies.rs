@@ -6,7 +6,8 @@ use transload_core::{Error, ErrorKind, Pattern, StreamPriority};
 use transload_cuda_sys::{AsStream, trace};
 use transload_streams::{CoordinatorError, CudaStream, Dependency, MultiStreamCoordinator};
 
-use super::{calls, gate::Gate, raw, streams};
+use super::{calls, raw, streams};
+use crate::gate::Gate;
 use crate::setup::{Setup, noise};
 
 #[test]

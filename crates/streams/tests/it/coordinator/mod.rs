@@ -3,7 +3,6 @@
 mod barriers;
 mod callbacks;
 mod dependencies;
-mod gate;
 mod parallel;
 mod plans;
 mod raw;

@@ -8,7 +8,8 @@ use proptest::{
 use transload_core::RawBuffer;
 use transload_streams::{CoordinatorError, CudaStream, MultiStreamCoordinator};
 
-use super::{gate::Gate, raw, streams};
+use super::{raw, streams};
+use crate::gate::Gate;
 use crate::setup::{Setup, noise};
 
 const STREAMS: usize = 4;

@@ -3,7 +3,8 @@
 use transload_cuda_sys::trace;
 use transload_streams::Dependency::{Enqueued, Implied, Met};
 
-use super::{calls, gate::Gate, raw, streams};
+use super::{calls, raw, streams};
+use crate::gate::Gate;
 use crate::setup::Setup;
 
 #[test]
