@@ -6,10 +6,9 @@ use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
     arena::{Refusal, Waiting},
-    arenas::{Arena, ArenaState, Owner, User, alive},
+    arenas::{Arena, ArenaState, Owner, User, Whose, whose},
     block::{BlockRef, FreeError},
     blocks::Order,
-    reuse::end_of,
     shared::Shared,
 };
 use crate::CudaStream;
@@ -122,19 +121,18 @@ impl Shared {
     fn ends_of(&self, users: &[User]) -> Result<Vec<Fence>> {
         let mut until = Vec::new();
         for user in users {
-            match alive(&user.stream) {
-                Some(stream) => match stream.fence() {
+            let Some(arena) = self.arenas.get(user.arena) else { continue };
+            match whose(arena) {
+                // Its arena serves another stream by now, so its end is over.
+                (life, _) if life != user.life => {}
+                (_, Whose::Nobodys) => {}
+                (_, Whose::Ended(end)) => until.push(end),
+                (_, Whose::Stream(stream)) => match stream.fence() {
                     Ok(fence) => until.push(fence),
                     // Nothing of it runs any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
                     Err(error) => stream.synchronize().map_err(|_| error)?,
                 },
-                // Where its arena serves another stream by now, its end is over.
-                None => {
-                    let arena = self.arenas.get(user.arena);
-                    let same = arena.filter(|arena| arena.lock().life == user.life);
-                    until.extend(same.and_then(end_of));
-                }
             }
         }
         until.retain(|fence| !fence.is_known_done());
@@ -153,7 +151,7 @@ impl Shared {
             state.is_user = true;
             state.life
         };
-        let user = User { id: stream.id(), stream: Arc::downgrade(&stream.own), arena: index, life };
+        let user = User { id: stream.id(), arena: index, life };
         let mut state = arena.lock();
         let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
         state.blocks.node_mut(node).shared = true;

@@ -8,6 +8,7 @@ use std::{cell::Cell, sync::atomic::Ordering};
 use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
 
 use super::{
+    arenas::{Whose, whose},
     blocks::{Order, Piece},
     builder::CrossStreamReuse,
     reuse::Source,
@@ -215,26 +216,31 @@ impl Shared {
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
-    /// Blocks until everything that is free is also over. An error means that the work is over as well.
+    /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
+    /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {
         for (_, arena) in self.arenas.iter() {
             let mut fences: Vec<Fence> = Vec::new();
-            let stream;
+            let (_, owner) = whose(arena);
             {
                 let state = arena.lock();
                 fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
-                stream = super::reuse::stream_of(&state);
-                if let Some(stream) = &stream {
+                if let Whose::Stream(stream) = &owner {
                     fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), state.last_point));
                 }
             }
-            fences.extend(super::reuse::end_of(arena));
-            if let Some(stream) = stream.filter(|stream| !stream.is_captured())
-                && let Ok(seal) = self.seal(arena, &stream)
-            {
-                fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
+            match owner {
+                Whose::Nobodys => {}
+                Whose::Ended(end) => fences.push(end),
+                Whose::Stream(stream) if stream.is_captured() => {}
+                Whose::Stream(stream) => {
+                    if let Ok(seal) = self.seal(arena, &stream) {
+                        fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
+                    }
+                }
             }
-            for fence in fences {
+            for fence in fences.iter().filter(|fence| CudaStream::can_come_after(fence)) {
+                // An error means that the work is over as well.
                 let _over = fence.wait();
             }
         }

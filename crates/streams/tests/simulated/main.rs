@@ -6,6 +6,7 @@ mod coordinator;
 #[path = "../it/coordinator/gate.rs"]
 mod gate;
 mod allocator;
+mod allocator_races;
 mod graphs;
 mod in_place;
 mod runs;
@@ -19,6 +20,21 @@ use transload_streams::CudaStream;
 
 const UNKNOWN: u32 = 999;
 const ILLEGAL_ADDRESS: u32 = 700;
+
+/// Runs a test that could hang; it fails after two minutes.
+fn within(test: impl FnOnce() + Send + 'static) {
+    let (ended, end) = std::sync::mpsc::channel();
+    let test = std::thread::spawn(move || {
+        test();
+        let _nobody_waits = ended.send(());
+    });
+    if end.recv_timeout(std::time::Duration::from_secs(120)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        panic!("it hangs");
+    }
+    if let Err(panic) = test.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
 
 fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     transload_cuda_sim::install().unwrap();
