@@ -47,7 +47,7 @@ impl Queue for CudaStream {
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
         let own = &*self.own;
-        own.check_here()?;
+        own.check_runs()?;
         let calls = Calls::of(operation, self)?;
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicUsize},
+    sync::{Arc, OnceLock, Weak, atomic::{AtomicBool, AtomicUsize}},
     task::Waker,
     thread::{self, ThreadId},
     time::{Duration, Instant},
@@ -65,6 +65,8 @@ pub(crate) struct StreamTimeline {
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
+    /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
+    pub(crate) joins: AtomicBool,
     this: Weak<Self>,
 }
 
@@ -97,8 +99,14 @@ impl StreamTimeline {
             metrics: Counters::default(),
             reactor,
             endings: Endings::default(),
+            joins: AtomicBool::new(false),
             this: Weak::clone(this),
         }))
+    }
+
+    /// A handle that does not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -175,7 +183,7 @@ impl StreamTimeline {
 
     /// Blocks until everything enqueued so far is over, and takes note of it.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.check_here()?;
+        self.check_runs()?;
         let point = self.points.given();
         match self.stream.synchronize() {
             Ok(()) => {
@@ -218,13 +226,18 @@ impl StreamTimeline {
         if point > given || !self.is_here() {
             return self.settle_open(point);
         }
+        if self.is_captured_by_someone() {
+            return Ok(false);
+        }
         match self.stream.is_idle() {
             Ok(true) => {
                 self.advance(given);
                 Ok(true)
             }
-            Ok(false) => self.try_close_run().map(|()| false).map_err(|error| self.settle(given, error)),
-            Err(error) => Err(self.settle(given, error)),
+            Ok(false) => {
+                self.try_close_run().map(|()| false).or_else(|error| self.settle_question(given, error))
+            }
+            Err(error) => self.settle_question(given, error),
         }
     }
 
@@ -233,6 +246,7 @@ impl StreamTimeline {
     fn settle_open(&self, point: u64) -> Result<bool> {
         let given = self.points.given();
         if point <= given {
+            self.wait_out_a_capture();
             self.synchronize_driver().map_err(|error| self.settle(given, error))?;
             self.advance(given);
         }
@@ -321,7 +335,7 @@ impl Timeline for StreamTimeline {
                 self.advance(upto);
                 Ok(true)
             }
-            Err(error) => Err(self.settle(upto, error)),
+            Err(error) => self.settle_question(upto, error),
         }
     }
 
@@ -348,7 +362,7 @@ impl Timeline for StreamTimeline {
                 self.advance(upto);
                 Ok(())
             }
-            Err(error) => Err(self.settle(upto, error)),
+            Err(error) => self.settle_wait(upto, error),
         }
     }
 

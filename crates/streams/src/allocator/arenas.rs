@@ -25,6 +25,20 @@ pub(crate) enum Owner {
     Ended(Arc<EndOfStream>),
 }
 
+/// Whether the arena serves the stream just now: it does not where the stream was released.
+#[inline]
+pub(crate) fn serves(state: &ArenaState, stream: &CudaStream) -> bool {
+    matches!(&state.owner, Owner::Stream(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.own)))
+}
+
+/// A stream that was released is used again. The arena is its own still, and nothing of it was in flight.
+pub(crate) fn resume(state: &mut ArenaState, stream: &StreamTimeline) {
+    if state.is_kept {
+        state.is_kept = false;
+        state.owner = Owner::Stream(stream.weak());
+    }
+}
+
 /// A stream that was recorded as a user of a block.
 pub(crate) struct User {
     pub(crate) id: TimelineId,

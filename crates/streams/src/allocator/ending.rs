@@ -78,6 +78,11 @@ impl EndOfStream {
         Arc::new(Self { id: next_timeline_id(), device, event, over })
     }
 
+    /// Of a stream whose work is over.
+    pub(crate) fn over(device: DeviceId) -> Arc<Self> {
+        Arc::new(Self { id: next_timeline_id(), device, event: None, over: AtomicBool::new(true) })
+    }
+
     pub(crate) fn event(&self) -> Option<&Event> {
         self.event.as_ref().filter(|_| !self.is_known_over())
     }

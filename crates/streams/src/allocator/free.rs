@@ -1,12 +1,11 @@
 //! Giving blocks of the raw layer back, also by address, and with further streams as users.
 
-use std::sync::Arc;
-
 use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
     arena::{Refusal, Waiting},
-    arenas::{Arena, ArenaState, Owner, User, Whose, whose},
+    after_capture::AfterCapture,
+    arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
     block::{BlockRef, FreeError},
     blocks::Order,
     shared::Shared,
@@ -32,7 +31,8 @@ impl Shared {
         };
         if is_here {
             let mut state = arena.lock();
-            if let Ok(node) = find(&state, block)
+            if serves(&state, stream)
+                && let Ok(node) = find(&state, block)
                 && !state.blocks.node(node).shared
             {
                 state.free(node);
@@ -75,11 +75,15 @@ impl Shared {
     pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        let _hand = self.hands.take();
+        if let Some(stream) = stream {
+            let (index, _) = self.arena_of(stream)?;
+            self.resume(stream, index);
+        }
+        let (_visit, _hand) = (self.visits.enter(), self.hands.take());
         let (node, users) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
-            let is_its_own = |stream: &CudaStream| matches!(&state.owner, Owner::Stream(weak) if std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&stream.own)));
+            let is_its_own = |stream: &CudaStream| serves(&state, stream);
             let uses_it = |stream: &CudaStream| {
                 let id = stream.id();
                 state.users.get(&node).is_some_and(|users| users.iter().any(|user| user.id == id))
@@ -131,6 +135,8 @@ impl Shared {
                     Ok(fence) => until.push(fence),
                     // Nothing of it runs any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    // Someone captures it: the block is parked until that is over.
+                    Err(error) if error.kind() == ErrorKind::Busy => until.push(AfterCapture::of(stream)),
                     Err(error) => stream.synchronize().map_err(|_| error)?,
                 },
             }
@@ -148,6 +154,7 @@ impl Shared {
         }
         let life = {
             let mut state = of_user.lock();
+            resume(&mut state, &stream.own);
             state.is_user = true;
             state.life
         };

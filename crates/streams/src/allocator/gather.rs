@@ -62,6 +62,7 @@ impl Shared {
         /// How often blocks that were freed while the others were looked at are looked at again.
         const ROUNDS: usize = 16;
         let wait = wait && !stream.is_captured();
+        let _visit = self.visits.enter();
         for _ in 0..ROUNDS {
             let streams = self.streams();
             if wait {
@@ -99,6 +100,7 @@ impl Shared {
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
+        let _visit = self.visits.enter();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
             self.ask(other);
@@ -179,8 +181,7 @@ fn candidates(
         let fits = |node: u32, block: &Node| match block.state {
             State::Free => in_order(block.order),
             State::Waiting => {
-                // A buffer's users wait for any fence by themselves, a stream only for the device's.
-                let can_wait = |fence: &Fence| buffer || CudaStream::can_come_after(fence);
+                let can_wait = |fence: &Fence| CudaStream::can_be_behind(fence, buffer);
                 let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
                 wait && listed.any(|waiting| waiting.until.iter().all(can_wait)) && in_order(block.order)
             }

@@ -3,7 +3,7 @@
 //! In this order: what is free anywhere, gathered behind waits on the device; segments that are wholly free, once their work
 //! is over, and the upstream resource's own reserves; the registered callbacks. The upstream is asked again after each.
 
-use std::{cell::Cell, sync::atomic::Ordering};
+use std::{cell::RefCell, sync::atomic::Ordering};
 
 use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
 
@@ -19,8 +19,8 @@ use super::{
 use crate::CudaStream;
 
 thread_local! {
-    /// Whether this thread is in a callback: one that allocates must not call itself.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// The allocators in whose callbacks this thread is: one that allocates there must not call itself.
+    static IN_CALLBACKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 fn is_shortage(error: &Error) -> bool {
@@ -67,7 +67,7 @@ impl Shared {
         let shortage = self.shortage(want);
         for callback in self.callbacks_for_a_shortage() {
             let freed = {
-                let _inside = Inside::enter();
+                let _inside = Inside::enter(self.id);
                 callback(&shortage)
             };
             if freed {
@@ -106,7 +106,7 @@ impl Shared {
     }
 
     fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
-        if IN_CALLBACK.try_with(Cell::get).unwrap_or(true) {
+        if IN_CALLBACKS.try_with(|inside| inside.borrow().contains(&self.id)).unwrap_or(true) {
             return Vec::new();
         }
         self.callbacks.lock().iter().map(|(_, callback)| std::sync::Arc::clone(callback)).collect()
@@ -219,6 +219,7 @@ impl Shared {
     /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
     /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {
+        let _visit = self.visits.enter();
         for (_, arena) in self.arenas.iter() {
             let mut fences: Vec<Fence> = Vec::new();
             let (_, owner) = whose(arena);
@@ -247,18 +248,18 @@ impl Shared {
     }
 }
 
-/// While it lives, this thread is in a callback.
+/// While it lives, this thread is in a callback of one allocator.
 struct Inside;
 
 impl Inside {
-    fn enter() -> Self {
-        let _ending = IN_CALLBACK.try_with(|inside| inside.set(true));
+    fn enter(allocator: u64) -> Self {
+        let _ending = IN_CALLBACKS.try_with(|inside| inside.borrow_mut().push(allocator));
         Self
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        let _ending = IN_CALLBACK.try_with(|inside| inside.set(false));
+        let _ending = IN_CALLBACKS.try_with(|inside| inside.borrow_mut().pop());
     }
 }

@@ -11,6 +11,7 @@ use transload_cuda_sys::Stream;
 use transload_memory::MemoryResource;
 
 use super::{
+    after_capture::AfterCapture,
     arena::{Handle, Seal},
     arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, whose},
     blocks::Blocks,
@@ -19,6 +20,7 @@ use super::{
     hands::Hands,
     segments::Segments,
     size::Want,
+    visits::Visits,
 };
 use crate::CudaStream;
 
@@ -40,6 +42,7 @@ pub(super) struct Shared {
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
     pub(super) hands: Hands,
+    pub(super) visits: Visits,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
 }
@@ -69,6 +72,7 @@ impl Shared {
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
             hands: Hands::default(),
+            visits: Visits::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
     }
@@ -81,6 +85,12 @@ impl Shared {
             None => self.look_up(stream)?,
         };
         self.arenas.get(index).map(|arena| (index, arena)).ok_or_else(too_many)
+    }
+
+    /// The arena of a stream that was used here before. The caller has a handle of the stream, so it remains its own.
+    pub(super) fn known_arena_of(&self, stream: &CudaStream) -> Option<&Arena> {
+        let index = self.directory.lock().find(stream.id())?;
+        self.arenas.get(index)
     }
 
     #[cold]
@@ -192,6 +202,13 @@ impl AtEnd for Ends {
         let Some(arena) = self.arenas.get(index) else { return Vec::new() };
         let needed = {
             let state = arena.lock();
+            if state.is_kept {
+                // It was released, and its owner may have destroyed it by now.
+                drop(state);
+                self.directory.lock().forget(id);
+                arena.lock().is_kept = false;
+                return Vec::new();
+            }
             !state.blocks.is_empty() || state.is_user
         };
         // The driver is called with no lock held. Nobody allocates from the arena any more, since the stream is gone.
@@ -243,6 +260,7 @@ impl Drop for Shared {
                     Ok(fence) => fences.push(fence),
                     // Without a fence it has to be waited for; a lost device does nothing any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    Err(error) if error.kind() == ErrorKind::Busy => fences.push(AfterCapture::of(stream)),
                     Err(_) => drop(stream.synchronize()),
                 }
             } else if last > 0 {

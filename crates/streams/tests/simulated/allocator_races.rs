@@ -35,7 +35,7 @@ fn bed(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
     (device, memory)
 }
 
-fn fill(stream: &CudaStream, block: StreamBlock) {
+pub(crate) fn fill(stream: &CudaStream, block: StreamBlock) {
     let _bound = stream.context().enter().unwrap();
     // SAFETY: the block is live; where its order is wrong, that is what the test is about.
     let code = unsafe { ffi::cuMemsetD8Async(block.address(), 1, block.bytes() as usize, stream.as_raw()) };

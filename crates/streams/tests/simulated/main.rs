@@ -6,7 +6,9 @@ mod coordinator;
 #[path = "../it/coordinator/gate.rs"]
 mod gate;
 mod allocator;
+mod allocator_captured;
 mod allocator_races;
+mod allocator_released;
 mod graphs;
 mod in_place;
 mod runs;
