@@ -19,7 +19,7 @@ pub enum ErrorKind {
     UnknownDevice,
     /// The device, driver or backend cannot do this at all.
     Unsupported,
-    /// The range is in use: a host view is open on it, or would have to wait.
+    /// The range is in use: a host view is open on it, or would have to wait. Or the stream is, by a capture into a graph.
     Busy,
     /// Not enough memory of the kind; see [`Error::memory_shortage`].
     OutOfMemory,

@@ -110,7 +110,7 @@ impl CudaStream {
         timing: Timing,
     ) -> Result<Fence> {
         let own = &*self.own;
-        own.check_here()?;
+        own.check_runs()?;
         let calls = Calls::of(operation, self)?;
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();

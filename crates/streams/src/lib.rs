@@ -36,6 +36,7 @@
 
 mod allocator;
 mod callbacks;
+mod captured;
 mod coordinator;
 mod copies;
 mod enqueue;

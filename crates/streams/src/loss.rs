@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use transload_core::{Error, ErrorKind};
+use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::DriverError;
 use transload_memory::lift;
 
@@ -10,6 +10,12 @@ use crate::timeline::{SMALL, StreamTimeline};
 
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 100_000;
+
+/// Whether the error is about a graph capture (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
+/// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`), and so says nothing about the work.
+pub(crate) fn is_of_a_capture(error: &DriverError) -> bool {
+    matches!(error.code(), Some(900..=908))
+}
 
 impl StreamTimeline {
     /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
@@ -19,6 +25,9 @@ impl StreamTimeline {
         for _ in 0..ATTEMPTS {
             if latest.is_sticky() {
                 return self.give_up(latest);
+            }
+            if is_of_a_capture(&latest) {
+                self.wait_out_a_capture();
             }
             match self.synchronize_driver() {
                 Ok(()) => {
@@ -36,6 +45,45 @@ impl StreamTimeline {
     /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
     pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
         self.settle(self.points.given(), error)
+    }
+
+    /// As [`settle`](Self::settle) for a question, which is asked again later where someone's capture stood in its way. An
+    /// event that was recorded into a capture never tells anything; the stream itself does, once the capture is over.
+    pub(crate) fn settle_question(&self, point: u64, error: DriverError) -> Result<bool> {
+        if !is_of_a_capture(&error) {
+            return Err(self.settle(point, error));
+        }
+        if self.is_captured() {
+            return Ok(false);
+        }
+        let idle =
+            if self.is_here() { self.stream().is_idle() } else { self.synchronize_driver().map(|()| true) };
+        match idle {
+            Ok(true) => {
+                self.advance(point);
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            Err(error) if is_of_a_capture(&error) => Ok(false),
+            Err(error) => Err(self.settle(point, error)),
+        }
+    }
+
+    /// As [`settle_question`](Self::settle_question), for a wait: it goes on once the capture is over.
+    pub(crate) fn settle_wait(&self, point: u64, error: DriverError) -> Result<()> {
+        let mut latest = error;
+        while is_of_a_capture(&latest) {
+            self.wait_out_a_capture();
+            match self.synchronize_driver() {
+                Ok(()) => {
+                    self.advance(point);
+                    return Ok(());
+                }
+                Err(error) => latest = error,
+            }
+            thread::yield_now();
+        }
+        Err(self.settle(point, latest))
     }
 
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.

@@ -65,6 +65,10 @@ impl StreamTimeline {
 
     #[inline(never)]
     fn record_run(&self) -> Result<(), DriverError> {
+        if self.is_captured_by_someone() {
+            // The points stay without an event, and open, until the capture is over.
+            return Ok(());
+        }
         if !self.is_here() {
             let given = self.points.given();
             self.synchronize_driver()?;
@@ -127,7 +131,17 @@ impl StreamTimeline {
             }
             covered = other.line.lock().covering(point);
         }
-        let Covered::By(event, upto) = covered else { return Ok(false) };
+        let (event, upto) = match covered {
+            Covered::By(event, upto) => (event, upto),
+            Covered::Over => return Ok(false),
+            // Only someone's capture keeps a point without an event.
+            Covered::NotYet => {
+                return match other.check_runs() {
+                    Err(error) => Err(error),
+                    Ok(()) => other.wait(point).map(|()| false),
+                };
+            }
+        };
         // Nobody who waits for an earlier small operation of this stream shall wait for the other stream.
         self.close_run().map_err(lift)?;
         match self.stream().wait_event(&event) {

@@ -18,6 +18,10 @@ const FENCE: &str = "fence of everything before it";
 
 /// A stream. Clones share it; it is destroyed when the last clone and the last fence of its work are gone. Usable from
 /// any thread.
+///
+/// While someone captures it into a graph through its handle, whatever has a fence is refused with `Busy`: nothing of it would
+/// run, and no event could tell its end. The raw forms, [`wait_event`](Self::wait_event) and [`CudaEvent::record`] become part
+/// of the capture.
 #[derive(Clone)]
 pub struct CudaStream {
     pub(crate) own: Arc<StreamTimeline>,
@@ -57,7 +61,10 @@ impl CudaStream {
     /// * `raw` is a stream of the device's primary context, or the handle of a default stream (0, 1 or 2).
     /// * Nobody captures it into a graph meanwhile.
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
-    /// * Allocators that it was used with are gone or have [released](crate::StreamOrderedAllocator::release_stream) it.
+    /// * Allocators that it was used with have [released](crate::StreamOrderedAllocator::release_stream) it, also where they
+    ///   are gone by then: segments that they gave back may be parked behind its fences.
+    /// * [`CudaModule`](crate::CudaModule)s whose kernels were launched on it are gone, or have been used for a launch since
+    ///   its work was over: a module keeps the fences of its launches.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let handle =
@@ -138,12 +145,15 @@ impl CudaStream {
         self.own.stream().is_blocking().map_err(lift)
     }
 
-    /// Whether everything enqueued so far is done.
+    /// Whether everything enqueued so far is done; it is not while someone captures the stream into a graph.
     ///
     /// # Errors
     /// The driver's, also one that the stream's work caused.
     pub fn is_ready(&self) -> Result<bool> {
         self.own.check_here()?;
+        if self.own.is_captured_by_someone() {
+            return Ok(false);
+        }
         self.own.stream().is_idle().map_err(lift)
     }
 
@@ -151,7 +161,8 @@ impl CudaStream {
     /// it does not wait for callbacks: it would wait for itself.
     ///
     /// # Errors
-    /// The driver's, also one that the stream's work caused.
+    /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
+    /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
         let point = self.own.points.given();
         let outcome = self.own.synchronize();
@@ -169,15 +180,16 @@ impl CudaStream {
     pub fn wait_event(&self, event: &CudaEvent) -> Result<()> {
         self.own.check_here()?;
         self.own.close_run().map_err(lift)?;
+        self.own.may_join_a_capture();
         self.own.stream().wait_event(event.driver()).map_err(lift)
     }
 
     /// A fence of everything enqueued so far, by whomever: for work that was enqueued through the raw handle.
     ///
     /// # Errors
-    /// The driver's.
+    /// `Busy` while someone captures the stream into a graph; the driver's.
     pub fn fence(&self) -> Result<Fence> {
-        self.own.check_here()?;
+        self.own.check_runs()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
@@ -193,7 +205,7 @@ impl CudaStream {
     /// # Errors
     /// The driver's, and the stream's where it is broken already: the callback is dropped, not called.
     pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        self.own.check_here()?;
+        self.own.check_runs()?;
         callbacks::prepare()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;
         callbacks::register(&self.own, point, Box::new(callback));

@@ -2,7 +2,10 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicUsize},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicUsize},
+    },
     task::Waker,
     thread::{self, ThreadId},
     time::{Duration, Instant},
@@ -19,6 +22,7 @@ use crate::{
     callbacks::Callbacks,
     kernels::Kernels,
     line::{Covered, Line},
+    loss::is_of_a_capture,
     metrics::Counters,
     points::Points,
     reactor::Reactor,
@@ -65,6 +69,8 @@ pub(crate) struct StreamTimeline {
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
+    /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
+    pub(crate) joins: AtomicBool,
     this: Weak<Self>,
 }
 
@@ -97,8 +103,14 @@ impl StreamTimeline {
             metrics: Counters::default(),
             reactor,
             endings: Endings::default(),
+            joins: AtomicBool::new(false),
             this: Weak::clone(this),
         }))
+    }
+
+    /// A handle that does not keep it alive.
+    pub(crate) fn weak(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
     }
 
     pub(crate) fn stream(&self) -> &Stream {
@@ -175,7 +187,7 @@ impl StreamTimeline {
 
     /// Blocks until everything enqueued so far is over, and takes note of it.
     pub(crate) fn synchronize(&self) -> Result<()> {
-        self.check_here()?;
+        self.check_runs()?;
         let point = self.points.given();
         match self.stream.synchronize() {
             Ok(()) => {
@@ -236,6 +248,9 @@ impl StreamTimeline {
                     let _told_to_who_asks = self.settle_open(point);
                     return Ok(true);
                 }
+                if self.is_captured_by_someone() {
+                    return Ok(false);
+                }
                 let over = self.stream.is_idle()?;
                 if over {
                     self.advance(given)
@@ -252,6 +267,7 @@ impl StreamTimeline {
     fn settle_open(&self, point: u64) -> Result<bool> {
         let given = self.points.given();
         if point <= given {
+            self.wait_out_a_capture();
             self.synchronize_driver().map_err(|error| self.settle(given, error))?;
             self.advance(given);
         }
@@ -277,11 +293,18 @@ impl StreamTimeline {
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
         let next = self.wakers.lock().first();
         let Some(next) = next else { return false };
+        let given = self.points.given();
         match self.ask(next) {
             Ok(true) => {}
             // An error of a moment says nothing of the work. Whoever may block finds out what it means; this thread serves all
             // streams, and asks again.
             Ok(false) => return true,
+            // An event that was recorded into a capture never tells anything: the stream does, once that is over.
+            Err(error) if is_of_a_capture(&error) && self.is_here() => {
+                if matches!(self.settle_question(given, error), Ok(false)) {
+                    return true;
+                }
+            }
             Err(error) if !error.is_sticky() => return true,
             Err(error) => {
                 let _told_to_who_asks = self.settle(next, error);
@@ -332,10 +355,12 @@ unsafe impl Timeline for StreamTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
+        // Known before the question, so that an idle stream has done it.
+        let given = self.points.given();
         match self.ask(point) {
             Ok(true) => self.ended_well(point),
             Ok(false) => Ok(false),
-            Err(error) => Err(self.settle(self.points.given(), error)),
+            Err(error) => self.settle_question(given, error),
         }
     }
 
@@ -362,7 +387,7 @@ unsafe impl Timeline for StreamTimeline {
                 self.advance(upto);
                 Ok(())
             }
-            Err(error) => Err(self.settle(upto, error)),
+            Err(error) => self.settle_wait(upto, error),
         }
     }
 

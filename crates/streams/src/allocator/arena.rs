@@ -21,6 +21,8 @@ pub(crate) struct ArenaState<O, F, U> {
     /// Another number for each stream that the arena served.
     pub(crate) life: u64,
     pub(crate) owner: O,
+    /// Whether the stream was released, and may be used again: no other one gets the arena.
+    pub(crate) is_kept: bool,
     pub(crate) blocks: Blocks,
     /// How many frees there were in stream order.
     pub(crate) freed: u64,
@@ -94,6 +96,7 @@ impl<O, F, U> Arena<O, F, U> {
             state: Mutex::new(ArenaState {
                 life: 0,
                 owner,
+                is_kept: false,
                 blocks: Blocks::new(),
                 freed: 0,
                 seal: Seal::default(),

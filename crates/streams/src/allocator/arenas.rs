@@ -25,11 +25,24 @@ pub(crate) enum Owner {
     Ended(Arc<EndOfStream>),
 }
 
+/// Whether the arena serves the stream just now: it does not where the stream was released.
+#[inline]
+pub(crate) fn serves(state: &ArenaState, stream: &CudaStream) -> bool {
+    matches!(&state.owner, Owner::Stream(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.own)))
+}
+
+/// A stream that was released is used again. The arena is its own still, and nothing of it was in flight.
+pub(crate) fn resume(state: &mut ArenaState, stream: &StreamTimeline) {
+    if state.is_kept {
+        state.is_kept = false;
+        state.owner = Owner::Stream(stream.weak());
+    }
+}
+
 /// A stream that was recorded as a user of a block.
 pub(crate) struct User {
     pub(crate) id: TimelineId,
-    pub(crate) stream: Weak<StreamTimeline>,
-    /// Its own arena, where the event of its end would be.
+    /// Its own arena, where the stream is, or the event of its end.
     pub(crate) arena: u32,
     pub(crate) life: u64,
 }
@@ -39,6 +52,32 @@ pub(crate) fn alive(stream: &Weak<StreamTimeline>) -> Option<CudaStream> {
     let own = stream.upgrade()?;
     let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
     Some(CudaStream { own, timeline })
+}
+
+/// Whose arena it is for certain; its owner alone leaves open whether a stream is still there.
+pub(crate) enum Whose {
+    Nobodys,
+    Stream(CudaStream),
+    Ended(Fence),
+}
+
+/// Whose arena it is, and in which life. A stream whose last handle was dropped just now, in another thread, has said so when
+/// this returns: that thread enters it here before it does anything else. The caller holds no lock.
+pub(crate) fn whose(arena: &Arena) -> (u64, Whose) {
+    loop {
+        {
+            let state = arena.lock();
+            let whose = match &state.owner {
+                Owner::Vacant => Some(Whose::Nobodys),
+                Owner::Ended(end) => Some(Whose::Ended(end.fence())),
+                Owner::Stream(weak) => alive(weak).map(Whose::Stream),
+            };
+            if let Some(whose) = whose {
+                return (state.life, whose);
+            }
+        }
+        std::thread::yield_now();
+    }
 }
 
 /// In the first chunk; each further one has twice as many.
@@ -89,6 +128,7 @@ pub(crate) struct Directory {
     of: HashMap<TimelineId, u32>,
     vacant: Vec<u32>,
     lives: u64,
+    is_closed: bool,
 }
 
 impl Directory {
@@ -114,6 +154,16 @@ impl Directory {
 
     pub(crate) fn vacate(&mut self, index: u32) {
         self.vacant.push(index);
+    }
+
+    /// The allocator is gone: no stream's end is of interest any more.
+    pub(crate) fn close(&mut self) {
+        self.of.clear();
+        self.is_closed = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 }
 

@@ -262,7 +262,7 @@ impl Blocks {
     pub(crate) fn take_back(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
-        self.tally.enter(node.size, node.requested);
+        self.tally.take_back(node.size, node.requested);
     }
 
     /// A block that waited is free now.

@@ -6,11 +6,12 @@ use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Result, Storage,
 
 use super::{
     arena::{Handle, Waiting},
+    arenas::resume,
     blocks::Order,
     shared::{Shared, Taken},
     size::Want,
 };
-use crate::CudaStream;
+use crate::{CudaStream, timeline::StreamTimeline};
 
 /// A block that a buffer owns.
 struct Pooled {
@@ -101,6 +102,14 @@ impl Drop for Pooled {
             }
         }
         let mut state = arena.lock();
+        if state.is_kept && point > 0 {
+            // Used after it was released: from here on it counts again.
+            let own = self.until.iter().find(|fence| fence.timeline().id() == self.stream);
+            let own = own.and_then(|fence| fence.timeline().as_any().downcast_ref::<StreamTimeline>());
+            if let Some(own) = own {
+                resume(&mut state, own);
+            }
+        }
         let Ok(node) = state.live(self.handle, self.address) else { return };
         let order = Order { freed: 0, point };
         state.last_point = state.last_point.max(point);

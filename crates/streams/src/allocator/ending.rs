@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -20,28 +20,35 @@ const ATTEMPTS: u32 = 10_000;
 
 /// Told that a stream ends. Called while nobody else can use the stream.
 pub(crate) trait AtEnd: Send + Sync {
-    /// `stream` is destroyed when this returns.
-    fn stream_ends(&self, id: TimelineId, stream: &Stream);
+    /// `stream` is destroyed when all have been told. What is left over is for the caller to drop, when that is so: it may be
+    /// the last handle of anything.
+    fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence>;
+
+    /// Whether it need not be told any more.
+    fn is_closed(&self) -> bool;
 }
 
-/// Who is to be told.
+/// Who is to be told. Kept alive by this: of an allocator that goes at the same moment, each side would else find the other
+/// gone already, and nobody would know of the stream's work.
 #[derive(Default)]
 pub(crate) struct Endings {
-    told: Mutex<Vec<Weak<dyn AtEnd>>>,
+    told: Mutex<Vec<Arc<dyn AtEnd>>>,
 }
 
 impl Endings {
-    pub(crate) fn add(&self, who: Weak<dyn AtEnd>) {
+    pub(crate) fn add(&self, who: Arc<dyn AtEnd>) {
+        // Dropped after the lock.
+        let mut closed = Vec::new();
         let mut told = self.told.lock();
-        told.retain(|known| known.strong_count() > 0);
+        closed.extend(told.extract_if(.., |known| known.is_closed()));
         told.push(who);
+        drop(told);
     }
 
     pub(crate) fn tell(&self, id: TimelineId, stream: &Stream) {
         let told = std::mem::take(&mut *self.told.lock());
-        for who in told.iter().filter_map(Weak::upgrade) {
-            who.stream_ends(id, stream);
-        }
+        let left: Vec<_> = told.iter().map(|who| who.stream_ends(id, stream)).collect();
+        drop((left, told));
     }
 }
 
@@ -69,6 +76,11 @@ impl EndOfStream {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
         let over = AtomicBool::new(event.is_none());
         Arc::new(Self { id: next_timeline_id(), device, event, over })
+    }
+
+    /// Of a stream whose work is over.
+    pub(crate) fn over(device: DeviceId) -> Arc<Self> {
+        Arc::new(Self { id: next_timeline_id(), device, event: None, over: AtomicBool::new(true) })
     }
 
     pub(crate) fn event(&self) -> Option<&Event> {

@@ -1,15 +1,13 @@
 //! Giving blocks of the raw layer back, also by address, and with further streams as users.
 
-use std::sync::Arc;
-
 use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
+    after_capture::AfterCapture,
     arena::{Refusal, Waiting},
-    arenas::{Arena, ArenaState, Owner, User, alive},
+    arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
     block::{BlockRef, FreeError},
     blocks::Order,
-    reuse::end_of,
     shared::Shared,
 };
 use crate::CudaStream;
@@ -33,7 +31,8 @@ impl Shared {
         };
         if is_here {
             let mut state = arena.lock();
-            if let Ok(node) = find(&state, block)
+            if serves(&state, stream)
+                && let Ok(node) = find(&state, block)
                 && !state.blocks.node(node).shared
             {
                 state.free(node);
@@ -76,11 +75,15 @@ impl Shared {
     pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        let _hand = self.hands.take();
+        if let Some(stream) = stream {
+            let (index, _) = self.arena_of(stream)?;
+            self.resume(stream, index);
+        }
+        let (_visit, _hand) = (self.visits.enter(), self.hands.take());
         let (node, users) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
-            let is_its_own = |stream: &CudaStream| matches!(&state.owner, Owner::Stream(weak) if std::ptr::eq(weak.as_ptr(), Arc::as_ptr(&stream.own)));
+            let is_its_own = |stream: &CudaStream| serves(&state, stream);
             let uses_it = |stream: &CudaStream| {
                 let id = stream.id();
                 state.users.get(&node).is_some_and(|users| users.iter().any(|user| user.id == id))
@@ -122,19 +125,20 @@ impl Shared {
     fn ends_of(&self, users: &[User]) -> Result<Vec<Fence>> {
         let mut until = Vec::new();
         for user in users {
-            match alive(&user.stream) {
-                Some(stream) => match stream.fence() {
+            let Some(arena) = self.arenas.get(user.arena) else { continue };
+            match whose(arena) {
+                // Its arena serves another stream by now, so its end is over.
+                (life, _) if life != user.life => {}
+                (_, Whose::Nobodys) => {}
+                (_, Whose::Ended(end)) => until.push(end),
+                (_, Whose::Stream(stream)) => match stream.fence() {
                     Ok(fence) => until.push(fence),
                     // Nothing of it runs any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    // Someone captures it: the block is parked until that is over.
+                    Err(error) if error.kind() == ErrorKind::Busy => until.push(AfterCapture::of(stream)),
                     Err(error) => stream.synchronize().map_err(|_| error)?,
                 },
-                // Where its arena serves another stream by now, its end is over.
-                None => {
-                    let arena = self.arenas.get(user.arena);
-                    let same = arena.filter(|arena| arena.lock().life == user.life);
-                    until.extend(same.and_then(end_of));
-                }
             }
         }
         until.retain(|fence| !fence.is_known_done());
@@ -150,10 +154,11 @@ impl Shared {
         }
         let life = {
             let mut state = of_user.lock();
+            resume(&mut state, &stream.own);
             state.is_user = true;
             state.life
         };
-        let user = User { id: stream.id(), stream: Arc::downgrade(&stream.own), arena: index, life };
+        let user = User { id: stream.id(), arena: index, life };
         let mut state = arena.lock();
         let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
         state.blocks.node_mut(node).shared = true;

@@ -62,6 +62,7 @@ impl Shared {
         /// How often blocks that were freed while the others were looked at are looked at again.
         const ROUNDS: usize = 16;
         let wait = wait && !stream.is_captured();
+        let _visit = self.visits.enter();
         for _ in 0..ROUNDS {
             let streams = self.streams();
             if wait {
@@ -99,6 +100,7 @@ impl Shared {
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
+        let _visit = self.visits.enter();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
             self.ask(other);
@@ -165,22 +167,23 @@ fn candidates(
         state.blocks.flush();
         let stream = streams.get(arena).and_then(Option::as_ref);
         let until = over(state, stream);
-        // What is freed after the seal is not behind it.
+        // What is freed after the seal is not behind it. A stream that was not there when they were collected, or is just
+        // ending, gives no fence: of it only what is over will do.
         let covered = match &state.owner {
-            Owner::Vacant | Owner::Ended(_) => u64::MAX,
-            Owner::Stream(_) if stream.is_some() => state.seal.freed,
-            Owner::Stream(_) => 0,
+            Owner::Vacant | Owner::Ended(_) => Some(u64::MAX),
+            Owner::Stream(_) => stream.is_some().then_some(state.seal.freed),
+        };
+        let in_order = |order: Order| {
+            *index == own
+                || is_over(order, until)
+                || (wait && covered.is_some_and(|covered| order.freed <= covered))
         };
         let fits = |node: u32, block: &Node| match block.state {
-            State::Free => {
-                *index == own || is_over(block.order, until) || (wait && block.order.freed <= covered)
-            }
+            State::Free => in_order(block.order),
             State::Waiting => {
-                // A buffer's users wait for any fence by themselves, a stream only for the device's.
-                let can_wait = |fence: &Fence| buffer || CudaStream::can_come_after(fence);
+                let can_wait = |fence: &Fence| CudaStream::can_be_behind(fence, buffer);
                 let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
-                wait && listed.any(|waiting| waiting.until.iter().all(can_wait))
-                    && (*index == own || block.order.freed <= covered)
+                wait && listed.any(|waiting| waiting.until.iter().all(can_wait)) && in_order(block.order)
             }
             _ => false,
         };
@@ -228,6 +231,7 @@ fn join(
                         let point = sealed.max(piece.order.point);
                         behind.push(Fence::new(std::sync::Arc::clone(&stream.timeline), point));
                     }
+                    // No candidate then.
                     (_, None) => {}
                 }
             }

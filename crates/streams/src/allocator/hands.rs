@@ -10,6 +10,8 @@ use parking_lot::{Condvar, Mutex};
 thread_local! {
     /// How often this thread put something down.
     static MINE: Cell<u64> = const { Cell::new(0) };
+    /// How many hands this thread holds, of any allocator.
+    static HELD: Cell<u64> = const { Cell::new(0) };
 }
 
 fn mine() -> u64 {
@@ -44,6 +46,7 @@ pub(super) struct Began {
 impl Hands {
     pub(super) fn take(&self) -> Hand<'_> {
         self.count.lock().held += 1;
+        let _ending = HELD.try_with(|held| held.set(held.get() + 1));
         Hand { hands: self }
     }
 
@@ -52,10 +55,11 @@ impl Hands {
     }
 
     /// Waits until no hand holds anything. Answers whether other threads have put something down since `began`. The caller
-    /// holds nothing.
+    /// should hold nothing; one that does, as where an upstream resource allocates here in turn, does not wait for itself.
     pub(super) fn others_moved_since(&self, began: Began) -> bool {
+        let holds = HELD.try_with(Cell::get).unwrap_or(0) > 0;
         let mut count = self.count.lock();
-        while count.held > 0 {
+        while count.held > 0 && !holds {
             self.empty.wait(&mut count);
         }
         // This thread may have put down something of another allocator meanwhile; then it looks once too seldom.
@@ -66,6 +70,7 @@ impl Hands {
 impl Drop for Hand<'_> {
     fn drop(&mut self) {
         let _ending = MINE.try_with(|mine| mine.set(mine.get() + 1));
+        let _ending = HELD.try_with(|held| held.set(held.get().saturating_sub(1)));
         let mut count = self.hands.count.lock();
         count.held -= 1;
         count.put_down += 1;

@@ -3,11 +3,12 @@
 //! In this order: what is free anywhere, gathered behind waits on the device; segments that are wholly free, once their work
 //! is over, and the upstream resource's own reserves; the registered callbacks. The upstream is asked again after each.
 
-use std::{cell::Cell, sync::atomic::Ordering};
+use std::{cell::RefCell, sync::atomic::Ordering};
 
 use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
 
 use super::{
+    arenas::{Whose, whose},
     blocks::{Order, Piece},
     builder::CrossStreamReuse,
     reuse::Source,
@@ -18,8 +19,8 @@ use super::{
 use crate::CudaStream;
 
 thread_local! {
-    /// Whether this thread is in a callback: one that allocates must not call itself.
-    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+    /// The allocators in whose callbacks this thread is: one that allocates there must not call itself.
+    static IN_CALLBACKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 fn is_shortage(error: &Error) -> bool {
@@ -66,7 +67,7 @@ impl Shared {
         let shortage = self.shortage(want);
         for callback in self.callbacks_for_a_shortage() {
             let freed = {
-                let _inside = Inside::enter();
+                let _inside = Inside::enter(self.id);
                 callback(&shortage)
             };
             if freed {
@@ -105,7 +106,7 @@ impl Shared {
     }
 
     fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
-        if IN_CALLBACK.try_with(Cell::get).unwrap_or(true) {
+        if IN_CALLBACKS.try_with(|inside| inside.borrow().contains(&self.id)).unwrap_or(true) {
             return Vec::new();
         }
         self.callbacks.lock().iter().map(|(_, callback)| std::sync::Arc::clone(callback)).collect()
@@ -215,44 +216,50 @@ impl Shared {
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
-    /// Blocks until everything that is free is also over. An error means that the work is over as well.
+    /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
+    /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {
+        let _visit = self.visits.enter();
         for (_, arena) in self.arenas.iter() {
             let mut fences: Vec<Fence> = Vec::new();
-            let stream;
+            let (_, owner) = whose(arena);
             {
                 let state = arena.lock();
                 fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
-                stream = super::reuse::stream_of(&state);
-                if let Some(stream) = &stream {
+                if let Whose::Stream(stream) = &owner {
                     fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), state.last_point));
                 }
             }
-            fences.extend(super::reuse::end_of(arena));
-            if let Some(stream) = stream.filter(|stream| !stream.is_captured())
-                && let Ok(seal) = self.seal(arena, &stream)
-            {
-                fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
+            match owner {
+                Whose::Nobodys => {}
+                Whose::Ended(end) => fences.push(end),
+                Whose::Stream(stream) if stream.is_captured() => {}
+                Whose::Stream(stream) => {
+                    if let Ok(seal) = self.seal(arena, &stream) {
+                        fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
+                    }
+                }
             }
-            for fence in fences {
+            for fence in fences.iter().filter(|fence| CudaStream::can_come_after(fence)) {
+                // An error means that the work is over as well.
                 let _over = fence.wait();
             }
         }
     }
 }
 
-/// While it lives, this thread is in a callback.
+/// While it lives, this thread is in a callback of one allocator.
 struct Inside;
 
 impl Inside {
-    fn enter() -> Self {
-        let _ending = IN_CALLBACK.try_with(|inside| inside.set(true));
+    fn enter(allocator: u64) -> Self {
+        let _ending = IN_CALLBACKS.try_with(|inside| inside.borrow_mut().push(allocator));
         Self
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        let _ending = IN_CALLBACK.try_with(|inside| inside.set(false));
+        let _ending = IN_CALLBACKS.try_with(|inside| inside.borrow_mut().pop());
     }
 }

@@ -3,6 +3,7 @@
 //! Every method may be called from any thread. Threads that use streams of their own do not disturb each other: each stream
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
 
+mod after_capture;
 mod arena;
 mod arenas;
 mod block;
@@ -15,6 +16,7 @@ mod gather;
 mod hands;
 mod ladder;
 mod quick;
+mod release;
 mod reuse;
 mod segments;
 mod shared;
@@ -23,6 +25,7 @@ mod snapshot;
 mod statistics;
 mod sync;
 mod tally;
+mod visits;
 mod wait;
 
 use std::{
@@ -56,6 +59,13 @@ use crate::CudaStream;
 ///
 /// When a stream is destroyed, an event is recorded at its end: its blocks can still be freed, by
 /// [`free`](Self::free), and its free memory serves other streams behind that event.
+///
+/// A stream that someone captures into a graph is left alone: its own free blocks serve it, also from within the capture, and
+/// blocks freed meanwhile that it was recorded as a user of are parked until the capture ends. Memory that a captured graph
+/// uses is the graph's at every launch, which no stream's order shows: free it only when the graph is gone.
+///
+/// When memory is short, a request waits for the work of streams that free memory is behind; what another backend still does
+/// to free memory is not waited for, since this very thread may be what ends it.
 ///
 /// When the last handle and the last buffer are gone, every segment goes back behind the work of all streams, whether all
 /// blocks were freed or not.
@@ -127,7 +137,9 @@ impl StreamOrderedAllocator {
         };
         {
             let mut state = arena.lock();
-            if let Some(node) = state.take_own(want.size, want.requested, want.small) {
+            if arenas::serves(&state, stream)
+                && let Some(node) = state.take_own(want.size, want.requested, want.small)
+            {
                 let found = state.blocks.node(node);
                 return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
             }
@@ -168,7 +180,8 @@ impl StreamOrderedAllocator {
     /// which within one stream means not at all. Dropped, its memory can be used again at once, behind what is in flight.
     ///
     /// # Errors
-    /// As for [`allocate_for_stream`](Self::allocate_for_stream).
+    /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` where someone captures the stream into a graph and
+    /// the memory at hand is behind work of it that no event covers yet.
     pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         self.shared.buffer(stream, bytes)
     }
@@ -177,12 +190,15 @@ impl StreamOrderedAllocator {
     /// `on` until now are then used on `stream` with no further wait.
     ///
     /// # Errors
-    /// The driver's; `InvalidArgument` for streams of another device.
+    /// The driver's; `InvalidArgument` for streams of another device; `Busy` while someone captures one of them into a graph.
     pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
         let ((index, own), (of_other, other)) = (self.shared.arena_of(stream)?, self.shared.arena_of(on)?);
         if index == of_other {
             return Ok(());
         }
+        self.shared.resume(stream, index);
+        self.shared.resume(on, of_other);
+        let _visit = self.shared.visits.enter();
         let (life, freed) = {
             let state = other.lock();
             (state.life, state.freed)
@@ -196,22 +212,31 @@ impl StreamOrderedAllocator {
                 state.seal = arena::Seal { freed, point };
             }
         }
-        // What is over, or implied by the later fence, need not be kept; it is dropped with the lock open.
+        // What is over, or implied by a later fence, need not be kept; it is dropped with the lock open.
         let of = fence.timeline().id();
-        let needless = |known: &mut Fence| known.is_known_done() || known.timeline().id() == of;
+        let needless = |known: &mut Fence| {
+            known.is_known_done() || (known.timeline().id() == of && known.point() <= point)
+        };
         let mut dropped = Vec::new();
         let mut state = own.lock();
         state.note_order(Ordered { life, freed, point });
         dropped.extend(state.dependencies.extract_if(.., needless));
-        state.dependencies.push(fence);
+        // Another thread may have been later with its fence and earlier here.
+        if state.dependencies.iter().any(|known| known.timeline().id() == of) {
+            dropped.push(fence);
+        } else {
+            state.dependencies.push(fence);
+        }
         drop(state);
         Ok(())
     }
 
-    /// Whether everything that the stream was told to come after is over; asks the driver.
+    /// Whether everything that the stream was told to come after is over; asks the driver. True for a stream that was told
+    /// nothing, also where this allocator could not serve it.
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
-        let Ok((_, arena)) = self.shared.arena_of(stream) else { return true };
+        let Some(arena) = self.shared.known_arena_of(stream) else { return true };
+        let _visit = self.shared.visits.enter();
         let fences = arena.lock().dependencies.clone();
         let over = fences.iter().all(Fence::is_over);
         let mut dropped = Vec::new();
@@ -221,7 +246,8 @@ impl StreamOrderedAllocator {
 
     /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
     pub fn clear_dependencies(&self, stream: &CudaStream) {
-        let Ok((_, arena)) = self.shared.arena_of(stream) else { return };
+        let Some(arena) = self.shared.known_arena_of(stream) else { return };
+        let _visit = self.shared.visits.enter();
         let _dropped = {
             let mut state = arena.lock();
             state.ordered.clear();
@@ -229,22 +255,22 @@ impl StreamOrderedAllocator {
         };
     }
 
-    /// Blocks until the stream's work is done, and lets go of its fences. For a foreign stream that is about to be destroyed:
-    /// from here on, and until it is used again, only the caller's own handles keep it in use.
+    /// Blocks until the stream's work is done, lets go of its fences, and waits for other threads that are just looking after
+    /// it. For a foreign stream that is about to be destroyed: from here on, and until it is used again, only the caller's own
+    /// handles keep it in use.
+    ///
+    /// Used again is what names it here: an allocation, a free, a recorded use. Work that was enqueued on it after the release
+    /// is not seen before that, so a block that such work uses must not be freed without naming the stream.
     ///
     /// # Errors
-    /// The driver's, also one that the stream's work caused. The fences were let go of all the same, as far as they are over.
+    /// `Busy` while someone captures the stream into a graph: it was not released then. The driver's, also one that the
+    /// stream's work caused; it was released all the same where that work is over.
     pub fn release_stream(&self, stream: &CudaStream) -> Result<()> {
-        let outcome = stream.synchronize();
-        let mut dropped = Vec::new();
-        for (_, arena) in self.shared.arenas.iter() {
-            arena.lock().forget_where(Fence::is_known_done, &mut dropped);
-        }
-        outcome
+        self.shared.release(stream)
     }
 
-    /// Gives segments back that are wholly free and whose work is over, and has the upstream resource do the same. Answers
-    /// how many bytes the allocator gave back.
+    /// Gives segments back that are wholly free and whose work is over. Has the upstream resource trim itself too, which may
+    /// wait for work in flight on memory that was given back to it. Answers how many bytes the allocator gave back.
     ///
     /// # Errors
     /// The upstream resource's.

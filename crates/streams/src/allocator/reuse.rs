@@ -4,7 +4,7 @@ use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
 
 use super::{
     arena::{Ordered, Waiting},
-    arenas::{Arena, ArenaState, Owner, alive},
+    arenas::{Arena, ArenaState, Owner, alive, resume},
     blocks::{NONE, Order, Piece},
     ending::EndOfStream,
     shared::{Shared, Taken},
@@ -61,6 +61,12 @@ impl Shared {
         buffer: bool,
     ) -> Result<Taken> {
         use super::builder::CrossStreamReuse;
+        // The block that served the request may be one that was there before the stream was released.
+        if self.resume(stream, index)
+            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+        {
+            return Ok(taken);
+        }
         if self.ask(index)
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
         {
@@ -79,6 +85,16 @@ impl Shared {
         self.grow(stream, index, want, buffer)
     }
 
+    /// Has the stream's arena serve it again where it was released. Answers whether it was.
+    pub(super) fn resume(&self, stream: &CudaStream, index: u32) -> bool {
+        self.arenas.get(index).is_some_and(|arena| {
+            let mut state = arena.lock();
+            let was_released = state.is_kept;
+            resume(&mut state, &stream.own);
+            was_released
+        })
+    }
+
     pub(super) fn take_from_others(
         &self,
         stream: &CudaStream,
@@ -89,7 +105,7 @@ impl Shared {
         for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
             self.ask(other);
         }
-        let _hand = self.hands.take();
+        let (_visit, _hand) = (self.visits.enter(), self.hands.take());
         if let Some(taken) = self.take_over(stream, index, want, buffer)? {
             return Ok(Some(taken));
         }
@@ -107,6 +123,7 @@ impl Shared {
     pub(super) fn ask(&self, index: u32) -> bool {
         const ASKED: usize = 64;
         let Some(arena) = self.arenas.get(index) else { return false };
+        let _visit = self.visits.enter();
         let mut fences: Vec<Fence> = Vec::new();
         let mut dropped = Vec::new();
         let stream;
@@ -175,7 +192,8 @@ impl Shared {
         let mut directory = self.directory.lock();
         let mut state = arena.lock();
         // Who was recorded as a user looks here for the end of the stream; that it is over, it finds by the other life.
-        if !matches!(&state.owner, Owner::Ended(end) if end.is_known_over()) || !state.blocks.is_empty() {
+        let is_over = matches!(&state.owner, Owner::Ended(end) if end.is_known_over());
+        if !is_over || state.is_kept || !state.blocks.is_empty() {
             return;
         }
         directory.vacate(index);
@@ -225,7 +243,7 @@ impl Shared {
             let mut state = arena.lock();
             let fits = |waiting: &Waiting<Fence>| {
                 let node = state.blocks.node(waiting.node);
-                let can_wait = buffer || waiting.until.iter().all(CudaStream::can_come_after);
+                let can_wait = waiting.until.iter().all(|fence| CudaStream::can_be_behind(fence, buffer));
                 (node.size >= want.size && node.small == want.small && can_wait).then_some(node.size)
             };
             let best = state.waiting.iter().enumerate();
@@ -331,6 +349,7 @@ impl Shared {
         let passed: Vec<Fence> = behind.extract_if(.., |fence| waits(fence)).collect();
         let node = {
             let mut state = arena.lock();
+            resume(&mut state, &stream.own);
             let mut order = piece.order;
             if waited {
                 // From here on it is as if this stream had freed it: whoever comes after that comes after the fences.

@@ -1,7 +1,7 @@
 //! What the handles of one allocator, and the buffers that it gave, have in common.
 
 use std::sync::{
-    Arc, Weak,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -11,13 +11,16 @@ use transload_cuda_sys::Stream;
 use transload_memory::MemoryResource;
 
 use super::{
+    after_capture::AfterCapture,
     arena::{Handle, Seal},
-    arenas::{Arena, Arenas, Directory, Owner, alive, recent, remember},
+    arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, whose},
+    blocks::Blocks,
     builder::Options,
     ending::{AtEnd, EndOfStream},
     hands::Hands,
     segments::Segments,
     size::Want,
+    visits::Visits,
 };
 use crate::CudaStream;
 
@@ -29,9 +32,9 @@ pub(super) struct Shared {
     pub(super) id: u64,
     pub(super) upstream: Box<dyn MemoryResource>,
     pub(super) options: Options,
-    pub(super) arenas: Arenas,
+    pub(super) arenas: Arc<Arenas>,
     /// Locked before any arena.
-    pub(super) directory: Mutex<Directory>,
+    pub(super) directory: Arc<Mutex<Directory>>,
     /// Locked after any arena.
     pub(super) segments: Mutex<Segments>,
     pub(super) reserved: AtomicU64,
@@ -39,9 +42,9 @@ pub(super) struct Shared {
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
     pub(super) hands: Hands,
+    pub(super) visits: Visits,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
-    this: Weak<Self>,
 }
 
 /// A live block on its way to the caller.
@@ -57,20 +60,20 @@ pub(super) struct Taken {
 impl Shared {
     pub(super) fn new(upstream: Box<dyn MemoryResource>, options: Options) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Arc::new_cyclic(|this| Self {
+        Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             upstream,
             options,
-            arenas: Arenas::new(),
-            directory: Mutex::default(),
+            arenas: Arc::new(Arenas::new()),
+            directory: Arc::default(),
             segments: Mutex::default(),
             reserved: AtomicU64::new(0),
             peak_reserved: AtomicU64::new(0),
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
             hands: Hands::default(),
+            visits: Visits::default(),
             reclaimer: Arc::new(Reclaimer::new()),
-            this: Weak::clone(this),
         })
     }
 
@@ -82,6 +85,12 @@ impl Shared {
             None => self.look_up(stream)?,
         };
         self.arenas.get(index).map(|arena| (index, arena)).ok_or_else(too_many)
+    }
+
+    /// The arena of a stream that was used here before. The caller has a handle of the stream, so it remains its own.
+    pub(super) fn known_arena_of(&self, stream: &CudaStream) -> Option<&Arena> {
+        let index = self.directory.lock().find(stream.id())?;
+        self.arenas.get(index)
     }
 
     #[cold]
@@ -108,8 +117,8 @@ impl Shared {
             }
         };
         if is_new {
-            let this: Weak<dyn AtEnd> = Weak::clone(&self.this) as Weak<dyn AtEnd>;
-            stream.own.endings.add(this);
+            let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
+            stream.own.endings.add(Arc::new(Ends { arenas, directory }));
         }
         remember(self.id, stream, index);
         Ok(index)
@@ -181,12 +190,25 @@ fn too_many() -> Error {
     Error::new(ErrorKind::Unsupported, "more streams than an allocator can serve at a time")
 }
 
-impl AtEnd for Shared {
-    fn stream_ends(&self, id: TimelineId, stream: &Stream) {
-        let Some(index) = self.directory.lock().find(id) else { return };
-        let Some(arena) = self.arenas.get(index) else { return };
+/// What streams enter their end into. Lives on with the streams, since allocator and stream may go at the same moment.
+struct Ends {
+    arenas: Arc<Arenas>,
+    directory: Arc<Mutex<Directory>>,
+}
+
+impl AtEnd for Ends {
+    fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence> {
+        let Some(index) = self.directory.lock().find(id) else { return Vec::new() };
+        let Some(arena) = self.arenas.get(index) else { return Vec::new() };
         let needed = {
             let state = arena.lock();
+            if state.is_kept {
+                // It was released, and its owner may have destroyed it by now.
+                drop(state);
+                self.directory.lock().forget(id);
+                arena.lock().is_kept = false;
+                return Vec::new();
+            }
             !state.blocks.is_empty() || state.is_user
         };
         // The driver is called with no lock held. Nobody allocates from the arena any more, since the stream is gone.
@@ -194,54 +216,58 @@ impl AtEnd for Shared {
         let mut directory = self.directory.lock();
         directory.forget(id);
         let mut state = arena.lock();
-        let left = if needed {
+        if needed {
             state.owner = owner;
-            None
-        } else {
-            directory.vacate(index);
-            Some(state.vacate(owner))
-        };
-        drop((state, directory));
-        drop(left);
+            return Vec::new();
+        }
+        directory.vacate(index);
+        let (_was, left) = state.vacate(owner);
+        left
+    }
+
+    fn is_closed(&self) -> bool {
+        self.directory.lock().is_closed()
     }
 }
 
 impl Drop for Shared {
-    /// Never waits: segments that are in use are parked where they came from, behind a fence of every stream.
+    /// Never waits for the device: segments that are in use are parked where they came from, behind a fence of every stream.
     fn drop(&mut self) {
         let segments = self.segments.lock().take_all();
-        if segments.is_empty() {
-            return;
-        }
         let mut fences = Vec::new();
         for (_, arena) in self.arenas.iter() {
-            // Declared before the lock, so dropped after it.
-            let stream;
+            let (_, owner) = whose(arena);
             let mut state = arena.lock();
             fences.extend(state.waiting.drain(..).flat_map(|waiting| waiting.until));
-            stream = match &state.owner {
-                Owner::Vacant => None,
-                Owner::Ended(end) => {
-                    fences.push(end.fence());
-                    None
-                }
-                Owner::Stream(weak) => alive(weak),
-            };
+            // What streams keep of this allocator until they end shall be little, and keep none of them alive.
+            let dependencies = std::mem::take(&mut state.dependencies);
+            state.users.clear();
             let (last, used) =
                 (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
+            state.blocks = Blocks::new();
             drop(state);
-            let Some(stream) = stream else { continue };
-            if used {
+            drop(dependencies);
+            let stream = match owner {
+                Whose::Nobodys => continue,
+                Whose::Ended(end) => {
+                    fences.push(end);
+                    continue;
+                }
+                Whose::Stream(stream) => stream,
+            };
+            if used && !segments.is_empty() {
                 match stream.fence() {
                     Ok(fence) => fences.push(fence),
                     // Without a fence it has to be waited for; a lost device does nothing any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
+                    Err(error) if error.kind() == ErrorKind::Busy => fences.push(AfterCapture::of(stream)),
                     Err(_) => drop(stream.synchronize()),
                 }
             } else if last > 0 {
                 fences.push(Fence::new(Arc::clone(&stream.timeline), last));
             }
         }
+        self.directory.lock().close();
         fences.retain(|fence| !fence.is_known_done());
         for segment in &segments {
             for fence in &fences {

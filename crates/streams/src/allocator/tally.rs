@@ -37,6 +37,12 @@ impl Tally {
         class.allocations += 1;
     }
 
+    /// Takes [`leave`](Self::leave) back: no further allocation.
+    pub(crate) fn take_back(&mut self, size: u64, requested: u64) {
+        self.enter(size, requested);
+        self.classes[class(size)].allocations -= 1;
+    }
+
     pub(crate) fn leave(&mut self, size: u64, requested: u64) {
         self.in_use -= size;
         self.requested -= requested;

@@ -1,10 +1,9 @@
 //! Putting a stream behind a fence, and knowing when it must be left alone.
 
 use transload_core::{Fence, Result};
-use transload_cuda_sys::{RelaxedCapture, check, ffi};
 use transload_memory::lift;
 
-use super::ending::EndOfStream;
+use super::{after_capture::AfterCapture, ending::EndOfStream};
 use crate::{CudaStream, timeline::StreamTimeline};
 
 impl CudaStream {
@@ -35,19 +34,14 @@ impl CudaStream {
         timeline.is::<StreamTimeline>() || timeline.is::<EndOfStream>()
     }
 
+    /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only
+    /// for the device's, and nobody for the end of someone's capture.
+    pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
+        if buffer { !fence.timeline().as_any().is::<AfterCapture>() } else { Self::can_come_after(fence) }
+    }
+
     /// Whether someone captures the stream into a graph: it must neither be asked nor waited for then.
     pub(super) fn is_captured(&self) -> bool {
-        let mut status = 0;
-        let asked = RelaxedCapture::enter().and_then(|_capture| {
-            // The handle of a default stream means one of the current context.
-            let _bound = self.own.context().enter()?;
-            // SAFETY: the stream is valid, the out pointer for the call.
-            check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(self.own.raw(), &mut status) })
-        });
-        match asked {
-            Ok(()) => status != 0,
-            // The legacy stream cannot be asked while a stream is captured that it would wait for (906).
-            Err(error) => error.code().is_some_and(|code| (900..=908).contains(&code)),
-        }
+        self.own.is_captured()
     }
 }

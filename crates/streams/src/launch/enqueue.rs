@@ -23,7 +23,7 @@ impl CudaStream {
         after: &[Fence],
         call: impl FnOnce(RawStream) -> Result<(), DriverError>,
     ) -> Result<Fence> {
-        self.own.check_here()?;
+        self.own.check_runs()?;
         let _bound = self.own.context().enter().map_err(lift)?;
         for fence in after {
             let Some(other) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod allocator;
+mod allocator_captured;
+mod allocator_races;
+mod allocator_released;
 mod coordinator;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
@@ -20,6 +23,23 @@ use transload_streams::CudaStream;
 
 const UNKNOWN: u32 = 999;
 const ILLEGAL_ADDRESS: u32 = 700;
+
+/// Runs a test that could hang; it fails after two minutes.
+fn within(test: impl FnOnce() + Send + 'static) {
+    let (ended, end) = std::sync::mpsc::channel();
+    let test = std::thread::spawn(move || {
+        test();
+        let _nobody_waits = ended.send(());
+    });
+    if end.recv_timeout(std::time::Duration::from_secs(120))
+        == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+    {
+        panic!("it hangs");
+    }
+    if let Err(panic) = test.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
 
 fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     transload_cuda_sim::install().unwrap();
