@@ -6,6 +6,8 @@ use smallvec::SmallVec;
 use transload_core::TimelineId;
 use transload_cuda_sys::{Event, EventTiming};
 
+/// Marks and events that a line has room for from its beginning.
+const ROOM: usize = 4;
 /// How many measured durations are kept for being asked after.
 const DURATIONS_KEPT: usize = 256;
 /// From how many operations in flight on, submitting asks whether the oldest is over: nobody else may ask.
@@ -69,6 +71,19 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    /// A line with one event to record, and room: whether an early copy takes long enough to need them is chance, and no
+    /// reason to allocate then.
+    pub(crate) fn with(spare: Arc<Event>) -> Self {
+        let mut line = Self {
+            marks: VecDeque::with_capacity(ROOM),
+            spare: Vec::with_capacity(ROOM),
+            retiring: Vec::with_capacity(ROOM),
+            ..Self::default()
+        };
+        line.keep(EventTiming::Disabled, spare);
+        line
+    }
+
     /// An event to record again, if there is one.
     pub(crate) fn take_spare(&mut self, timing: EventTiming) -> Option<Arc<Event>> {
         if let Some(event) = self.spare_of(timing).pop() {

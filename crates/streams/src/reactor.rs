@@ -21,6 +21,10 @@ const BUSY: Duration = Duration::from_micros(200);
 /// The longest interval between questions.
 const SLOWEST: Duration = Duration::from_micros(500);
 
+/// Timelines, and tasks to be woken at once, that it has room for from its beginning: awaiting for the first time
+/// allocates no more than later.
+const ROOM: usize = 64;
+
 /// The process's reactor.
 pub(crate) struct Reactor {
     watched: Mutex<Watched>,
@@ -45,6 +49,7 @@ impl Reactor {
         static STARTED: OnceLock<Result<()>> = OnceLock::new();
         STARTED
             .get_or_init(|| {
+                REACTOR.watched.lock().timelines.reserve(ROOM);
                 let spawned =
                     thread::Builder::new().name("transload-reactor".to_owned()).spawn(|| REACTOR.run());
                 spawned
@@ -82,8 +87,8 @@ impl Reactor {
         let _capture = RelaxedCapture::enter();
         // A waker may run its task here and now, and the task may synchronise a stream.
         callbacks::come_from_here();
-        let mut round: Vec<Arc<StreamTimeline>> = Vec::new();
-        let mut woken: Vec<Waker> = Vec::new();
+        let mut round: Vec<Arc<StreamTimeline>> = Vec::with_capacity(ROOM);
+        let mut woken: Vec<Waker> = Vec::with_capacity(ROOM);
         let mut active = Instant::now();
         let mut requests = 0;
         loop {

@@ -15,7 +15,10 @@ use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
-use transload_cuda_sys::{AsStream, Context, DriverError, RawStream, RelaxedCapture, Stream};
+use transload_cuda_sys::{
+    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+};
+use transload_memory::lift;
 
 use crate::{
     allocator::ending::Endings,
@@ -31,6 +34,9 @@ use crate::{
 
 /// What the operations of a run are, for messages.
 pub(crate) const SMALL: &str = "small copy or fill";
+
+/// Tasks that may wait for one stream before the list of them grows.
+const TASKS: usize = 4;
 
 /// Who can use a stream's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +92,7 @@ impl StreamTimeline {
             Handle::OfThread(thread) => Some(thread),
             Handle::Own | Handle::Foreign => None,
         };
+        let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new).map_err(lift)?;
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
             device,
@@ -93,9 +100,9 @@ impl StreamTimeline {
             stream,
             thread,
             points: Points::new(handle != Handle::Own),
-            line: Mutex::default(),
+            line: Mutex::new(Line::with(spare)),
             recording: Mutex::default(),
-            wakers: Mutex::default(),
+            wakers: Mutex::new(Wakers::with_room(TASKS)),
             leases: AtomicUsize::new(0),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),

@@ -11,6 +11,11 @@ pub(crate) struct Wakers {
 }
 
 impl Wakers {
+    /// None, with room for so many.
+    pub(crate) fn with_room(tasks: usize) -> Self {
+        Self { waiting: VecDeque::with_capacity(tasks) }
+    }
+
     /// Keeps a waker for a point, once.
     pub(crate) fn add(&mut self, point: u64, waker: &Waker) {
         let first = self.waiting.partition_point(|(at, _)| *at < point);
