@@ -15,7 +15,7 @@ use transload_core::{
 };
 use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, LimitedResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{builder, within};
@@ -234,6 +234,24 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
             assert!(races.is_empty(), "round {round}: {}", races[0]);
             memory.drain().unwrap();
         }
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    });
+}
+
+#[test]
+fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_resource_is_gone() {
+    within(|| {
+        let sim = builder().build();
+        let (device, memory) = bed(&sim);
+        let upstream = LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
+        let allocator = StreamOrderedAllocator::new(upstream);
+        let stream = CudaStream::new(&device).unwrap();
+        let buffer = allocator.allocate_buffer(&stream, MIB).unwrap();
+        for value in 0..20 {
+            drop(stream.memset_async(&buffer, Pattern::U8(value)));
+        }
+        drop((buffer, stream, allocator));
+        memory.drain().unwrap();
         assert!(memory.ledger().is_empty(), "{}", memory.ledger());
     });
 }
