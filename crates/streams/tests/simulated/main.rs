@@ -7,6 +7,7 @@ mod coordinator;
 mod gate;
 mod allocator;
 mod allocator_captured;
+mod allocator_churn;
 mod allocator_races;
 mod allocator_released;
 mod graphs;
