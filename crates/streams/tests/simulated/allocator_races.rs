@@ -42,10 +42,12 @@ pub(crate) fn fill(stream: &CudaStream, block: StreamBlock) {
     check("cuMemsetD8Async", code).unwrap();
 }
 
+type Act = Box<dyn FnOnce() + Send>;
+
 /// A timeline that never ends, and does something when it is asked the nth time.
 struct Asked {
     id: TimelineId,
-    act: Mutex<Option<(u32, Box<dyn FnOnce() + Send>)>>,
+    act: Mutex<Option<(u32, Act)>>,
 }
 
 impl Asked {
