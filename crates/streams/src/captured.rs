@@ -16,6 +16,7 @@ impl StreamTimeline {
         if !self.is_here() {
             return false;
         }
+        let Ok(_bound) = self.context().enter() else { return false };
         let mut status = 0;
         // SAFETY: the stream is valid, the out pointer for the call.
         let code = unsafe { ffi::cuStreamIsCapturing(self.raw(), &mut status) };

@@ -10,7 +10,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, Error, Fence, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result, Storage,
+    Access, Claims, DeviceId, Error, Fence, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result,
+    Storage,
 };
 
 use super::MemoryResource;

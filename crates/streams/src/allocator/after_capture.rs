@@ -10,9 +10,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{
-    DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id,
-};
+use transload_core::{DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
 
 use crate::CudaStream;
 

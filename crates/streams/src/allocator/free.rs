@@ -3,8 +3,8 @@
 use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
-    arena::{Refusal, Waiting},
     after_capture::AfterCapture,
+    arena::{Refusal, Waiting},
     arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
     block::{BlockRef, FreeError},
     blocks::Order,

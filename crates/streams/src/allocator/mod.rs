@@ -138,7 +138,8 @@ impl StreamOrderedAllocator {
         {
             let mut state = arena.lock();
             if arenas::serves(&state, stream)
-                && let Some(node) = state.take_own(want.size, want.requested, want.small) {
+                && let Some(node) = state.take_own(want.size, want.requested, want.small)
+            {
                 let found = state.blocks.node(node);
                 return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
             }

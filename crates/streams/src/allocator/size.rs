@@ -40,7 +40,10 @@ impl Want {
 
 #[cold]
 fn impossible(bytes: usize) -> Error {
-    let text = format!("an allocation of {bytes} bytes is impossible; valid are 1 to {} bytes", i64::MAX as u64 - GRAIN);
+    let text = format!(
+        "an allocation of {bytes} bytes is impossible; valid are 1 to {} bytes",
+        i64::MAX as u64 - GRAIN
+    );
     Error::new(ErrorKind::InvalidArgument, text)
 }
 

@@ -186,7 +186,11 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
                 allocator.free_for_stream(block, &last).unwrap();
             }
             // Whatever goes first.
-            if seed % 2 == 0 { drop((streams, last, allocator)) } else { drop((allocator, last, streams)) }
+            if seed % 2 == 0 {
+                drop((streams, last, allocator))
+            } else {
+                drop((allocator, last, streams))
+            }
             memory.drain().unwrap();
             let races = sim.races();
             assert!(races.is_empty(), "seed {seed}: {}", races[0]);

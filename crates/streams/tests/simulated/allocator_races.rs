@@ -245,7 +245,8 @@ fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_r
     within(|| {
         let sim = builder().build();
         let (device, memory) = bed(&sim);
-        let upstream = LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
+        let upstream =
+            LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
         let allocator = StreamOrderedAllocator::new(upstream);
         let stream = CudaStream::new(&device).unwrap();
         let buffer = allocator.allocate_buffer(&stream, MIB).unwrap();
