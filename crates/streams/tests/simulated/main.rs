@@ -6,10 +6,10 @@ mod coordinator;
 #[path = "../it/coordinator/gate.rs"]
 mod gate;
 mod allocator;
-mod allocator_captured;
 mod allocator_churn;
 mod allocator_races;
 mod allocator_released;
+mod captured;
 mod graphs;
 mod in_place;
 mod runs;
