@@ -250,6 +250,10 @@ pub(crate) extern "C" fn cuMemcpyPeerAsync(
                 return Err(code::INVALID_VALUE);
             }
         }
+        if state.graphs.is_capturing(stream) {
+            // Seen on driver 580.
+            return Err(state.graphs.forbid(stream));
+        }
         let sides = (Side::Device(to), Side::Device(from));
         copy(&mut state, "cuMemcpyPeerAsync", stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     })

@@ -35,7 +35,9 @@ impl CudaResource {
     }
 }
 
-impl MemoryResource for CudaResource {
+// SAFETY: the manager gives every allocation once, as a buffer that nobody else has, and takes memory back only when nothing in
+// flight uses it.
+unsafe impl MemoryResource for CudaResource {
     fn place(&self) -> Place {
         let owner = if self.is_hosts() { DeviceId::Cpu } else { self.manager.device().id() };
         Place::new(owner, self.kind)

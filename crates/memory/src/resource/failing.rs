@@ -42,7 +42,8 @@ impl<R: MemoryResource> FailingResource<R> {
     }
 }
 
-impl<R: MemoryResource> MemoryResource for FailingResource<R> {
+// SAFETY: a segment is passed on as the wrapped resource gave it.
+unsafe impl<R: MemoryResource> MemoryResource for FailingResource<R> {
     fn place(&self) -> Place {
         self.upstream.place()
     }

@@ -10,12 +10,14 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result, Storage,
+    Access, Claims, DeviceId, Error, Fence, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result,
+    Storage,
 };
 
 use super::MemoryResource;
 
-/// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource.
+/// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource, which may
+/// keep it for as long as work is in flight on it.
 pub struct LimitedResource<R> {
     upstream: R,
     limit: u64,
@@ -37,7 +39,8 @@ impl<R: MemoryResource> LimitedResource<R> {
     }
 }
 
-impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
+// SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
+unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
     fn place(&self) -> Place {
         self.upstream.place()
     }
@@ -117,6 +120,15 @@ unsafe impl Storage for Counted {
 
     fn is_writable(&self) -> bool {
         self.segment.is_writable()
+    }
+
+    /// Hands the fences on: the segment waits for them where it came from, also when this resource is gone by then.
+    fn take_over(&mut self, until: &[Fence]) -> bool {
+        until.iter().all(|fence| {
+            let claims = Claims::of(&mut [(&self.segment, Access::Read)]);
+            // SAFETY: nobody uses the segment's own buffer, so the claim came after nothing.
+            claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
+        })
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -16,7 +16,18 @@ pub use failing::FailingResource;
 pub use limited::LimitedResource;
 
 /// Gives segments of one kind of memory.
-pub trait MemoryResource: Send + Sync + 'static {
+///
+/// # Safety
+/// Allocators cut segments into blocks and give those to different owners by their addresses alone, so of every segment that
+/// [`allocate_segment`](Self::allocate_segment) answers an implementation promises:
+///
+/// * Nobody else has it: no clone, slice or view of the buffer is kept, and no other buffer is over the same bytes.
+/// * It is idle: nothing in flight uses it, also nothing that the buffer itself would know to wait for.
+/// * Its bytes are not given out again, and are used for nothing else, before the buffer is dropped and what was in flight on
+///   it then is over.
+/// * It has at least as many bytes as were asked for, and [`place`](Self::place) and [`device`](Self::device) say the truth
+///   about it.
+pub unsafe trait MemoryResource: Send + Sync + 'static {
     /// Whose memory, and of what kind.
     fn place(&self) -> Place;
 
@@ -42,8 +53,8 @@ pub trait MemoryResource: Send + Sync + 'static {
     fn info(&self) -> Result<MemoryInfo>;
 }
 
-/// A resource that is shared is one too.
-impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
+// SAFETY: every answer is that of the resource that is shared.
+unsafe impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
     fn place(&self) -> Place {
         (**self).place()
     }

@@ -213,6 +213,17 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.rest_where(over, dropped);
     }
 
+    /// Keeps a fence that this stream was told to come after, but for those that another one implies: another thread may have
+    /// been later with its fence and earlier here.
+    pub(crate) fn depend(&mut self, fence: F, implies: impl Fn(&F, &F) -> bool, dropped: &mut Vec<F>) {
+        dropped.extend(self.dependencies.extract_if(.., |known| implies(&fence, known)));
+        if self.dependencies.iter().any(|known| implies(known, &fence)) {
+            dropped.push(fence);
+        } else {
+            self.dependencies.push(fence);
+        }
+    }
+
     /// Remembers that this stream comes after so much of another life.
     pub(crate) fn note_order(&mut self, ordered: Ordered) {
         const KEPT: usize = 64;

@@ -212,21 +212,15 @@ impl StreamOrderedAllocator {
                 state.seal = arena::Seal { freed, point };
             }
         }
-        // What is over, or implied by a later fence, need not be kept; it is dropped with the lock open.
-        let of = fence.timeline().id();
-        let needless = |known: &mut Fence| {
-            known.is_known_done() || (known.timeline().id() == of && known.point() <= point)
+        let implies = |one: &Fence, other: &Fence| {
+            one.timeline().id() == other.timeline().id() && one.point() >= other.point()
         };
+        // What need not be kept is dropped with the lock open.
         let mut dropped = Vec::new();
         let mut state = own.lock();
         state.note_order(Ordered { life, freed, point });
-        dropped.extend(state.dependencies.extract_if(.., needless));
-        // Another thread may have been later with its fence and earlier here.
-        if state.dependencies.iter().any(|known| known.timeline().id() == of) {
-            dropped.push(fence);
-        } else {
-            state.dependencies.push(fence);
-        }
+        dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_done()));
+        state.depend(fence, implies, &mut dropped);
         drop(state);
         Ok(())
     }

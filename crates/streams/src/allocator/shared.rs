@@ -13,7 +13,7 @@ use transload_memory::MemoryResource;
 use super::{
     after_capture::AfterCapture,
     arena::{Handle, Seal},
-    arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, whose},
+    arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, resume, whose},
     blocks::Blocks,
     builder::Options,
     ending::{AtEnd, EndOfStream},
@@ -133,7 +133,11 @@ impl Shared {
         buffer: bool,
     ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
-        let node = arena.lock().take_own(want.size, want.requested, want.small);
+        let node = {
+            let mut state = arena.lock();
+            resume(&mut state, &stream.own);
+            state.take_own(want.size, want.requested, want.small)
+        };
         node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
     }
 

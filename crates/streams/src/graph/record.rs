@@ -9,7 +9,11 @@ use transload_cuda_sys::{
 use transload_memory::{CudaDevice, lift};
 
 use super::plan::{Step, plan};
-use crate::{CudaStream, enqueue::Calls, kernels::Kernels};
+use crate::{
+    CudaStream,
+    enqueue::{Calls, Side},
+    kernels::Kernels,
+};
 
 /// A graph of operations, and the kernels that its nodes launch.
 pub(super) struct Captured {
@@ -39,7 +43,7 @@ pub(super) fn capture(
     let mut work = Vec::with_capacity(steps.len());
     for (operation, step) in operations.iter().zip(&steps) {
         let stream = streams.get(step.lane).ok_or_else(no_stream)?;
-        work.push((Calls::of(operation, stream)?, step));
+        work.push((capturable(Calls::of(operation, stream)?), step));
     }
     let uses_kernels = operations.iter().any(|operation| matches!(operation, Operation::CopyInPlace { .. }));
     let context = device.context()?;
@@ -48,6 +52,17 @@ pub(super) fn capture(
     let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
     let graph = capture_on(context, first, others, &work).map_err(lift)?;
     Ok(Captured { graph, kernels })
+}
+
+/// A capture takes no `cuMemcpyPeerAsync` (driver 580 answers 900). Where both devices reach each other's memory, as they do
+/// before a peer copy is chosen, a copy between their addresses is the same.
+fn capturable(calls: Calls<'_>) -> Calls<'_> {
+    match calls {
+        Calls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
+            Calls::Copy(Side::Device(src), Side::Device(dst), bytes)
+        }
+        other => other,
+    }
 }
 
 fn no_stream() -> Error {

@@ -12,6 +12,7 @@ mod allocator_across;
 mod allocator_bad_use;
 mod allocator_buffers;
 mod allocator_capture;
+mod allocator_captured;
 mod allocator_random;
 mod allocator_short;
 mod callbacks;

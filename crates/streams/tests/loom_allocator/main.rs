@@ -171,3 +171,23 @@ fn a_block_passed_between_streams_is_in_one_of_them() {
         }
     });
 }
+
+/// Two threads have a stream come after another one: what is kept is the later of the two points, whoever enters its own last.
+#[test]
+fn of_two_fences_of_one_stream_the_later_one_is_kept() {
+    model(|| {
+        let arena = Arc::new(arena::Arena::<(), u64, ()>::new(()));
+        let last_point = Arc::new(AtomicU64::new(0));
+        let depend = |arena: &arena::Arena<(), u64, ()>, last_point: &AtomicU64| {
+            let point = last_point.fetch_add(1, Ordering::AcqRel) + 1;
+            arena.lock().depend(point, |one, other| one >= other, &mut Vec::new());
+        };
+        let other = {
+            let (arena, last_point) = (Arc::clone(&arena), Arc::clone(&last_point));
+            thread::spawn(move || depend(&arena, &last_point))
+        };
+        depend(&arena, &last_point);
+        other.join().unwrap();
+        assert_eq!(arena.lock().dependencies, [2]);
+    });
+}

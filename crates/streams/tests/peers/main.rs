@@ -59,6 +59,10 @@ fn a_stream_of_one_device_waits_for_a_stream_of_another_without_the_host() {
     let Some(two) = two() else { return };
     let bytes = 400_000;
     let coordinator = raw::over(&two.streams);
+    for (index, stream) in two.streams.iter().enumerate() {
+        // A device's first fill loads a kernel, for which the driver waits for the device: not behind a closed gate.
+        stream.memset_async(&two.device(index, bytes), Pattern::U8(0)).wait().unwrap();
+    }
     for (from, to) in [(0, 1), (1, 0)] {
         for round in 0..10_u8 {
             let (source, there) = (two.device(from, bytes), two.device(to, bytes));

@@ -232,3 +232,66 @@ fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
     let served = bed.allocator.statistics().served;
     assert_eq!(served.other_stream_behind_wait, 1, "{served:?}");
 }
+
+#[test]
+fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
+    let sim = builder().build();
+    let bed = bed(&sim, MIB).unwrap();
+    let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+    let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+    bed.allocator.record_use(block, &user).unwrap();
+    let counted = |allocator: &StreamOrderedAllocator| {
+        let statistics = allocator.statistics();
+        let allocations: u64 = statistics.classes.iter().map(|class| class.allocations).sum();
+        (statistics.live_blocks, allocations)
+    };
+    assert_eq!(counted(&bed.allocator), (1, 1));
+    sim.fail_call(Some("cuEventRecord"), 1, UNKNOWN);
+    sim.fail_call(Some("cuStreamSynchronize"), 1, UNKNOWN);
+    assert_eq!(bed.allocator.free_for_stream(block, &own).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(counted(&bed.allocator), (1, 1));
+    bed.allocator.free_for_stream(block, &own).unwrap();
+    assert_eq!(counted(&bed.allocator), (0, 1));
+}
+
+#[test]
+fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
+    let sim = builder().build();
+    let (one, two) = (bed(&sim, MIB).unwrap(), bed(&sim, MIB).unwrap());
+    let stream = CudaStream::new(&one.device).unwrap();
+    let of_two = two.allocator.allocate_for_stream(&stream, MIB).unwrap();
+    let full = one.allocator.allocate_for_stream(&stream, MIB).unwrap();
+    let asked = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let asks = {
+        let (asked, allocator) = (Arc::clone(&asked), two.allocator.clone());
+        two.allocator.on_out_of_memory(move |_| {
+            asked.store(true, std::sync::atomic::Ordering::SeqCst);
+            allocator.free(of_two).is_ok()
+        })
+    };
+    let (other, on) = (two.allocator.clone(), stream.clone());
+    let needs = one.allocator.on_out_of_memory(move |_| {
+        let scratch = other.allocate_for_stream(&on, MIB);
+        assert!(scratch.is_ok(), "{scratch:?}");
+        false
+    });
+    let error = one.allocator.allocate_for_stream(&stream, MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(asked.load(std::sync::atomic::Ordering::SeqCst));
+    one.allocator.free_for_stream(full, &stream).unwrap();
+    one.allocator.remove_callback(needs);
+    two.allocator.remove_callback(asks);
+}
+
+#[test]
+fn the_largest_size_that_the_refusal_names_is_not_refused_as_impossible() {
+    let sim = builder().build();
+    let bed = bed(&sim, MIB).unwrap();
+    let stream = CudaStream::new(&bed.device).unwrap();
+    let refused = bed.allocator.allocate_for_stream(&stream, usize::MAX).unwrap_err().to_string();
+    let valid: usize = refused.rsplit(' ').nth(1).unwrap().parse().unwrap();
+    let error = bed.allocator.allocate_for_stream(&stream, valid).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    let error = bed.allocator.allocate_for_stream(&stream, valid + 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}

@@ -11,11 +11,12 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Pattern, RawBuffer, Result, Timeline, TimelineId,
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, MemoryShortage, Pattern,
+    Place, RawBuffer, Result, Timeline, TimelineId,
 };
 use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, LimitedResource, MemoryResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{builder, within};
@@ -42,10 +43,12 @@ pub(crate) fn fill(stream: &CudaStream, block: StreamBlock) {
     check("cuMemsetD8Async", code).unwrap();
 }
 
+type Act = Box<dyn FnOnce() + Send>;
+
 /// A timeline that never ends, and does something when it is asked the nth time.
 struct Asked {
     id: TimelineId,
-    act: Mutex<Option<(u32, Box<dyn FnOnce() + Send>)>>,
+    act: Mutex<Option<(u32, Act)>>,
 }
 
 impl Asked {
@@ -236,5 +239,74 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
             memory.drain().unwrap();
         }
         assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    });
+}
+
+#[test]
+fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_resource_is_gone() {
+    within(|| {
+        let sim = builder().build();
+        let (device, memory) = bed(&sim);
+        let upstream =
+            LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
+        let allocator = StreamOrderedAllocator::new(upstream);
+        let stream = CudaStream::new(&device).unwrap();
+        let buffer = allocator.allocate_buffer(&stream, MIB).unwrap();
+        for value in 0..20 {
+            drop(stream.memset_async(&buffer, Pattern::U8(value)));
+        }
+        drop((buffer, stream, allocator));
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    });
+}
+
+/// A resource that asks an allocator for memory of its own, once, while it is asked for a segment; it has none to give.
+struct Recursive {
+    of: CudaResource,
+    asks: Mutex<Option<(StreamOrderedAllocator, CudaStream)>>,
+}
+
+// SAFETY: it gives no segment.
+unsafe impl MemoryResource for Recursive {
+    fn place(&self) -> Place {
+        self.of.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.of.device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        let asks = self.asks.lock().unwrap().take();
+        if let Some((allocator, stream)) = asks {
+            assert!(allocator.allocate_for_stream(&stream, bytes).is_err());
+        }
+        let shortage = MemoryShortage { requested: bytes as u64, free: None, total: None };
+        Err(Error::out_of_memory(self.place(), shortage))
+    }
+
+    fn trim(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        self.of.info()
+    }
+}
+
+#[test]
+fn a_request_from_within_the_upstream_resource_does_not_wait_for_its_own_thread() {
+    within(|| {
+        let sim = builder().build();
+        let (device, memory) = bed(&sim);
+        let of = CudaResource::new(&memory, MemoryKind::Device).unwrap();
+        let recursive = Arc::new(Recursive { of, asks: Mutex::new(None) });
+        let allocator = StreamOrderedAllocator::new(Arc::clone(&recursive));
+        let stream = CudaStream::new(&device).unwrap();
+        *recursive.asks.lock().unwrap() = Some((allocator.clone(), stream.clone()));
+        let error = allocator.allocate_for_stream(&stream, MIB).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert!(recursive.asks.lock().unwrap().is_none(), "it asked");
     });
 }

@@ -3,9 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod allocator;
-mod allocator_captured;
+mod allocator_churn;
 mod allocator_races;
 mod allocator_released;
+mod captured;
 mod coordinator;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
