@@ -36,6 +36,7 @@
 
 mod allocator;
 mod callbacks;
+mod calls;
 mod captured;
 mod coordinator;
 mod copies;

@@ -8,7 +8,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
 use transload_cuda_sys::{ContextGuard, DriverError, RawStream, check, ffi};
 use transload_memory::lift;
 
-use crate::{CudaStream, enqueue};
+use crate::{CudaStream, calls};
 
 impl CudaStream {
     /// Enqueues a copy between raw addresses of unified addressing, whatever memory they are in.
@@ -85,7 +85,7 @@ impl CudaStream {
         }
         let (_bound, stream) = self.before_raw("a fill", bytes)?;
         // SAFETY: the caller's promise; length and address were checked.
-        unsafe { enqueue::fill(dst, bytes, pattern, stream) }.map_err(lift)
+        unsafe { calls::fill(dst, bytes, pattern, stream) }.map_err(lift)
     }
 
     /// Enqueues the migration of unified memory to a device; `None` means the stream's own.
@@ -119,7 +119,7 @@ impl CudaStream {
 
     fn prefetch_raw(&self, address: u64, bytes: usize, to: DeviceId) -> Result<()> {
         let (_bound, stream) = self.before_raw("a prefetch", bytes)?;
-        let enqueued: Result<(), DriverError> = enqueue::prefetch(address, bytes, to, stream);
+        let enqueued: Result<(), DriverError> = calls::prefetch(address, bytes, to, stream);
         enqueued.map_err(lift)
     }
 

@@ -11,7 +11,7 @@ use transload_memory::{CudaDevice, lift};
 use super::plan::{Step, plan};
 use crate::{
     CudaStream,
-    enqueue::{Calls, Side},
+    calls::{Calls, Side},
     kernels::Kernels,
 };
 
@@ -99,7 +99,7 @@ fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -
     }
 }
 
-/// The driver's part: fork from the first stream, enqueue, join.
+/// The driver's part: fork from the first stream, calls, join.
 fn capture_on(
     context: &Context,
     first: &Stream,

@@ -1,0 +1,363 @@
+//! An operation as calls of the driver: everything that can be refused is refused before the first of them.
+
+use std::os::raw::c_void;
+
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Queue, RawBuffer, Result,
+};
+use transload_cuda_sys::{
+    Context, DriverError, RawStream, Stream, check,
+    cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
+    ffi,
+};
+use transload_memory::context_of;
+
+use crate::{CudaGraph, CudaStream, kernels::Kernels};
+
+/// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
+/// loss, and enqueueing takes as long as doing. See `points`.
+pub(crate) const SMALL: usize = 64 << 10;
+
+/// A buffer's address as a driver call wants it.
+#[derive(Clone, Copy)]
+pub(crate) enum Side {
+    Host(*mut c_void),
+    /// Device or unified memory: the driver's own address.
+    Device(u64),
+}
+
+#[inline]
+pub(crate) fn side(buffer: &RawBuffer) -> Result<Side> {
+    let address = match buffer.place().kind {
+        MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(Side::Device),
+        _ => buffer.host_address().map(|address| Side::Host(address.as_ptr().cast())),
+    };
+    address.ok_or_else(|| no_address(buffer))
+}
+
+#[cold]
+fn no_address(buffer: &RawBuffer) -> Error {
+    let text = format!("{} memory has no address for a CUDA stream", buffer.place());
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+#[inline]
+pub(crate) fn reachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    if stream.can_copy(src.place(), dst.place()) { Ok(()) } else { Err(unreachable(stream, src, dst)) }
+}
+
+#[cold]
+fn unreachable(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Error {
+    let text = format!(
+        "a stream of {} copies between its own and host memory, not {} → {}",
+        stream.device(),
+        src.place(),
+        dst.place()
+    );
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// A device's own memory with its context, as a peer copy wants it.
+fn peer(buffer: &RawBuffer) -> Result<(u64, &Context)> {
+    buffer.device_address().zip(context_of(buffer)).ok_or_else(|| {
+        let place = buffer.place();
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("a peer copy is between devices' own memory; {place} memory is not, or not ours"),
+        )
+    })
+}
+
+/// The address under which the stream's device uses the memory in place.
+fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
+    let place = buffer.place();
+    let visible = match place.kind {
+        MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
+        MemoryKind::Mapped => place.device.is_cpu(),
+        MemoryKind::Pageable | MemoryKind::Pinned => false,
+    };
+    buffer.device_address().filter(|_| visible).ok_or_else(|| {
+        let device = stream.device();
+        let text = format!(
+            "{device} cannot use {place} memory in place; valid are mapped host memory and its own device and unified memory"
+        );
+        Error::new(ErrorKind::Unsupported, text)
+    })
+}
+
+/// What to call the driver with; everything that can be refused is refused before the first call.
+pub(crate) enum Calls<'a> {
+    Copy(Side, Side, usize),
+    CopyPitched(Side, Side, Pitched),
+    CopyBatch(&'a [(RawBuffer, RawBuffer)]),
+    CopyPeer { src: (u64, &'a Context), dst: (u64, &'a Context), bytes: usize },
+    CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
+    Fill(u64, usize, Pattern),
+    Prefetch(u64, usize, DeviceId),
+    Launch(&'a CudaGraph, &'a Stream),
+}
+
+impl<'a> Calls<'a> {
+    pub(crate) fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
+        match *operation {
+            Operation::Copy { src, dst } => {
+                reachable(stream, src, dst)?;
+                Ok(Self::Copy(side(src)?, side(dst)?, src.len()))
+            }
+            Operation::CopyPitched { src, dst, rows } => {
+                reachable(stream, src, dst)?;
+                Ok(Self::CopyPitched(side(src)?, side(dst)?, rows))
+            }
+            Operation::CopyBatch { pairs } => {
+                for (src, dst) in pairs {
+                    reachable(stream, src, dst)?;
+                    side(src)?;
+                    side(dst)?;
+                }
+                Ok(Self::CopyBatch(pairs))
+            }
+            Operation::CopyPeer { src, dst } => {
+                let (from, to) = (peer(src)?, peer(dst)?);
+                if src.place().device != dst.place().device
+                    && [src, dst].iter().any(|buffer| buffer.place().device == stream.device())
+                {
+                    return Ok(Self::CopyPeer { src: from, dst: to, bytes: src.len() });
+                }
+                let text = format!(
+                    "a peer copy runs between two devices on a stream of one of them, not {} → {} on one of {}",
+                    src.place(),
+                    dst.place(),
+                    stream.device()
+                );
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
+            Operation::CopyInPlace { src, dst } => {
+                let (from, to) = (in_place(src, stream)?, in_place(dst, stream)?);
+                let kernels = stream.own.kernels()?;
+                Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
+            }
+            Operation::Fill { dst, pattern } => match side(dst)? {
+                Side::Device(address) => Ok(Self::Fill(address, dst.len(), pattern)),
+                Side::Host(_) => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "a stream fills device and unified memory; fill host memory through a host view",
+                )),
+            },
+            // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
+            Operation::Prefetch { buffer, .. }
+                if buffer.place().kind == MemoryKind::Unified && buffer.host_address().is_none() =>
+            {
+                Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "unified memory is prefetched only where host and device may use it at the same time",
+                ))
+            }
+            Operation::Prefetch { buffer, to } => match (buffer.place().kind, buffer.device_address()) {
+                (MemoryKind::Unified, Some(address)) if matches!(to, DeviceId::Cpu | DeviceId::Cuda(_)) => {
+                    Ok(Self::Prefetch(address, buffer.len(), to))
+                }
+                _ => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    format!(
+                        "only unified memory can be prefetched, to cpu or cuda:N; not {} to {to}",
+                        buffer.place()
+                    ),
+                )),
+            },
+            Operation::Replay { recorded } => match recorded.as_any().downcast_ref::<CudaGraph>() {
+                Some(graph) if recorded.device() == stream.device() => {
+                    Ok(Self::Launch(graph, stream.own.stream()))
+                }
+                _ => {
+                    let (of, device) = (recorded.device(), stream.device());
+                    let text = format!("a stream of {device} replays its own recordings, not one of {of}");
+                    Err(Error::new(ErrorKind::Unsupported, text))
+                }
+            },
+            _ => Err(Error::new(ErrorKind::Unsupported, "a CUDA stream does not know this operation")),
+        }
+    }
+
+    /// Whether it is one short copy or fill, which may share an event with its neighbours.
+    #[inline]
+    pub(crate) fn are_small(&self) -> bool {
+        match *self {
+            Self::Copy(_, _, bytes) | Self::Fill(_, bytes, _) => bytes <= SMALL,
+            _ => false,
+        }
+    }
+
+    /// What it is, for messages.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Copy(..) => "copy",
+            Self::CopyPitched(..) => "copy of rows",
+            Self::CopyBatch(_) => "batch of copies",
+            Self::CopyPeer { .. } => "peer copy",
+            Self::CopyInPlace { .. } => "copy in place",
+            Self::Fill(..) => "fill",
+            Self::Prefetch(..) => "prefetch",
+            Self::Launch(..) => "graph launch",
+        }
+    }
+
+    /// # Safety
+    /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
+    ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
+    pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+        let made = match *self {
+            // SAFETY: the caller's promise.
+            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
+            // SAFETY: the caller's promise.
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream) },
+            Self::CopyBatch(pairs) => {
+                for (src, dst) in pairs {
+                    let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
+                    // SAFETY: the caller's promise.
+                    unsafe { copy(from, to, src.len(), stream) }?;
+                    *under_way = true;
+                }
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            Self::CopyPeer { src, dst, bytes } => unsafe { copy_peer(src, dst, bytes, stream) },
+            // SAFETY: the caller's promise; the kernels are those of the stream's context, which `enqueue` has entered.
+            Self::CopyInPlace { kernels, src, dst, bytes } => unsafe {
+                kernels.copy(src, dst, bytes, stream)
+            },
+            // SAFETY: the caller's promise.
+            Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
+            Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
+            // SAFETY: the caller's promise, for everything that the recording uses.
+            Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
+        };
+        *under_way |= made.is_ok();
+        made
+    }
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+#[inline]
+pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    match (src, dst) {
+        (Side::Host(src), Side::Device(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyHtoDAsync_v2", code)
+        }
+        (Side::Device(src), Side::Host(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyDtoHAsync_v2", code)
+        }
+        (Side::Device(src), Side::Device(dst)) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
+            check("cuMemcpyDtoDAsync_v2", code)
+        }
+        // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
+        (Side::Host(src), Side::Host(dst)) => check("cuMemcpyAsync", unsafe {
+            ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
+        }),
+    }
+}
+
+/// One call whatever the size: the driver keeps the link busy by itself.
+///
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn copy_peer(
+    (src, from): (u64, &Context),
+    (dst, to): (u64, &Context),
+    bytes: usize,
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise; the contexts are retained and each side's memory was allocated in its context.
+    let code = unsafe { ffi::cuMemcpyPeerAsync(dst, to.as_raw(), src, from.as_raw(), bytes, stream) };
+    check("cuMemcpyPeerAsync", code)
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -> Result<(), DriverError> {
+    let kind = |side| match side {
+        Side::Host(_) => CUmemorytype_enum::CU_MEMORYTYPE_HOST,
+        Side::Device(_) => CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
+    };
+    let host = |side| match side {
+        Side::Host(address) => address,
+        Side::Device(_) => std::ptr::null_mut(),
+    };
+    let device = |side| match side {
+        Side::Device(address) => address,
+        Side::Host(_) => 0,
+    };
+    let parameters = CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: kind(src),
+        srcHost: host(src),
+        srcDevice: device(src),
+        srcArray: std::ptr::null_mut(),
+        srcPitch: rows.src_pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: kind(dst),
+        dstHost: host(dst),
+        dstDevice: device(dst),
+        dstArray: std::ptr::null_mut(),
+        dstPitch: rows.dst_pitch,
+        WidthInBytes: rows.width,
+        Height: rows.height,
+    };
+    // SAFETY: the caller's promise; the driver copies the structure during the call.
+    check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+pub(crate) unsafe fn fill(
+    address: u64,
+    bytes: usize,
+    pattern: Pattern,
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    match pattern {
+        Pattern::U8(value) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { ffi::cuMemsetD8Async(address, value, bytes, stream) };
+            check("cuMemsetD8Async", code)
+        }
+        Pattern::U16(value) => check("cuMemsetD16Async", unsafe {
+            // SAFETY: as above; the length is a multiple of the pattern's.
+            ffi::cuMemsetD16Async(address, value, bytes / 2, stream)
+        }),
+        Pattern::U32(value) => check("cuMemsetD32Async", unsafe {
+            // SAFETY: as above.
+            ffi::cuMemsetD32Async(address, value, bytes / 4, stream)
+        }),
+    }
+}
+
+pub(crate) fn prefetch(
+    address: u64,
+    bytes: usize,
+    to: DeviceId,
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    /// `CU_DEVICE_CPU`.
+    const HOST: i32 = -1;
+    let target = match to {
+        DeviceId::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
+        _ => HOST,
+    };
+    // SAFETY: the range is a live managed allocation; migration keeps its content.
+    check("cuMemPrefetchAsync", unsafe { ffi::cuMemPrefetchAsync(address, bytes, target, stream) })
+}
