@@ -1,6 +1,6 @@
 //! Operations as driver calls on a stream: core's `Queue`.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::Arc;
 
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline,
@@ -64,13 +64,6 @@ unsafe impl Queue for CudaStream {
     fn raw_handle(&self) -> Option<usize> {
         self.own.share();
         Some(self.own.raw().addr())
-    }
-
-    fn released(&self) {
-        self.own
-            .leases
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |leases| leases.checked_sub(1))
-            .ok();
     }
 }
 

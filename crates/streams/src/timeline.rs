@@ -2,10 +2,7 @@
 
 use std::{
     any::Any,
-    sync::{
-        Arc, OnceLock, Weak,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, OnceLock, Weak, atomic::AtomicBool},
     task::Waker,
     thread::{self, ThreadId},
     time::{Duration, Instant},
@@ -63,8 +60,6 @@ pub(crate) struct StreamTimeline {
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
     wakers: Mutex<Wakers>,
-    /// How many leases share the stream.
-    pub(crate) leases: AtomicUsize,
     /// The first error of the stream's work. The context is unusable from then on.
     pub(crate) broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
@@ -103,7 +98,6 @@ impl StreamTimeline {
             line: Mutex::new(Line::with(spare)),
             recording: Mutex::default(),
             wakers: Mutex::new(Wakers::with_room(TASKS)),
-            leases: AtomicUsize::new(0),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             callbacks: Arc::default(),
