@@ -136,6 +136,16 @@ impl<'a> Calls<'a> {
                 let kernels = stream.own.kernels()?;
                 Ok(Self::CopyInPlace { kernels, src: from, dst: to, bytes: src.len() })
             }
+            // Without access the driver would find out only when it runs, and lose the context.
+            Operation::Fill { dst, .. }
+                if dst.place().kind == MemoryKind::Device && dst.place().device != stream.device() =>
+            {
+                let (own, place) = (stream.device(), dst.place());
+                let text = format!(
+                    "a stream of {own} fills its own memory, not {place}; use a stream of that device"
+                );
+                Err(Error::new(ErrorKind::Unsupported, text))
+            }
             Operation::Fill { dst, pattern } => match side(dst)? {
                 Side::Device(address) => Ok(Self::Fill(address, dst.len(), pattern)),
                 Side::Host(_) => Err(Error::new(

@@ -182,3 +182,14 @@ fn tasks_run_on_both_devices_and_each_answers_its_own() {
     drop((buffers, back, coordinator));
     two.finish();
 }
+
+#[test]
+fn a_stream_does_not_fill_another_devices_memory() {
+    let Some(two) = two() else { return };
+    let (near, far) = (two.device(0, 64), two.device(1, 64));
+    let refused = two.streams[0].memset_async(&far, Pattern::U8(1)).wait().unwrap_err();
+    assert_eq!(refused.kind(), transload_core::ErrorKind::Unsupported, "{refused}");
+    two.streams[0].memset_async(&near, Pattern::U8(1)).wait().unwrap();
+    drop((near, far));
+    two.finish();
+}
