@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Strea
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+use crate::{ILLEGAL_ADDRESS, builder, with_each_call_failing};
 
 const NORMAL: StreamPriority = StreamPriority::Normal;
 
@@ -81,29 +81,7 @@ fn each_failing_driver_call_around_a_graph_is_a_typed_error_without_a_hang_or_a_
         }
         Ok(())
     }
-    let _alone = alone_with_drop_errors();
-    for nth in 1..1000 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = scenario(&device, &memory);
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            assert!(nth > 50, "the scenario makes calls");
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    with_each_call_failing(scenario);
 }
 
 #[test]

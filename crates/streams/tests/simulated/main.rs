@@ -47,6 +47,34 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder()
 }
 
+/// Runs a scenario with each of its driver calls failing in turn: a typed error, no race, no leak, no hang.
+fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> transload_core::Result<()>) {
+    let _alone = alone_with_drop_errors();
+    for nth in 1..1000 {
+        let sim = builder().record_accesses(true).build();
+        sim.fail_call(None, nth, UNKNOWN);
+        let outcome = CudaDevice::new(sim.ordinal())
+            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
+            .and_then(|(memory, device)| {
+                let outcome = scenario(&device, &memory);
+                // Memory that an error left behind is freed by another thread: drained, it is gone.
+                let drained = memory.drain();
+                outcome.and(drained)
+            });
+        if let Err(error) = outcome {
+            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
+        }
+        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
+        let failed_drops = transload_cuda_sys::take_drop_errors();
+        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
+        if sim.calls() < nth {
+            assert!(nth > 20, "the scenario makes calls");
+            return;
+        }
+    }
+    panic!("the scenario never ended");
+}
+
 #[test]
 fn a_copy_is_not_in_place_before_it_is_waited_for() {
     let sim = builder().build();
@@ -130,29 +158,7 @@ fn copy_up_and_down(memory: &CudaMemoryManager, device: &CudaDevice) -> transloa
 
 #[test]
 fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
-    let _alone = alone_with_drop_errors();
-    for nth in 1..400 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = copy_up_and_down(&memory, &device);
-                // Memory that an error left behind is freed by another thread: drained, it is gone.
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    with_each_call_failing(|device, memory| copy_up_and_down(memory, device));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, gate::Gate};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failing};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -125,28 +125,7 @@ fn each_failing_driver_call_around_runs_waits_and_callbacks_is_a_typed_error_wit
         }
         outcome.and(one.synchronize()).and(two.synchronize())
     }
-    let _alone = alone_with_drop_errors();
-    for nth in 1..600 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = scenario(&device, &memory);
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    with_each_call_failing(scenario);
 }
 
 #[test]
