@@ -22,12 +22,16 @@ impl StreamTimeline {
     /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
     pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
         let mut latest = error;
-        for _ in 0..ATTEMPTS {
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             if latest.is_sticky() {
                 return self.give_up(latest);
             }
+            // However long someone's capture takes: it is no silence of the device.
             if is_of_a_capture(&latest) {
                 self.wait_out_a_capture();
+            } else {
+                attempts += 1;
             }
             match self.synchronize_driver() {
                 Ok(()) => {

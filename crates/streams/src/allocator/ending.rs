@@ -15,6 +15,8 @@ use transload_core::{DeviceId, Fence, Result, Timeline, TimelineId, next_timelin
 use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, Stream};
 use transload_memory::lift;
 
+use crate::loss::is_of_a_capture;
+
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 10_000;
 
@@ -99,10 +101,13 @@ impl EndOfStream {
 /// After an error that says nothing about the work, asks until the work is over or the context is known to be lost.
 fn wait_out(error: DriverError, wait: impl Fn() -> Result<(), DriverError>) {
     let mut latest = error;
-    for _ in 0..ATTEMPTS {
+    let mut attempts = 0;
+    while attempts < ATTEMPTS {
         if latest.is_sticky() {
             return;
         }
+        // An answer about someone's capture is no silence of the device.
+        attempts += u32::from(!is_of_a_capture(&latest));
         match wait() {
             Ok(()) => return,
             Err(error) => latest = error,
