@@ -125,11 +125,16 @@ pub fn explain_hint(error: DriverError, address: u64, bytes: usize, location: Me
             Ok(_) => {}
         }
     }
-    let node =
-        matches!(location, MemoryLocation::HostNuma(_)).then(|| format!(", or there is no {location}"));
+    let node = matches!(location, MemoryLocation::HostNuma(_));
+    if code == Some(INVALID_DEVICE) && !node {
+        let text = "the stream's device cannot use unified memory at the same time as the host, so the driver takes no \
+                    prefetch on it; valid are streams of devices with concurrent managed access";
+        return Error::caused_by(ErrorKind::Unsupported, text, error);
+    }
+    let or = if node { format!(", or there is no {location}") } else { String::new() };
     let text = format!(
-        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{}; valid is memory of cuMemAllocManaged",
-        node.unwrap_or_default()
+        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{or}; valid is memory of \
+         cuMemAllocManaged"
     );
     Error::caused_by(ErrorKind::InvalidArgument, text, error)
 }
