@@ -260,8 +260,8 @@ fn the_first_error_of_a_plan_says_which_entry_it_was_and_later_ones_are_not_enqu
         (entry(base, half, 10_000), ErrorKind::UnknownDevice),
         (entry(base, half, -2), ErrorKind::UnknownDevice),
         (entry(other.device_address().unwrap(), 4096, ordinal), ErrorKind::InvalidArgument),
-        // It ends where the first one begins, so both are tried as one: that is not what is at fault.
-        (entry(base - 4096, 4096, ordinal), ErrorKind::InvalidArgument),
+        // It begins where the first one ends, so both are tried as one, and found one by one.
+        (entry(base + half as u64, 1 << 40, ordinal), ErrorKind::InvalidArgument),
     ];
     for (bad, kind) in bad {
         let reset = ManagedMemoryHints::from_unified(&buffer).unwrap();
