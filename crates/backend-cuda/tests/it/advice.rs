@@ -1,7 +1,8 @@
 //! Advice through the backend reaches the driver, and errors say what would be valid.
 
-use transload_core::{Backend, DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
-use transload_memory::{CudaFeature, MemoryLocation, Residency};
+use transload_backend_cpu::CpuBackend;
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, StreamPriority, WorkloadType};
+use transload_memory::{CudaFeature, MemoryLocation, PrefetchEntry, PrefetchPlan, Residency};
 
 use crate::backend;
 
@@ -27,6 +28,29 @@ fn what_the_backend_advises_is_what_the_driver_believes() {
     drop((buffer, pinned));
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    test.assert_ledger_empty();
+}
+
+#[test]
+fn a_queue_that_is_no_stream_prefetches_nothing() {
+    let (test, backend) = backend();
+    let Ok(buffer) = backend.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Unified, 4096) else {
+        println!("skipped: the device has no unified memory");
+        return;
+    };
+    let host = CpuBackend::new().unwrap();
+    let queue = host.lease_queue(DeviceId::Cpu, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let (mut owned, mut raw) = (PrefetchPlan::new(), PrefetchPlan::new());
+    owned.add_buffer(&buffer, PrefetchEntry::HOST);
+    raw.add(owned.entries()[0]);
+    for plan in [&owned, &raw] {
+        let error = plan.execute(&*queue).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
+    assert_eq!(Residency::of(&buffer).unwrap().last_prefetch, None);
+    drop((owned, raw, buffer, queue));
+    backend.drain().unwrap();
     drop(backend);
     test.assert_ledger_empty();
 }

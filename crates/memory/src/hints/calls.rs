@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{Context, Device, Driver, DriverError, RelaxedCapture, attribute, check, ffi};
 
 use super::MemoryLocation;
@@ -43,17 +43,19 @@ impl Range {
     /// The whole of a buffer, which must be unified memory of at least 1 byte.
     pub(super) fn of(buffer: &RawBuffer) -> Result<Self> {
         let place = buffer.place();
-        let address = buffer.device_address().filter(|_| place.kind == MemoryKind::Unified);
-        let Some(address) = address else {
-            let text =
-                format!("hints are for unified memory only, not {place}; allocate MemoryKind::Unified");
+        let (DeviceId::Cuda(ordinal), MemoryKind::Unified, Some(address)) =
+            (place.device, place.kind, buffer.device_address())
+        else {
+            let text = format!(
+                "hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified"
+            );
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
         check_range(address, buffer.len())?;
         let context = match unified_memory::context_of(buffer) {
             Some(context) => context.clone(),
             // Someone else's managed memory: any context can speak of it, its device's is at hand.
-            None => Device::new(place.device.ordinal()).and_then(Context::primary).map_err(lift)?,
+            None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
         };
         Ok(Self { address, bytes: buffer.len(), context })
     }
