@@ -341,4 +341,6 @@ fn memory_of_one_device_goes_to_another_and_back_on_streams_of_either() {
     drop((hints, buffer, streams));
     memory.drain().unwrap();
     assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    drop(memory);
+    devices.iter().for_each(harness::TestDevice::assert_ledger_empty);
 }
