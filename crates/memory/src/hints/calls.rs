@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{Context, Device, Driver, DriverError, RelaxedCapture, attribute, check, ffi};
 
 use super::MemoryLocation;
@@ -43,17 +43,19 @@ impl Range {
     /// The whole of a buffer, which must be unified memory of at least 1 byte.
     pub(super) fn of(buffer: &RawBuffer) -> Result<Self> {
         let place = buffer.place();
-        let address = buffer.device_address().filter(|_| place.kind == MemoryKind::Unified);
-        let Some(address) = address else {
-            let text =
-                format!("hints are for unified memory only, not {place}; allocate MemoryKind::Unified");
+        let (DeviceId::Cuda(ordinal), MemoryKind::Unified, Some(address)) =
+            (place.device, place.kind, buffer.device_address())
+        else {
+            let text = format!(
+                "hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified"
+            );
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
         check_range(address, buffer.len())?;
         let context = match unified_memory::context_of(buffer) {
             Some(context) => context.clone(),
             // Someone else's managed memory: any context can speak of it, its device's is at hand.
-            None => Device::new(place.device.ordinal()).and_then(Context::primary).map_err(lift)?,
+            None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
         };
         Ok(Self { address, bytes: buffer.len(), context })
     }
@@ -125,11 +127,16 @@ pub fn explain_hint(error: DriverError, address: u64, bytes: usize, location: Me
             Ok(_) => {}
         }
     }
-    let node =
-        matches!(location, MemoryLocation::HostNuma(_)).then(|| format!(", or there is no {location}"));
+    let node = matches!(location, MemoryLocation::HostNuma(_));
+    if code == Some(INVALID_DEVICE) && !node {
+        let text = "the stream's device cannot use unified memory at the same time as the host, so the driver takes no \
+                    prefetch on it; valid are streams of devices with concurrent managed access";
+        return Error::caused_by(ErrorKind::Unsupported, text, error);
+    }
+    let or = if node { format!(", or there is no {location}") } else { String::new() };
     let text = format!(
-        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{}; valid is memory of cuMemAllocManaged",
-        node.unwrap_or_default()
+        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{or}; valid is memory of \
+         cuMemAllocManaged"
     );
     Error::caused_by(ErrorKind::InvalidArgument, text, error)
 }

@@ -1,11 +1,11 @@
 //! Hints about one range of unified memory: three kinds of advice, their taking back, and prefetch of the whole or of a part.
 
-use transload_core::{Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, submit};
+use transload_core::{DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, submit};
 
 use super::{
     MemoryLocation, MigrationPolicy, Residency, advise,
     calls::{Advice, Range},
-    enqueue::prefetch_address,
+    enqueue::Line,
 };
 use crate::CudaDevice;
 
@@ -157,7 +157,7 @@ impl ManagedMemoryHints {
         let to = self.location(location.into());
         match &self.buffer {
             Some(buffer) => prefetch_buffer(buffer, to, stream),
-            None => prefetch_address(self.range.address, self.range.bytes, to, stream),
+            None => self.line(stream)?.prefetch(self.range.address, self.range.bytes, to),
         }
     }
 
@@ -184,8 +184,12 @@ impl ManagedMemoryHints {
         let to = self.location(location.into());
         match &self.buffer {
             Some(buffer) => prefetch_buffer(&buffer.slice(offset..end)?, to, stream),
-            None => prefetch_address(self.range.address + offset as u64, byte_size, to, stream),
+            None => self.line(stream)?.prefetch(self.range.address + offset as u64, byte_size, to),
         }
+    }
+
+    fn line<'a>(&self, stream: &'a dyn Queue) -> Result<Line<'a>> {
+        Line::of(stream, Some(&self.range.context))
     }
 
     fn location(&self, asked: Option<MemoryLocation>) -> MemoryLocation {
@@ -217,10 +221,8 @@ impl MemoryLocation {
     #[must_use]
     pub fn prefetch(self, buffer: &RawBuffer) -> Operation<'_> {
         match self {
-            Self::Device(ordinal) => {
-                Operation::Prefetch { buffer, to: transload_core::DeviceId::Cuda(ordinal) }
-            }
-            Self::Host => Operation::Prefetch { buffer, to: transload_core::DeviceId::Cpu },
+            Self::Device(ordinal) => Operation::Prefetch { buffer, to: DeviceId::Cuda(ordinal) },
+            Self::Host => Operation::Prefetch { buffer, to: DeviceId::Cpu },
             Self::HostNuma(node) => Operation::PrefetchToNode { buffer, node: Some(node) },
             Self::HostNumaCurrent => Operation::PrefetchToNode { buffer, node: None },
         }

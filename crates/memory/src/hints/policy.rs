@@ -3,7 +3,7 @@
 use std::fmt;
 
 use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
-use transload_cuda_sys::{Device, attribute};
+use transload_cuda_sys::{Device, Driver, attribute};
 
 use super::{ManagedMemoryHints, MemoryLocation};
 
@@ -71,11 +71,15 @@ impl MigrationPolicy {
     }
 }
 
-/// The devices that the driver takes advice about: no other can have been advised.
+/// The devices that the driver takes advice about: no other can have been advised. Where a device does not say, the advice
+/// itself is what fails.
 fn advisable() -> Vec<u32> {
-    // Where a device does not say, the advice itself is what fails.
-    let can = |device: &Device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS) != Ok(0);
-    Device::all().unwrap_or_default().into_iter().filter(can).map(Device::ordinal).collect()
+    let can = |ordinal: &u32| {
+        Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
+            != Ok(0)
+    };
+    let count = Driver::get().and_then(Driver::device_count).unwrap_or(0);
+    (0..count).filter(can).collect()
 }
 
 impl fmt::Display for MigrationPolicy {

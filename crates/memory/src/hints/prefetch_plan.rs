@@ -2,7 +2,7 @@
 
 use transload_core::{Error, ErrorKind, Queue, RawBuffer, Result};
 
-use super::{MemoryLocation, calls::check_range, enqueue::prefetch_address, managed::prefetch_buffer};
+use super::{MemoryLocation, calls::check_range, enqueue::Line, managed::prefetch_buffer};
 
 /// What to prefetch, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,6 +117,8 @@ impl PrefetchPlan {
     /// leaves the address space, else as for [`ManagedMemoryHints::prefetch_to`](crate::ManagedMemoryHints::prefetch_to). The
     /// entries before it are enqueued; of those after it none is.
     pub fn execute(&self, stream: &dyn Queue) -> Result<()> {
+        // Made for the first address, if there is one.
+        let mut line = None;
         let mut next = 0;
         while next < self.len() {
             let mut run = self.piece(next)?;
@@ -127,10 +129,10 @@ impl PrefetchPlan {
                 run = longer;
                 end += 1;
             }
-            match run.enqueue(stream) {
+            match run.enqueue(stream, &mut line) {
                 // One by one, to find out which it is: two allocations may be neighbours. To enqueue again does no harm.
                 Err(_) if end - next > 1 => (next..end).try_for_each(|index| {
-                    self.piece(index)?.enqueue(stream).map_err(|error| self.name(index, error))
+                    self.piece(index)?.enqueue(stream, &mut line).map_err(|error| self.name(index, error))
                 })?,
                 outcome => outcome.map_err(|error| self.name(next, error))?,
             }
@@ -180,10 +182,14 @@ impl Piece {
         Some(Self { ptr: self.ptr.min(other.ptr), bytes, to: self.to, buffer })
     }
 
-    fn enqueue(&self, stream: &dyn Queue) -> Result<()> {
-        match &self.buffer {
-            Some(buffer) => prefetch_buffer(buffer, self.to, stream),
-            None => prefetch_address(self.ptr, self.bytes, self.to, stream),
+    fn enqueue<'a>(&self, stream: &'a dyn Queue, line: &mut Option<Line<'a>>) -> Result<()> {
+        if let Some(buffer) = &self.buffer {
+            return prefetch_buffer(buffer, self.to, stream);
         }
+        let line = match line {
+            Some(line) => line,
+            None => line.insert(Line::of(stream, None)?),
+        };
+        line.prefetch(self.ptr, self.bytes, self.to)
     }
 }

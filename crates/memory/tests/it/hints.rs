@@ -217,7 +217,7 @@ fn hints_about_no_bytes_about_too_many_and_about_other_memory_are_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{n}: {error}");
         assert!(error.to_string().contains("valid is memory of cuMemAllocManaged"), "{error}");
     }
-    drop(other);
+    drop((hints, other));
     finish(device, memory, buffer);
 }
 

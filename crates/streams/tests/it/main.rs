@@ -24,6 +24,7 @@ mod examples;
 mod foreign;
 mod gate;
 mod graphs;
+mod hints;
 mod in_place;
 mod launch;
 mod launch_executor;

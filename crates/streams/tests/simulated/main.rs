@@ -12,6 +12,7 @@ mod coordinator;
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 mod graphs;
+mod hints;
 mod in_place;
 mod launch;
 mod pool;
