@@ -55,4 +55,6 @@ pub use hints::{
 };
 pub use manager::CudaMemoryManager;
 pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};
-pub use unified::{DeviceAccess, Role, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut};
+pub use unified::{
+    DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
+};

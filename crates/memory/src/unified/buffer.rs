@@ -44,6 +44,9 @@ pub struct UnifiedBuffer<T> {
     elements: PhantomData<fn() -> T>,
 }
 
+/// The name that earlier systems have for a [`UnifiedBuffer`]; of bytes where nothing else is said.
+pub type UnifiedAllocation<T = u8> = UnifiedBuffer<T>;
+
 impl<T: Pod> UnifiedBuffer<T> {
     /// A buffer in the mode of the manager's device. `queue` is one of that device.
     ///

@@ -44,11 +44,15 @@ impl Body {
         let mut open = loop {
             let mut state = self.state.lock();
             state.holders.check(&range, Side::Host, access)?;
-            state.notice(self.raw.writes(), 0);
+            if self.host.is_some() {
+                state.notice(self.raw.writes(), 0);
+            }
             match theirs.try_hold(access)? {
                 Holding::Held(hold) => {
-                    // Both under the lock: what was written besides is somebody else's.
-                    state.notice(self.raw.writes(), u64::from(access == Access::Write));
+                    if self.host.is_some() {
+                        // Both under the lock: what was written besides is somebody else's.
+                        state.notice(self.raw.writes(), u64::from(access == Access::Write));
+                    }
                     let id = state.holders.add(range.clone(), Side::Host, access);
                     state.place.touched_by_host(&range);
                     let address = NonNull::dangling();

@@ -26,7 +26,7 @@ mod role;
 mod slices;
 mod state;
 
-pub use buffer::UnifiedBuffer;
+pub use buffer::{UnifiedAllocation, UnifiedBuffer};
 pub use device_access::DeviceAccess;
 pub use mode::UnifiedMode;
 pub use role::Role;

@@ -24,7 +24,7 @@ pub enum Role {
 impl Role {
     const ALL: [Self; 3] = [Self::Input, Self::Resident, Self::Output];
 
-    /// What the device does to the memory: an input is only read.
+    /// What the device does to the memory: an input is only read, the others count as written.
     #[must_use]
     pub fn access(self) -> Access {
         match self {

@@ -14,6 +14,8 @@ use crate::CudaStream;
 /// device on a stream of the executor's own, while earlier work of the launch's stream goes on; the launch waits for that on
 /// the device, and its first touch of a page is no fault. What lies there already is not prefetched again.
 ///
+/// A buffer's [`role`](Launch::role) gives the driver the advice that goes with it, once, before the launch.
+///
 /// Where the device cannot use unified memory at the same time as the host (before Pascal), the driver moves all of it by
 /// itself at each launch, and the executor prefetches nothing.
 ///

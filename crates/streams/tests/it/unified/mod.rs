@@ -6,6 +6,7 @@ mod copies;
 mod exclusion;
 mod hints;
 mod lifetime;
+mod locks;
 mod random;
 mod roles;
 mod threads;

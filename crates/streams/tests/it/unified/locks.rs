@@ -1,0 +1,118 @@
+//! No lock of a buffer's is held while its queue is called: others use it meanwhile.
+
+use std::{
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use transload_core::{
+    Access, Buffer, DeviceId, Fence, Operation, Place, Queue, QueueLease, Result, StreamPriority, Timeline,
+    Timing,
+};
+use transload_memory::{Role, UnifiedBuffer};
+use transload_streams::CudaStream;
+
+use super::everywhere;
+use crate::gate::limited;
+
+/// A stream that lets another thread use the buffer in every call for it.
+struct Intruding {
+    stream: CudaStream,
+    buffer: OnceLock<Weak<UnifiedBuffer<u8>>>,
+    /// The intruder's own calls bring no further ones.
+    inside: AtomicBool,
+    calls: AtomicU32,
+}
+
+impl Intruding {
+    fn intrude(&self, buffer: &UnifiedBuffer<u8>) {
+        let beside =
+            buffer.acquire_range_for_device(&self.stream, 90.., Role::Resident, Access::Write).unwrap();
+        let fill = Operation::Fill { dst: beside.raw(), pattern: transload_core::Pattern::U8(9) };
+        transload_core::submit(&self.stream, &fill, Timing::Off).unwrap();
+        drop(beside);
+        assert!(buffer.read_range(90..).unwrap().iter().all(|byte| *byte == 9));
+        buffer.write_range(80..90).unwrap().fill(8);
+    }
+}
+
+// SAFETY: the stream keeps the promises.
+unsafe impl Queue for Intruding {
+    fn device(&self) -> DeviceId {
+        self.stream.device()
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.stream.priority()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        self.stream.timeline()
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        self.stream.can_copy(src, dst)
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        self.stream.can_wait_for(fence)
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        if let Some(buffer) = self.buffer.get().and_then(Weak::upgrade)
+            && !self.inside.swap(true, Ordering::SeqCst)
+        {
+            self.calls.fetch_add(1, Ordering::SeqCst);
+            thread::scope(|scope| scope.spawn(|| self.intrude(&buffer)).join().unwrap());
+            self.inside.store(false, Ordering::SeqCst);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.stream.enqueue(operation, after, timing) }
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.stream.outstanding()
+    }
+}
+
+#[test]
+fn others_use_other_ranges_while_the_driver_is_called_for_one() {
+    limited(|| {
+        everywhere(|bench| {
+            let queue = Arc::new(Intruding {
+                stream: bench.stream.clone(),
+                buffer: OnceLock::new(),
+                inside: AtomicBool::new(false),
+                calls: AtomicU32::new(0),
+            });
+            let lease = QueueLease::new(Arc::clone(&queue) as Arc<dyn Queue>);
+            let (memory, mode) = (&bench.setup.memory, bench.mode);
+            let buffer = Arc::new(UnifiedBuffer::<u8>::new_with_mode(memory, lease, 100, mode).unwrap());
+            queue.buffer.set(Arc::downgrade(&buffer)).unwrap();
+            for round in 1..5_u8 {
+                buffer.write_range(..50).unwrap().fill(round);
+                buffer.prefetch_range_to_host(..80).wait().unwrap();
+                buffer.prefetch_range_to_device(..80, None).wait().unwrap();
+                let there =
+                    buffer.acquire_range_for_device(&*queue, ..80, Role::Resident, Access::Write).unwrap();
+                let part = there.raw().slice(10..20).unwrap();
+                let fill = Operation::Fill { dst: &part, pattern: transload_core::Pattern::U8(100 + round) };
+                transload_core::submit(&*queue, &fill, Timing::Off).unwrap();
+                drop((there, part));
+                let seen = buffer.read_range(..80).unwrap();
+                assert!(seen[..10].iter().chain(&seen[20..50]).all(|byte| *byte == round), "{bench}");
+                assert!(seen[10..20].iter().all(|byte| *byte == 100 + round), "{bench}");
+                assert!(seen[50..].iter().all(|byte| *byte == 0), "{bench}");
+            }
+            let all = buffer.read().unwrap();
+            assert!(all[80..90].iter().all(|byte| *byte == 8) && all[90..].iter().all(|byte| *byte == 9));
+            drop(all);
+            assert!(queue.calls.load(Ordering::SeqCst) > 10, "{bench}: it was called");
+            assert_eq!(buffer.len(), 100);
+            drop((buffer, queue));
+        });
+    });
+}
