@@ -3,11 +3,12 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, Operation, PathCost,
-    PeerAccess, Place, Pod, QueueLease, RawBuffer, Recorded, Result, Shared, StreamPriority, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
+    PathCost, PeerAccess, Place, Pod, QueueLease, RawBuffer, Recorded, Result, Shared, StreamPriority,
+    WorkloadType,
 };
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, lift};
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, advise, lift};
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
@@ -203,6 +204,10 @@ impl Backend for CudaBackend {
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
         });
         own.chain(peers.flat_map(|(src, dst)| [costs::between(src, dst), costs::across(src, dst)])).collect()
+    }
+
+    fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
+        advise(buffer, advice)
     }
 
     fn peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<PeerAccess> {

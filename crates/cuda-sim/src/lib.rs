@@ -39,6 +39,7 @@
 
 mod access;
 mod address_space;
+mod advice;
 #[allow(non_snake_case, reason = "the driver's names")]
 mod api;
 mod clock;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    advice::Advice,
     code::{self, Answer},
     device::Residency,
 };
@@ -81,27 +82,13 @@ pub(crate) enum Life {
 #[derive(Debug)]
 pub(crate) struct Managed {
     pages: Vec<Residency>,
-    pub(crate) read_mostly: Vec<bool>,
-    pub(crate) preferred: Vec<i32>,
-    pub(crate) last_prefetch: Vec<i32>,
-    pub(crate) accessed_by: Vec<Vec<i32>>,
+    pub(crate) advice: Advice,
 }
-
-/// The driver's number for "no device" in answers about managed ranges.
-pub(crate) const NO_PLACE: i32 = -2;
-/// The driver's number for the host.
-pub(crate) const HOST: i32 = -1;
 
 impl Managed {
     pub(crate) fn new(bytes: usize) -> Self {
         let pages = (bytes as u64).div_ceil(PAGE) as usize;
-        Self {
-            pages: vec![Residency::Nowhere; pages],
-            read_mostly: vec![false; pages],
-            preferred: vec![NO_PLACE; pages],
-            last_prefetch: vec![NO_PLACE; pages],
-            accessed_by: vec![Vec::new(); pages],
-        }
+        Self { pages: vec![Residency::Nowhere; pages], advice: Advice::default() }
     }
 
     pub(crate) fn at(&self, offset: u64) -> Residency {

@@ -5,6 +5,7 @@ use std::{ffi::c_void, sync::Arc};
 use crate::{
     access::AccessKind,
     clock::Clock,
+    device::Residency,
     timing::Engine,
     twin::{KernelTwin, Launch},
 };
@@ -58,11 +59,11 @@ pub(crate) enum Work {
         id: u64,
         bytes: usize,
     },
-    /// Pages move; the place is a device's ordinal or -1 for the host.
+    /// Pages move.
     Prefetch {
         address: u64,
         bytes: usize,
-        place: i32,
+        to: Residency,
     },
 }
 

@@ -67,12 +67,11 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
             }
             Ok(())
         }
-        Work::Prefetch { address, bytes, place } => {
-            let (address, bytes, place) = (*address, *bytes, *place);
+        Work::Prefetch { address, bytes, to } => {
+            let (address, bytes, to) = (*address, *bytes, *to);
             if let Some(allocation) = state.memory.find_mut(address) {
                 let offset = address - allocation.base;
                 if let Kind::Managed(managed) = &mut allocation.kind {
-                    let to = u32::try_from(place).map_or(Residency::Host, Residency::Device);
                     managed.migrate(offset, bytes as u64, to);
                 }
             }

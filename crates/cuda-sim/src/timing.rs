@@ -85,8 +85,9 @@ pub(crate) fn cost(
             }
             (Engine::Compute, total)
         }
-        Work::Prefetch { bytes, place, .. } => {
-            let engine = if *place < 0 { Engine::ToHost } else { Engine::ToDevice };
+        Work::Prefetch { bytes, to, .. } => {
+            let host = *to == crate::Residency::Host;
+            let engine = if host { Engine::ToHost } else { Engine::ToDevice };
             (engine, device.latency_ns + time(*bytes, device.host_gbps))
         }
         Work::Allocate { .. } | Work::Free { .. } => (Engine::Nothing, 1_000),

@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, MemoryKind, Place, Storage};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
 
 use crate::{
@@ -21,6 +21,11 @@ pub(crate) struct UnifiedMemory {
     janitor: Arc<Janitor>,
     /// Taken when the memory goes back.
     counted: Option<Counted>,
+}
+
+/// The context in which a managed buffer of this crate was allocated; `None` for memory of another kind or owner.
+pub(crate) fn context_of(buffer: &RawBuffer) -> Option<&Context> {
+    buffer.storage()?.as_any().downcast_ref::<UnifiedMemory>().map(|memory| &memory.context)
 }
 
 // SAFETY: the memory is owned and not tied to a thread.

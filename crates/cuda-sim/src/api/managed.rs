@@ -1,13 +1,23 @@
 //! Managed memory: allocation, prefetch, advice, and what is known of a range.
 
+use std::ops::Range;
+
 use super::{Handle, Pointer, device_of, finish, on_current, on_current_stream};
 use crate::{
+    advice::{Spot, accessors, common},
     code::{self, Answer},
-    memory::{Allocation, Block, Entry, HOST, Kind, Life, Managed, NO_PLACE},
+    device::Residency,
+    install,
+    memory::{Allocation, Block, Entry, Kind, Life, Managed},
     op::Work,
     scheduler,
     state::State,
 };
+
+/// The first version whose driver names places by type and number.
+const LOCATIONS: i32 = 12_020;
+/// The host has one NUMA node.
+const NODES: i32 = 1;
 
 /// `CUmemLocation` as newer drivers define it.
 #[derive(Clone, Copy)]
@@ -18,14 +28,28 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// The place in the older encoding: a device's number, or -1 for the host.
-    fn place(self) -> Answer<i32> {
+    fn spot(self, state: &State) -> Answer<Spot> {
         match self.kind {
-            1 => Ok(self.id),
-            // The host, one of its NUMA nodes, the current node.
-            2..=4 => Ok(HOST),
+            1 => device_of(state, self.id).map(Spot::Device),
+            2 => Ok(Spot::Host),
+            3 if (0..NODES).contains(&self.id) => Ok(Spot::Node(self.id.cast_unsigned())),
+            // The node that the calling thread runs on.
+            4 => Ok(Spot::Node(0)),
             _ => Err(code::INVALID_VALUE),
         }
+    }
+}
+
+/// A place in the older encoding: a device's number, or `CU_DEVICE_CPU`.
+fn older(state: &State, place: i32) -> Answer<Spot> {
+    if place == -1 { Ok(Spot::Host) } else { device_of(state, place).map(Spot::Device) }
+}
+
+/// Refuses a device that cannot use managed memory while the host does.
+fn admit(state: &State, spot: Spot) -> Answer<Spot> {
+    match spot {
+        Spot::Device(device) if !state.device(device).options.concurrent_managed => Err(code::INVALID_DEVICE),
+        other => Ok(other),
     }
 }
 
@@ -46,22 +70,19 @@ pub(crate) extern "C" fn cuMemAllocManaged(pointer: Pointer<u64>, bytes: usize, 
     })
 }
 
-/// The managed allocation that a whole range lies in.
-fn managed(state: &mut State, address: u64, bytes: usize) -> Answer<(&mut Managed, u64)> {
+/// The managed allocation that a whole range lies in, its length, and where in it the range is.
+fn managed(state: &mut State, address: u64, bytes: usize) -> Answer<(&mut Managed, usize, Range<u64>)> {
     let found = state.memory.find_mut(address).ok_or(code::INVALID_VALUE)?;
-    let inside = address.checked_add(bytes as u64).is_some_and(|end| end <= found.end());
-    if bytes == 0 || !inside {
-        return Err(code::INVALID_VALUE);
-    }
-    let offset = address - found.base;
+    let end = address.checked_add(bytes as u64).filter(|end| bytes > 0 && *end <= found.end());
+    let range = address - found.base..end.ok_or(code::INVALID_VALUE)? - found.base;
     match &mut found.kind {
-        Kind::Managed(managed) => Ok((managed, offset)),
+        Kind::Managed(managed) => Ok((managed, found.bytes, range)),
         _ => Err(code::INVALID_VALUE),
     }
 }
 
 pub(crate) extern "C" fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: Handle) -> u32 {
-    finish(|| prefetch("cuMemPrefetchAsync", pointer, bytes, Ok(device), stream))
+    finish(|| prefetch("cuMemPrefetchAsync", pointer, bytes, stream, |state| older(state, device)))
 }
 
 pub(crate) extern "C" fn cuMemPrefetchAsync_v2(
@@ -72,68 +93,77 @@ pub(crate) extern "C" fn cuMemPrefetchAsync_v2(
     stream: Handle,
 ) -> u32 {
     finish(|| {
-        let place = if flags == 0 { location.place() } else { Err(code::INVALID_VALUE) };
-        prefetch("cuMemPrefetchAsync_v2", pointer, bytes, place, stream)
+        prefetch("cuMemPrefetchAsync_v2", pointer, bytes, stream, |state| match flags {
+            0 => location.spot(state),
+            _ => Err(code::INVALID_VALUE),
+        })
     })
 }
 
-fn prefetch(name: &'static str, pointer: u64, bytes: usize, place: Answer<i32>, stream: Handle) -> Answer {
+fn prefetch(
+    name: &'static str,
+    address: u64,
+    bytes: usize,
+    stream: Handle,
+    to: impl FnOnce(&State) -> Answer<Spot>,
+) -> Answer {
     let (mut state, _, stream) = on_current_stream(name, stream)?;
-    let place = place?;
-    managed(&mut state, pointer, bytes)?;
-    if place != HOST {
-        let device = device_of(&state, place)?;
-        if !state.device(device).options.concurrent_managed {
-            return Err(code::INVALID_DEVICE);
-        }
-    }
+    let to = to(&state)?;
+    let spot = admit(&state, to)?;
+    managed(&mut state, address, bytes)?;
     let owner = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
-    if !state.device(owner).options.concurrent_managed {
-        return Err(code::INVALID_DEVICE);
+    admit(&state, Spot::Device(owner))?;
+    let (found, whole, range) = managed(&mut state, address, bytes)?;
+    for page in found.advice.pages_mut(whole, range) {
+        page.last_prefetch = spot;
     }
-    let (found, offset) = managed(&mut state, pointer, bytes)?;
-    let pages = found.pages_of(offset, bytes as u64);
-    found.last_prefetch[pages].fill(place);
-    scheduler::enqueue(
-        &mut state,
-        stream,
-        name,
-        Work::Prefetch { address: pointer, bytes, place },
-        Vec::new(),
-        None,
-    );
+    let to = match spot {
+        Spot::Device(ordinal) => Residency::Device(ordinal),
+        _ => Residency::Host,
+    };
+    scheduler::enqueue(&mut state, stream, name, Work::Prefetch { address, bytes, to }, Vec::new(), None);
     Ok(())
 }
 
 pub(crate) extern "C" fn cuMemAdvise(pointer: u64, bytes: usize, advice: u32, device: i32) -> u32 {
-    finish(|| advise("cuMemAdvise", pointer, bytes, advice, Ok(device)))
+    finish(|| advise("cuMemAdvise", pointer, bytes, advice, |state| older(state, device)))
 }
 
 pub(crate) extern "C" fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: Location) -> u32 {
-    finish(|| advise("cuMemAdvise_v2", pointer, bytes, advice, location.place()))
+    finish(|| {
+        advise("cuMemAdvise_v2", pointer, bytes, advice, |state| match (advice, location.kind) {
+            // Who accesses is a device or the host, never one of its nodes.
+            (5 | 6, 3 | 4) => Err(code::INVALID_VALUE),
+            _ => location.spot(state),
+        })
+    })
 }
 
-fn advise(name: &str, pointer: u64, bytes: usize, advice: u32, place: Answer<i32>) -> Answer {
+fn advise(
+    name: &str,
+    address: u64,
+    bytes: usize,
+    advice: u32,
+    place: impl FnOnce(&State) -> Answer<Spot>,
+) -> Answer {
     let (mut state, _) = on_current(name)?;
     // Marking a range as mostly read, and taking back a preferred place, look at no place.
-    let places = matches!(advice, 3 | 5 | 6);
-    let place = if places { place? } else { HOST };
-    if place != HOST {
-        let device = device_of(&state, place)?;
-        if !state.device(device).options.concurrent_managed {
-            return Err(code::INVALID_DEVICE);
+    let spot = match advice {
+        1 | 2 | 4 => Spot::None,
+        3 | 5 | 6 => {
+            let asked = place(&state)?;
+            admit(&state, asked)?
         }
-    }
-    let (found, offset) = managed(&mut state, pointer, bytes)?;
-    for page in found.pages_of(offset, bytes as u64) {
+        _ => return Err(code::INVALID_VALUE),
+    };
+    let (found, whole, range) = managed(&mut state, address, bytes)?;
+    for page in found.advice.pages_mut(whole, range) {
         match advice {
-            1 | 2 => found.read_mostly[page] = advice == 1,
-            3 => found.preferred[page] = place,
-            4 => found.preferred[page] = NO_PLACE,
-            5 if !found.accessed_by[page].contains(&place) => found.accessed_by[page].push(place),
-            5 => {}
-            6 => found.accessed_by[page].retain(|other| *other != place),
-            _ => return Err(code::INVALID_VALUE),
+            1 | 2 => page.read_mostly = advice == 1,
+            3 | 4 => page.preferred = spot,
+            5 if page.accessed_by.contains(&spot) => {}
+            5 => page.accessed_by.push(spot),
+            _ => page.accessed_by.retain(|other| *other != spot),
         }
     }
     Ok(())
@@ -148,50 +178,33 @@ pub(crate) extern "C" fn cuMemRangeGetAttribute(
 ) -> u32 {
     finish(|| {
         let (mut state, _) = on_current("cuMemRangeGetAttribute")?;
-        let (found, offset) = managed(&mut state, pointer, bytes)?;
-        let pages = found.pages_of(offset, bytes as u64);
         let slots = size / 4;
         if slots == 0 || !size.is_multiple_of(4) || (attribute != 3 && slots != 1) {
             return Err(code::INVALID_VALUE);
         }
-        let preferred = common(&found.preferred[pages.clone()]);
-        let prefetched = common(&found.last_prefetch[pages.clone()]);
+        if attribute > 4 && install::options().version < LOCATIONS {
+            return Err(code::INVALID_VALUE);
+        }
+        let (found, _, range) = managed(&mut state, pointer, bytes)?;
+        let pages = found.advice.pages(range);
+        let preferred = common(pages, |page| page.preferred);
+        let prefetched = common(pages, |page| page.last_prefetch);
         match attribute {
-            1 => data.set(i32::from(found.read_mostly[pages].iter().all(|page| *page))),
-            2 => data.set(preferred),
+            1 => data.set(i32::from(!pages.is_empty() && pages.iter().all(|page| page.read_mostly))),
+            2 => data.set(preferred.older()),
             3 => {
-                let lists = &found.accessed_by[pages];
-                let first = lists.first().map_or(&[][..], Vec::as_slice);
-                let mut everywhere =
-                    first.iter().filter(|place| lists.iter().all(|list| list.contains(place)));
-                for slot in 0..slots {
-                    data.set_at(slot, everywhere.next().copied().unwrap_or(NO_PLACE))?;
-                }
-                Ok(())
+                let mut everywhere = accessors(pages).into_iter();
+                (0..slots)
+                    .try_for_each(|slot| data.set_at(slot, everywhere.next().unwrap_or_default().older()))
             }
-            4 => data.set(prefetched),
-            // The newer pairs of a place's type and number.
-            5 => data.set(location_type(preferred)),
-            6 => data.set(preferred.max(0)),
-            7 => data.set(location_type(prefetched)),
-            8 => data.set(prefetched.max(0)),
+            4 => data.set(prefetched.older()),
+            5 => data.set(preferred.kind()),
+            6 => data.set(preferred.number()),
+            7 => data.set(prefetched.kind()),
+            8 => data.set(prefetched.number()),
             _ => Err(code::INVALID_VALUE),
         }
     })
-}
-
-/// What all pages of a range agree on.
-fn common(places: &[i32]) -> i32 {
-    let first = places.first().copied().unwrap_or(NO_PLACE);
-    if places.iter().all(|place| *place == first) { first } else { NO_PLACE }
-}
-
-fn location_type(place: i32) -> i32 {
-    match place {
-        HOST => 2,
-        NO_PLACE => 0,
-        _ => 1,
-    }
 }
 
 /// Whether an allocation is managed memory.

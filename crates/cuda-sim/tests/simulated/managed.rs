@@ -114,3 +114,56 @@ fn a_device_without_managed_memory_says_so() {
     // SAFETY: the out pointer is valid.
     assert_eq!(unsafe { ffi::cuMemAllocManaged(&mut address, 64, 1) }, 801);
 }
+
+#[test]
+fn advice_and_prefetches_by_type_and_number_are_answered_by_type_and_number() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let bench = Bench::new(test);
+    let stream = bench.stream();
+    let bytes = 64 << 10;
+    let address = managed(&bench, bytes);
+    let _bound = bench.context.enter().expect("enter");
+    let device = bench.context.device().as_raw();
+    let ask = |attribute, from, bytes| {
+        let mut value = 0_i32;
+        // SAFETY: these attributes are one 32-bit number.
+        let answer =
+            unsafe { ffi::cuMemRangeGetAttribute((&raw mut value).cast(), 4, attribute, from, bytes) };
+        check("cuMemRangeGetAttribute", answer).map(|()| value).expect("asked")
+    };
+    // SAFETY: the range is managed memory; what is not valid is refused.
+    let advise = |advice, kind, id| unsafe {
+        ffi::cuMemAdvise_v2(address, bytes, advice, ffi::MemLocation { kind, id })
+    };
+    assert_eq!((ask(5, address, bytes), ask(7, address, bytes)), (0, 0), "nothing yet");
+    assert_eq!(advise(3, 1, device), 0);
+    assert_eq!((ask(2, address, bytes), ask(5, address, bytes), ask(6, address, bytes)), (device, 1, device));
+    assert_eq!(advise(3, 3, 0), 0);
+    assert_eq!(
+        (ask(2, address, bytes), ask(5, address, bytes), ask(6, address, bytes)),
+        (-1, 3, 0),
+        "a node"
+    );
+    assert_eq!(advise(3, 4, 77), 0, "the number of the current node is not looked at");
+    assert_eq!((ask(5, address, bytes), ask(6, address, bytes)), (3, 0));
+    assert_eq!(advise(3, 2, 77), 0);
+    assert_eq!(ask(5, address, bytes), 2, "the host");
+    // An accessor is a device or the host; there is no such node, device, type or advice.
+    for (advice, kind, id) in [(5, 3, 0), (6, 4, 0), (3, 3, 9), (3, 5, 0), (3, 0, 0), (7, 2, 0)] {
+        assert_eq!(advise(advice, kind, id), INVALID_VALUE, "{advice} {kind} {id}");
+    }
+    assert_eq!(advise(3, 1, 10_000), 101);
+    assert_eq!(advise(4, 0, -5), 0, "taking back looks at no place");
+    let to = |kind, id, flags| {
+        let location = ffi::MemLocation { kind, id };
+        // SAFETY: the range is managed memory.
+        unsafe { ffi::cuMemPrefetchAsync_v2(address, 4096, location, flags, stream.as_raw()) }
+    };
+    assert_eq!(to(1, device, 0), 0);
+    assert_eq!((ask(7, address, 4096), ask(8, address, 4096)), (1, device));
+    assert_eq!(ask(7, address, bytes), 0, "the first page of the host's only");
+    assert_eq!(to(3, 0, 0), 0);
+    assert_eq!((ask(4, address, 4096), ask(7, address, 4096), ask(8, address, 4096)), (-1, 3, 0));
+    assert_eq!((to(2, 0, 1), to(3, 9, 0)), (INVALID_VALUE, INVALID_VALUE));
+    stream.synchronize().expect("healthy");
+}

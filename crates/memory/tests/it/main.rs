@@ -2,6 +2,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod hints;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};

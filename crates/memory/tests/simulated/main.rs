@@ -2,6 +2,8 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod hints;
+
 use transload_core::{ErrorKind, MemoryKind};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{CudaDevice, CudaMemoryManager};

@@ -1,0 +1,53 @@
+//! Advice by core's words, over a buffer.
+
+use transload_core::{MemoryAdvice, RawBuffer, Result};
+
+use super::{
+    MemoryLocation,
+    calls::{Advice, Range},
+};
+
+/// Advises the driver on a buffer, or a slice of one, of unified memory. Takes effect at once for all that follows, and
+/// changes no content; work in flight may go on meanwhile.
+///
+/// The driver keeps advice by whole pages of the host, which a range's ends are rounded out to: advice on a slice reaches the
+/// rest of its first and last page. It is forgotten with the allocation.
+///
+/// # Errors
+/// `Unsupported` for memory that is not unified, for a device of another family, and for a device that cannot share
+/// unified memory with the host; `InvalidArgument` for 0 bytes; `UnknownDevice` naming the valid ordinals; the driver's.
+///
+/// # Example
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use transload_core::{DeviceId, MemoryAdvice, MemoryKind};
+/// use transload_memory::{CudaDevice, CudaMemoryManager, advise};
+///
+/// fn weights() -> transload_core::Result<()> {
+///     let memory = CudaMemoryManager::new(&CudaDevice::new(0)?)?;
+///     let weights = memory.allocate(MemoryKind::Unified, 1 << 20)?;
+///     advise(&weights, MemoryAdvice::SetReadMostly)?;
+///     advise(&weights.slice(..4096)?, MemoryAdvice::SetPreferredLocation(DeviceId::Cpu))
+/// }
+///
+/// if let Err(error) = weights() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
+pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
+    let (advice, location) = split(advice)?;
+    Range::of(buffer)?.advise(advice, location)
+}
+
+/// What is advised, and about which place; the host stands where advice looks at none.
+pub(super) fn split(advice: MemoryAdvice) -> Result<(Advice, MemoryLocation)> {
+    Ok(match advice {
+        MemoryAdvice::SetReadMostly => (Advice::SetReadMostly, MemoryLocation::Host),
+        MemoryAdvice::UnsetReadMostly => (Advice::UnsetReadMostly, MemoryLocation::Host),
+        MemoryAdvice::SetPreferredLocation(at) => (Advice::SetPreferredLocation, at.try_into()?),
+        MemoryAdvice::UnsetPreferredLocation => (Advice::UnsetPreferredLocation, MemoryLocation::Host),
+        MemoryAdvice::SetAccessedBy(by) => (Advice::SetAccessedBy, by.try_into()?),
+        MemoryAdvice::UnsetAccessedBy(by) => (Advice::UnsetAccessedBy, by.try_into()?),
+    })
+}

@@ -1,0 +1,113 @@
+//! The driver's calls about managed ranges, the newer form where the driver has it, and what its refusals mean.
+
+use std::sync::OnceLock;
+
+use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_cuda_sys::{Context, Device, Driver, DriverError, RelaxedCapture, attribute, check, ffi};
+
+use super::MemoryLocation;
+use crate::{lift, unified_memory};
+
+/// Codes with which the driver refuses an argument: `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_DEVICE`.
+const REFUSALS: [u32; 2] = [1, 101];
+
+/// What is advised, as `CUmem_advise` numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Advice {
+    SetReadMostly = 1,
+    UnsetReadMostly = 2,
+    SetPreferredLocation = 3,
+    UnsetPreferredLocation = 4,
+    SetAccessedBy = 5,
+    UnsetAccessedBy = 6,
+}
+
+/// A range of managed memory, and a context in which to speak of it.
+#[derive(Clone, Debug)]
+pub(super) struct Range {
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) context: Context,
+}
+
+impl Range {
+    /// The whole of a buffer, which must be unified memory of at least 1 byte.
+    pub(super) fn of(buffer: &RawBuffer) -> Result<Self> {
+        let place = buffer.place();
+        let address = buffer.device_address().filter(|_| place.kind == MemoryKind::Unified);
+        let Some(address) = address else {
+            let text =
+                format!("hints are for unified memory only, not {place}; allocate MemoryKind::Unified");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        if buffer.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument, "hints need a range of at least 1 byte"));
+        }
+        let context = match unified_memory::context_of(buffer) {
+            Some(context) => context.clone(),
+            // Someone else's managed memory: any context can speak of it, its device's is at hand.
+            None => Device::new(place.device.ordinal()).and_then(Context::primary).map_err(lift)?,
+        };
+        Ok(Self { address, bytes: buffer.len(), context })
+    }
+
+    /// Gives advice; `location` is looked at only by advice that is about a place.
+    pub(super) fn advise(&self, advice: Advice, location: MemoryLocation) -> Result<()> {
+        let newer = has_locations()?;
+        let raw = location.to_raw()?;
+        let older = if newer { 0 } else { location.to_older()? };
+        let _bound = self.context.enter().map_err(lift)?;
+        let _capture = RelaxedCapture::enter().map_err(lift)?;
+        let made = if newer {
+            // SAFETY: advice moves pages at most; the driver refuses a range that is not managed memory.
+            let code = unsafe { ffi::cuMemAdvise_v2(self.address, self.bytes, advice as u32, raw) };
+            check("cuMemAdvise_v2", code)
+        } else {
+            // SAFETY: as above.
+            let code = unsafe { ffi::cuMemAdvise(self.address, self.bytes, advice as u32, older) };
+            check("cuMemAdvise", code)
+        };
+        made.map_err(|error| explain(error, self.address, self.bytes, location))
+    }
+}
+
+/// Whether the driver names places by type and number: CUDA 12.2 and newer.
+pub(super) fn has_locations() -> Result<bool> {
+    static HAS: OnceLock<bool> = OnceLock::new();
+    if let Some(has) = HAS.get() {
+        return Ok(*has);
+    }
+    let driver = Driver::get().map_err(lift)?;
+    Ok(*HAS.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
+}
+
+/// Why the driver refused a range or a place. Asked only after a refusal, so that advice that is right costs no questions.
+#[cold]
+pub(super) fn explain(error: DriverError, address: u64, bytes: usize, location: MemoryLocation) -> Error {
+    if !error.code().is_some_and(|code| REFUSALS.contains(&code)) {
+        return lift(error);
+    }
+    if let MemoryLocation::Device(ordinal) = location {
+        let concurrent =
+            Device::new(ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS));
+        match concurrent {
+            Err(unknown) => return lift(unknown),
+            Ok(0) => {
+                let text = format!(
+                    "{location} and the host cannot use unified memory at the same time, so the driver takes no hints \
+                     about it; valid are cpu and devices with concurrent managed access"
+                );
+                return Error::caused_by(ErrorKind::Unsupported, text, error);
+            }
+            Ok(_) => {}
+        }
+    }
+    let node =
+        matches!(location, MemoryLocation::HostNuma(_)).then(|| format!(", or there is no {location}"));
+    let text = format!(
+        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{}; valid is memory of cuMemAllocManaged",
+        node.unwrap_or_default()
+    );
+    Error::caused_by(ErrorKind::InvalidArgument, text, error)
+}

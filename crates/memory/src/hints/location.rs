@@ -1,0 +1,128 @@
+//! Where unified memory can be: on a device, on the host, or on one of the host's NUMA nodes.
+
+use std::fmt;
+
+use transload_core::{DeviceId, Error, ErrorKind, Result};
+use transload_cuda_sys::ffi::MemLocation;
+
+/// A place that unified memory can be moved to or be kept at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum MemoryLocation {
+    /// The CUDA device with this ordinal.
+    Device(u32),
+    /// The host, on whichever of its NUMA nodes.
+    Host,
+    /// The host's NUMA node with this number. Needs a driver of CUDA 12.2 or newer.
+    HostNuma(u32),
+    /// The NUMA node nearest to the processor that the calling thread runs on. Needs a driver of CUDA 12.2 or newer.
+    HostNumaCurrent,
+}
+
+/// The driver's numbers before CUDA 12.2: `CU_DEVICE_CPU` and `CU_DEVICE_INVALID`.
+const CPU: i32 = -1;
+
+impl MemoryLocation {
+    /// Whether it is the host's memory, on whichever node.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        !matches!(self, Self::Device(_))
+    }
+
+    /// As `CUmemLocation`. Types: 1 device, 2 host, 3 host NUMA node, 4 the current one.
+    pub(super) fn to_raw(self) -> Result<MemLocation> {
+        Ok(match self {
+            Self::Device(ordinal) => {
+                MemLocation { kind: 1, id: i32::try_from(ordinal).map_err(|_| too_large(ordinal))? }
+            }
+            Self::Host => MemLocation { kind: 2, id: 0 },
+            Self::HostNuma(node) => {
+                let id = i32::try_from(node).map_err(|_| {
+                    let text = format!("there is no NUMA node {node}; numbers end at {}", i32::MAX);
+                    Error::new(ErrorKind::InvalidArgument, text)
+                })?;
+                MemLocation { kind: 3, id }
+            }
+            Self::HostNumaCurrent => MemLocation { kind: 4, id: 0 },
+        })
+    }
+
+    /// As drivers before CUDA 12.2 number places, which know no NUMA nodes.
+    pub(super) fn to_older(self) -> Result<i32> {
+        match self {
+            Self::Device(ordinal) => i32::try_from(ordinal).map_err(|_| too_large(ordinal)),
+            Self::Host => Ok(CPU),
+            Self::HostNuma(_) | Self::HostNumaCurrent => Err(Error::new(
+                ErrorKind::MissingFunction,
+                format!("{self} needs a CUDA driver of 12.2 or newer; valid on this one are cpu and cuda:N"),
+            )),
+        }
+    }
+}
+
+fn too_large(ordinal: u32) -> Error {
+    Error::new(ErrorKind::UnknownDevice, format!("there is no CUDA device {ordinal}"))
+}
+
+impl TryFrom<DeviceId> for MemoryLocation {
+    type Error = Error;
+
+    /// # Errors
+    /// `Unsupported` for a device that is neither the host nor CUDA's.
+    fn try_from(device: DeviceId) -> Result<Self> {
+        match device {
+            DeviceId::Cpu => Ok(Self::Host),
+            DeviceId::Cuda(ordinal) => Ok(Self::Device(ordinal)),
+            other => Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("unified memory cannot be at {other}; valid are cpu and cuda:N"),
+            )),
+        }
+    }
+}
+
+impl fmt::Display for MemoryLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Host => f.write_str("cpu"),
+            Self::HostNuma(node) => write!(f, "NUMA node {node}"),
+            Self::HostNumaCurrent => f.write_str("the current NUMA node"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_the_driver_would_take_for_the_host_is_no_device() {
+        for ordinal in [u32::MAX, u32::MAX - 1, i32::MAX as u32 + 1] {
+            let there = MemoryLocation::Device(ordinal);
+            assert_eq!(there.to_raw().unwrap_err().kind(), ErrorKind::UnknownDevice);
+            assert_eq!(there.to_older().unwrap_err().kind(), ErrorKind::UnknownDevice);
+        }
+        assert_eq!(
+            MemoryLocation::HostNuma(u32::MAX).to_raw().unwrap_err().kind(),
+            ErrorKind::InvalidArgument
+        );
+    }
+
+    #[test]
+    fn an_older_driver_is_told_devices_and_the_host_but_no_numa_node() {
+        assert_eq!(MemoryLocation::Device(3).to_older().unwrap(), 3);
+        assert_eq!(MemoryLocation::Host.to_older().unwrap(), -1);
+        for node in [MemoryLocation::HostNuma(0), MemoryLocation::HostNumaCurrent] {
+            assert_eq!(node.to_older().unwrap_err().kind(), ErrorKind::MissingFunction);
+        }
+    }
+
+    #[test]
+    fn a_device_of_another_family_is_no_place_for_unified_memory() {
+        assert_eq!(MemoryLocation::try_from(DeviceId::Cpu).unwrap(), MemoryLocation::Host);
+        assert_eq!(MemoryLocation::try_from(DeviceId::Cuda(2)).unwrap(), MemoryLocation::Device(2));
+        let error = MemoryLocation::try_from(DeviceId::Wgpu(0)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("valid are cpu and cuda:N"), "{error}");
+    }
+}

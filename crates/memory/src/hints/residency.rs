@@ -1,0 +1,105 @@
+//! What the driver believes of a range of unified memory: the advice it keeps, and where it last moved the range.
+
+use std::{ffi::c_void, os::raw::c_int};
+
+use transload_core::{RawBuffer, Result};
+use transload_cuda_sys::{Driver, DriverError, RelaxedCapture, check, ffi};
+
+use super::{
+    MemoryLocation,
+    calls::{Range, explain, has_locations},
+};
+use crate::lift;
+
+/// What the driver answers about a range. It speaks of whole ranges: what holds for some pages only is not reported, so ask
+/// about parts where that matters. Where the pages are at this moment the driver does not tell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Residency {
+    /// Whether every page is advised to be mostly read.
+    pub read_mostly: bool,
+    /// The preferred location, where all pages have the same one.
+    pub preferred: Option<MemoryLocation>,
+    /// Who every page is advised to be accessed by, in the order of the driver's answer.
+    pub accessed_by: Vec<MemoryLocation>,
+    /// Where the range was last prefetched to, where all pages agree. Says that it was asked for, not that it is done.
+    pub last_prefetch: Option<MemoryLocation>,
+}
+
+impl Residency {
+    /// Asks the driver about a buffer, or a slice of one, of unified memory. Does not wait for work in flight.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes; the driver's.
+    pub fn of(buffer: &RawBuffer) -> Result<Self> {
+        Self::of_range(&Range::of(buffer)?)
+    }
+
+    pub(super) fn of_range(range: &Range) -> Result<Self> {
+        let newer = has_locations()?;
+        let devices = Driver::get().and_then(Driver::device_count).map_err(lift)?;
+        let _bound = range.context.enter().map_err(lift)?;
+        let _capture = RelaxedCapture::enter().map_err(lift)?;
+        let ask = || -> Result<Self, DriverError> {
+            let mut accessed = vec![INVALID; devices as usize + 1];
+            answer(range, ACCESSED_BY, &mut accessed)?;
+            Ok(Self {
+                read_mostly: one(range, READ_MOSTLY)? != 0,
+                preferred: place(range, newer, PREFERRED, PREFERRED_TYPE)?,
+                accessed_by: accessed.into_iter().filter_map(from_older).collect(),
+                last_prefetch: place(range, newer, LAST_PREFETCH, LAST_PREFETCH_TYPE)?,
+            })
+        };
+        ask().map_err(|error| explain(error, range.address, range.bytes, MemoryLocation::Host))
+    }
+}
+
+// `CU_MEM_RANGE_ATTRIBUTE_*`. A type's number is followed by that of the place's own number.
+const READ_MOSTLY: u32 = 1;
+const PREFERRED: u32 = 2;
+const ACCESSED_BY: u32 = 3;
+const LAST_PREFETCH: u32 = 4;
+const PREFERRED_TYPE: u32 = 5;
+const LAST_PREFETCH_TYPE: u32 = 7;
+
+/// `CU_DEVICE_INVALID`: no place, or not the same one for all pages.
+const INVALID: c_int = -2;
+
+fn answer(range: &Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
+    let data = into.as_mut_ptr().cast::<c_void>();
+    // SAFETY: the driver stores as many 32-bit numbers as the size says; it refuses a range that is not managed memory.
+    check("cuMemRangeGetAttribute", unsafe {
+        ffi::cuMemRangeGetAttribute(data, size_of_val(into), attribute, range.address, range.bytes)
+    })
+}
+
+fn one(range: &Range, attribute: u32) -> Result<c_int, DriverError> {
+    let mut value = [INVALID];
+    answer(range, attribute, &mut value).map(|()| value[0])
+}
+
+/// A place by type and number where the driver has these attributes, which came with the newer calls; else by the older number,
+/// which takes every NUMA node for the host.
+fn place(range: &Range, newer: bool, older: u32, kind: u32) -> Result<Option<MemoryLocation>, DriverError> {
+    if !newer {
+        return one(range, older).map(from_older);
+    }
+    let found = one(range, kind)?;
+    // The number of a place without one is not defined.
+    let numbered =
+        |of: fn(u32) -> MemoryLocation| one(range, kind + 1).map(|number| u32::try_from(number).ok().map(of));
+    match found {
+        1 => numbered(MemoryLocation::Device),
+        2 => Ok(Some(MemoryLocation::Host)),
+        3 => numbered(MemoryLocation::HostNuma),
+        4 => Ok(Some(MemoryLocation::HostNumaCurrent)),
+        _ => Ok(None),
+    }
+}
+
+fn from_older(number: c_int) -> Option<MemoryLocation> {
+    match number {
+        -1 => Some(MemoryLocation::Host),
+        number => u32::try_from(number).ok().map(MemoryLocation::Device),
+    }
+}

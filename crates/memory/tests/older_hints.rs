@@ -1,0 +1,58 @@
+//! Hints on a driver before CUDA 12.2, which names places by one number and knows no NUMA nodes.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+
+use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
+use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
+use transload_memory::{CudaDevice, CudaMemoryManager, MemoryLocation, Residency, advise};
+
+fn older() -> (SimDevice, CudaMemoryManager) {
+    static INSTALLED: std::sync::Once = std::sync::Once::new();
+    INSTALLED.call_once(|| {
+        let options = DriverOptions::default()
+            .version(12_010)
+            .missing("cuMemAdvise_v2")
+            .missing("cuMemPrefetchAsync_v2");
+        install_with(options).unwrap();
+    });
+    let sim = SimDevice::builder().build();
+    (sim, CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap())
+}
+
+#[test]
+fn an_older_driver_keeps_and_takes_back_each_advice() {
+    let (sim, memory) = older();
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let (here, there) = (DeviceId::Cuda(sim.ordinal()), MemoryLocation::Device(sim.ordinal()));
+    let trace = transload_cuda_sys::trace::start();
+    advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+    for (at, location) in [(here, there), (DeviceId::Cpu, MemoryLocation::Host)] {
+        advise(&buffer, MemoryAdvice::SetPreferredLocation(at)).unwrap();
+        advise(&buffer, MemoryAdvice::SetAccessedBy(at)).unwrap();
+        let believed = Residency::of(&buffer).unwrap();
+        assert!(believed.read_mostly);
+        assert_eq!((believed.preferred, &*believed.accessed_by), (Some(location), &[location][..]));
+        advise(&buffer, MemoryAdvice::UnsetAccessedBy(at)).unwrap();
+        advise(&buffer, MemoryAdvice::UnsetPreferredLocation).unwrap();
+    }
+    advise(&buffer, MemoryAdvice::UnsetReadMostly).unwrap();
+    assert_eq!(Residency::of(&buffer).unwrap(), Residency::default());
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().any(|call| call.name == "cuMemAdvise"));
+    assert!(calls.iter().all(|call| !call.name.ends_with("_v2") || call.name.starts_with("cuCtx")));
+    drop(buffer);
+    memory.drain().unwrap();
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn an_older_driver_refuses_a_device_that_does_not_exist_and_never_takes_it_for_the_host() {
+    let (_sim, memory) = older();
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    for ordinal in [10_000, u32::MAX, u32::MAX - 1] {
+        let error = advise(&buffer, MemoryAdvice::SetPreferredLocation(DeviceId::Cuda(ordinal))).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnknownDevice, "{error}");
+    }
+    assert_eq!(Residency::of(&buffer).unwrap(), Residency::default());
+}
