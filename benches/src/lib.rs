@@ -12,6 +12,8 @@ pub mod beside;
 pub mod case;
 pub mod content;
 #[cfg(any(target_os = "linux", windows))]
+mod contest;
+#[cfg(any(target_os = "linux", windows))]
 pub mod cuda;
 pub mod exit;
 #[cfg(any(target_os = "linux", windows))]

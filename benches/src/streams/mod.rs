@@ -8,34 +8,30 @@
 mod acquiring;
 mod allocating;
 mod completing;
-mod contest;
 mod enqueuing;
 mod events;
 mod graphs;
 mod launching;
 mod loads;
 mod overlapping;
-mod pairs;
 mod priorities;
-mod rig;
-mod rival;
 mod thousands;
-mod together;
 mod uploading;
 
 use anyhow::Result;
 
-use crate::{cuda::Session, options::Options, row::Row};
-
-pub(crate) use rig::Rig;
+use crate::{
+    contest::{self, Part, Rig, pairs, rival, together},
+    cuda::Session,
+    options::Options,
+    row::Row,
+};
 
 /// The kernel that keeps the device busy, for both sides.
 pub(crate) const SPIN: &str = crate::reference::SPIN;
 
-type Part = fn(&Rig<'_>) -> Result<Vec<Row>>;
-
 /// Every part, in order.
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [Part; 12] = [
     ("leasing", acquiring::rows),
     ("allocating", allocating::rows),
     ("enqueuing", enqueuing::rows),
@@ -50,8 +46,7 @@ const PARTS: [(&str, Part); 12] = [
     ("loads that want different answers", loads::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's. A part that fails costs its own rows only;
-/// why is said in `failures`.
+/// All rows of streams on the device with this ordinal, which is the session's; see [`contest::rows`].
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.
@@ -62,17 +57,7 @@ pub fn rows(
     begin: impl Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    let rig = Rig::new(options, session, ordinal)?;
-    let mut rows = Vec::new();
-    for (name, part) in PARTS {
-        begin(&format!("streams, {name}"));
-        match part(&rig) {
-            Ok(more) => rows.extend(more),
-            Err(error) => failures.push(format!("streams, {name}: {error:#}")),
-        }
-    }
-    rig.finish()?;
-    Ok(rows)
+    contest::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
 }
 
 #[cfg(test)]
