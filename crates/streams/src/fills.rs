@@ -95,21 +95,24 @@ impl<'a> Fill<'a> {
 /// # Safety
 /// * As for [`Fill::make`].
 unsafe fn memset(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
-    match pattern {
-        Pattern::U8(value) => {
+    let [a, b, c, d, ..] = pattern.repeated();
+    match pattern.width() {
+        1 => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemsetD8Async(address, value, bytes, stream) };
+            let code = unsafe { ffi::cuMemsetD8Async(address, a, bytes, stream) };
             check("cuMemsetD8Async", code)
         }
-        Pattern::U16(value) => check("cuMemsetD16Async", unsafe {
-            // SAFETY: as above; the length is a multiple of the pattern's.
-            ffi::cuMemsetD16Async(address, value, bytes / 2, stream)
-        }),
-        other => check("cuMemsetD32Async", unsafe {
-            let [a, b, c, d, ..] = other.repeated();
+        2 => {
+            // SAFETY: the caller's promise; the length is a multiple of the pattern's.
+            let code =
+                unsafe { ffi::cuMemsetD16Async(address, u16::from_ne_bytes([a, b]), bytes / 2, stream) };
+            check("cuMemsetD16Async", code)
+        }
+        _ => {
+            let word = u32::from_ne_bytes([a, b, c, d]);
             // SAFETY: as above.
-            ffi::cuMemsetD32Async(address, u32::from_ne_bytes([a, b, c, d]), bytes / 4, stream)
-        }),
+            check("cuMemsetD32Async", unsafe { ffi::cuMemsetD32Async(address, word, bytes / 4, stream) })
+        }
     }
 }
 
