@@ -2,30 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::{Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Recorded, Result, Timing};
-
-/// A pattern that memory is filled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// One byte.
-    U8(u8),
-    /// Two bytes; the length must be a multiple of 2.
-    U16(u16),
-    /// Four bytes; the length must be a multiple of 4.
-    U32(u32),
-}
-
-impl Pattern {
-    /// Its length in bytes.
-    #[must_use]
-    pub fn width(self) -> usize {
-        match self {
-            Self::U8(_) => 1,
-            Self::U16(_) => 2,
-            Self::U32(_) => 4,
-        }
-    }
-}
+use crate::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
+};
 
 /// Rows of equal length at regular distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

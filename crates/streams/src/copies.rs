@@ -20,7 +20,9 @@ impl CudaStream {
         self.start(Operation::Copy { src, dst }, src, dst)
     }
 
-    /// Fills device or unified memory with a pattern of 1, 2 or 4 bytes.
+    /// Fills device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. Enqueued when this returns; see [`Transfer`].
+    /// The first of 8 or 16 bytes in a context has our kernels loaded, which takes some milliseconds. For elements of any size
+    /// there is [`transload_core::fill`].
     pub fn memset_async(&self, dst: &RawBuffer, pattern: Pattern) -> Transfer {
         self.start(Operation::Fill { dst, pattern }, dst, dst)
     }

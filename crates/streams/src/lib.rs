@@ -42,6 +42,7 @@ mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
+mod fills;
 mod graph;
 mod kernels;
 mod launch;

@@ -2,7 +2,10 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicBool},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     thread::{self, ThreadId},
     time::{Duration, Instant},
@@ -64,6 +67,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
+    /// The driver did not take them when a fill asked, which can do without.
+    fills_without: AtomicBool,
     /// What runs at completion, once something was registered.
     pub(crate) callbacks: Arc<Callbacks>,
     pub(crate) metrics: Counters,
@@ -100,6 +105,7 @@ impl StreamTimeline {
             wakers: Mutex::new(Wakers::with_room(TASKS)),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
+            fills_without: AtomicBool::new(false),
             callbacks: Arc::default(),
             metrics: Counters::default(),
             reactor,
@@ -184,6 +190,21 @@ impl StreamTimeline {
         }
         let found = Kernels::of(self.context())?;
         Ok(self.kernels.get_or_init(|| found))
+    }
+
+    /// As [`kernels`](Self::kernels); `None` where the driver does not take them, which is asked once.
+    pub(crate) fn kernels_for_fills(&self) -> Result<Option<&Kernels>> {
+        if self.fills_without.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.kernels() {
+            Ok(kernels) => Ok(Some(kernels)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                self.fills_without.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Blocks until everything enqueued so far is over, and takes note of it.

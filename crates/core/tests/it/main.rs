@@ -10,6 +10,7 @@ mod deadlock;
 mod errors;
 mod hazards;
 mod mock;
+mod patterns;
 mod reclaim;
 mod take_over;
 mod transfers;

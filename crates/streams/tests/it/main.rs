@@ -21,6 +21,7 @@ mod completion;
 mod coordinator;
 mod copies;
 mod examples;
+mod fills;
 mod foreign;
 mod gate;
 mod graphs;

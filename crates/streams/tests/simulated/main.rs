@@ -8,6 +8,7 @@ mod allocator_races;
 mod allocator_released;
 mod captured;
 mod coordinator;
+mod fills;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
