@@ -22,6 +22,8 @@ pub mod grid;
 pub mod json;
 pub mod machine;
 pub mod measure;
+#[cfg(any(target_os = "linux", windows))]
+pub mod memories;
 pub mod memory;
 pub mod methods;
 pub mod options;

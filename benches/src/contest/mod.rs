@@ -25,7 +25,7 @@ pub(crate) fn rows(
     group: &'static str,
     parts: &[Part],
     (options, session, ordinal): (&Options, &Session, u32),
-    begin: impl Fn(&str),
+    begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
     let rig = Rig::new(group, options, session, ordinal)?;
@@ -39,4 +39,31 @@ pub(crate) fn rows(
     }
     rig.finish()?;
     Ok(rows)
+}
+
+#[cfg(test)]
+type Rows = fn(&Options, &Session, u32, &dyn Fn(&str), &mut Vec<String>) -> Result<Vec<Row>>;
+
+/// Runs a group without a GPU: every part has rows, each with an identity of its own, none with a goal.
+#[cfg(test)]
+pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Rows) {
+    use std::{cell::Cell, collections::BTreeSet};
+
+    use clap::Parser as _;
+
+    let ordinal = crate::cuda::simulate(7).unwrap();
+    let session = Session::open(ordinal).unwrap();
+    let options = Options::parse_from(["transload-bench", "--quick", "--simulate", "--repetitions", "2"]);
+    let (mut failures, begun) = (Vec::new(), Cell::new(0));
+    let begin = |_: &str| begun.set(begun.get() + 1);
+    let rows = rows(&options, &session, ordinal, &begin, &mut failures).unwrap();
+    assert_eq!((failures, begun.get()), (Vec::new(), parts));
+    let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(ids.len(), rows.len(), "identities differ");
+    for row in &rows {
+        assert!(row.id.is_ascii() && row.id.starts_with(&format!("{group}/")), "{}", row.id);
+        assert!(row.simulated && row.goal.is_none(), "{}", row.id);
+        assert!(row.verified || row.bytes == 0, "{} moved bytes that nobody looked at", row.id);
+        assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
+    }
 }

@@ -54,7 +54,7 @@ pub fn rows(
     options: &Options,
     session: &Session,
     ordinal: u32,
-    begin: impl Fn(&str),
+    begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
     contest::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
@@ -62,29 +62,11 @@ pub fn rows(
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, collections::BTreeSet};
-
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cuda;
+    use crate::contest::tested_on_the_software_driver;
 
     #[test]
     fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
-        let ordinal = cuda::simulate(7).unwrap();
-        let session = Session::open(ordinal).unwrap();
-        let options = Options::parse_from(["transload-bench", "--quick", "--simulate", "--repetitions", "2"]);
-        let (mut failures, begun) = (Vec::new(), Cell::new(0));
-        let begin = |_: &str| begun.set(begun.get() + 1);
-        let rows = rows(&options, &session, ordinal, begin, &mut failures).unwrap();
-        assert_eq!((failures, begun.get()), (Vec::new(), PARTS.len()));
-        let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-        assert_eq!(ids.len(), rows.len(), "identities differ");
-        for row in &rows {
-            assert!(row.id.is_ascii() && row.id.starts_with("streams/"), "{}", row.id);
-            assert!(row.simulated && row.goal.is_none(), "{}", row.id);
-            assert!(row.verified || row.bytes == 0, "{} moved bytes that nobody looked at", row.id);
-            assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
-        }
+        tested_on_the_software_driver("streams", PARTS.len(), rows);
     }
 }
