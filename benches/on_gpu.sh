@@ -223,6 +223,10 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch streams" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+  step "pytorch memory" 60 python3 "$here/pytorch_memory.py"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch memory" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
 fi
 
 # ---- a model file, beside PyTorch's own loading of it
