@@ -1,8 +1,10 @@
 //! Fills where the driver fails, does not take the kernel, or is watched.
 
-use transload_core::{MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, fill};
+use transload_core::{
+    MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, Timing, fill, submit,
+};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{CudaGraph, CudaStream};
+use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
 
 use crate::{builder, with_each_call_failing};
 
@@ -148,4 +150,22 @@ fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
     memory.drain().unwrap();
     drop((memory, device));
     assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn a_prepared_pool_loads_nothing_when_it_fills() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let pool = AdvancedStreamPool::new(&device).unwrap();
+    pool.prepare_in_place().unwrap();
+    let there = memory.allocate(MemoryKind::Device, 64).unwrap();
+    let trace = transload_cuda_sys::trace::start();
+    for pattern in WIDE {
+        let queue = pool.get_priority_stream(StreamPriority::Normal).unwrap().into_queue();
+        submit(&*queue, &Operation::Fill { dst: &there, pattern }, Timing::Off).unwrap();
+    }
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
+    pool.synchronize().unwrap();
 }
