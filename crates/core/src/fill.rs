@@ -1,10 +1,10 @@
 //! A buffer filled with an element of any size: by a pattern where one does, else by copies of what is there already.
 
-use std::{any::Any, ptr::NonNull, sync::Arc};
+use std::{any::Any, ptr::NonNull};
 
 use crate::{
-    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Reclaimer,
-    Result, Storage, Timing, submit,
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Result,
+    Storage, Timing, submit,
 };
 
 /// Sets every element of `dst` to the bytes of `element`, by a queue. Does not wait: all of it is done when the fence is
@@ -38,8 +38,8 @@ pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence>
 
 /// Writes the element once and copies what is there behind itself until the buffer is full.
 fn by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
-    // Dropped in flight it waits among the process's other memory for the first copy's end.
-    let source = RawBuffer::new(Box::new(Element::new(element)), &Arc::new(Reclaimer::new()));
+    // Dropped while the first copy is in flight it waits beside the destination's memory, which its backend drains.
+    let source = RawBuffer::new(Box::new(Element::new(element)), dst.reclaimer());
     let mut done = element.len();
     let copy = Operation::Copy { src: &source, dst: &dst.slice(..done)? };
     let mut last = submit(queue, &copy, Timing::Off)?;

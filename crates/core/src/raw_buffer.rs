@@ -240,6 +240,11 @@ impl RawBuffer {
         self.hazards().uses()
     }
 
+    /// Who takes the allocation where it is dropped while in use.
+    pub(crate) fn reclaimer(&self) -> &Arc<Reclaimer> {
+        &self.block.reclaimer
+    }
+
     #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards

@@ -21,7 +21,8 @@ impl CudaStream {
     }
 
     /// Fills device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. Enqueued when this returns; see [`Transfer`].
-    /// The first of 8 or 16 bytes in a context has our kernels loaded, which takes some milliseconds. For elements of any size
+    /// The first of 8 or 16 bytes in a context has our kernels loaded, which takes some milliseconds, unless a pool
+    /// [prepared](crate::AdvancedStreamPool::prepare_in_place) that. For elements of any size
     /// there is [`transload_core::fill`].
     pub fn memset_async(&self, dst: &RawBuffer, pattern: Pattern) -> Transfer {
         self.start(Operation::Fill { dst, pattern }, dst, dst)

@@ -20,8 +20,8 @@ enum By<'a> {
     Memset(Pattern),
     /// Our kernel.
     Kernel(&'a Kernels, Pattern),
-    /// The pattern once, by the driver's memset, and copies of what is there behind itself: at half the speed, and with
-    /// nothing but what every driver has.
+    /// The pattern once, by the driver's memset, and copies of what is there behind itself: slower, since they read as much
+    /// as they write, and with nothing but what every driver has.
     Copies(Pattern),
 }
 

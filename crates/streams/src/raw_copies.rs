@@ -70,7 +70,7 @@ impl CudaStream {
 
     /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first of 8 or 16 in a context
     /// has our kernels loaded, which takes some milliseconds. Where someone captures the stream, or the driver does not take the
-    /// kernels, such a fill is made of copies, at half the speed.
+    /// kernels, such a fill is made of copies, which is slower.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, and where address or length is no multiple of the pattern's; the driver's. After one of

@@ -8,6 +8,7 @@ mod batch;
 mod bounds;
 mod deadlock;
 mod errors;
+mod fills;
 mod hazards;
 mod mock;
 mod patterns;

@@ -1,8 +1,10 @@
 //! Fills where the driver fails, does not take the kernel, or is watched.
 
-use transload_core::{MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, fill};
+use transload_core::{
+    MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, Timing, fill, submit,
+};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{CudaGraph, CudaStream};
+use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
 
 use crate::{builder, with_each_call_failing};
 
@@ -20,7 +22,7 @@ fn is_filled(bytes: &[u8], pattern: Pattern) -> bool {
 }
 
 #[test]
-fn the_writes_of_a_wide_fill_are_seen_and_its_turns_are_kept_under_any_of_fifty_seeds() {
+fn wide_fills_keep_their_turns_among_other_streams_work_under_any_of_fifty_seeds() {
     for seed in 0..50 {
         let sim = builder().seed(seed).record_accesses(true).build();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
@@ -38,15 +40,26 @@ fn the_writes_of_a_wide_fill_are_seen_and_its_turns_are_kept_under_any_of_fifty_
         assert!(is_filled(&content(&memory, &streams[2], &again), WIDE[0]), "seed {seed}");
         let races = sim.races();
         assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn every_byte_that_a_wide_fill_writes_is_seen_by_the_check_for_races() {
+    for (from, bytes, races) in [(0, 16, true), (800, 8, true), (1_592, 8, true), (1_600, 8, false)] {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let (one, two) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+        let there = memory.allocate(MemoryKind::Device, 2_000).unwrap();
         let address = there.device_address().unwrap();
         // SAFETY: the buffer outlives the work; what is left in it is not looked at.
         unsafe {
-            streams[0].memset_raw_async(address, WIDE[0], 1_600).unwrap();
-            streams[1].memset_raw_async(address + 1_592, WIDE[0], 8).unwrap();
+            one.memset_raw_async(address, WIDE[0], 1_600).unwrap();
+            two.memset_raw_async(address + from, WIDE[0], bytes).unwrap();
         }
-        let races = sim.races();
-        assert!(races.iter().any(|race| race.second.bytes == 8), "two that nothing orders: {races:?}");
-        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+        assert_eq!(sim.races().len(), usize::from(races), "{bytes} bytes from {from} on");
+        one.synchronize().unwrap();
+        two.synchronize().unwrap();
     }
 }
 
@@ -137,4 +150,22 @@ fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
     memory.drain().unwrap();
     drop((memory, device));
     assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn a_prepared_pool_loads_nothing_when_it_fills() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let pool = AdvancedStreamPool::new(&device).unwrap();
+    pool.prepare_in_place().unwrap();
+    let there = memory.allocate(MemoryKind::Device, 64).unwrap();
+    let trace = transload_cuda_sys::trace::start();
+    for pattern in WIDE {
+        let queue = pool.get_priority_stream(StreamPriority::Normal).unwrap().into_queue();
+        submit(&*queue, &Operation::Fill { dst: &there, pattern }, Timing::Off).unwrap();
+    }
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
+    pool.synchronize().unwrap();
 }
