@@ -71,10 +71,12 @@ pub(crate) fn check(operation: &Operation<'_>) -> Result<()> {
         Operation::Copy { src, dst } | Operation::CopyPitched { src, dst, .. } => both(src, dst),
         Operation::CopyBatch { pairs } => pairs.iter().try_for_each(|(src, dst)| both(src, dst)),
         Operation::Fill { dst, .. } => reachable(dst),
-        Operation::Prefetch { buffer, .. } => Err(unsupported(format!(
-            "a cpu queue cannot prefetch {} memory; ask a queue of the memory's own backend",
-            buffer.place()
-        ))),
+        Operation::Prefetch { buffer, .. } | Operation::PrefetchToNode { buffer, .. } => {
+            Err(unsupported(format!(
+                "a cpu queue cannot prefetch {} memory; ask a queue of the memory's own backend",
+                buffer.place()
+            )))
+        }
         _ => Err(unsupported("a cpu queue can only copy and fill".to_owned())),
     }
 }

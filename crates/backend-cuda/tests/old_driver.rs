@@ -14,11 +14,19 @@ use transload_cuda_sim::{DriverOptions, SimDevice, implemented, install_with};
 #[test]
 fn the_oldest_driver_keeps_every_promise() {
     let mut options = DriverOptions::default().version(11_000);
-    // Memory pools came with 11.2, what recordings need with 11.4.
+    // Memory pools came with 11.2, what recordings need with 11.4, places by type and number with 12.2.
     let newer = |name: &&&str| {
-        ["MemPool", "AllocAsync", "FreeAsync", "cuGraphInstantiateWithFlags", "cuGraphExecUpdate_v2"]
-            .iter()
-            .any(|part| name.contains(part))
+        [
+            "MemPool",
+            "AllocAsync",
+            "FreeAsync",
+            "cuGraphInstantiateWithFlags",
+            "cuGraphExecUpdate_v2",
+            "cuMemAdvise_v2",
+            "cuMemPrefetchAsync_v2",
+        ]
+        .iter()
+        .any(|part| name.contains(part))
     };
     for name in implemented().iter().filter(newer) {
         options = options.missing(name);

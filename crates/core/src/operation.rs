@@ -74,6 +74,13 @@ pub enum Operation<'a> {
         /// Where to.
         to: DeviceId,
     },
+    /// Moves unified memory to the memory of one NUMA node of the host; its content stays.
+    PrefetchToNode {
+        /// What to move.
+        buffer: &'a RawBuffer,
+        /// The node's number; `None` is the one nearest to the thread that submits.
+        node: Option<u32>,
+    },
     /// Does again everything that was recorded; see [`Backend::record`](crate::Backend::record).
     Replay {
         /// What.
@@ -105,7 +112,9 @@ impl<'a> Operation<'a> {
             }
             Self::Fill { dst, .. } => uses.push((dst, Access::Write)),
             // Migration must not run beside another user of the pages.
-            Self::Prefetch { buffer, .. } => uses.push((buffer, Access::Write)),
+            Self::Prefetch { buffer, .. } | Self::PrefetchToNode { buffer, .. } => {
+                uses.push((buffer, Access::Write));
+            }
             Self::Replay { recorded } => {
                 uses.extend(recorded.uses().iter().map(|(buffer, access)| (buffer, *access)));
             }
@@ -152,10 +161,10 @@ impl<'a> Operation<'a> {
                 }
                 writable(dst)
             }
-            Self::Prefetch { buffer, .. } if buffer.is_empty() => {
+            Self::Prefetch { buffer, .. } | Self::PrefetchToNode { buffer, .. } if buffer.is_empty() => {
                 Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"))
             }
-            Self::Prefetch { .. } | Self::Replay { .. } => Ok(()),
+            Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::Replay { .. } => Ok(()),
         }
     }
 }

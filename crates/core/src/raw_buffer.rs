@@ -179,6 +179,15 @@ impl RawBuffer {
         }
     }
 
+    /// A view of both where one begins at the byte at which the other ends, in one allocation; else `None`.
+    #[must_use]
+    pub fn joined(&self, other: &Self) -> Option<Self> {
+        let (ours, theirs) = (self.range(), other.range());
+        let adjacent = ours.end == theirs.start || theirs.end == ours.start;
+        (self.id() == other.id() && adjacent)
+            .then(|| self.of_allocation(ours.start.min(theirs.start), ours.end.max(theirs.end)))
+    }
+
     /// Whether both touch a common byte of one allocation.
     #[must_use]
     #[inline]

@@ -48,6 +48,9 @@ pub use device::CudaDevice;
 pub use device_memory::context_of;
 pub use error::lift;
 pub use feature::CudaFeature;
-pub use hints::{MemoryLocation, Residency, advise};
+pub use hints::{
+    ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
+    Residency, advise, apply_migration_policy, explain_hint,
+};
 pub use manager::CudaMemoryManager;
 pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};

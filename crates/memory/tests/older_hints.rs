@@ -4,7 +4,9 @@
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
 use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
-use transload_memory::{CudaDevice, CudaMemoryManager, MemoryLocation, Residency, advise};
+use transload_memory::{
+    CudaDevice, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy, Residency, advise,
+};
 
 fn older() -> (SimDevice, CudaMemoryManager) {
     static INSTALLED: std::sync::Once = std::sync::Once::new();
@@ -55,4 +57,19 @@ fn an_older_driver_refuses_a_device_that_does_not_exist_and_never_takes_it_for_t
         assert_eq!(error.kind(), ErrorKind::UnknownDevice, "{error}");
     }
     assert_eq!(Residency::of(&buffer).unwrap(), Residency::default());
+}
+
+#[test]
+fn a_numa_node_needs_a_newer_driver_and_says_so() {
+    let (_sim, memory) = older();
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();
+    for node in [MemoryLocation::HostNuma(0), MemoryLocation::HostNumaCurrent] {
+        let error = hints.set_preferred_location(node).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::MissingFunction);
+        assert!(error.to_string().contains("12.2 or newer; valid on this one are cpu and cuda:N"), "{error}");
+    }
+    hints.set_preferred_location(MemoryLocation::Host).unwrap();
+    hints.apply_policy(MigrationPolicy::Reset).unwrap();
+    assert_eq!(hints.residency().unwrap(), Residency::default());
 }

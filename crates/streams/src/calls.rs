@@ -2,13 +2,13 @@
 
 use std::os::raw::c_void;
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, DriverError, RawStream, Stream, check,
     cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
     ffi,
 };
-use transload_memory::context_of;
+use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
 use crate::{CudaGraph, CudaStream, fills::Fill, kernels::Kernels};
 
@@ -91,7 +91,7 @@ pub(crate) enum Calls<'a> {
     CopyPeer { src: (u64, &'a Context), dst: (u64, &'a Context), bytes: usize },
     CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
     Fill(Fill<'a>),
-    Prefetch(u64, usize, DeviceId),
+    Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
     Launch(&'a CudaGraph, &'a Stream),
 }
 
@@ -151,27 +151,10 @@ impl<'a> Calls<'a> {
                     "a stream fills device and unified memory; fill host memory through a host view",
                 )),
             },
-            // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
-            Operation::Prefetch { buffer, .. }
-                if buffer.place().kind == MemoryKind::Unified && buffer.host_address().is_none() =>
-            {
-                Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "unified memory is prefetched only where host and device may use it at the same time",
-                ))
+            Operation::Prefetch { buffer, to } => prefetched(buffer, MemoryLocation::try_from(to)?),
+            Operation::PrefetchToNode { buffer, node } => {
+                prefetched(buffer, node.map_or(MemoryLocation::HostNumaCurrent, MemoryLocation::HostNuma))
             }
-            Operation::Prefetch { buffer, to } => match (buffer.place().kind, buffer.device_address()) {
-                (MemoryKind::Unified, Some(address)) if matches!(to, DeviceId::Cpu | DeviceId::Cuda(_)) => {
-                    Ok(Self::Prefetch(address, buffer.len(), to))
-                }
-                _ => Err(Error::new(
-                    ErrorKind::Unsupported,
-                    format!(
-                        "only unified memory can be prefetched, to cpu or cuda:N; not {} to {to}",
-                        buffer.place()
-                    ),
-                )),
-            },
             Operation::Replay { recorded } => match recorded.as_any().downcast_ref::<CudaGraph>() {
                 Some(graph) if recorded.device() == stream.device() => {
                     Ok(Self::Launch(graph, stream.own.stream()))
@@ -219,6 +202,15 @@ impl<'a> Calls<'a> {
         }
     }
 
+    /// The driver's error in core's terms; after a refused prefetch the driver is asked why.
+    #[cold]
+    pub(crate) fn lift(&self, error: DriverError) -> Error {
+        match *self {
+            Self::Prefetch(address, bytes, to, _) => explain_hint(error, address, bytes, to),
+            _ => lift(error),
+        }
+    }
+
     /// # Safety
     /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
     ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
@@ -245,7 +237,10 @@ impl<'a> Calls<'a> {
             },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, under_way) },
-            Self::Prefetch(address, bytes, to) => prefetch(address, bytes, to, stream),
+            Self::Prefetch(address, bytes, _, target) => {
+                // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.
+                unsafe { target.enqueue(address, bytes, stream) }
+            }
             // SAFETY: the caller's promise, for everything that the recording uses.
             Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
         };
@@ -339,18 +334,21 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
     check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
 }
 
-pub(crate) fn prefetch(
-    address: u64,
-    bytes: usize,
-    to: DeviceId,
-    stream: RawStream,
-) -> Result<(), DriverError> {
-    /// `CU_DEVICE_CPU`.
-    const HOST: i32 = -1;
-    let target = match to {
-        DeviceId::Cuda(ordinal) => i32::try_from(ordinal).unwrap_or(i32::MAX),
-        _ => HOST,
-    };
-    // SAFETY: the range is a live managed allocation; migration keeps its content.
-    check("cuMemPrefetchAsync", unsafe { ffi::cuMemPrefetchAsync(address, bytes, target, stream) })
+/// Where to, in the driver's terms, or why the buffer cannot go there.
+fn prefetched<'a>(buffer: &RawBuffer, to: MemoryLocation) -> Result<Calls<'a>> {
+    let place = buffer.place();
+    match buffer.device_address() {
+        // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
+        _ if place.kind == MemoryKind::Unified && buffer.host_address().is_none() => Err(Error::new(
+            ErrorKind::Unsupported,
+            "unified memory is prefetched only where host and device may use it at the same time",
+        )),
+        Some(address) if place.kind == MemoryKind::Unified => {
+            Ok(Calls::Prefetch(address, buffer.len(), to, PrefetchTarget::new(to)?))
+        }
+        _ => Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("only unified memory can be prefetched, to cpu or cuda:N; not {place} to {to}"),
+        )),
+    }
 }

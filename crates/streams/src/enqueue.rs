@@ -138,7 +138,7 @@ impl CudaStream {
             }
             // Without a fence nobody would wait for what was enqueued before the error.
             Err(error) if under_way => Err(own.settle_unmarked(error)),
-            Err(error) => Err(lift(error)),
+            Err(error) => Err(calls.lift(error)),
         }
     }
 }

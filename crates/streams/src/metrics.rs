@@ -132,7 +132,8 @@ impl Counters {
             | Operation::CopyPitched { .. }
             | Operation::CopyBatch { .. }
             | Operation::CopyPeer { .. }
-            | Operation::Prefetch { .. } => {
+            | Operation::Prefetch { .. }
+            | Operation::PrefetchToNode { .. } => {
                 self.transfers.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}

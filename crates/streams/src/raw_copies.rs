@@ -5,10 +5,10 @@
 use std::os::raw::c_void;
 
 use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
-use transload_cuda_sys::{ContextGuard, DriverError, RawStream, check, ffi};
-use transload_memory::lift;
+use transload_cuda_sys::{ContextGuard, RawStream, check, ffi};
+use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
-use crate::{CudaStream, calls, fills::Fill};
+use crate::{CudaStream, fills::Fill};
 
 impl CudaStream {
     /// Enqueues a copy between raw addresses of unified addressing, whatever memory they are in.
@@ -129,9 +129,12 @@ impl CudaStream {
     }
 
     fn prefetch_raw(&self, address: u64, bytes: usize, to: DeviceId) -> Result<()> {
+        let location = MemoryLocation::try_from(to)?;
+        let target = PrefetchTarget::new(location)?;
         let (_bound, stream) = self.before_raw("a prefetch", bytes)?;
-        let enqueued: Result<(), DriverError> = calls::prefetch(address, bytes, to, stream);
-        enqueued.map_err(lift)
+        // SAFETY: the stream is alive; the callers of the public forms promise the rest.
+        unsafe { target.enqueue(address, bytes, stream) }
+            .map_err(|error| explain_hint(error, address, bytes, location))
     }
 
     /// What comes before every raw operation: it has no point, and earlier fences must not cover it.

@@ -2,6 +2,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod advice;
 mod allocator;
 mod conformance;
 mod lanes;

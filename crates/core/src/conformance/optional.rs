@@ -26,6 +26,14 @@ pub(super) fn prefetch(subject: &Subject) -> Result<Verdict, Failure> {
                 }
                 lab.expect(&buffer, &content, &format!("{bytes} bytes prefetched to {to}"))?;
             }
+            match submit(&*queue, &Operation::PrefetchToNode { buffer: &buffer, node: None }, Timing::Off) {
+                Ok(fence) => fence.wait()?,
+                Err(error) => ensure!(
+                    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::MissingFunction),
+                    "a prefetch to the nearest node: {error:?}"
+                ),
+            }
+            lab.expect(&buffer, &content, &format!("{bytes} bytes prefetched to the nearest node"))?;
         }
         let buffer = lab.buffer_of(spot, &[9; 4096])?;
         for advice in [

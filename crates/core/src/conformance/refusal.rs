@@ -76,6 +76,7 @@ pub(super) fn unsupported(subject: &Subject) -> Result<Verdict, Failure> {
             }
             if to.place.device.is_cpu() {
                 refuse(Operation::Prefetch { buffer: &dst, to: subject.device })?;
+                refuse(Operation::PrefetchToNode { buffer: &dst, node: None })?;
             }
             // Between two places of the host no device is named, though a queue may do it; if it does, then well.
             if lab.backend().in_place_copier(from.place, to.place).is_none() {

@@ -80,3 +80,17 @@ fn copies_of_two_lengths_and_broken_patterns_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Overlap);
     assert!(error.to_string().contains("0..60") && error.to_string().contains("40..100"), "{error}");
 }
+
+#[test]
+fn neighbours_of_one_allocation_join_in_either_order_and_nothing_else_does() {
+    let (whole, other) = (buffer(100), buffer(100));
+    let part = |range: std::ops::Range<usize>| whole.slice(range).unwrap();
+    for (one, two) in [(10..30, 30..70), (30..70, 10..30)] {
+        let joined = part(one).joined(&part(two)).unwrap();
+        assert_eq!((joined.offset(), joined.len(), joined.id()), (10, 60, whole.id()));
+    }
+    for (one, two) in [(10..30, 31..70), (10..30, 29..70), (31..70, 10..30), (10..30, 10..30)] {
+        assert!(part(one).joined(&part(two)).is_none());
+    }
+    assert!(part(0..50).joined(&other.slice(50..).unwrap()).is_none(), "another allocation");
+}

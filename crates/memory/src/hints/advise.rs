@@ -7,8 +7,8 @@ use super::{
     calls::{Advice, Range},
 };
 
-/// Advises the driver on a buffer, or a slice of one, of unified memory. Takes effect at once for all that follows, and
-/// changes no content; work in flight may go on meanwhile.
+/// Advises the driver on a buffer, or a slice of one, of unified memory. The driver keeps it from then on; the call moves and
+/// changes no content, waits for nothing, and may be made while work is in flight.
 ///
 /// The driver keeps advice by whole pages of the host, which a range's ends are rounded out to: advice on a slice reaches the
 /// rest of its first and last page. It is forgotten with the allocation.

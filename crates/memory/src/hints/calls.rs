@@ -2,14 +2,16 @@
 
 use std::sync::OnceLock;
 
-use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{Context, Device, Driver, DriverError, RelaxedCapture, attribute, check, ffi};
 
 use super::MemoryLocation;
 use crate::{lift, unified_memory};
 
-/// Codes with which the driver refuses an argument: `CUDA_ERROR_INVALID_VALUE` and `CUDA_ERROR_INVALID_DEVICE`.
-const REFUSALS: [u32; 2] = [1, 101];
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: u32 = 1;
+/// `CUDA_ERROR_INVALID_DEVICE`.
+const INVALID_DEVICE: u32 = 101;
 
 /// What is advised, as `CUmem_advise` numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,22 +34,28 @@ pub(super) struct Range {
 }
 
 impl Range {
+    /// A raw range.
+    pub(super) fn at(context: &Context, address: u64, bytes: usize) -> Result<Self> {
+        check_range(address, bytes)?;
+        Ok(Self { address, bytes, context: context.clone() })
+    }
+
     /// The whole of a buffer, which must be unified memory of at least 1 byte.
     pub(super) fn of(buffer: &RawBuffer) -> Result<Self> {
         let place = buffer.place();
-        let address = buffer.device_address().filter(|_| place.kind == MemoryKind::Unified);
-        let Some(address) = address else {
-            let text =
-                format!("hints are for unified memory only, not {place}; allocate MemoryKind::Unified");
+        let (DeviceId::Cuda(ordinal), MemoryKind::Unified, Some(address)) =
+            (place.device, place.kind, buffer.device_address())
+        else {
+            let text = format!(
+                "hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified"
+            );
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        if buffer.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidArgument, "hints need a range of at least 1 byte"));
-        }
+        check_range(address, buffer.len())?;
         let context = match unified_memory::context_of(buffer) {
             Some(context) => context.clone(),
             // Someone else's managed memory: any context can speak of it, its device's is at hand.
-            None => Device::new(place.device.ordinal()).and_then(Context::primary).map_err(lift)?,
+            None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
         };
         Ok(Self { address, bytes: buffer.len(), context })
     }
@@ -68,8 +76,20 @@ impl Range {
             let code = unsafe { ffi::cuMemAdvise(self.address, self.bytes, advice as u32, older) };
             check("cuMemAdvise", code)
         };
-        made.map_err(|error| explain(error, self.address, self.bytes, location))
+        made.map_err(|error| explain_hint(error, self.address, self.bytes, location))
     }
+}
+
+/// Refuses ranges that no memory can have.
+pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
+    if bytes == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "a hint needs a range of at least 1 byte"));
+    }
+    if address.checked_add(bytes as u64).is_none() {
+        let text = format!("{bytes} bytes at {address:#x} leave the address space");
+        return Err(Error::new(ErrorKind::OutOfRange, text));
+    }
+    Ok(())
 }
 
 /// Whether the driver names places by type and number: CUDA 12.2 and newer.
@@ -82,10 +102,14 @@ pub(super) fn has_locations() -> Result<bool> {
     Ok(*HAS.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
 }
 
-/// Why the driver refused a range or a place. Asked only after a refusal, so that advice that is right costs no questions.
+/// Why the driver refused a prefetch of, or advice on, a range, in core's terms: the device is unknown, it cannot share
+/// unified memory with the host, or the range is not managed memory. The driver is asked only after a refusal, so that hints
+/// that are right cost no questions.
 #[cold]
-pub(super) fn explain(error: DriverError, address: u64, bytes: usize, location: MemoryLocation) -> Error {
-    if !error.code().is_some_and(|code| REFUSALS.contains(&code)) {
+#[must_use]
+pub fn explain_hint(error: DriverError, address: u64, bytes: usize, location: MemoryLocation) -> Error {
+    let code = error.code();
+    if !matches!(code, Some(INVALID_VALUE | INVALID_DEVICE)) {
         return lift(error);
     }
     if let MemoryLocation::Device(ordinal) = location {
@@ -103,11 +127,16 @@ pub(super) fn explain(error: DriverError, address: u64, bytes: usize, location: 
             Ok(_) => {}
         }
     }
-    let node =
-        matches!(location, MemoryLocation::HostNuma(_)).then(|| format!(", or there is no {location}"));
+    let node = matches!(location, MemoryLocation::HostNuma(_));
+    if code == Some(INVALID_DEVICE) && !node {
+        let text = "the stream's device cannot use unified memory at the same time as the host, so the driver takes no \
+                    prefetch on it; valid are streams of devices with concurrent managed access";
+        return Error::caused_by(ErrorKind::Unsupported, text, error);
+    }
+    let or = if node { format!(", or there is no {location}") } else { String::new() };
     let text = format!(
-        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{}; valid is memory of cuMemAllocManaged",
-        node.unwrap_or_default()
+        "{bytes} bytes at {address:#x} are not within one allocation of unified memory{or}; valid is memory of \
+         cuMemAllocManaged"
     );
     Error::caused_by(ErrorKind::InvalidArgument, text, error)
 }

@@ -4,9 +4,19 @@
 
 mod advise;
 mod calls;
+mod enqueue;
 mod location;
+mod managed;
+mod policy;
+mod prefetch_plan;
+mod prefetch_target;
 mod residency;
 
 pub use advise::advise;
+pub use calls::explain_hint;
 pub use location::MemoryLocation;
+pub use managed::ManagedMemoryHints;
+pub use policy::{MigrationPolicy, apply_migration_policy};
+pub use prefetch_plan::{PrefetchEntry, PrefetchPlan};
+pub use prefetch_target::PrefetchTarget;
 pub use residency::Residency;

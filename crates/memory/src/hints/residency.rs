@@ -7,7 +7,7 @@ use transload_cuda_sys::{Driver, DriverError, RelaxedCapture, check, ffi};
 
 use super::{
     MemoryLocation,
-    calls::{Range, explain, has_locations},
+    calls::{Range, explain_hint, has_locations},
 };
 use crate::lift;
 
@@ -50,7 +50,7 @@ impl Residency {
                 last_prefetch: place(range, newer, LAST_PREFETCH, LAST_PREFETCH_TYPE)?,
             })
         };
-        ask().map_err(|error| explain(error, range.address, range.bytes, MemoryLocation::Host))
+        ask().map_err(|error| explain_hint(error, range.address, range.bytes, MemoryLocation::Host))
     }
 }
 

@@ -2,7 +2,10 @@
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::TestDevice;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, MemoryLocation, Residency, advise};
+use transload_memory::{
+    CudaDevice, CudaFeature, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy,
+    Residency, advise, apply_migration_policy,
+};
 
 use crate::manager;
 
@@ -124,4 +127,118 @@ fn advice_may_name_any_device_of_the_process() {
     memory.drain().unwrap();
     drop(memory);
     devices.iter().for_each(TestDevice::assert_ledger_empty);
+}
+
+#[test]
+fn each_hint_over_a_buffer_or_an_address_has_its_effect_and_is_taken_back() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let there = MemoryLocation::Device(device.ordinal());
+    let address = buffer.device_address().unwrap();
+    let raw = ManagedMemoryHints::for_buffer(memory.device(), address, BYTES).unwrap();
+    for hints in [ManagedMemoryHints::from_unified(&buffer).unwrap(), raw] {
+        assert_eq!((hints.ptr(), hints.byte_size()), (address, BYTES));
+        let now = || hints.residency().unwrap();
+        hints.set_read_mostly().unwrap();
+        assert!(now().read_mostly);
+        hints.unset_read_mostly().unwrap();
+        assert!(!now().read_mostly);
+        for location in [there, MemoryLocation::Host] {
+            hints.set_preferred_location(location).unwrap();
+            assert_eq!(now().preferred, Some(location));
+            hints.set_accessed_by(location).unwrap();
+            assert_eq!(now().accessed_by, [location]);
+            hints.unset_accessed_by(location).unwrap();
+            assert_eq!(now().accessed_by, []);
+        }
+        hints.unset_preferred_location().unwrap();
+        assert_eq!(now(), Residency::default());
+    }
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn each_policy_has_the_effect_that_its_name_says_and_reset_takes_all_of_them_back() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let ordinal = device.ordinal();
+    let apply = |policy| {
+        apply_migration_policy(&buffer, policy).unwrap();
+        Residency::of(&buffer).unwrap()
+    };
+    assert_eq!(apply(MigrationPolicy::Default), Residency::default(), "the default advises nothing");
+    assert_eq!(apply(MigrationPolicy::PreferHost).preferred, Some(MemoryLocation::Host));
+    let at_device = apply(MigrationPolicy::PreferDevice(ordinal));
+    assert_eq!(at_device.preferred, Some(MemoryLocation::Device(ordinal)), "the later one counts");
+    assert_eq!(apply(MigrationPolicy::AccessedBy(ordinal)).accessed_by, [MemoryLocation::Device(ordinal)]);
+    advise(&buffer.slice(..BYTES / 2).unwrap(), MemoryAdvice::SetAccessedBy(DeviceId::Cpu)).unwrap();
+    let all = apply(MigrationPolicy::ReadMostly);
+    assert!(
+        all.read_mostly && all.preferred.is_some() && !all.accessed_by.is_empty(),
+        "they add up: {all:?}"
+    );
+    assert_eq!(apply(MigrationPolicy::Default), all, "the default takes nothing back");
+    assert_eq!(apply(MigrationPolicy::Reset), Residency::default());
+    let half = Residency::of(&buffer.slice(..BYTES / 2).unwrap()).unwrap();
+    assert_eq!(half, Residency::default(), "also what only a part of the range was advised");
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn a_policy_for_a_device_that_does_not_exist_is_refused() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    for policy in [MigrationPolicy::PreferDevice(10_000), MigrationPolicy::AccessedBy(u32::MAX)] {
+        assert_eq!(apply_migration_policy(&buffer, policy).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    }
+    assert_eq!(Residency::of(&buffer).unwrap(), Residency::default());
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn hints_about_no_bytes_about_too_many_and_about_other_memory_are_refused() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let address = buffer.device_address().unwrap();
+    let at = |address, bytes| ManagedMemoryHints::for_buffer(memory.device(), address, bytes);
+    assert_eq!(at(address, 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(at(address, usize::MAX).unwrap_err().kind(), ErrorKind::OutOfRange);
+    let empty = buffer.slice(7..7).unwrap();
+    assert_eq!(ManagedMemoryHints::from_unified(&empty).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    drop(empty);
+    let other = memory.allocate(MemoryKind::Device, BYTES).unwrap();
+    assert_eq!(ManagedMemoryHints::from_unified(&other).unwrap_err().kind(), ErrorKind::Unsupported);
+    let hints = at(other.device_address().unwrap(), BYTES).unwrap();
+    let refusals = [
+        hints.set_read_mostly(),
+        hints.set_preferred_location(MemoryLocation::Host),
+        hints.set_accessed_by(MemoryLocation::Device(device.ordinal())),
+        hints.apply_policy(MigrationPolicy::Reset),
+        hints.residency().map(drop),
+    ];
+    for (n, refusal) in refusals.into_iter().enumerate() {
+        let error = refusal.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{n}: {error}");
+        assert!(error.to_string().contains("valid is memory of cuMemAllocManaged"), "{error}");
+    }
+    drop((hints, other));
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn a_numa_node_can_be_preferred_but_accesses_nothing() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();
+    for node in [MemoryLocation::HostNuma(0), MemoryLocation::HostNumaCurrent] {
+        for refusal in [hints.set_accessed_by(node), hints.unset_accessed_by(node)] {
+            assert_eq!(refusal.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+    }
+    match hints.set_preferred_location(MemoryLocation::HostNuma(0)) {
+        Err(error) if error.kind() == ErrorKind::MissingFunction => println!("skipped: {error}"),
+        outcome => {
+            outcome.unwrap();
+            assert_eq!(hints.residency().unwrap().preferred, Some(MemoryLocation::HostNuma(0)));
+            let nowhere = hints.set_preferred_location(MemoryLocation::HostNuma(9_999)).unwrap_err();
+            assert_eq!(nowhere.kind(), ErrorKind::InvalidArgument, "{nowhere}");
+        }
+    }
+    drop(hints);
+    finish(device, memory, buffer);
 }

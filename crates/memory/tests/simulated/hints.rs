@@ -1,7 +1,7 @@
 //! Hints on devices and with faults that only the software driver can have.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
-use transload_memory::{Residency, advise};
+use transload_memory::{MigrationPolicy, Residency, advise, apply_migration_policy};
 
 use crate::{ILLEGAL_ADDRESS, builder, manager};
 
@@ -46,4 +46,17 @@ fn a_lost_device_is_told_from_a_wrong_argument() {
     sim.poison(ILLEGAL_ADDRESS);
     assert_eq!(advise(&buffer, MemoryAdvice::SetReadMostly).unwrap_err().kind(), ErrorKind::DeviceLost);
     assert_eq!(Residency::of(&buffer).unwrap_err().kind(), ErrorKind::DeviceLost);
+}
+
+#[test]
+fn reset_leaves_out_devices_that_nothing_can_have_been_advised_about() {
+    let (sim, old) = (builder().build(), builder().pre_pascal().build());
+    let memory = manager(sim);
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let here = DeviceId::Cuda(sim.ordinal());
+    advise(&buffer, MemoryAdvice::SetAccessedBy(here)).unwrap();
+    let refused = advise(&buffer, MemoryAdvice::SetAccessedBy(DeviceId::Cuda(old.ordinal()))).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    apply_migration_policy(&buffer, MigrationPolicy::Reset).unwrap();
+    assert_eq!(Residency::of(&buffer).unwrap(), Residency::default());
 }

@@ -76,7 +76,7 @@ fn check_recordable(index: usize, operation: &Operation<'_>, device: DeviceId) -
         Err(Error::new(ErrorKind::Unsupported, format!("operation {index} cannot be recorded: {reason}")))
     };
     match operation {
-        Operation::Prefetch { .. } => {
+        Operation::Prefetch { .. } | Operation::PrefetchToNode { .. } => {
             refuse("the driver takes no prefetch into a graph; prefetch before the replay")
         }
         Operation::Replay { .. } => refuse("it is a recording itself; record its operations instead"),

@@ -11,6 +11,8 @@ mod allocator;
 mod coordinator;
 #[path = "../../examples/graph.rs"]
 mod graph;
+#[path = "../../examples/hints.rs"]
+mod hints;
 #[path = "../../examples/launch.rs"]
 mod launch;
 #[path = "../../examples/pool.rs"]
@@ -22,13 +24,14 @@ type Example = fn(u32) -> Result<()>;
 
 #[test]
 fn every_example_runs_and_leaves_nothing_behind() {
-    let examples: [(&str, Example); 6] = [
+    let examples: [(&str, Example); 7] = [
         ("stream", stream::example::run),
         ("pool", pool::run),
         ("coordinator", coordinator::example::run),
         ("allocator", allocator::run),
         ("launch", launch::run),
         ("graph", graph::example::run),
+        ("hints", hints::example::run),
     ];
     for (name, run) in examples {
         let setup = Setup::new();

@@ -15,8 +15,6 @@ use crate::{
 };
 
 const COUNT: usize = 50_000;
-/// `CU_DEVICE_CPU`, -1, as the trace shows it.
-const HOST: u64 = u64::MAX;
 
 /// A device whose unified memory can be prefetched, or nothing with a line that says so.
 fn able() -> Option<Setup> {
@@ -56,6 +54,21 @@ fn positions(calls: &[Call], name: &str) -> Vec<usize> {
     calls.iter().enumerate().filter(|(_, call)| call.name == name).map(|(index, _)| index).collect()
 }
 
+/// By the newer call or the older one, whichever the driver has.
+fn prefetches(calls: &[Call]) -> Vec<usize> {
+    let is_one = |call: &Call| call.name.starts_with("cuMemPrefetchAsync");
+    calls.iter().enumerate().filter(|(_, call)| is_one(call)).map(|(index, _)| index).collect()
+}
+
+/// The older call says -1, the newer one type 2.
+fn is_to_host(prefetch: &Call) -> bool {
+    prefetch.arguments[2] == u64::MAX || prefetch.arguments[2] >> 32 == 2
+}
+
+fn stream_of(prefetch: &Call) -> u64 {
+    *prefetch.arguments.last().unwrap()
+}
+
 #[test]
 fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_read_back_right() {
     let Some(setup) = able() else { return };
@@ -67,14 +80,16 @@ fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_rea
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&there_x, &there_y), None).unwrap());
     let calls = trace.calls_of_this_thread();
-    let (prefetches, launches) =
-        (positions(&calls, "cuMemPrefetchAsync"), positions(&calls, "cuLaunchKernel"));
+    let (prefetches, launches) = (prefetches(&calls), positions(&calls, "cuLaunchKernel"));
     assert_eq!((prefetches.len(), launches.len()), (2, 1), "{calls:?}");
     let own = stream.as_raw().addr() as u64;
     for at in prefetches {
-        let [address, length, to, on] = calls[at].arguments[..] else { panic!("four arguments") };
+        let [address, length, to, ..] = calls[at].arguments[..] else { panic!("at least three arguments") };
+        let on = stream_of(&calls[at]);
         assert!(at < launches[0] && on != own, "before the launch, on another stream");
         assert!([&there_x, &there_y].iter().any(|buffer| buffer.device_address() == Some(address)));
+        // The newer call's place has its type in the upper half.
+        let to = to & u64::from(u32::MAX);
         assert_eq!((length, to), (COUNT as u64 * 4, u64::from(setup.device.ordinal())));
     }
     assert_eq!(calls[launches[0]].arguments[8], own);
@@ -100,7 +115,7 @@ fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it()
     let prefetches = |stream: &CudaStream, x: &RawBuffer, y: &RawBuffer| {
         let trace = trace::start();
         drop(saxpy(&executor, &kernel, stream, (x, y), None).unwrap());
-        positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").len()
+        prefetches(&trace.calls_of_this_thread()).len()
     };
     assert_eq!(prefetches(&one, &x, &y), 2);
     assert_eq!(prefetches(&one, &x, &y), 0, "both lie there");
@@ -133,10 +148,10 @@ fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
         drop(saxpy(&executor, &kernel, &stream, (x, y), None).unwrap());
     }
     let calls = trace.calls_of_this_thread();
-    let prefetches = positions(&calls, "cuMemPrefetchAsync");
-    assert_eq!(prefetches.len(), 8);
+    let moves = prefetches(&calls);
+    assert_eq!(moves.len(), 8);
     let waits = positions(&calls, "cuStreamWaitEvent");
-    let held_up = waits.iter().find(|wait| calls[**wait].arguments[0] == calls[prefetches[0]].arguments[3]);
+    let held_up = waits.iter().find(|wait| calls[**wait].arguments[0] == stream_of(&calls[moves[0]]));
     assert_eq!(held_up, None, "no prefetch waits for a launch: {calls:?}");
     for (_, y) in &steps {
         assert!(*y.read().unwrap() == bytes(&[4.0; COUNT])[..]);
@@ -157,16 +172,13 @@ fn a_result_wanted_on_the_host_follows_the_launch_there() {
         let fence = saxpy(&executor, &kernel, &stream, (&x, &y), Some(DeviceId::Cpu)).unwrap();
         let calls = trace.calls_of_this_thread();
         let launch = positions(&calls, "cuLaunchKernel")[0];
-        let back: Vec<_> = positions(&calls, "cuMemPrefetchAsync")
-            .into_iter()
-            .filter(|at| calls[*at].arguments[2] == HOST)
-            .collect();
+        let back: Vec<_> = prefetches(&calls).into_iter().filter(|at| is_to_host(&calls[*at])).collect();
         assert_eq!(back.len(), 1, "what is only read stays: {calls:?}");
         assert!(back[0] > launch);
-        let to_device = positions(&calls, "cuMemPrefetchAsync").into_iter().filter(|at| *at < launch);
-        let to_device: Vec<_> = to_device.map(|at| calls[at].arguments[3]).collect();
+        let to_device = prefetches(&calls).into_iter().filter(|at| *at < launch);
+        let to_device: Vec<_> = to_device.map(|at| stream_of(&calls[at])).collect();
         let own = stream.as_raw().addr() as u64;
-        assert!(![to_device[0], own].contains(&calls[back[0]].arguments[3]), "each way has its stream");
+        assert!(![to_device[0], own].contains(&stream_of(&calls[back[0]])), "each way has its stream");
         let to_device = to_device.len();
         assert_eq!(to_device, if round == 1 { 2 } else { 1 }, "the input lies there, the result is at home");
         fence.wait().unwrap();
@@ -197,19 +209,19 @@ fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remem
     drop(x.read().unwrap());
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
-    assert_eq!(positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").len(), 2);
+    assert_eq!(prefetches(&trace.calls_of_this_thread()).len(), 2);
     assert!(*y.read().unwrap() == bytes(&[7.0; COUNT])[..]);
     // What both only read is no conflict: only its prefetch is left out.
     let view = x.read().unwrap();
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
-    assert_eq!(positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync").len(), 1);
+    assert_eq!(prefetches(&trace.calls_of_this_thread()).len(), 1);
     assert!(*y.read().unwrap() == bytes(&[13.0; COUNT])[..]);
     drop(view);
     let trace = trace::start();
     drop(saxpy(&executor, &kernel, &stream, (&x, &y), None).unwrap());
-    let prefetches = positions(&trace.calls_of_this_thread(), "cuMemPrefetchAsync");
-    assert_eq!(prefetches.len(), 2, "what a refused launch expected is not relied on");
+    let moves = prefetches(&trace.calls_of_this_thread());
+    assert_eq!(moves.len(), 2, "what a refused launch expected is not relied on");
     assert!(*y.read().unwrap() == bytes(&[19.0; COUNT])[..]);
     drop((x, y, stream, executor, kernel));
     setup.finish();

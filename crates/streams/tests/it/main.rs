@@ -25,6 +25,7 @@ mod fills;
 mod foreign;
 mod gate;
 mod graphs;
+mod hints;
 mod in_place;
 mod launch;
 mod launch_executor;

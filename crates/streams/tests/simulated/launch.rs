@@ -85,7 +85,7 @@ fn a_prefetched_launch_finds_its_pages_on_the_device() {
     fence.wait().unwrap();
     let executed: Vec<_> = sim.executed().into_iter().map(|(_, name)| name).collect();
     let position = |wanted: &str| executed.iter().rposition(|name| *name == wanted).unwrap();
-    assert!(position("cuMemPrefetchAsync") < position("cuLaunchKernel"), "{executed:?}");
+    assert!(position("cuMemPrefetchAsync_v2") < position("cuLaunchKernel"), "{executed:?}");
     assert_eq!((at(&x), at(&y)), (Residency::Device(sim.ordinal()), Residency::Device(sim.ordinal())));
 }
 

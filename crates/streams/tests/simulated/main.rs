@@ -13,6 +13,7 @@ mod fills;
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 mod graphs;
+mod hints;
 mod in_place;
 mod launch;
 mod pool;

@@ -1,0 +1,61 @@
+//! A prefetch by raw address on someone's stream: in the stream's order, and in no other.
+
+use std::marker::PhantomData;
+
+use transload_core::{DeviceId, Error, ErrorKind, Queue, Result};
+use transload_cuda_sys::{Context, Device, RawStream, check, ffi};
+
+use super::{MemoryLocation, PrefetchTarget, explain_hint};
+use crate::lift;
+
+/// A queue as the driver's stream, with the context in which it is spoken of.
+pub(super) struct Line<'a> {
+    stream: RawStream,
+    context: Context,
+    /// The stream is alive while its queue is.
+    queue: PhantomData<&'a dyn Queue>,
+}
+
+impl<'a> Line<'a> {
+    /// `known` is a context at hand, which is taken if it is the stream's device's.
+    pub(super) fn of(queue: &'a dyn Queue, known: Option<&Context>) -> Result<Self> {
+        let (DeviceId::Cuda(ordinal), Some(handle)) = (queue.device(), queue.raw_handle()) else {
+            let text = format!(
+                "unified memory is prefetched on a CUDA stream, not on a queue of {}",
+                queue.device()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        let context = match known.filter(|context| context.device().ordinal() == ordinal) {
+            Some(context) => context.clone(),
+            None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
+        };
+        Ok(Self { stream: std::ptr::with_exposed_provenance_mut(handle), context, queue: PhantomData })
+    }
+
+    /// Enqueues the migration of `bytes` bytes at `address`. Safe whatever the address: the driver refuses what is not managed
+    /// memory, waits with freeing for the work on it, and changes no content.
+    pub(super) fn prefetch(&self, address: u64, bytes: usize, to: MemoryLocation) -> Result<()> {
+        let target = PrefetchTarget::new(to)?;
+        // The default streams are those of the current context.
+        let _bound = self.context.enter().map_err(lift)?;
+        refuse_captured(self.stream)?;
+        // SAFETY: a queue of a CUDA device names a stream of its primary context, which is alive while the queue is, and the
+        // queue is borrowed.
+        unsafe { target.enqueue(address, bytes, self.stream) }
+            .map_err(|error| explain_hint(error, address, bytes, to))
+    }
+}
+
+/// The driver takes no prefetch into a graph, and the attempt would cost whoever captures it.
+fn refuse_captured(stream: RawStream) -> Result<()> {
+    let mut status = 0;
+    // SAFETY: the stream is alive; the driver stores the status in one 32-bit number.
+    check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(stream, &raw mut status) })
+        .map_err(lift)?;
+    if status == 0 {
+        return Ok(());
+    }
+    let text = "the stream is being captured into a graph, which takes no prefetch; prefetch on another one";
+    Err(Error::new(ErrorKind::Busy, text))
+}

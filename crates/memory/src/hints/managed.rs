@@ -1,0 +1,230 @@
+//! Hints about one range of unified memory: three kinds of advice, their taking back, and prefetch of the whole or of a part.
+
+use transload_core::{DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, submit};
+
+use super::{
+    MemoryLocation, MigrationPolicy, Residency, advise,
+    calls::{Advice, Range},
+    enqueue::Line,
+};
+use crate::CudaDevice;
+
+/// A range of unified memory to give hints about.
+///
+/// Over a buffer ([`from_unified`](Self::from_unified)) it keeps the memory alive, and a prefetch is ordered among all
+/// other uses of the buffer, whatever streams those are on. Over a raw address ([`for_buffer`](Self::for_buffer)) it owns
+/// nothing and orders nothing beyond its stream: a hint about memory that is gone is refused by the driver, or reaches whoever
+/// has the address now. That is safe all the same, as no hint changes content.
+///
+/// Streams are core's [`Queue`]s: `CudaStream`, a lease, or a framework's stream wrapped by `CudaStream::from_raw`.
+///
+/// Usable from any thread.
+///
+/// # Example
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use transload_core::MemoryKind;
+/// use transload_memory::{
+///     CudaDevice, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy, apply_migration_policy,
+/// };
+///
+/// fn keep_at_home() -> transload_core::Result<()> {
+///     let memory = CudaMemoryManager::new(&CudaDevice::new(0)?)?;
+///     let table = memory.allocate(MemoryKind::Unified, 1 << 20)?;
+///     apply_migration_policy(&table, MigrationPolicy::PreferHost)?;
+///     let hints = ManagedMemoryHints::from_unified(&table)?;
+///     assert_eq!(hints.residency()?.preferred, Some(MemoryLocation::Host));
+///     hints.apply_policy(MigrationPolicy::Reset)
+/// }
+///
+/// if let Err(error) = keep_at_home() {
+///     println!("no CUDA here: {error}");
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ManagedMemoryHints {
+    range: Range,
+    /// The buffer that the range is all of, unless it is a raw address.
+    buffer: Option<RawBuffer>,
+}
+
+impl ManagedMemoryHints {
+    /// Hints about `byte_size` bytes of managed memory at a raw address, in the device's context. That the memory is managed is
+    /// found out by the driver when a hint is given.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes, `OutOfRange` where the range leaves the address space; the driver's.
+    pub fn for_buffer(device: &CudaDevice, ptr: u64, byte_size: usize) -> Result<Self> {
+        let range = Range::at(device.context()?, ptr, byte_size)?;
+        Ok(Self { range, buffer: None })
+    }
+
+    /// Hints about a buffer, or a slice of one, of unified memory.
+    ///
+    /// # Errors
+    /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes.
+    pub fn from_unified(buffer: &RawBuffer) -> Result<Self> {
+        Ok(Self { range: Range::of(buffer)?, buffer: Some(buffer.clone()) })
+    }
+
+    /// The first byte's address.
+    #[must_use]
+    pub fn ptr(&self) -> u64 {
+        self.range.address
+    }
+
+    /// Length in bytes; at least 1.
+    #[must_use]
+    pub fn byte_size(&self) -> usize {
+        self.range.bytes
+    }
+
+    /// Mostly read: readers may keep copies.
+    ///
+    /// # Errors
+    /// As for [`advise`](crate::advise), like those of all advice; `InvalidArgument` where a raw range is not managed memory.
+    pub fn set_read_mostly(&self) -> Result<()> {
+        self.range.advise(Advice::SetReadMostly, MemoryLocation::Host)
+    }
+
+    /// Takes [`set_read_mostly`](Self::set_read_mostly) back.
+    ///
+    /// # Errors
+    /// As for [`set_read_mostly`](Self::set_read_mostly).
+    pub fn unset_read_mostly(&self) -> Result<()> {
+        self.range.advise(Advice::UnsetReadMostly, MemoryLocation::Host)
+    }
+
+    /// The place where the pages should stay. It is one for each page: a later one replaces it.
+    ///
+    /// # Errors
+    /// As for [`set_read_mostly`](Self::set_read_mostly); `MissingFunction` for a NUMA node on a driver before CUDA 12.2.
+    pub fn set_preferred_location(&self, location: MemoryLocation) -> Result<()> {
+        self.range.advise(Advice::SetPreferredLocation, location)
+    }
+
+    /// Takes [`set_preferred_location`](Self::set_preferred_location) back.
+    ///
+    /// # Errors
+    /// As for [`set_read_mostly`](Self::set_read_mostly).
+    pub fn unset_preferred_location(&self) -> Result<()> {
+        self.range.advise(Advice::UnsetPreferredLocation, MemoryLocation::Host)
+    }
+
+    /// A device, or the host, that will use the pages and should have them mapped. Each page has any number of these.
+    ///
+    /// # Errors
+    /// As for [`set_read_mostly`](Self::set_read_mostly); `InvalidArgument` for a NUMA node.
+    pub fn set_accessed_by(&self, who: MemoryLocation) -> Result<()> {
+        self.range.advise(Advice::SetAccessedBy, accessor(who)?)
+    }
+
+    /// Takes one [`set_accessed_by`](Self::set_accessed_by) back.
+    ///
+    /// # Errors
+    /// As for [`set_accessed_by`](Self::set_accessed_by).
+    pub fn unset_accessed_by(&self, who: MemoryLocation) -> Result<()> {
+        self.range.advise(Advice::UnsetAccessedBy, accessor(who)?)
+    }
+
+    /// Gives the advice that follows from a policy.
+    ///
+    /// # Errors
+    /// As for [`set_read_mostly`](Self::set_read_mostly). Advice given before the error stays.
+    pub fn apply_policy(&self, policy: MigrationPolicy) -> Result<()> {
+        policy.to_advice_pairs().into_iter().try_for_each(|(advice, _)| {
+            let (advice, location) = advise::split(advice)?;
+            self.range.advise(advice, location)
+        })
+    }
+
+    /// What the driver believes of the range.
+    ///
+    /// # Errors
+    /// As for [`Residency::of`].
+    pub fn residency(&self) -> Result<Residency> {
+        Residency::of_range(&self.range)
+    }
+
+    /// Enqueues the migration of the whole range; `None` means the memory's own device. Returns when it is enqueued.
+    ///
+    /// # Errors
+    /// `UnknownDevice`; `Unsupported` for a device that cannot share unified memory with the host, and for a queue that is no
+    /// stream; `MissingFunction` for a NUMA node on a driver before CUDA 12.2; over a buffer `Busy` where a host view is open
+    /// on it; over a raw address `InvalidArgument` where that is not managed memory; the driver's.
+    pub fn prefetch_to(&self, location: impl Into<Option<MemoryLocation>>, stream: &dyn Queue) -> Result<()> {
+        let to = self.location(location.into());
+        match &self.buffer {
+            Some(buffer) => prefetch_buffer(buffer, to, stream),
+            None => self.line(stream)?.prefetch(self.range.address, self.range.bytes, to),
+        }
+    }
+
+    /// As [`prefetch_to`](Self::prefetch_to), for `byte_size` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// As for `prefetch_to`; `InvalidArgument` for 0 bytes, `OutOfRange` where the part leaves the range.
+    pub fn prefetch_range(
+        &self,
+        offset: usize,
+        byte_size: usize,
+        location: impl Into<Option<MemoryLocation>>,
+        stream: &dyn Queue,
+    ) -> Result<()> {
+        if byte_size == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"));
+        }
+        let whole = self.range.bytes;
+        let Some(end) = offset.checked_add(byte_size).filter(|end| *end <= whole) else {
+            let text =
+                format!("{byte_size} bytes from byte {offset} on are not within this range of {whole} bytes");
+            return Err(Error::new(ErrorKind::OutOfRange, text));
+        };
+        let to = self.location(location.into());
+        match &self.buffer {
+            Some(buffer) => prefetch_buffer(&buffer.slice(offset..end)?, to, stream),
+            None => self.line(stream)?.prefetch(self.range.address + offset as u64, byte_size, to),
+        }
+    }
+
+    fn line<'a>(&self, stream: &'a dyn Queue) -> Result<Line<'a>> {
+        Line::of(stream, Some(&self.range.context))
+    }
+
+    fn location(&self, asked: Option<MemoryLocation>) -> MemoryLocation {
+        let own = || match &self.buffer {
+            Some(buffer) => buffer.place().device.ordinal(),
+            None => self.range.context.device().ordinal(),
+        };
+        asked.unwrap_or_else(|| MemoryLocation::Device(own()))
+    }
+}
+
+fn accessor(who: MemoryLocation) -> Result<MemoryLocation> {
+    match who {
+        MemoryLocation::Device(_) | MemoryLocation::Host => Ok(who),
+        MemoryLocation::HostNuma(_) | MemoryLocation::HostNumaCurrent => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("{who} accesses nothing by itself; valid are devices and the host"),
+        )),
+    }
+}
+
+/// Through core's `submit`: ordered among all uses of the buffer, which stays alive until it is done.
+pub(super) fn prefetch_buffer(buffer: &RawBuffer, to: MemoryLocation, stream: &dyn Queue) -> Result<()> {
+    submit(stream, &to.prefetch(buffer), Timing::Off).map(drop)
+}
+
+impl MemoryLocation {
+    /// The operation that moves a buffer here.
+    #[must_use]
+    pub fn prefetch(self, buffer: &RawBuffer) -> Operation<'_> {
+        match self {
+            Self::Device(ordinal) => Operation::Prefetch { buffer, to: DeviceId::Cuda(ordinal) },
+            Self::Host => Operation::Prefetch { buffer, to: DeviceId::Cpu },
+            Self::HostNuma(node) => Operation::PrefetchToNode { buffer, node: Some(node) },
+            Self::HostNumaCurrent => Operation::PrefetchToNode { buffer, node: None },
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! What a range of unified memory is for, in one word, as the advice that follows from it.
+
+use std::fmt;
+
+use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
+use transload_cuda_sys::{Device, Driver, attribute};
+
+use super::{ManagedMemoryHints, MemoryLocation};
+
+/// How pages of a range should move. What a policy says is added to what was advised before, and a preference replaces an
+/// earlier one; [`Reset`](Self::Reset) takes everything back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MigrationPolicy {
+    /// The driver's own ways: no advice is given, and none taken back.
+    #[default]
+    Default,
+    /// Read by many, seldom written: each reader may keep a copy.
+    ReadMostly,
+    /// Stays on the device with this ordinal; others reach it there.
+    PreferDevice(u32),
+    /// Stays on the host; devices reach it there.
+    PreferHost,
+    /// Is kept mapped for the device with this ordinal, wherever the pages are.
+    AccessedBy(u32),
+    /// Takes all earlier advice on the range back.
+    Reset,
+}
+
+impl MigrationPolicy {
+    /// The advice to give, in order, each with the place that it is about; `None` where advice is about no place.
+    ///
+    /// [`Reset`](Self::Reset) takes the access of the host back and that of every device of the process that there can be
+    /// advice about, so it asks the driver for these; without a driver there is only the host.
+    #[must_use]
+    pub fn to_advice_pairs(&self) -> Vec<(MemoryAdvice, Option<MemoryLocation>)> {
+        let on = |ordinal| (DeviceId::Cuda(ordinal), Some(MemoryLocation::Device(ordinal)));
+        match *self {
+            Self::Default => Vec::new(),
+            Self::ReadMostly => vec![(MemoryAdvice::SetReadMostly, None)],
+            Self::PreferDevice(ordinal) => {
+                let (device, location) = on(ordinal);
+                vec![(MemoryAdvice::SetPreferredLocation(device), location)]
+            }
+            Self::PreferHost => {
+                vec![(MemoryAdvice::SetPreferredLocation(DeviceId::Cpu), Some(MemoryLocation::Host))]
+            }
+            Self::AccessedBy(ordinal) => {
+                let (device, location) = on(ordinal);
+                vec![(MemoryAdvice::SetAccessedBy(device), location)]
+            }
+            Self::Reset => {
+                let mut pairs = vec![
+                    (MemoryAdvice::UnsetReadMostly, None),
+                    (MemoryAdvice::UnsetPreferredLocation, None),
+                    (MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu), Some(MemoryLocation::Host)),
+                ];
+                pairs.extend(advisable().into_iter().map(|ordinal| {
+                    let (device, location) = on(ordinal);
+                    (MemoryAdvice::UnsetAccessedBy(device), location)
+                }));
+                pairs
+            }
+        }
+    }
+
+    /// Whether it is the driver's own way, which needs no advice.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::Default
+    }
+}
+
+/// The devices that the driver takes advice about: no other can have been advised. Where a device does not say, the advice
+/// itself is what fails.
+fn advisable() -> Vec<u32> {
+    let can = |ordinal: &u32| {
+        Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
+            != Ok(0)
+    };
+    let count = Driver::get().and_then(Driver::device_count).unwrap_or(0);
+    (0..count).filter(can).collect()
+}
+
+impl fmt::Display for MigrationPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::ReadMostly => f.write_str("read mostly"),
+            Self::PreferDevice(ordinal) => write!(f, "prefer cuda:{ordinal}"),
+            Self::PreferHost => f.write_str("prefer cpu"),
+            Self::AccessedBy(ordinal) => write!(f, "accessed by cuda:{ordinal}"),
+            Self::Reset => f.write_str("reset"),
+        }
+    }
+}
+
+/// Applies a policy to a buffer, or a slice of one, of unified memory: [`ManagedMemoryHints::apply_policy`] in one call.
+///
+/// # Errors
+/// As for [`advise`](crate::advise). Advice given before the error stays.
+pub fn apply_migration_policy(buffer: &RawBuffer, policy: MigrationPolicy) -> Result<()> {
+    ManagedMemoryHints::from_unified(buffer)?.apply_policy(policy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_means_the_host_and_a_device_means_that_device() {
+        assert_eq!(
+            MigrationPolicy::PreferHost.to_advice_pairs(),
+            [(MemoryAdvice::SetPreferredLocation(DeviceId::Cpu), Some(MemoryLocation::Host))]
+        );
+        for ordinal in [0, 1, 7] {
+            let (device, location) = (DeviceId::Cuda(ordinal), Some(MemoryLocation::Device(ordinal)));
+            assert_eq!(
+                MigrationPolicy::PreferDevice(ordinal).to_advice_pairs(),
+                [(MemoryAdvice::SetPreferredLocation(device), location)]
+            );
+            assert_eq!(
+                MigrationPolicy::AccessedBy(ordinal).to_advice_pairs(),
+                [(MemoryAdvice::SetAccessedBy(device), location)]
+            );
+        }
+        assert_eq!(MigrationPolicy::ReadMostly.to_advice_pairs(), [(MemoryAdvice::SetReadMostly, None)]);
+    }
+
+    #[test]
+    fn only_the_default_is_the_default_and_it_advises_nothing() {
+        assert!(MigrationPolicy::default().is_default());
+        assert_eq!(MigrationPolicy::Default.to_advice_pairs(), []);
+        let others = [
+            MigrationPolicy::ReadMostly,
+            MigrationPolicy::PreferDevice(0),
+            MigrationPolicy::PreferHost,
+            MigrationPolicy::AccessedBy(0),
+        ];
+        assert!(others.iter().all(|policy| !policy.is_default() && !policy.to_advice_pairs().is_empty()));
+        assert!(!MigrationPolicy::Reset.is_default());
+    }
+
+    #[test]
+    fn each_policy_has_a_name_of_its_own() {
+        let names = [
+            (MigrationPolicy::Default, "default"),
+            (MigrationPolicy::ReadMostly, "read mostly"),
+            (MigrationPolicy::PreferDevice(3), "prefer cuda:3"),
+            (MigrationPolicy::PreferHost, "prefer cpu"),
+            (MigrationPolicy::AccessedBy(1), "accessed by cuda:1"),
+            (MigrationPolicy::Reset, "reset"),
+        ];
+        for (policy, name) in names {
+            assert_eq!(policy.to_string(), name);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Prefetches written down once and enqueued together, neighbours as one.
+
+use transload_core::{Error, ErrorKind, Queue, RawBuffer, Result};
+
+use super::{MemoryLocation, calls::check_range, enqueue::Line, managed::prefetch_buffer};
+
+/// What to prefetch, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefetchEntry {
+    /// The first byte's address.
+    pub ptr: u64,
+    /// Length in bytes.
+    pub byte_size: usize,
+    /// The device's ordinal, or [`HOST`](Self::HOST).
+    pub device_ordinal: i32,
+}
+
+impl PrefetchEntry {
+    /// The host, in the driver's way of numbering (`CU_DEVICE_CPU`).
+    pub const HOST: i32 = -1;
+
+    fn location(&self) -> Result<MemoryLocation> {
+        if self.device_ordinal == Self::HOST {
+            return Ok(MemoryLocation::Host);
+        }
+        u32::try_from(self.device_ordinal).map(MemoryLocation::Device).map_err(|_| {
+            let text = format!(
+                "there is no device {}; valid are ordinals, and -1 for the host",
+                self.device_ordinal
+            );
+            Error::new(ErrorKind::UnknownDevice, text)
+        })
+    }
+}
+
+/// Prefetches in order. Can be executed any number of times, on any stream, from any thread.
+///
+/// An entry of a raw address ([`add`](Self::add)) promises what the driver does: content never changes, memory that is not
+/// managed is refused, and the order is that of the stream; whoever uses the memory on another stream waits by an event of his
+/// own. An entry of a buffer ([`add_buffer`](Self::add_buffer)) also keeps the memory alive, and is ordered among all uses of
+/// the buffer.
+///
+/// # Example
+/// ```
+/// # #[cfg(any(target_os = "linux", windows))] {
+/// use transload_core::{Queue, RawBuffer, Result};
+/// use transload_memory::{PrefetchEntry, PrefetchPlan};
+///
+/// fn layers_to(layers: &[RawBuffer], stream: &dyn Queue) -> Result<()> {
+///     let mut plan = PrefetchPlan::new();
+///     for layer in layers {
+///         plan.add_buffer(layer, 0);
+///     }
+///     plan.execute(stream)
+/// }
+///
+/// let mut plan = PrefetchPlan::new();
+/// plan.add(PrefetchEntry { ptr: 0x7000_0000, byte_size: 4096, device_ordinal: 0 })
+///     .add(PrefetchEntry { ptr: 0x7000_1000, byte_size: 4096, device_ordinal: PrefetchEntry::HOST });
+/// assert_eq!(plan.len(), 2);
+/// # let _ = layers_to;
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct PrefetchPlan {
+    entries: Vec<PrefetchEntry>,
+    /// For each entry the buffer that it was made from, if it was.
+    buffers: Vec<Option<RawBuffer>>,
+}
+
+impl PrefetchPlan {
+    /// A plan of nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds memory by its address. It is looked at when the plan is executed.
+    pub fn add(&mut self, entry: PrefetchEntry) -> &mut Self {
+        self.entries.push(entry);
+        self.buffers.push(None);
+        self
+    }
+
+    /// Adds a buffer, or a slice of one, of unified memory, which the plan keeps alive. `device_ordinal` is as in
+    /// [`PrefetchEntry`].
+    pub fn add_buffer(&mut self, buffer: &RawBuffer, device_ordinal: i32) -> &mut Self {
+        let ptr = buffer.device_address().unwrap_or(0);
+        self.entries.push(PrefetchEntry { ptr, byte_size: buffer.len(), device_ordinal });
+        self.buffers.push(Some(buffer.clone()));
+        self
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is nothing to prefetch.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The entries, in order.
+    #[must_use]
+    pub fn entries(&self) -> &[PrefetchEntry] {
+        &self.entries
+    }
+
+    /// Enqueues all entries in order. Entries that follow each other in the plan and in memory, to one place, become one
+    /// prefetch. Returns when all are enqueued.
+    ///
+    /// # Errors
+    /// The first entry's that fails, with its index in the text: `InvalidArgument` for 0 bytes, `OutOfRange` where an entry
+    /// leaves the address space, else as for [`ManagedMemoryHints::prefetch_to`](crate::ManagedMemoryHints::prefetch_to). The
+    /// entries before it are enqueued; of those after it none is.
+    pub fn execute(&self, stream: &dyn Queue) -> Result<()> {
+        // Made for the first address, if there is one.
+        let mut line = None;
+        let mut next = 0;
+        while next < self.len() {
+            let mut run = self.piece(next)?;
+            let mut end = next + 1;
+            while end < self.len()
+                && let Some(longer) = self.piece(end).ok().and_then(|piece| run.joined(&piece))
+            {
+                run = longer;
+                end += 1;
+            }
+            match run.enqueue(stream, &mut line) {
+                // One by one, to find out which it is: two allocations may be neighbours. To enqueue again does no harm.
+                Err(_) if end - next > 1 => (next..end).try_for_each(|index| {
+                    self.piece(index)?.enqueue(stream, &mut line).map_err(|error| self.name(index, error))
+                })?,
+                outcome => outcome.map_err(|error| self.name(next, error))?,
+            }
+            next = end;
+        }
+        Ok(())
+    }
+
+    fn piece(&self, index: usize) -> Result<Piece> {
+        let entry = self.entries[index];
+        let checked = check_range(entry.ptr, entry.byte_size).and_then(|()| entry.location());
+        let to = checked.map_err(|error| self.name(index, error))?;
+        let buffer = self.buffers.get(index).cloned().flatten();
+        Ok(Piece { ptr: entry.ptr, bytes: entry.byte_size, to, buffer })
+    }
+
+    #[cold]
+    fn name(&self, index: usize, error: Error) -> Error {
+        let PrefetchEntry { ptr, byte_size, device_ordinal } = self.entries[index];
+        let text =
+            format!("entry {index} of the plan ({byte_size} bytes at {ptr:#x} to device {device_ordinal})");
+        Error::caused_by(error.kind(), text, error)
+    }
+}
+
+/// One entry, or neighbours as one.
+struct Piece {
+    ptr: u64,
+    bytes: usize,
+    to: MemoryLocation,
+    buffer: Option<RawBuffer>,
+}
+
+impl Piece {
+    /// Both as one, where they lie side by side in one allocation (as far as that is known) and go to one place.
+    fn joined(&self, other: &Self) -> Option<Self> {
+        let (end, other_end) = (self.ptr + self.bytes as u64, other.ptr + other.bytes as u64);
+        if self.to != other.to || (end != other.ptr && other_end != self.ptr) {
+            return None;
+        }
+        let buffer = match (&self.buffer, &other.buffer) {
+            (None, None) => None,
+            (Some(one), Some(two)) => Some(one.joined(two)?),
+            _ => return None,
+        };
+        let bytes = self.bytes.checked_add(other.bytes)?;
+        Some(Self { ptr: self.ptr.min(other.ptr), bytes, to: self.to, buffer })
+    }
+
+    fn enqueue<'a>(&self, stream: &'a dyn Queue, line: &mut Option<Line<'a>>) -> Result<()> {
+        if let Some(buffer) = &self.buffer {
+            return prefetch_buffer(buffer, self.to, stream);
+        }
+        let line = match line {
+            Some(line) => line,
+            None => line.insert(Line::of(stream, None)?),
+        };
+        line.prefetch(self.ptr, self.bytes, self.to)
+    }
+}
