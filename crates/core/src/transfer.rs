@@ -9,7 +9,9 @@ use std::{
     time::Instant,
 };
 
-use crate::{CostBasis, DeviceId, Error, Fence, Result, TransferMethod, TransferPath, TransferReport};
+use crate::{
+    CostBasis, Error, Fence, Place, RawBuffer, Result, TransferMethod, TransferPath, TransferReport,
+};
 
 /// Who is told once about a transfer's end.
 pub trait Completion: Send + Sync + 'static {
@@ -29,8 +31,10 @@ pub struct Transfer {
     state: State,
 }
 
-// Boxing the larger variant would allocate on every transfer.
+// Boxing the larger variant would allocate on every transfer. With a tag of a whole word: a narrower one shares a word with
+// what a variant begins with, and then variants are copied in pieces that do not fit each other, which stalls a processor.
 #[allow(clippy::large_enum_variant)]
+#[repr(u64)]
 enum State {
     Refused(Error),
     Direct(Direct),
@@ -42,8 +46,8 @@ enum State {
 /// made when somebody wants it.
 struct Direct {
     fence: Fence,
-    path: TransferPath,
-    lane: DeviceId,
+    from: Place,
+    to: Place,
     bytes: u64,
 }
 
@@ -66,11 +70,12 @@ impl Transfer {
         Self { state: State::Running(Running { fence, report, begun, completion }) }
     }
 
-    /// A transfer by one direct operation that a user enqueued on the queue of `lane` with `fence`. No clock is read for it:
-    /// its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
+    /// A transfer of all of `dst` by one direct operation that a user enqueued on the queue of the fence's timeline. No clock is read
+    /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
     #[inline]
-    pub fn direct(fence: Fence, path: TransferPath, lane: DeviceId, bytes: u64) -> Self {
-        Self { state: State::Direct(Direct { fence, path, lane, bytes }) }
+    pub fn direct(fence: Fence, src: &RawBuffer, dst: &RawBuffer) -> Self {
+        let (from, to, bytes) = (src.place(), dst.place(), dst.len() as u64);
+        Self { state: State::Direct(Direct { fence, from, to, bytes }) }
     }
 
     /// A transfer that was not enqueued.
@@ -125,9 +130,11 @@ impl Transfer {
 
 impl Direct {
     fn report(&self) -> TransferReport {
+        let lane = self.fence.timeline().device();
+        let path = TransferPath::new(self.from, self.to);
         TransferReport {
             basis: CostBasis::User,
-            ..TransferReport::planned(self.path, TransferMethod::DirectCopy, self.lane, self.bytes)
+            ..TransferReport::planned(path, TransferMethod::DirectCopy, lane, self.bytes)
         }
     }
 
