@@ -148,7 +148,7 @@ impl Table {
             }
     }
 
-    #[cold]
+    #[inline]
     fn has_two_of(&self, own: &Arc<dyn Timeline>) -> bool {
         self.uses.len() == 2 && self.uses.iter().all(|used| used.fence.is_of_timeline(own))
     }
@@ -347,31 +347,32 @@ impl Hazards {
     /// Turns a claim into a use that is over when `fence` is.
     #[inline(never)]
     pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        let mut guard = self.table.lock();
-        let table = &mut *guard;
-        // By far the most: the one use was of the same timeline, and becomes this one where it lies.
-        if !table.awaited
-            && let [held] = table.held.as_slice()
-            && held.ticket == ticket
-            && let Some(only) = table.uses.only_mut()
-            && only.fence.is_of_timeline(fence.timeline())
-            && held.replaces(only, fence)
-        {
-            only.become_later(held, fence);
-            table.held.clear();
-        } else {
-            self.commit_among_others(guard, ticket, fence, woken);
+        if !self.move_on(ticket, fence) {
+            self.commit_among_others(ticket, fence, woken);
         }
     }
 
+    /// By far the most: where the one use was of the same timeline, nobody waits and nobody looks just now, it becomes the
+    /// claimed one where it lies. Calls nothing.
+    #[inline]
+    fn move_on(&self, ticket: Ticket, fence: &Fence) -> bool {
+        let Some(mut guard) = self.table.try_lock() else { return false };
+        let table = &mut *guard;
+        let ([held], Some(only)) = (table.held.as_slice(), table.uses.only_mut()) else { return false };
+        let moves = !table.awaited
+            && held.ticket == ticket
+            && only.fence.is_of_timeline(fence.timeline())
+            && held.replaces(only, fence);
+        if moves {
+            only.become_later(held, fence);
+            table.held.clear();
+        }
+        moves
+    }
+
     #[inline(never)]
-    fn commit_among_others(
-        &self,
-        mut table: BriefGuard<'_, Table>,
-        ticket: Ticket,
-        fence: &Fence,
-        woken: &mut Woken,
-    ) {
+    fn commit_among_others(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
+        let mut table = self.table.lock();
         let Some(held) = table.release(ticket) else { return };
         let mut removed = Removed::new();
         let mut moved_on = false;
