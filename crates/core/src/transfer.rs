@@ -36,10 +36,10 @@ pub struct Transfer {
 #[allow(clippy::large_enum_variant)]
 #[repr(u64)]
 enum State {
-    Refused(Error),
     Direct(Direct),
     Running(Running),
-    Taken,
+    /// Refused with this error, until it is taken; or the outcome was taken.
+    Over(Option<Error>),
 }
 
 /// What is known of a transfer that a user enqueued: little, so that making and dropping it takes no time. Its report is
@@ -80,14 +80,14 @@ impl Transfer {
 
     /// A transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Refused(error) }
+        Self { state: State::Over(Some(error)) }
     }
 
     /// The error with which the transfer was refused, if it was never enqueued.
     #[must_use]
     pub fn refusal(&self) -> Option<&Error> {
         match &self.state {
-            State::Refused(error) => Some(error),
+            State::Over(error) => error.as_ref(),
             _ => None,
         }
     }
@@ -98,7 +98,7 @@ impl Transfer {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
             State::Running(running) => Some(&running.fence),
-            State::Refused(_) | State::Taken => None,
+            State::Over(_) => None,
         }
     }
 
@@ -113,8 +113,8 @@ impl Transfer {
     /// # Errors
     /// The error with which the transfer was refused or failed.
     pub fn wait(mut self) -> Result<TransferReport> {
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Refused(error) => Err(error),
+        match std::mem::replace(&mut self.state, State::Over(None)) {
+            State::Over(error) => Err(error.unwrap_or_else(taken)),
             State::Direct(direct) => {
                 let outcome = direct.fence.wait();
                 direct.end(outcome)
@@ -123,7 +123,6 @@ impl Transfer {
                 let outcome = running.fence.wait();
                 running.end(outcome)
             }
-            State::Taken => Err(taken()),
         }
     }
 }
@@ -170,13 +169,12 @@ impl Future for Transfer {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            State::Refused(_) | State::Taken => Ok(()),
+            State::Over(_) => Ok(()),
         };
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Refused(error) => Poll::Ready(Err(error)),
+        match std::mem::replace(&mut self.state, State::Over(None)) {
+            State::Over(error) => Poll::Ready(Err(error.unwrap_or_else(taken))),
             State::Direct(direct) => Poll::Ready(direct.end(outcome)),
             State::Running(running) => Poll::Ready(running.end(outcome)),
-            State::Taken => Poll::Ready(Err(taken())),
         }
     }
 }
@@ -199,10 +197,10 @@ impl Drop for Transfer {
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Refused(error) => write!(f, "Transfer(refused: {error})"),
+            State::Over(Some(error)) => write!(f, "Transfer(refused: {error})"),
             State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
             State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
-            State::Taken => f.write_str("Transfer(taken)"),
+            State::Over(None) => f.write_str("Transfer(taken)"),
         }
     }
 }
