@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use crate::{
     Access, Error, ErrorKind, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
+    few::Few,
 };
 
 /// The fences that an operation must come after. Inline up to eight.
@@ -52,6 +53,7 @@ struct Held {
 
 /// The uses of one allocation that are not known to be over.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Hazards {
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
@@ -69,7 +71,7 @@ struct Table {
     /// A thread or a task waits for a claim to end.
     awaited: bool,
     held: SmallVec<[Held; 1]>,
-    uses: SmallVec<[Use; 4]>,
+    uses: Few<Use>,
     /// Tasks that wait for a claim to end.
     wakers: Vec<Waker>,
 }
@@ -77,20 +79,31 @@ struct Table {
 /// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
 /// would wait there for what its own thread has yet to resolve.
 #[derive(Default)]
-pub(crate) struct Woken(Vec<Waker>);
+pub(crate) struct Woken(Option<Box<Tasks>>);
 
-impl Drop for Woken {
+/// Most often there are none, and to see that should take no time.
+#[derive(Default)]
+struct Tasks(Vec<Waker>);
+
+impl Woken {
+    /// As dropping it.
     #[inline]
-    fn drop(&mut self) {
-        if !self.0.is_empty() {
-            self.wake();
+    pub(crate) fn wake(self) {
+        match self.0 {
+            None => {}
+            Some(tasks) => drop(tasks),
+        }
+    }
+
+    fn add(&mut self, mut wakers: Vec<Waker>) {
+        if !wakers.is_empty() {
+            self.0.get_or_insert_default().0.append(&mut wakers);
         }
     }
 }
 
-impl Woken {
-    #[cold]
-    fn wake(&mut self) {
+impl Drop for Tasks {
+    fn drop(&mut self) {
         for waker in self.0.drain(..) {
             // The user's code: its panic is its own, and to drop what it panicked with may panic again.
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
@@ -119,7 +132,6 @@ impl Table {
         ticket
     }
 
-    #[inline]
     fn release(&mut self, ticket: Ticket) -> Option<Held> {
         let index = self.held.iter().position(|held| held.ticket == ticket)?;
         Some(self.held.swap_remove(index))
@@ -128,11 +140,17 @@ impl Table {
     /// Whether nobody holds anything, and the few uses are of the timeline `own`: then nothing is in the way of more work
     /// there, and nothing needs to be forgotten. Uses of its own that are over may stay: the next one takes their place.
     #[inline]
-    fn is_only_of(&self, own: Option<&Arc<dyn Timeline>>) -> bool {
-        const FEW: usize = 2;
+    fn is_only_of(&self, own: &Arc<dyn Timeline>) -> bool {
         self.held.is_empty()
-            && self.uses.len() <= FEW
-            && self.uses.iter().all(|used| own.is_some_and(|own| used.fence.is_of_timeline(own)))
+            && match self.uses.only() {
+                Some(only) => only.fence.is_of_timeline(own),
+                None => self.uses.is_empty() || self.has_two_of(own),
+            }
+    }
+
+    #[inline]
+    fn has_two_of(&self, own: &Arc<dyn Timeline>) -> bool {
+        self.uses.len() == 2 && self.uses.iter().all(|used| used.fence.is_of_timeline(own))
     }
 
     fn forget_what_is_over(&mut self, removed: &mut Removed) {
@@ -142,7 +160,7 @@ impl Table {
     fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Use) -> bool) {
         let mut index = 0;
         while let Some(used) = self.uses.get(index) {
-            if which(used) { removed.push(self.uses.swap_remove(index)) } else { index += 1 }
+            if which(used) { removed.extend(self.uses.swap_remove(index)) } else { index += 1 }
         }
     }
 
@@ -176,7 +194,7 @@ impl Table {
         own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) {
-        for used in &self.uses {
+        for used in self.uses.iter() {
             if access.conflicts_with(used.access)
                 && overlaps(&used.range, range)
                 && !own.is_some_and(|own| used.fence.is_of_timeline(own))
@@ -231,12 +249,24 @@ impl Hazards {
         Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
+    /// Claims a range for an operation about to be enqueued on the timeline `own`, where nobody holds anything and all uses
+    /// are of that timeline: so nothing is in its way, and nothing needs to be collected.
+    #[inline(never)]
+    pub(crate) fn claim_after_own(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        own: &Arc<dyn Timeline>,
+    ) -> Option<Ticket> {
+        let mut table = self.table.lock();
+        table.is_only_of(own).then(|| table.hold(range, access, Holder::Pending))
+    }
+
     /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
     /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
-    #[inline]
     pub(crate) fn claim(
         &self,
         range: Range<usize>,
@@ -244,22 +274,9 @@ impl Hazards {
         own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) -> Result<Ticket> {
-        let mut table = self.table.lock();
-        if table.is_only_of(own) {
-            return Ok(table.hold(range, access, Holder::Pending));
+        if let Some(ticket) = own.and_then(|own| self.claim_after_own(range.clone(), access, own)) {
+            return Ok(ticket);
         }
-        drop(table);
-        self.claim_among_others(range, access, own, after)
-    }
-
-    #[inline(never)]
-    fn claim_among_others(
-        &self,
-        range: Range<usize>,
-        access: Access,
-        own: Option<&Arc<dyn Timeline>>,
-        after: &mut Dependencies,
-    ) -> Result<Ticket> {
         loop {
             if let Some(ticket) = self.try_claim(range.clone(), access, own, after)? {
                 return Ok(ticket);
@@ -321,37 +338,42 @@ impl Hazards {
     #[cold]
     fn close_and_tell(&self, mut table: BriefGuard<'_, Table>, woken: &mut Woken) {
         table.awaited = false;
-        woken.0.append(&mut table.wakers);
+        let wakers = std::mem::take(&mut table.wakers);
         drop(table);
+        woken.add(wakers);
         self.resolved.ring();
     }
 
     /// Turns a claim into a use that is over when `fence` is.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        let mut table = self.table.lock();
-        let Some(held) = table.release(ticket) else { return };
-        match table.uses.as_mut_slice() {
-            [] => {
-                table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
-                self.close(table, woken);
-            }
-            [only] if only.fence.is_of_timeline(fence.timeline()) && held.replaces(only, fence) => {
-                only.become_later(&held, fence);
-                self.close(table, woken);
-            }
-            _ => self.commit_among_others(table, held, fence, woken),
+        if !self.move_on(ticket, fence) {
+            self.commit_among_others(ticket, fence, woken);
         }
     }
 
+    /// By far the most: where the one use was of the same timeline, nobody waits and nobody looks just now, it becomes the
+    /// claimed one where it lies. Calls nothing.
+    #[inline]
+    fn move_on(&self, ticket: Ticket, fence: &Fence) -> bool {
+        let Some(mut guard) = self.table.try_lock() else { return false };
+        let table = &mut *guard;
+        let ([held], Some(only)) = (table.held.as_slice(), table.uses.only_mut()) else { return false };
+        let moves = !table.awaited
+            && held.ticket == ticket
+            && only.fence.is_of_timeline(fence.timeline())
+            && held.replaces(only, fence);
+        if moves {
+            only.become_later(held, fence);
+            table.held.clear();
+        }
+        moves
+    }
+
     #[inline(never)]
-    fn commit_among_others(
-        &self,
-        mut table: BriefGuard<'_, Table>,
-        held: Held,
-        fence: &Fence,
-        woken: &mut Woken,
-    ) {
+    fn commit_among_others(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
+        let mut table = self.table.lock();
+        let Some(held) = table.release(ticket) else { return };
         let mut removed = Removed::new();
         let mut moved_on = false;
         let mut index = 0;
@@ -364,7 +386,7 @@ impl Hazards {
                 moved_on = true;
                 index += 1;
             } else {
-                removed.push(table.uses.swap_remove(index));
+                removed.extend(table.uses.swap_remove(index));
             }
         }
         if !moved_on {

@@ -22,6 +22,7 @@ mod cost;
 mod device;
 mod error;
 mod fence;
+mod few;
 mod fill;
 mod hazard;
 pub mod host_access;

@@ -251,32 +251,30 @@ impl<'a> Calls<'a> {
 
 /// # Safety
 /// * As for [`Calls::make`].
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
     if bytes == 0 {
         return Ok(());
     }
-    match (src, dst) {
+    let (call, code) = match (src, dst) {
         (Side::Host(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyHtoDAsync_v2", code)
+            ("cuMemcpyHtoDAsync_v2", unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) })
         }
         (Side::Device(src), Side::Host(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoHAsync_v2", code)
+            ("cuMemcpyDtoHAsync_v2", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) })
         }
         (Side::Device(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoDAsync_v2", code)
+            ("cuMemcpyDtoDAsync_v2", unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) })
         }
         // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
-        (Side::Host(src), Side::Host(dst)) => check("cuMemcpyAsync", unsafe {
+        (Side::Host(src), Side::Host(dst)) => ("cuMemcpyAsync", unsafe {
             ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
         }),
-    }
+    };
+    check(call, code)
 }
 
 /// One call whatever the size: the driver keeps the link busy by itself.

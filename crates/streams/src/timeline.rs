@@ -49,29 +49,31 @@ pub(crate) enum Handle {
     OfThread(ThreadId),
 }
 
-/// A stream and the completion of what was enqueued on it.
+/// A stream and the completion of what was enqueued on it. In this order what a small copy looks at lies together, behind the
+/// count of handles.
+#[repr(C)]
 pub(crate) struct StreamTimeline {
-    pub(crate) id: TimelineId,
-    pub(crate) device: DeviceId,
-    pub(crate) priority: StreamPriority,
-    stream: Stream,
+    pub(crate) points: Points,
     /// The one thread in which the handle means this stream, for a per-thread default stream.
     thread: Option<ThreadId>,
-    pub(crate) points: Points,
+    stream: Stream,
+    pub(crate) device: DeviceId,
+    /// The first error of the stream's work. The context is unusable from then on.
+    pub(crate) broken: OnceLock<Error>,
+    pub(crate) metrics: Counters,
+    pub(crate) id: TimelineId,
+    pub(crate) priority: StreamPriority,
     pub(crate) line: Mutex<Line>,
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
     wakers: Mutex<Wakers>,
-    /// The first error of the stream's work. The context is unusable from then on.
-    pub(crate) broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     /// The driver did not take them when a fill asked, which can do without.
     fills_without: AtomicBool,
     /// What runs at completion, once something was registered.
     pub(crate) callbacks: Arc<Callbacks>,
-    pub(crate) metrics: Counters,
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
