@@ -5,6 +5,7 @@ mod advising;
 mod filling;
 mod migrating;
 mod pinning;
+mod working;
 
 use anyhow::Result;
 
@@ -16,11 +17,12 @@ use crate::{
 };
 
 /// Every part, in order.
-const PARTS: [Part; 4] = [
+const PARTS: [Part; 5] = [
     ("prefetching", migrating::rows),
     ("advising", advising::rows),
     ("filling", filling::rows),
     ("pinned allocation", pinning::rows),
+    ("the same work by other ways", working::rows),
 ];
 
 /// All rows of memory on the device with this ordinal, which is the session's; see [`contest::rows`].

@@ -149,7 +149,7 @@ fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
 
     let pool = AdvancedStreamPool::new_with_strategy(&rig.device, 2, AllocationStrategy::LoadBalanced)?;
     let kernel = &CudaModule::from_ptx(&rig.device, SAXPY)?.kernel("transload_saxpy")?;
-    let shape = LaunchConfig::for_elements(count, Saxpy::BLOCK);
+    let shape = LaunchConfig::for_elements(count as u64, Saxpy::BLOCK);
     let stream = &CudaStream::new(&rig.device)?;
     for (name, method, mode) in [
         ("unified", "UnifiedBuffer", UnifiedMode::Managed),

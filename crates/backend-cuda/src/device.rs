@@ -58,12 +58,17 @@ impl Member {
 
     /// Where the device has no room, what the allocator holds without need is given back, and the driver asked again.
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        let refused = match self.memory()?.allocate(kind, bytes) {
+        self.with_room(|memory| memory.allocate(kind, bytes))
+    }
+
+    /// Allocates; where the device has no room, gives back what can be and tries again, as [`allocate`](Self::allocate) does.
+    pub(crate) fn with_room<B>(&self, allocate: impl Fn(&CudaMemoryManager) -> Result<B>) -> Result<B> {
+        let refused = match allocate(self.memory()?) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
         };
         match self.allocator.get().map(StreamOrderedAllocator::trim) {
-            Some(Ok(freed)) if freed > 0 => self.memory()?.allocate(kind, bytes),
+            Some(Ok(freed)) if freed > 0 => allocate(self.memory()?),
             _ => Err(refused),
         }
     }

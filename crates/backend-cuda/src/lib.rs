@@ -32,9 +32,12 @@ mod costs;
 mod device;
 mod peers;
 mod share;
+mod unified;
 
 pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
-pub use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
+pub use transload_memory::{
+    CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, Role, UnifiedBuffer, UnifiedMode,
+};
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

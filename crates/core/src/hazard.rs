@@ -68,6 +68,8 @@ type Removed = SmallVec<[Use; 8]>;
 #[repr(C)]
 struct Table {
     last_ticket: u64,
+    /// How many of the claims and views so far were for writing.
+    writes: u64,
     /// A thread or a task waits for a claim to end.
     awaited: bool,
     held: SmallVec<[Held; 1]>,
@@ -114,6 +116,7 @@ impl Drop for Tasks {
 }
 
 /// What came of an attempt to open a host view.
+#[derive(Debug)]
 pub(crate) enum Opening {
     /// It is open.
     Open(Ticket),
@@ -127,6 +130,7 @@ impl Table {
     #[inline]
     fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
         self.last_ticket += 1;
+        self.writes += u64::from(access == Access::Write);
         let ticket = Ticket(self.last_ticket);
         self.held.push(Held { ticket, range, access, by });
         ticket
@@ -409,24 +413,37 @@ impl Hazards {
     /// waited for does not stop the view: who awaits the transfer is told.
     pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
         loop {
-            let after = match self.try_open_view(range.clone(), access)? {
+            match self.try_open_view(range.clone(), access)? {
                 Opening::Open(ticket) => return Ok(ticket),
-                Opening::Pending if !wait => return Err(in_flight(&range)),
-                Opening::Pending => {
-                    self.resolved.sleep_while(|| self.table.lock().must_wait(&range, access));
-                    continue;
-                }
-                Opening::After(after) => after,
-            };
-            for fence in &after {
-                if wait {
-                    let _reported_by_the_transfer = fence.wait();
-                } else if !fence.is_over() {
-                    return Err(in_flight(&range));
-                }
+                by => self.make_way(&range, access, by, wait)?,
             }
-            self.forget(&after);
         }
+    }
+
+    /// Waits for what is in the way of a view, or with `wait` false answers [`ErrorKind::Busy`] unless it is over.
+    pub(crate) fn make_way(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        by: Opening,
+        wait: bool,
+    ) -> Result<()> {
+        match by {
+            Opening::Open(_) => {}
+            Opening::Pending if !wait => return Err(in_flight(range)),
+            Opening::Pending => self.resolved.sleep_while(|| self.table.lock().must_wait(range, access)),
+            Opening::After(after) => {
+                for fence in &after {
+                    if wait {
+                        let _reported_by_the_transfer = fence.wait();
+                    } else if !fence.is_over() {
+                        return Err(in_flight(range));
+                    }
+                }
+                self.forget(&after);
+            }
+        }
+        Ok(())
     }
 
     /// Opens a host view where nothing is in its way; else says what is, without waiting and without asking any driver.
@@ -471,6 +488,11 @@ impl Hazards {
     /// How many claims and views there were so far.
     pub(crate) fn uses(&self) -> u64 {
         self.table.lock().last_ticket
+    }
+
+    /// How many of those were for writing.
+    pub(crate) fn writes(&self) -> u64 {
+        self.table.lock().writes
     }
 
     /// The fences of all uses that are not known to be over.

@@ -258,6 +258,13 @@ impl RawBuffer {
         &self.block.reclaimer
     }
 
+    /// How many of those [`uses`](Self::uses) were for writing, on whatever range. Where it is unchanged the bytes are, too,
+    /// except for what was enqueued before.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.hazards().writes()
+    }
+
     #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards

@@ -41,6 +41,7 @@ mod janitor;
 mod manager;
 mod resource;
 mod tally;
+mod unified;
 mod unified_memory;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
@@ -54,3 +55,4 @@ pub use hints::{
 };
 pub use manager::CudaMemoryManager;
 pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+pub use unified::{DeviceAccess, Role, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut};

@@ -6,6 +6,7 @@ mod advice;
 mod allocator;
 mod conformance;
 mod lanes;
+mod unified;
 
 use std::sync::Arc;
 

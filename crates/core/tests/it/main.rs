@@ -10,6 +10,7 @@ mod deadlock;
 mod errors;
 mod fills;
 mod hazards;
+mod holds;
 mod mock;
 mod patterns;
 mod reclaim;

@@ -7,7 +7,7 @@ use transload_core::{
 };
 use transload_memory::{CudaDevice, CudaFeature};
 
-use super::{Launch, resident::Resident};
+use super::{Launch, resident::Resident, roles::Advised};
 use crate::CudaStream;
 
 /// Enqueues launches so that they find their memory in place. The unified buffers that a launch declares are prefetched to the
@@ -54,6 +54,7 @@ pub struct LaunchExecutor {
     back: CudaStream,
     concurrent: bool,
     resident: Resident,
+    advised: Advised,
 }
 
 impl LaunchExecutor {
@@ -68,6 +69,7 @@ impl LaunchExecutor {
             back: CudaStream::new(device)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             resident: Resident::default(),
+            advised: Advised::default(),
         })
     }
 
@@ -108,6 +110,11 @@ impl LaunchExecutor {
     }
 
     fn bring(&self, launch: &Launch<'_>) -> Result<()> {
+        for (buffer, role) in launch.roles() {
+            if self.migrates(buffer) {
+                self.advised.apply(buffer, *role, self.device.id())?;
+            }
+        }
         for (buffer, _) in launch.uses() {
             if !self.migrates(buffer) || self.resident.expect(buffer) {
                 continue;

@@ -9,6 +9,7 @@ mod module;
 mod reach;
 mod request;
 mod resident;
+mod roles;
 mod uses;
 
 pub use arguments::KernelArg;

@@ -5,11 +5,13 @@ use std::ptr;
 use smallvec::SmallVec;
 use transload_core::{Access, Claims, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result};
 use transload_cuda_sys::{AsStream, check, ffi};
+use transload_memory::Role;
 
 use super::{
     CudaKernel, KernelArg, LaunchConfig,
     arguments::Arguments,
     reach,
+    roles::{self, Roles},
     uses::{self, Uses},
 };
 use crate::CudaStream;
@@ -26,6 +28,7 @@ pub struct Launch<'a> {
     config: LaunchConfig,
     arguments: Arguments,
     uses: Uses<'a>,
+    roles: Roles<'a>,
     /// What was wrong with a parameter: told when the launch is enqueued.
     refused: Option<Error>,
     result_on: Option<DeviceId>,
@@ -38,6 +41,7 @@ impl<'a> Launch<'a> {
             config,
             arguments: Arguments::default(),
             uses: Uses::new(),
+            roles: Roles::new(),
             refused: None,
             result_on: None,
         }
@@ -76,6 +80,20 @@ impl<'a> Launch<'a> {
         self.arg(address)
     }
 
+    /// What the buffer that was declared last is used for. Where it is unified memory, [`LaunchExecutor::enqueue`] gives the
+    /// driver the advice that goes with the role, before the launch; without an executor nothing is advised.
+    ///
+    /// [`LaunchExecutor::enqueue`]: crate::LaunchExecutor::enqueue
+    pub fn role(mut self, role: Role) -> Self {
+        match roles::of_the_last(&self.uses, role) {
+            Ok(declared) => self.roles.push(declared),
+            Err(error) => {
+                self.refused.get_or_insert(error);
+            }
+        }
+        self
+    }
+
     /// Where what the launch writes is wanted next: unified buffers among it are prefetched there behind the launch, by
     /// [`LaunchExecutor::enqueue`](crate::LaunchExecutor::enqueue). Without an executor nothing is prefetched.
     pub fn result_on(mut self, device: DeviceId) -> Self {
@@ -110,6 +128,10 @@ impl<'a> Launch<'a> {
     /// The settled uses; see [`check`](Self::check).
     pub(crate) fn uses(&self) -> &Uses<'a> {
         &self.uses
+    }
+
+    pub(crate) fn roles(&self) -> &Roles<'a> {
+        &self.roles
     }
 
     pub(crate) fn wanted_on(&self) -> Option<DeviceId> {

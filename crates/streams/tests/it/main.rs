@@ -40,3 +40,4 @@ mod reactor;
 mod runs;
 mod setup;
 mod streams;
+mod unified;

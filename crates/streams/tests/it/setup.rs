@@ -14,7 +14,10 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn new() -> Self {
-        let test = harness::device();
+        Self::on(harness::device())
+    }
+
+    pub(crate) fn on(test: TestDevice) -> Self {
         let device = CudaDevice::new(test.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         Self { test, device, memory }

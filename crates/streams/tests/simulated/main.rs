@@ -18,6 +18,7 @@ mod in_place;
 mod launch;
 mod pool;
 mod runs;
+mod unified;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

@@ -1,0 +1,126 @@
+//! Unified buffers of the backend, by its own names; and generic code over every kind of buffer.
+#![allow(dead_code, reason = "the example's `main` is not called")]
+
+use std::fmt::Debug;
+
+use transload_backend_cpu::{CpuBackend, HostBuffer};
+use transload_backend_cuda::{Role, UnifiedMode};
+use transload_core::{
+    Backend, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, Pattern, Pod, StreamPriority,
+    Timing, WorkloadType, submit,
+};
+
+use crate::backend;
+
+#[path = "../../examples/unified.rs"]
+mod example;
+
+/// Knows nothing but the trait.
+fn is_a_buffer<T: Pod + PartialEq + Debug>(buffer: &dyn Buffer<T>, a: T, b: T) {
+    let mut back = vec![b; buffer.len()];
+    buffer.fill(a).unwrap();
+    buffer.copy_to_host(&mut back).unwrap();
+    assert!(back.iter().all(|element| *element == a));
+    let mixed: Vec<T> = (0..buffer.len()).map(|at| if at % 3 == 0 { a } else { b }).collect();
+    buffer.copy_from_host(&mixed).unwrap();
+    buffer.copy_to_host(&mut back).unwrap();
+    assert_eq!(back, mixed);
+    assert!(!buffer.is_empty());
+    assert_eq!(buffer.raw().len(), buffer.len() * size_of::<T>());
+    for wrong in [&mixed[1..], &[]] {
+        assert_eq!(buffer.copy_from_host(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!(buffer.copy_to_host(&mut back[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
+    fn each<T: Pod + PartialEq + Debug>(a: T, b: T) {
+        const LEN: usize = 101;
+        let (test, cuda) = backend();
+        let (cpu, ordinal) = (CpuBackend::new().unwrap(), test.ordinal());
+        let here = DeviceId::Cuda(ordinal);
+        let explicit = cuda.allocate_unified_as::<T>(ordinal, LEN, UnifiedMode::Explicit).unwrap();
+        let buffers: [(Box<dyn Buffer<T>>, DeviceId, MemoryKind); 4] = [
+            (Box::new(HostBuffer::<T>::new(&cpu, LEN).unwrap()), DeviceId::Cpu, MemoryKind::Pageable),
+            (Box::new(cuda.create_buffer::<T>(ordinal, LEN).unwrap()), here, MemoryKind::Device),
+            (Box::new(cuda.allocate_unified::<T>(ordinal, LEN).unwrap()), here, MemoryKind::Unified),
+            (Box::new(explicit), here, MemoryKind::Unified),
+        ];
+        for (buffer, device, kind) in &buffers {
+            assert_eq!((buffer.device(), buffer.kind()), (*device, *kind));
+            is_a_buffer(&**buffer, a, b);
+        }
+        drop(buffers);
+        cuda.drain().unwrap();
+        assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+        drop(cuda);
+        test.assert_ledger_empty();
+        test.assert_no_races();
+    }
+    each(7_u8, 0);
+    each(1.5_f32, -0.0);
+    each(1e300_f64, 2.0);
+    each([0.25_f32; 768], [2.0; 768]);
+}
+
+#[test]
+fn the_backends_own_names_allocate_prefetch_and_advise() {
+    let (test, cuda) = backend();
+    let ordinal = test.ordinal();
+    assert!(cuda.supports_unified_memory(ordinal).unwrap());
+    assert_eq!(cuda.supports_unified_memory(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    let buffer = cuda.allocate_unified::<u32>(ordinal, 300_000).unwrap();
+    assert_eq!(cuda.ledger().leases, 1);
+    cuda.set_memory_advice(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+    buffer.write().unwrap().fill(3);
+    cuda.prefetch_to_device(&buffer, None).wait().unwrap();
+    cuda.prefetch_to_device(&buffer, Some(ordinal)).wait().unwrap();
+    pollster::block_on(cuda.prefetch_to_host(&buffer)).unwrap();
+    assert!(buffer.read().unwrap().iter().all(|number| *number == 3));
+    let refused = cuda.prefetch_to_device(&buffer, Some(u32::MAX)).wait().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::UnknownDevice);
+    assert_eq!(cuda.allocate_unified::<u8>(u32::MAX, 1).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    for len in [0, usize::MAX] {
+        let refused = cuda.allocate_unified::<u32>(ordinal, len).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+    let error = cuda.allocate_unified::<u8>(ordinal, 1 << 50).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert_eq!(error.memory_shortage().unwrap().requested, 1 << 50);
+    drop(buffer);
+    cuda.drain().unwrap();
+    assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    drop(cuda);
+    test.assert_ledger_empty();
+}
+
+#[test]
+fn a_leased_queue_of_the_callers_takes_a_buffers_turns() {
+    let (test, cuda) = backend();
+    let queue = cuda
+        .lease_queue(DeviceId::Cuda(test.ordinal()), StreamPriority::High, WorkloadType::Compute)
+        .unwrap();
+    let buffer = cuda.allocate_unified::<u64>(test.ordinal(), 5000).unwrap();
+    buffer.write().unwrap().fill(1);
+    buffer.prefetch_to_device_on(&*queue, 1000.., None).wait().unwrap();
+    let there = buffer.acquire_for_device(&*queue, Role::Resident).unwrap();
+    let part = there.raw().slice(..8000).unwrap();
+    submit(&*queue, &Operation::Fill { dst: &part, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
+    drop((there, part));
+    let seen = buffer.read().unwrap();
+    assert!(seen[..1000].iter().all(|number| *number == 0) && seen[1000..].iter().all(|number| *number == 1));
+    drop(seen);
+    drop((buffer, queue));
+    cuda.drain().unwrap();
+    assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    drop(cuda);
+    test.assert_ledger_empty();
+}
+
+#[test]
+fn the_example_runs_and_leaves_nothing_behind() {
+    let (test, cuda) = backend();
+    drop(cuda);
+    example::run(test.ordinal()).unwrap();
+}

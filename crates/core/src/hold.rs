@@ -1,0 +1,108 @@
+//! A range kept for the host, which looks at the bytes in another place: to everyone else it is an open host view.
+
+use std::fmt;
+
+use crate::{
+    Access, Fence, RawBuffer, Result,
+    hazard::{Opening, Ticket, Woken},
+};
+
+/// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
+/// enqueue such work is answered `Busy`. Unlike a view it needs no address that the host can use, and it owns its share of the
+/// buffer. For types that keep a copy for the host beside a device's memory.
+///
+/// Ends when dropped, or becomes a use by work that was enqueued meanwhile: [`commit`](Self::commit). Forgotten, it keeps the
+/// range for good.
+#[must_use = "a hold ends when it is dropped"]
+pub struct Hold {
+    buffer: RawBuffer,
+    /// Taken when it ends in another way than by its drop.
+    ticket: Option<Ticket>,
+}
+
+/// What came of [`RawBuffer::try_hold`].
+#[derive(Debug)]
+pub enum Holding {
+    /// The range is held.
+    Held(Hold),
+    /// Something is in the way that will go by itself.
+    Blocked(Blocked),
+}
+
+/// Work in flight, or another thread's claim, in the way of a hold.
+#[derive(Debug)]
+pub struct Blocked {
+    buffer: RawBuffer,
+    access: Access,
+    by: Opening,
+}
+
+impl RawBuffer {
+    /// Keeps work in conflict away from the range, where nothing is in the way. Never blocks, and asks no driver: it may be
+    /// called under a lock.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
+    pub fn try_hold(&self, access: Access) -> Result<Holding> {
+        Ok(match self.hazards().try_open_view(self.range(), access)? {
+            Opening::Open(ticket) => Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) }),
+            by => Holding::Blocked(Blocked { buffer: self.clone(), access, by }),
+        })
+    }
+}
+
+impl Blocked {
+    /// Blocks the calling thread until it is gone. Something else may be in the way then. What failed is gone, too; who
+    /// awaits it is told.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn wait(self) -> Result<()> {
+        self.make_way(true)
+    }
+
+    /// Asks the driver whether it is gone, without waiting.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where it is not.
+    pub fn check(self) -> Result<()> {
+        self.make_way(false)
+    }
+
+    fn make_way(self, wait: bool) -> Result<()> {
+        self.buffer.hazards().make_way(&self.buffer.range(), self.access, self.by, wait)
+    }
+}
+
+impl Hold {
+    /// The range.
+    #[must_use]
+    pub fn buffer(&self) -> &RawBuffer {
+        &self.buffer
+    }
+
+    /// Ends the hold in favour of work that was enqueued on the range while it was held: later uses come after the fence, and
+    /// the memory lives until then.
+    ///
+    /// # Safety
+    /// * `fence` is over only when that work is.
+    pub unsafe fn commit(mut self, fence: &Fence) {
+        if let Some(ticket) = self.ticket.take() {
+            self.buffer.hazards().commit(ticket, fence, &mut Woken::default());
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.buffer.hazards().close_view(ticket);
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hold({:?})", self.buffer)
+    }
+}

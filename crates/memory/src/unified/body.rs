@@ -1,0 +1,145 @@
+//! A unified buffer without its element type: its memory, its queue, and what is known of both sides.
+
+use std::ops::{Bound, Range, RangeBounds};
+
+use parking_lot::Mutex;
+use transload_core::{
+    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill, submit,
+};
+
+use super::{UnifiedMode, state::State};
+use crate::{CudaDevice, CudaMemoryManager};
+
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) device: CudaDevice,
+    /// What devices use: managed memory, or device memory.
+    pub(crate) raw: RawBuffer,
+    /// What the host looks at where that is not managed memory: pinned, and never given to anybody.
+    pub(crate) host: Option<RawBuffer>,
+    pub(crate) queue: QueueLease,
+    pub(crate) state: Mutex<State>,
+}
+
+impl Body {
+    pub(crate) fn allocate(
+        memory: &CudaMemoryManager,
+        queue: QueueLease,
+        bytes: usize,
+        mode: UnifiedMode,
+    ) -> Result<Self> {
+        let device = memory.device();
+        check_queue(device, &queue)?;
+        let (raw, host) = match mode {
+            UnifiedMode::Managed => {
+                if UnifiedMode::of(device)? == UnifiedMode::Explicit {
+                    let text = format!(
+                        "{} cannot use unified memory at the same time as the host; valid is the mode {}",
+                        device.id(),
+                        UnifiedMode::Explicit
+                    );
+                    return Err(Error::new(ErrorKind::Unsupported, text));
+                }
+                (memory.allocate(MemoryKind::Unified, bytes)?, None)
+            }
+            UnifiedMode::Explicit => {
+                let raw = memory.allocate(MemoryKind::Device, bytes)?;
+                (raw, Some(memory.allocate(MemoryKind::Pinned, bytes)?))
+            }
+        };
+        // The driver promises no content. By the device it takes no time of the host's.
+        submit(&*queue, &Operation::Fill { dst: &raw, pattern: Pattern::U8(0) }, Timing::Off)?;
+        Ok(Self::over(device, queue, raw, host))
+    }
+
+    /// Over managed memory that exists.
+    pub(crate) fn wrap(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer) -> Result<Self> {
+        let device = memory.device();
+        check_queue(device, &queue)?;
+        let place = raw.place();
+        if place.kind != MemoryKind::Unified || raw.host_address().is_none() || !raw.is_writable() {
+            let text = format!(
+                "{place} memory cannot become a unified buffer; valid is writable unified memory that host and device can use \
+                 at the same time"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if place.device != device.id() {
+            let text =
+                format!("the memory is {}'s, the buffer would be one of {}", place.device, device.id());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(Self::over(device, queue, raw, None))
+    }
+
+    fn over(device: &CudaDevice, queue: QueueLease, raw: RawBuffer, host: Option<RawBuffer>) -> Self {
+        Self { device: device.clone(), raw, host, queue, state: Mutex::default() }
+    }
+
+    pub(crate) fn mode(&self) -> UnifiedMode {
+        if self.host.is_some() { UnifiedMode::Explicit } else { UnifiedMode::Managed }
+    }
+
+    pub(crate) fn run(&self, operation: &Operation<'_>) -> Result<()> {
+        submit(&*self.queue, operation, Timing::Off)?.wait()
+    }
+
+    /// Sets every element, whatever its size.
+    pub(crate) fn fill(&self, element: &[u8]) -> Result<()> {
+        self.send_what_failed()?;
+        fill(&*self.queue, &self.raw, element)?.wait()
+    }
+
+    pub(crate) fn copy_from_host(&self, source: &[u8]) -> Result<()> {
+        self.send_what_failed()?;
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let source = unsafe { crate::borrow(source) };
+        self.run(&Operation::Copy { src: &source, dst: &self.raw })
+    }
+
+    pub(crate) fn copy_to_host(&self, destination: &mut [u8]) -> Result<()> {
+        self.send_what_failed()?;
+        // SAFETY: the value is dropped at the end of this function and never cloned.
+        let destination = unsafe { crate::borrow_mut(destination) };
+        self.run(&Operation::Copy { src: &self.raw, dst: &destination })
+    }
+
+    /// A range of elements of `size` bytes as bytes.
+    ///
+    /// # Errors
+    /// `OutOfRange`.
+    pub(crate) fn bytes(&self, range: impl RangeBounds<usize>, size: usize) -> Result<Range<usize>> {
+        let len = self.raw.len() / size.max(1);
+        let start = match range.start_bound() {
+            Bound::Included(start) => Some(*start),
+            Bound::Excluded(before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.checked_add(1),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => Some(len),
+        };
+        match (start, end) {
+            // No overflow: the last element's end is the buffer's.
+            (Some(start), Some(end)) if start <= end && end <= len => Ok(start * size..end * size),
+            _ => Err(Error::new(
+                ErrorKind::OutOfRange,
+                format!(
+                    "elements {:?} to {:?} are not within this buffer of {len} elements",
+                    range.start_bound(),
+                    range.end_bound()
+                ),
+            )),
+        }
+    }
+}
+
+fn check_queue(device: &CudaDevice, queue: &QueueLease) -> Result<()> {
+    if queue.device() == device.id() {
+        return Ok(());
+    }
+    let text =
+        format!("the queue is one of {}, the memory {}'s; both must agree", queue.device(), device.id());
+    Err(Error::new(ErrorKind::InvalidArgument, text))
+}

@@ -1,0 +1,176 @@
+//! Without shared memory: what a writable slice holds is copied up when it closes, and what devices wrote down when one opens.
+//!
+//! The device's memory is thereby the newest for whoever uses it in the order of its buffer, through whatever handle: the copy
+//! up takes the slice's place in that order. The host's copy is the newest where the state says so.
+
+use std::{ops::Range, thread};
+
+use transload_core::{
+    Access, Claims, Error, ErrorKind, Fence, Hold, Operation, Queue, RawBuffer, Result, Timing,
+};
+
+use super::{body::Body, holders::HolderId, state::bytes_of};
+
+impl Body {
+    /// Sends what the host wrote to the device, in the place of the hold. Does not wait. Where the driver refuses, the hold
+    /// stays, so that nobody sees what the device's memory has instead, and the next use of the buffer tries again.
+    pub(crate) fn bring_up(&self, hold: Hold) {
+        let Some(host) = &self.host else { return };
+        if let Err((hold, _told_by_the_next_use)) = self.send(host, hold) {
+            self.state.lock().copy.keep_unsent(hold);
+        }
+    }
+
+    /// Tries again to send what could not be sent.
+    ///
+    /// # Errors
+    /// The driver's; nothing is lost then.
+    pub(crate) fn send_what_failed(&self) -> Result<()> {
+        let Some(host) = &self.host else { return Ok(()) };
+        let mut outcome = Ok(());
+        let unsent = self.state.lock().copy.take_unsent();
+        for hold in unsent {
+            if let Err((hold, error)) = self.send(host, hold) {
+                self.state.lock().copy.keep_unsent(hold);
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    fn send(&self, host: &RawBuffer, hold: Hold) -> Result<(), (Hold, Error)> {
+        match self.enqueue_up(host, hold.buffer()) {
+            Ok(Some(fence)) => {
+                // SAFETY: the fence is over when the copy is, which is the only use since the hold began.
+                unsafe { hold.commit(&fence) };
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(error) => Err((hold, error)),
+        }
+    }
+
+    /// `dst` is held for writing.
+    fn enqueue_up(&self, host: &RawBuffer, dst: &RawBuffer) -> Result<Option<Fence>> {
+        if dst.is_empty() {
+            return Ok(None);
+        }
+        let src = host.slice(bytes_of(dst))?;
+        let mut claims = Claims::of(&mut [(&src, Access::Read)])?;
+        claims.wait_where_a_queue_cannot(&*self.queue);
+        // SAFETY: the claims keep the source, and the caller's hold the destination, from every use in conflict until the fence
+        // is committed to both, and everything before the hold is over.
+        let fence =
+            unsafe { self.queue.enqueue(&Operation::Copy { src: &src, dst }, claims.after(), Timing::Off) }?;
+        // SAFETY: the fence is over after the copy, which comes after `after`.
+        unsafe { claims.commit(&fence) };
+        Ok(Some(fence))
+    }
+
+    /// Makes the host's copy of a range the newest, where it is not, for the holder of the range.
+    ///
+    /// # Errors
+    /// With `wait` false `Busy` where copies that were begun before are under way; the driver's.
+    pub(crate) fn bring_down(&self, id: HolderId, range: &Range<usize>, wait: bool) -> Result<()> {
+        let Some(host) = &self.host else { return Ok(()) };
+        loop {
+            let (missing, arriving) = {
+                let mut state = self.state.lock();
+                state.notice(self.raw.writes(), 0);
+                (state.copy.missing(range), state.copy.arriving(range))
+            };
+            let mut again = false;
+            for arrival in arriving {
+                if !wait && !arrival.1.is_over() {
+                    return Err(still_arriving(&arrival.0));
+                }
+                let well = arrival.1.wait().is_ok();
+                self.state.lock().arrived(&arrival, well);
+                again |= !well;
+            }
+            for part in missing {
+                again |= !self.fetch(host, part)?;
+            }
+            if !again {
+                let mut state = self.state.lock();
+                state.copy.is_valid(range.clone());
+                state.holders.set_ready(id);
+                return Ok(());
+            }
+            if !wait {
+                return Err(still_arriving(range));
+            }
+            thread::yield_now();
+        }
+    }
+
+    /// Copies a held range down and waits for it. Answers `false` where another slice looks at a part of the host's copy: it
+    /// brought that down itself.
+    fn fetch(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
+        let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range)?);
+        let mut claims = match Claims::of(&mut [(&dst, Access::Write)]) {
+            Ok(claims) => claims,
+            Err(error) if error.kind() == ErrorKind::Busy => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        claims.wait_where_a_queue_cannot(&*self.queue);
+        // SAFETY: the claims keep the destination from every use in conflict until the fence is committed. The source is held by
+        // the caller, so nothing writes it and all that did is over, until after the wait below.
+        let fence = unsafe {
+            self.queue.enqueue(&Operation::Copy { src: &src, dst: &dst }, claims.after(), Timing::Off)
+        }?;
+        // SAFETY: the fence is over after the copy, which comes after `after`.
+        unsafe { claims.commit(&fence) };
+        fence.wait().map(|()| true)
+    }
+
+    /// Begins to bring a range down, for slices to come.
+    ///
+    /// # Errors
+    /// `Busy` where a slice in conflict is open; the queue's.
+    pub(crate) fn begin_down(
+        &self,
+        host: &RawBuffer,
+        queue: &dyn Queue,
+        range: Range<usize>,
+    ) -> Result<Fence> {
+        let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range.clone())?);
+        let operation = Operation::Copy { src: &src, dst: &dst };
+        operation.validate()?;
+        let mut claims = Claims::of(&mut operation.uses())?;
+        claims.wait_where_a_queue_cannot(queue);
+        // SAFETY: the claims keep every use in conflict away until the fence is committed.
+        let fence = unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?;
+        let mut state = self.state.lock();
+        // While the claims are held nobody writes the range.
+        state.notice(self.raw.writes(), 0);
+        state.copy.arrives(range, fence.clone());
+        drop(state);
+        // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
+        unsafe { claims.commit(&fence) };
+        Ok(fence)
+    }
+
+    /// A fence behind all that writes the range on the device so far.
+    ///
+    /// # Errors
+    /// The queue's.
+    pub(crate) fn behind(&self, host: &RawBuffer, queue: &dyn Queue, range: Range<usize>) -> Result<Fence> {
+        let src = self.raw.slice(range.clone())?;
+        let mut claims = Claims::of(&mut [(&src, Access::Read)])?;
+        claims.wait_where_a_queue_cannot(queue);
+        let (nothing, nowhere) = (self.raw.slice(range.start..range.start)?, host.slice(..0)?);
+        let operation = Operation::Copy { src: &nothing, dst: &nowhere };
+        // SAFETY: it copies no byte.
+        let fence = unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?;
+        // SAFETY: the fence comes after `after`, and nothing was used.
+        unsafe { claims.commit(&fence) };
+        Ok(fence)
+    }
+}
+
+fn still_arriving(range: &Range<usize>) -> Error {
+    let text =
+        format!("bytes {} to {} are on their way to the host; wait for that first", range.start, range.end);
+    Error::new(ErrorKind::Busy, text)
+}

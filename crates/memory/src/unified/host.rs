@@ -1,0 +1,129 @@
+//! The host's access to a range: no device's work in conflict is enqueued while it is open, and no guard of a device's is.
+
+use std::{fmt, ops::Range, ptr::NonNull};
+
+use transload_core::{
+    Access, Error, ErrorKind, Hold, Holding, RawBuffer, Result,
+    host_access::{self, HostAccess},
+};
+
+use super::{
+    body::Body,
+    holders::{HolderId, Side},
+};
+
+/// Bytes that the host may look at, or write, until this is dropped.
+pub(crate) struct Open<'a> {
+    body: &'a Body,
+    id: HolderId,
+    range: Range<usize>,
+    access: Access,
+    address: NonNull<u8>,
+    /// The host's bytes are what the slice promises: what it wrote counts when it closes.
+    ready: bool,
+    /// On the memory that devices use.
+    hold: Option<Hold>,
+    /// On the host's own copy, where there is one.
+    copy: Option<Hold>,
+}
+
+// SAFETY: it stands for a reference to bytes of buffers that are Sync; the holds keep others out.
+unsafe impl Send for Open<'_> {}
+// SAFETY: as above; writing needs `&mut`.
+unsafe impl Sync for Open<'_> {}
+
+impl Body {
+    /// Opens a range for the host. Waits for devices' work in conflict, or with `wait` false answers Busy; what devices wrote
+    /// is brought to the host in either case.
+    ///
+    /// # Errors
+    /// `Busy` where a slice or guard in conflict is open; the driver's.
+    pub(crate) fn open(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Open<'_>> {
+        self.send_what_failed()?;
+        let theirs = self.raw.slice(range.clone())?;
+        let mut open = loop {
+            let mut state = self.state.lock();
+            state.holders.check(&range, Side::Host, access)?;
+            state.notice(self.raw.writes(), 0);
+            match theirs.try_hold(access)? {
+                Holding::Held(hold) => {
+                    // Both under the lock: what was written besides is somebody else's.
+                    state.notice(self.raw.writes(), u64::from(access == Access::Write));
+                    let id = state.holders.add(range.clone(), Side::Host, access);
+                    state.place.touched_by_host(&range);
+                    let address = NonNull::dangling();
+                    let hold = Some(hold);
+                    break Open { body: self, id, range, access, address, ready: false, hold, copy: None };
+                }
+                Holding::Blocked(blocked) => {
+                    drop(state);
+                    if wait { blocked.wait()? } else { blocked.check()? }
+                }
+            }
+        };
+        let ours = match &self.host {
+            Some(host) => {
+                let copy = host.slice(open.range.clone())?;
+                self.bring_down(open.id, &open.range, wait)?;
+                open.copy = Some(held(&copy, access, wait)?);
+                copy
+            }
+            None => theirs,
+        };
+        open.address = ours.host_address().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, format!("the host cannot address {} memory", ours.place()))
+        })?;
+        let announced = match access {
+            Access::Read => HostAccess::Read,
+            Access::Write => HostAccess::Write,
+        };
+        host_access::note(open.address.as_ptr().addr(), open.range.len(), announced);
+        open.ready = true;
+        Ok(open)
+    }
+}
+
+fn held(buffer: &RawBuffer, access: Access, wait: bool) -> Result<Hold> {
+    loop {
+        match buffer.try_hold(access)? {
+            Holding::Held(hold) => return Ok(hold),
+            Holding::Blocked(blocked) if wait => blocked.wait()?,
+            Holding::Blocked(blocked) => blocked.check()?,
+        }
+    }
+}
+
+impl Open<'_> {
+    /// The first byte: readable for [`len`](Self::len) bytes while this lives, and writable where it was opened for that.
+    pub(crate) fn address(&self) -> NonNull<u8> {
+        self.address
+    }
+
+    /// In bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        // First of all: from the end of the hold on a device may write what this protected.
+        self.body.state.lock().holders.remove(self.id);
+        drop(self.copy.take());
+        if let Some(hold) = self.hold.take()
+            && self.ready
+            && self.access == Access::Write
+        {
+            self.body.bring_up(hold);
+        }
+    }
+}
+
+impl fmt::Debug for Open<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Open")
+            .field("bytes", &self.range)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}

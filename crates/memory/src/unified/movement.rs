@@ -1,0 +1,116 @@
+//! Prefetch: bytes on their way to where they will be used, beside other work.
+
+use std::ops::{Range, RangeBounds};
+
+use transload_core::{
+    Access, DeviceId, Error, ErrorKind, Fence, Operation, Pod, Queue, RawBuffer, Result, Timing, Transfer,
+    submit,
+};
+
+use super::{UnifiedBuffer, UnifiedMode, body::Body, holders::Side};
+use crate::{CudaDevice, CudaFeature};
+
+/// Every method answers when the prefetch is enqueued, behind all work on the range so far. It never changes content. Where the
+/// mode is [`Explicit`](UnifiedMode::Explicit) the device's memory is up to date in any case, and a prefetch to the host copies
+/// what the next slice would have to wait for.
+///
+/// A transfer that was refused says so when it is awaited: `Busy` where a host slice is open on the range; `InvalidArgument` for
+/// an empty range; `OutOfRange`; `UnknownDevice` naming the valid ordinals; `Unsupported` for a device that the memory cannot be
+/// moved to.
+impl<T: Pod> UnifiedBuffer<T> {
+    /// Moves all of it to a device; `None` means the buffer's own.
+    pub fn prefetch_to_device(&self, ordinal: Option<u32>) -> Transfer {
+        self.prefetch_to_device_on(&*self.body.queue, .., ordinal)
+    }
+
+    /// Moves all of it to the host.
+    pub fn prefetch_to_host(&self) -> Transfer {
+        self.prefetch_to_host_on(&*self.body.queue, ..)
+    }
+
+    /// Moves a range of elements to a device; `None` means the buffer's own.
+    pub fn prefetch_range_to_device(&self, range: impl RangeBounds<usize>, ordinal: Option<u32>) -> Transfer {
+        self.prefetch_to_device_on(&*self.body.queue, range, ordinal)
+    }
+
+    /// Moves a range of elements to the host.
+    pub fn prefetch_range_to_host(&self, range: impl RangeBounds<usize>) -> Transfer {
+        self.prefetch_to_host_on(&*self.body.queue, range)
+    }
+
+    /// Moves a range of elements to a device, on a queue of the caller's; `None` means the buffer's own device, whatever the
+    /// queue's is.
+    pub fn prefetch_to_device_on(
+        &self,
+        queue: &dyn Queue,
+        range: impl RangeBounds<usize>,
+        ordinal: Option<u32>,
+    ) -> Transfer {
+        let to = ordinal.map_or(self.body.device.id(), DeviceId::Cuda);
+        self.body.start(queue, self.body.bytes(range, size_of::<T>()), to)
+    }
+
+    /// Moves a range of elements to the host, on a queue of the caller's.
+    pub fn prefetch_to_host_on(&self, queue: &dyn Queue, range: impl RangeBounds<usize>) -> Transfer {
+        self.body.start(queue, self.body.bytes(range, size_of::<T>()), DeviceId::Cpu)
+    }
+}
+
+impl Body {
+    fn start(&self, queue: &dyn Queue, range: Result<Range<usize>>, to: DeviceId) -> Transfer {
+        let started = range.and_then(|range| {
+            let part = self.raw.slice(range.clone())?;
+            self.prefetch(queue, range, &part, to).map(|fence| Transfer::direct(fence, &part, &part))
+        });
+        started.unwrap_or_else(Transfer::refused)
+    }
+
+    fn prefetch(
+        &self,
+        queue: &dyn Queue,
+        range: Range<usize>,
+        part: &RawBuffer,
+        to: DeviceId,
+    ) -> Result<Fence> {
+        self.check_place(to)?;
+        self.send_what_failed()?;
+        let operation = Operation::Prefetch { buffer: part, to };
+        operation.validate()?;
+        // Pages do not move under a slice; and what is observed is the same where there are none.
+        self.state.lock().holders.check(&range, Side::Device, Access::Write)?;
+        let Some(host) = &self.host else {
+            let fence = submit(queue, &operation, Timing::Off)?;
+            self.state.lock().place.brought_to(to, range);
+            return Ok(fence);
+        };
+        if to.is_cpu() { self.begin_down(host, queue, range) } else { self.behind(host, queue, range) }
+    }
+
+    /// Whether the memory can be there at all.
+    ///
+    /// # Errors
+    /// `UnknownDevice` or `Unsupported`.
+    pub(crate) fn check_place(&self, place: DeviceId) -> Result<()> {
+        let own = self.device.id();
+        let ordinal = match place {
+            DeviceId::Cpu => return Ok(()),
+            place if place == own => return Ok(()),
+            DeviceId::Cuda(ordinal) => ordinal,
+            other => {
+                let text = format!("unified memory cannot be at {other}; valid are cpu and cuda:N");
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+        };
+        let there = CudaDevice::new(ordinal)?;
+        if self.mode() == UnifiedMode::Explicit {
+            let text =
+                format!("without managed memory the buffer stays at {own} and cpu; it cannot be at {place}");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if !there.supports_feature(CudaFeature::ConcurrentManagedAccess)? {
+            let text = format!("{place} cannot use unified memory at the same time as the host");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        Ok(())
+    }
+}

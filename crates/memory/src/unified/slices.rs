@@ -1,0 +1,69 @@
+//! Slices of a unified buffer for the host.
+
+use std::{
+    marker::PhantomData,
+    ops::{Deref, DerefMut},
+    slice,
+};
+
+use transload_core::Pod;
+
+use super::host::Open;
+
+/// Readable elements. While it is open, work of devices that would write them answers `Busy`, as does a guard for that.
+#[derive(Debug)]
+pub struct UnifiedSlice<'a, T> {
+    open: Open<'a>,
+    elements: PhantomData<&'a [T]>,
+}
+
+/// Writable elements. While it is open, work of devices that would use them answers `Busy`, as does any guard. What it holds when
+/// it is dropped is what devices see from then on.
+#[derive(Debug)]
+pub struct UnifiedSliceMut<'a, T> {
+    open: Open<'a>,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T: Pod> UnifiedSlice<'a, T> {
+    /// Over whole elements, aligned for them.
+    pub(crate) fn new(open: Open<'a>) -> Self {
+        Self { open, elements: PhantomData }
+    }
+}
+
+impl<'a, T: Pod> UnifiedSliceMut<'a, T> {
+    /// Over whole elements, aligned for them, opened for writing.
+    pub(crate) fn new(open: Open<'a>) -> Self {
+        Self { open, elements: PhantomData }
+    }
+}
+
+impl<T: Pod> Deref for UnifiedSlice<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let count = self.open.len() / size_of::<T>().max(1);
+        // SAFETY: the bytes are readable and initialised while `open` lives, nobody writes them meanwhile, the buffer saw to
+        // whole elements and their alignment, and any bytes are a `T`.
+        unsafe { slice::from_raw_parts(self.open.address().cast::<T>().as_ptr(), count) }
+    }
+}
+
+impl<T: Pod> Deref for UnifiedSliceMut<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let count = self.open.len() / size_of::<T>().max(1);
+        // SAFETY: as for `UnifiedSlice`; a writable one keeps every other user away.
+        unsafe { slice::from_raw_parts(self.open.address().cast::<T>().as_ptr(), count) }
+    }
+}
+
+impl<T: Pod> DerefMut for UnifiedSliceMut<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let count = self.open.len() / size_of::<T>().max(1);
+        // SAFETY: as above, it was opened for writing, and `&mut self` makes this the only reference.
+        unsafe { slice::from_raw_parts_mut(self.open.address().cast::<T>().as_ptr(), count) }
+    }
+}

@@ -1,0 +1,144 @@
+//! What is known of a unified buffer: who has it, and which bytes of the host's copy are the newest.
+//!
+//! Kept under one lock, under which nothing is called that could block.
+
+use std::ops::Range;
+
+use transload_core::{DeviceId, Fence, Hold, RawBuffer};
+
+use super::{Role, holders::Holders, ranges::Ranges};
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) holders: Holders,
+    pub(crate) copy: HostCopy,
+    pub(crate) place: Placing,
+}
+
+/// The host's copy beside a device's memory.
+///
+/// What is submitted to the device's memory by whomever is counted by its buffer. Where that count of writes is not what it was
+/// when this was last looked at, and no slice's own, any byte may have been written that no open slice protects.
+#[derive(Debug, Default)]
+pub(crate) struct HostCopy {
+    /// The buffer's count of writes up to which the rest holds.
+    seen: u64,
+    /// Where the copy is as new as the device's memory.
+    valid: Ranges,
+    /// Copies to the host that are on their way: part of what is valid, as long as they do not fail.
+    arriving: Vec<(Range<usize>, Fence)>,
+    /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
+    unsent: Vec<Hold>,
+}
+
+/// What the driver was told about where managed memory should be.
+#[derive(Debug, Default)]
+pub(crate) struct Placing {
+    /// What was brought to a device and not touched by the host since, as far as is known: at worst a prefetch is made that
+    /// was not needed, or left out where it was.
+    pub(crate) brought: Option<(DeviceId, Ranges)>,
+    /// The last role and range that advice was given for.
+    pub(crate) advised: Option<(Role, DeviceId, Range<usize>)>,
+    /// The roles that advice was ever given for.
+    pub(crate) roles: Vec<(Role, DeviceId)>,
+}
+
+pub(crate) fn bytes_of(buffer: &RawBuffer) -> Range<usize> {
+    buffer.offset()..buffer.offset().saturating_add(buffer.len())
+}
+
+impl State {
+    /// Takes notice of how often the device's memory was written so far; `own` of those were slices of this buffer that were
+    /// opened under the same lock since the last look.
+    pub(crate) fn notice(&mut self, writes: u64, own: u64) {
+        if writes != self.copy.seen.wrapping_add(own) {
+            self.copy.valid.clear();
+            self.keep_what_is_held();
+        }
+        self.copy.seen = writes;
+    }
+
+    /// What was on its way has arrived, or failed.
+    pub(crate) fn arrived(&mut self, (range, fence): &(Range<usize>, Fence), well: bool) {
+        let same =
+            |other: &Fence| other.point() == fence.point() && other.timeline().id() == fence.timeline().id();
+        self.copy.arriving.retain(|(_, other)| !same(other));
+        if !well {
+            self.copy.valid.remove(range);
+            self.keep_what_is_held();
+        }
+    }
+
+    fn keep_what_is_held(&mut self) {
+        let unsent = self.copy.unsent.iter().map(|hold| bytes_of(hold.buffer()));
+        for range in unsent.chain(self.holders.ready().cloned()) {
+            self.copy.valid.insert(range);
+        }
+    }
+}
+
+impl HostCopy {
+    pub(crate) fn missing(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        self.valid.missing(range)
+    }
+
+    /// The range's copy is the newest. To be called while a hold or claim keeps writers away from the device's memory.
+    pub(crate) fn is_valid(&mut self, range: Range<usize>) {
+        self.valid.insert(range);
+    }
+
+    /// A device may have written the range.
+    pub(crate) fn is_stale(&mut self, range: &Range<usize>) {
+        self.valid.remove(range);
+    }
+
+    /// The range's copy is on its way.
+    pub(crate) fn arrives(&mut self, range: Range<usize>, fence: Fence) {
+        // It comes after those, and over all of their bytes.
+        self.arriving.retain(|(older, _)| older.start < range.start || range.end < older.end);
+        self.arriving.push((range.clone(), fence));
+        self.valid.insert(range);
+    }
+
+    /// What of the range is on its way, or was when somebody looked.
+    pub(crate) fn arriving(&self, range: &Range<usize>) -> Vec<(Range<usize>, Fence)> {
+        let meets = |other: &Range<usize>| other.start.max(range.start) < other.end.min(range.end);
+        self.arriving.iter().filter(|(other, _)| meets(other)).cloned().collect()
+    }
+
+    pub(crate) fn keep_unsent(&mut self, hold: Hold) {
+        self.valid.insert(bytes_of(hold.buffer()));
+        self.unsent.push(hold);
+    }
+
+    pub(crate) fn take_unsent(&mut self) -> Vec<Hold> {
+        std::mem::take(&mut self.unsent)
+    }
+}
+
+impl Placing {
+    /// The host touches the range: pages of it move.
+    pub(crate) fn touched_by_host(&mut self, range: &Range<usize>) {
+        if let Some((_, ranges)) = &mut self.brought {
+            ranges.remove(range);
+        }
+    }
+
+    /// The range is brought to a place.
+    pub(crate) fn brought_to(&mut self, place: DeviceId, range: Range<usize>) {
+        match &mut self.brought {
+            Some((device, ranges)) if *device == place => ranges.insert(range),
+            Some((_, ranges)) if place.is_cpu() => ranges.remove(&range),
+            None if place.is_cpu() => {}
+            other => {
+                let mut ranges = Ranges::default();
+                ranges.insert(range);
+                *other = Some((place, ranges));
+            }
+        }
+    }
+
+    pub(crate) fn is_there(&self, place: DeviceId, range: &Range<usize>) -> bool {
+        self.brought.as_ref().is_some_and(|(device, ranges)| *device == place && ranges.covers(range))
+    }
+}

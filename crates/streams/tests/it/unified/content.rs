@@ -1,0 +1,188 @@
+//! Whoever looks sees what was written before, whichever side wrote it.
+
+use std::fmt::Debug;
+
+use transload_core::{Access, Buffer, ErrorKind, MemoryKind, Operation, Pattern, Pod, Timing, submit};
+use transload_memory::{Role, UnifiedBuffer};
+use transload_streams::{CudaStream, LaunchConfig};
+
+use super::{Bench, everywhere};
+use crate::{
+    launch::{numbers, saxpy, saxpy_of, watched},
+    setup::noise,
+};
+
+fn is_shared<T: Pod + PartialEq + Debug>(bench: &Bench, zero: T, a: T, b: T) {
+    let buffer = bench.buffer::<T>(13);
+    assert!(buffer.read().unwrap().iter().all(|element| *element == zero), "{bench} begins as zeros");
+    assert_eq!(
+        (buffer.len(), buffer.kind(), buffer.device()),
+        (13, MemoryKind::Unified, bench.setup.device.id())
+    );
+    buffer.write().unwrap()[4] = a;
+    let mut back = [b; 13];
+    buffer.copy_to_host(&mut back).unwrap();
+    assert!(
+        back.iter().enumerate().all(|(at, element)| *element == if at == 4 { a } else { zero }),
+        "{bench}"
+    );
+    buffer.fill(b).unwrap();
+    assert!(buffer.read().unwrap().iter().all(|element| *element == b), "{bench}: fill");
+    let mixed: Vec<T> = (0..13).map(|at| if at % 3 == 0 { a } else { b }).collect();
+    buffer.copy_from_host(&mixed).unwrap();
+    assert_eq!(*buffer.read_range(2..9).unwrap(), mixed[2..9]);
+    assert_eq!(buffer.copy_from_host(&mixed[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(buffer.copy_to_host(&mut back[1..]).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn elements_of_any_size_are_zero_at_first_and_shared_from_then_on() {
+    everywhere(|bench| {
+        is_shared(bench, 0_u8, 7, 9);
+        is_shared(bench, 0_u16, 0x1234, 1);
+        is_shared(bench, 0.0_f32, 1.5, -2.25);
+        is_shared(bench, 0.0_f64, 0.1, 1e300);
+        is_shared(bench, [0.0_f32; 768], [0.25; 768], [2.0; 768]);
+    });
+}
+
+#[test]
+fn a_kernel_reads_what_the_host_wrote_and_the_host_what_the_kernel_wrote_without_a_wait_of_the_callers() {
+    watched(|| {
+        everywhere(|bench| {
+            let kernel = saxpy_of(&bench.setup);
+            let other = CudaStream::new(&bench.setup.device).unwrap();
+            let (x, y) = (bench.buffer::<f32>(30_001), bench.buffer::<f32>(30_001));
+            for round in 0..5 {
+                let (a, b) = (numbers(30_001, round), numbers(30_001, round + 50));
+                x.write().unwrap().copy_from_slice(&a);
+                y.write().unwrap().copy_from_slice(&b);
+                let there_x = x.acquire_for_device(&other, Role::Input).unwrap();
+                let there_y = y.acquire_for_device(&other, Role::Output).unwrap();
+                assert_eq!((there_x.len(), there_x.access()), (30_001, Access::Read));
+                assert_eq!((there_y.role(), there_y.access()), (Role::Output, Access::Write));
+                drop(saxpy(&kernel, &other, 3.0, there_x.raw(), there_y.raw()).unwrap());
+                drop((there_x, there_y));
+                let expected: Vec<_> = a.iter().zip(&b).map(|(x, y)| 3.0 * x + y).collect();
+                assert!(*y.read().unwrap() == expected[..], "{bench}, round {round}");
+                assert!(*x.read().unwrap() == a[..], "{bench}, round {round}: the input");
+            }
+            drop((x, y, other, kernel));
+        });
+    });
+}
+
+#[test]
+fn read_modify_write_by_turns_loses_no_change() {
+    everywhere(|bench| {
+        let kernel = saxpy_of(&bench.setup);
+        let (ones, sum) = (bench.buffer::<f32>(500), bench.buffer::<f32>(500));
+        ones.fill(1.0).unwrap();
+        for _ in 0..20 {
+            sum.write().unwrap().iter_mut().for_each(|number| *number *= 2.0);
+            let there = sum.acquire_for_device(&bench.stream, Role::Resident).unwrap();
+            drop(saxpy(&kernel, &bench.stream, 1.0, ones.raw(), there.raw()).unwrap());
+        }
+        assert!(sum.read().unwrap().iter().all(|number| *number == ((1_u32 << 20) - 1) as f32), "{bench}");
+        drop((ones, sum, kernel));
+    });
+}
+
+#[test]
+fn ranges_of_both_sides_do_not_disturb_each_other() {
+    everywhere(|bench| {
+        let buffer = bench.buffer::<u8>(100_000);
+        let raw = buffer.raw();
+        let mut model = vec![0_u8; 100_000];
+        for round in 0..12_u8 {
+            let (from, to) = (usize::from(round) * 7_001, usize::from(round) * 7_001 + 20_000);
+            buffer.write_range(from..to).unwrap().fill(round + 1);
+            model[from..to].fill(round + 1);
+            let there = buffer
+                .acquire_range_for_device(&bench.stream, from + 300..to - 19_000, Role::Output, Access::Write)
+                .unwrap();
+            let pattern = Pattern::U8(100 + round);
+            drop(submit(&bench.stream, &Operation::Fill { dst: there.raw(), pattern }, Timing::Off).unwrap());
+            drop(there);
+            model[from + 300..to - 19_000].fill(100 + round);
+            assert!(*buffer.read_range(from..from + 5_000).unwrap() == model[from..from + 5_000], "{bench}");
+        }
+        assert!(*buffer.read().unwrap() == model[..], "{bench}");
+        assert_eq!(raw.len(), 100_000);
+        assert!(buffer.read_range(50..50).unwrap().is_empty());
+        drop(buffer.write_range(100_000..).unwrap());
+        drop(buffer);
+    });
+}
+
+#[test]
+fn a_handle_of_the_devices_side_sees_what_the_host_writes_later() {
+    everywhere(|bench| {
+        let buffer = bench.buffer::<u8>(5000);
+        let kept = buffer.acquire_for_device(&bench.stream, Role::Input).unwrap().raw().clone();
+        let back = bench.setup.pinned(&[0; 5000]);
+        for round in 0..5 {
+            let content = noise(5000, round);
+            buffer.write().unwrap().copy_from_slice(&content);
+            drop(bench.stream.copy_to_host_async(&kept, &back));
+            assert!(*back.read().unwrap() == content[..], "{bench}");
+            let content = noise(5000, round + 100);
+            drop(bench.stream.copy_from_host_async(&bench.setup.pinned(&content), &kept));
+            assert!(
+                *buffer.read().unwrap() == content[..],
+                "{bench}: and the host what is written through it"
+            );
+        }
+        drop((kept, back, buffer));
+    });
+}
+
+#[test]
+fn a_buffer_becomes_cores_and_cores_memory_a_buffer_without_a_copy() {
+    everywhere(|bench| {
+        let buffer = bench.buffer::<u32>(1000);
+        buffer.write().unwrap().fill(0x0102_0304);
+        let address = buffer.as_ptr();
+        let raw = buffer.into_raw().unwrap();
+        assert_eq!(raw.device_address(), Some(address.addr() as u64));
+        let back = bench.setup.pinned(&[0; 4000]);
+        bench.stream.copy_to_host_async(&raw, &back).wait().unwrap();
+        assert!(back.read().unwrap().chunks_exact(4).all(|bytes| bytes == [4, 3, 2, 1]), "{bench}");
+        let memory = &bench.setup.memory;
+        if !bench.is_managed() {
+            let error = UnifiedBuffer::<u32>::from_raw(memory, bench.queue(), raw).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            return;
+        }
+        let part = UnifiedBuffer::<u32>::from_raw(memory, bench.queue(), raw.slice(400..).unwrap()).unwrap();
+        assert_eq!((part.len(), part.as_ptr().addr()), (900, address.addr() + 400));
+        part.write().unwrap()[0] = 5;
+        let odd = raw.slice(2..10).unwrap();
+        let error = UnifiedBuffer::<u32>::from_raw(memory, bench.queue(), odd).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "it is not aligned");
+        assert_eq!(raw.read().unwrap()[400], 5);
+    });
+}
+
+#[test]
+fn what_a_device_wrote_by_the_address_alone_counts_where_a_guard_for_writing_was_held() {
+    everywhere(|bench| {
+        let kernel = saxpy_of(&bench.setup);
+        let (x, y) = (bench.buffer::<f32>(1000), bench.buffer::<f32>(1000));
+        x.write().unwrap().fill(2.0);
+        y.write().unwrap().fill(1.0);
+        let (there_x, there_y) = (
+            x.acquire_for_device(&bench.stream, Role::Input).unwrap(),
+            y.acquire_for_device(&bench.stream, Role::Output).unwrap(),
+        );
+        bench.stream.synchronize().unwrap();
+        let launch = kernel.launch(LaunchConfig::for_elements(1000, 128)).arg(3.0_f32);
+        let launch = launch.address(there_x.device_address().unwrap());
+        let launch = launch.address(there_y.device_address().unwrap()).arg(1000_u64);
+        // SAFETY: the kernel touches so many numbers of memory that the guards keep; what was before is over.
+        unsafe { launch.enqueue(&bench.stream) }.unwrap().wait().unwrap();
+        drop((there_x, there_y));
+        assert!(y.read().unwrap().iter().all(|number| *number == 7.0), "{bench}");
+        drop((x, y, kernel));
+    });
+}

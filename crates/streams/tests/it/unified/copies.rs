@@ -1,0 +1,77 @@
+//! Without shared memory bytes are copied when the other side's are newer, and only then.
+
+use transload_core::Buffer;
+use transload_cuda_sys::trace;
+use transload_memory::Role;
+
+use super::everywhere;
+use crate::launch::{saxpy, saxpy_of};
+
+/// Calls of this thread that copy up and down.
+fn copies(action: impl FnOnce()) -> (usize, usize) {
+    let trace = trace::start();
+    action();
+    let calls = trace.calls_of_this_thread();
+    let count = |part: &str| calls.iter().filter(|call| call.name.contains(part)).count();
+    (count("MemcpyHtoD"), count("MemcpyDtoH"))
+}
+
+#[test]
+fn each_side_is_copied_to_the_other_when_it_is_newer_and_only_then() {
+    everywhere(|bench| {
+        let kernel = saxpy_of(&bench.setup);
+        let (buffer, other) = (bench.buffer::<f32>(1000), bench.buffer::<f32>(1000));
+        let stream = &bench.stream;
+        drop(buffer.read().unwrap());
+        let each = if bench.is_managed() { 0 } else { 1 };
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: nobody wrote");
+        assert_eq!(copies(|| buffer.write().unwrap().fill(1.0)), (each, 0), "{bench}: up when it closes");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: the host wrote it itself");
+        let use_it = |role, kept: bool| {
+            let there = buffer.acquire_for_device(stream, role).unwrap();
+            if kept {
+                drop(saxpy(&kernel, stream, 1.0, there.raw(), other.raw()).unwrap());
+            } else {
+                drop(saxpy(&kernel, stream, 1.0, other.raw(), there.raw()).unwrap());
+            }
+        };
+        assert_eq!(copies(|| use_it(Role::Input, true)), (0, 0), "{bench}");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}: a kernel only read it");
+        assert_eq!(copies(|| use_it(Role::Output, false)), (0, 0), "{bench}");
+        assert_eq!(
+            copies(|| drop(buffer.read_range(..10).unwrap())),
+            (0, each),
+            "{bench}: a kernel wrote it"
+        );
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, each), "{bench}: the rest");
+        assert_eq!(copies(|| drop(buffer.read().unwrap())), (0, 0), "{bench}");
+        // Around the guard: what somebody may have written counts as written.
+        buffer.fill(2.0).unwrap();
+        assert_eq!(copies(|| assert_eq!(buffer.read().unwrap()[999], 2.0)), (0, each), "{bench}");
+        drop((buffer, other, kernel));
+    });
+}
+
+#[test]
+fn a_prefetch_to_the_host_is_the_copy_that_the_next_slice_does_not_wait_for() {
+    everywhere(|bench| {
+        let buffer = bench.buffer::<u8>(100_000);
+        buffer.fill(3).unwrap();
+        buffer.prefetch_to_host().wait().unwrap();
+        assert_eq!(
+            copies(|| assert!(buffer.read().unwrap().iter().all(|byte| *byte == 3))),
+            (0, 0),
+            "{bench}"
+        );
+        buffer.prefetch_to_device(None).wait().unwrap();
+        buffer.fill(4).unwrap();
+        let down = buffer.prefetch_range_to_host(..60_000);
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 4), "{bench}: beside it, too");
+        down.wait().unwrap();
+        let down = buffer.prefetch_to_host_on(&bench.stream, 5..7);
+        buffer.fill(5).unwrap();
+        down.wait().unwrap();
+        assert_eq!(buffer.read().unwrap()[5], 5, "{bench}: overtaken by a fill");
+        drop(buffer);
+    });
+}

@@ -1,0 +1,94 @@
+//! Unified buffers: one set of promises, kept in both modes and on every kind of device.
+
+mod bad_use;
+mod content;
+mod copies;
+mod exclusion;
+mod lifetime;
+mod random;
+mod roles;
+mod threads;
+
+use std::{fmt, sync::Arc};
+
+use transload_core::{Pod, QueueLease};
+use transload_cuda_sim::harness;
+use transload_memory::{UnifiedBuffer, UnifiedMode};
+use transload_streams::CudaStream;
+
+use crate::setup::Setup;
+
+/// A device, a mode of its buffers, and a stream of theirs.
+pub(crate) struct Bench {
+    pub(crate) setup: Setup,
+    pub(crate) mode: UnifiedMode,
+    pub(crate) stream: CudaStream,
+    name: &'static str,
+}
+
+impl Bench {
+    fn new(name: &'static str, setup: Setup, mode: UnifiedMode) -> Self {
+        let stream = CudaStream::new(&setup.device).unwrap();
+        Self { setup, mode, stream, name }
+    }
+
+    pub(crate) fn queue(&self) -> QueueLease {
+        QueueLease::new(Arc::new(self.stream.clone()))
+    }
+
+    pub(crate) fn buffer<T: Pod>(&self, len: usize) -> UnifiedBuffer<T> {
+        UnifiedBuffer::new_with_mode(&self.setup.memory, self.queue(), len, self.mode).unwrap()
+    }
+
+    pub(crate) fn is_managed(&self) -> bool {
+        self.mode == UnifiedMode::Managed
+    }
+
+    pub(crate) fn finish(self) {
+        let Self { setup, stream, .. } = self;
+        drop(stream);
+        setup.finish();
+    }
+}
+
+impl fmt::Display for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} buffers on {}", self.mode, self.name)
+    }
+}
+
+/// Both modes on the usual device; and on the software driver the devices that have one mode only.
+pub(crate) fn benches() -> Vec<Bench> {
+    let mut benches = vec![Bench::new("the usual device", Setup::new(), UnifiedMode::Explicit)];
+    let usual = Setup::new();
+    match UnifiedMode::of(&usual.device).unwrap() {
+        UnifiedMode::Managed => benches.push(Bench::new("the usual device", usual, UnifiedMode::Managed)),
+        UnifiedMode::Explicit => println!("skipped: the device has no concurrent access to unified memory"),
+    }
+    if harness::is_real() {
+        return benches;
+    }
+    let older = [
+        ("a device before Pascal", harness::device_with(|device| device.pre_pascal().record_accesses(true))),
+        (
+            "a device without managed memory",
+            harness::device_with(|device| device.managed_memory(false).record_accesses(true)),
+        ),
+    ];
+    for (name, test) in older {
+        let setup = Setup::on(test.unwrap());
+        let mode = UnifiedMode::of(&setup.device).unwrap();
+        assert_eq!(mode, UnifiedMode::Explicit, "{name} chooses by itself");
+        benches.push(Bench::new(name, setup, mode));
+    }
+    benches
+}
+
+/// Runs a test on each.
+pub(crate) fn everywhere(test: impl Fn(&Bench)) {
+    for bench in benches() {
+        println!("{bench}");
+        test(&bench);
+        bench.finish();
+    }
+}

@@ -1,0 +1,222 @@
+//! A thousand random workloads of host and device on one buffer, each compared with a plain vector after every look.
+
+use std::ops::Range;
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
+};
+use transload_core::{Access, Buffer, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_memory::{Role, UnifiedBuffer};
+use transload_streams::{CudaKernel, CudaStream};
+
+use super::{Bench, benches};
+use crate::{
+    gate::limited,
+    launch::{saxpy, saxpy_of},
+};
+
+const WORKLOADS: u32 = 1000;
+const MOST_STEPS: usize = 24;
+/// More than a page of any device's.
+const LONGEST: usize = 20_000;
+
+/// A range as two parts of the length, of 65,536 each.
+type Part = (u16, u16);
+
+#[derive(Clone, Debug)]
+enum Step {
+    HostWrites(Part, u8),
+    HostAdds(Part, u8),
+    HostLooks(Part),
+    HostCopiesIn(u8),
+    HostCopiesOut,
+    Fills(u8),
+    DeviceFills(Part, u8, usize),
+    /// The same through a handle that was kept from the beginning.
+    KeptFills(Part, u8, usize),
+    DeviceAdds(Part, u8, usize, bool),
+    DeviceReads(Part, usize),
+    Prefetches(Part, usize, bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let part = || any::<(u16, u16)>();
+    let (small, stream) = (|| 0_u8..8, || 0_usize..3);
+    prop_oneof![
+        2 => (part(), small()).prop_map(|(part, value)| Step::HostWrites(part, value)),
+        2 => (part(), small()).prop_map(|(part, value)| Step::HostAdds(part, value)),
+        2 => part().prop_map(Step::HostLooks),
+        1 => small().prop_map(Step::HostCopiesIn),
+        1 => Just(Step::HostCopiesOut),
+        1 => small().prop_map(Step::Fills),
+        2 => (part(), small(), stream()).prop_map(|(part, value, on)| Step::DeviceFills(part, value, on)),
+        1 => (part(), small(), stream()).prop_map(|(part, value, on)| Step::KeptFills(part, value, on)),
+        3 => (part(), small(), stream(), any::<bool>())
+            .prop_map(|(part, value, on, resident)| Step::DeviceAdds(part, value, on, resident)),
+        2 => (part(), stream()).prop_map(|(part, on)| Step::DeviceReads(part, on)),
+        2 => (part(), stream(), any::<bool>()).prop_map(|(part, on, up)| Step::Prefetches(part, on, up)),
+    ]
+}
+
+/// What all workloads of a bench share.
+struct Field<'a> {
+    bench: &'a Bench,
+    kernel: CudaKernel,
+    streams: Vec<CudaStream>,
+    ones: RawBuffer,
+    back: RawBuffer,
+}
+
+struct Workload<'a> {
+    field: &'a Field<'a>,
+    buffer: UnifiedBuffer<f32>,
+    kept: RawBuffer,
+    model: Vec<f32>,
+}
+
+impl Workload<'_> {
+    fn range(&self, (from, to): Part) -> Range<usize> {
+        let at = |part: u16| self.model.len() * usize::from(part) / usize::from(u16::MAX);
+        at(from.min(to))..at(from.max(to))
+    }
+
+    fn take(&mut self, step: Step) -> TestCaseResult {
+        let streams = &self.field.streams;
+        match step {
+            Step::HostWrites(part, value) => {
+                let range = self.range(part);
+                self.buffer.write_range(range.clone()).unwrap().fill(value.into());
+                self.model[range].fill(value.into());
+            }
+            Step::HostAdds(part, value) => {
+                let range = self.range(part);
+                let mut slice = self.buffer.write_range(range.clone()).unwrap();
+                prop_assert!(slice[..] == self.model[range.clone()]);
+                slice.iter_mut().for_each(|number| *number += f32::from(value));
+                self.model[range].iter_mut().for_each(|number| *number += f32::from(value));
+            }
+            Step::HostLooks(part) => {
+                let range = self.range(part);
+                prop_assert!(self.buffer.read_range(range.clone()).unwrap()[..] == self.model[range]);
+            }
+            Step::HostCopiesIn(value) => {
+                self.model.iter_mut().enumerate().for_each(|(at, number)| {
+                    *number = f32::from(value) + (at % 5) as f32;
+                });
+                self.buffer.copy_from_host(&self.model).unwrap();
+            }
+            Step::HostCopiesOut => {
+                let mut back = vec![-1.0; self.model.len()];
+                self.buffer.copy_to_host(&mut back).unwrap();
+                prop_assert!(back == self.model);
+            }
+            Step::Fills(value) => {
+                self.buffer.fill(value.into()).unwrap();
+                self.model.fill(value.into());
+            }
+            Step::DeviceFills(part, value, on) => {
+                let range = self.range(part);
+                let there = self
+                    .buffer
+                    .acquire_range_for_device(&streams[on], range.clone(), Role::Output, Access::Write)
+                    .unwrap();
+                fill(&streams[on], there.raw(), value);
+                self.model[range].fill(value.into());
+            }
+            Step::KeptFills(part, value, on) => {
+                let range = self.range(part);
+                fill(&streams[on], &self.kept.slice(range.start * 4..range.end * 4).unwrap(), value);
+                self.model[range].fill(value.into());
+            }
+            Step::DeviceAdds(part, value, on, resident) => {
+                let range = self.range(part);
+                if range.is_empty() {
+                    return Ok(());
+                }
+                let role = if resident { Role::Resident } else { Role::Output };
+                let there = self
+                    .buffer
+                    .acquire_range_for_device(&streams[on], range.clone(), role, Access::Write)
+                    .unwrap();
+                let ones = self.field.ones.slice(..range.len() * 4).unwrap();
+                drop(saxpy(&self.field.kernel, &streams[on], value.into(), &ones, there.raw()).unwrap());
+                self.model[range].iter_mut().for_each(|number| *number += f32::from(value));
+            }
+            Step::DeviceReads(part, on) => {
+                let range = self.range(part);
+                let there = self
+                    .buffer
+                    .acquire_range_for_device(&streams[on], range.clone(), Role::Input, Access::Read)
+                    .unwrap();
+                let back = self.field.back.slice(..range.len() * 4).unwrap();
+                drop(streams[on].copy_to_host_async(there.raw(), &back));
+                drop(there);
+                let expected: Vec<u8> =
+                    self.model[range].iter().flat_map(|number| number.to_le_bytes()).collect();
+                prop_assert!(back.read().unwrap()[..] == expected[..]);
+            }
+            Step::Prefetches(part, on, up) => {
+                let range = self.range(part);
+                if !range.is_empty() {
+                    let moved = match up {
+                        true => self.buffer.prefetch_to_device_on(&streams[on], range, None),
+                        false => self.buffer.prefetch_to_host_on(&streams[on], range),
+                    };
+                    prop_assert!(moved.refusal().is_none(), "{moved:?}");
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fill(stream: &CudaStream, dst: &RawBuffer, value: u8) {
+    let pattern = Pattern::U32(f32::from(value).to_bits());
+    drop(submit(stream, &Operation::Fill { dst, pattern }, Timing::Off).unwrap());
+}
+
+fn workloads(bench: &Bench, cases: u32, seed: u64) {
+    println!(
+        "{cases} workloads of {bench}; TRANSLOAD_SIM_SEED={} begins with seed {seed}",
+        transload_cuda_sim::seed()
+    );
+    let field = Field {
+        bench,
+        kernel: saxpy_of(&bench.setup),
+        streams: (0..3).map(|_| CudaStream::new(&bench.setup.device).unwrap()).collect(),
+        ones: bench.setup.device(LONGEST * 4),
+        back: bench.setup.pinned(&vec![0; LONGEST * 4]),
+    };
+    fill(&field.streams[0], &field.ones, 1);
+    let config = Config { failure_persistence: None, ..Config::with_cases(cases) };
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
+    let length = prop_oneof![1 => 1_usize..10, 8 => 10_usize..600, 1 => 600..=LONGEST];
+    let steps = proptest::collection::vec(step(), 1..MOST_STEPS);
+    let outcome = runner.run(&(length, steps), |(length, steps)| {
+        let buffer = field.bench.buffer::<f32>(length);
+        let kept = buffer.raw().clone();
+        let mut workload = Workload { field: &field, buffer, kept, model: vec![0.0; length] };
+        steps.into_iter().try_for_each(|step| workload.take(step))?;
+        workload.take(Step::HostLooks((0, u16::MAX)))?;
+        workload.take(Step::HostCopiesOut)
+    });
+    if let Err(failure) = outcome {
+        panic!("{bench}, seed {seed}: {failure}");
+    }
+    field.streams.iter().for_each(|stream| stream.synchronize().unwrap());
+}
+
+#[test]
+fn a_thousand_random_workloads_leave_what_a_plain_vector_would_hold() {
+    limited(|| {
+        let benches = benches();
+        let each = WORKLOADS.div_ceil(benches.len() as u32);
+        for (seed, bench) in (transload_cuda_sim::seed()..).zip(benches) {
+            workloads(&bench, each, seed);
+            bench.finish();
+        }
+    });
+}

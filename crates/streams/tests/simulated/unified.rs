@@ -1,0 +1,93 @@
+//! Unified buffers where the driver fails: nobody ever sees anything older than what was written last.
+
+use std::sync::Arc;
+
+use transload_core::{Buffer, ErrorKind, Operation, Pattern, QueueLease, Result, Timing, submit};
+use transload_memory::{CudaDevice, CudaMemoryManager, Role, UnifiedBuffer, UnifiedMode};
+use transload_streams::CudaStream;
+
+use crate::{UNKNOWN, builder, with_each_call_failing, within};
+
+const BYTES: usize = 3000;
+
+/// Tries again once: one call fails in all.
+fn twice<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    attempt().or_else(|_| attempt())
+}
+
+fn turns(device: &CudaDevice, memory: &CudaMemoryManager, mode: UnifiedMode) -> Result<()> {
+    let (own, other) = (CudaStream::new(device)?, CudaStream::new(device)?);
+    let buffer = UnifiedBuffer::<u8>::new_with_mode(memory, QueueLease::new(Arc::new(own)), BYTES, mode)?;
+    let kept = buffer.raw().clone();
+    let mut back = vec![0; BYTES];
+    for round in 1..4_u8 {
+        twice(|| Ok(buffer.write()?.fill(round)))?;
+        let copied = twice(|| buffer.copy_to_host(&mut back));
+        assert!(copied.is_err() || back == [round; BYTES], "{mode}: round {round}: a copy is stale");
+        twice(|| {
+            let there = buffer.acquire_for_device(&other, Role::Output)?;
+            let half = there.raw().slice(..BYTES / 2)?;
+            submit(&other, &Operation::Fill { dst: &half, pattern: Pattern::U8(100 + round) }, Timing::Off)
+        })?;
+        drop(twice(|| buffer.prefetch_to_host().wait()));
+        let slice = twice(|| buffer.read())?;
+        let right = slice[..BYTES / 2].iter().all(|byte| *byte == 100 + round)
+            && slice[BYTES / 2..].iter().all(|byte| *byte == round);
+        assert!(right, "{mode}: round {round}: a slice is stale");
+    }
+    assert_eq!(kept.len(), BYTES);
+    Ok(())
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_and_nothing_stale_is_seen() {
+    within(|| {
+        for mode in [UnifiedMode::Managed, UnifiedMode::Explicit] {
+            with_each_call_failing(|device, memory| turns(device, memory, mode));
+        }
+    });
+}
+
+#[test]
+fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_the_next_use() {
+    within(|| {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let queue = QueueLease::new(Arc::new(stream.clone()));
+        let buffer =
+            UnifiedBuffer::<u8>::new_with_mode(&memory, queue, BYTES, UnifiedMode::Explicit).unwrap();
+        let kept = buffer.raw().clone();
+        let mut back = vec![0; BYTES];
+        for round in 1..5_u8 {
+            let mut slice = buffer.write_range(100..200).unwrap();
+            slice.fill(round);
+            sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+            drop(slice);
+            let fill = Operation::Fill { dst: &kept, pattern: Pattern::U8(9) };
+            assert_eq!(submit(&stream, &fill, Timing::Off).unwrap_err().kind(), ErrorKind::Busy);
+            drop(stream.memset_async(&kept.slice(200..).unwrap(), Pattern::U8(round)));
+            match round {
+                1 => assert!(buffer.read_range(..300).unwrap()[100..] == [round; 200]),
+                2 => drop(buffer.acquire_for_device(&stream, Role::Input).unwrap()),
+                3 => drop(buffer.prefetch_to_device(None).wait().unwrap()),
+                _ => {
+                    // Fails once more: nothing is lost by that.
+                    sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+                    assert_eq!(buffer.read().unwrap_err().kind(), ErrorKind::Device);
+                }
+            }
+            buffer.copy_to_host(&mut back).unwrap();
+            assert!(back[..100].iter().all(|byte| *byte == 0), "round {round}");
+            assert!(back[100..].iter().all(|byte| *byte == round), "round {round}");
+        }
+        sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+        buffer.write().unwrap().fill(77);
+        let raw = buffer.into_raw().unwrap();
+        let pinned = memory.allocate(transload_core::MemoryKind::Pinned, BYTES).unwrap();
+        stream.copy_to_host_async(&raw, &pinned).wait().unwrap();
+        assert!(pinned.read().unwrap().iter().all(|byte| *byte == 77), "it went along");
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    });
+}
