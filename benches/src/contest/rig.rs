@@ -71,6 +71,11 @@ impl<'a> Rig<'a> {
         if self.is_simulated() { good.div_ceil(16).max(2) } else { good }
     }
 
+    /// As [`amount`](Self::amount), of bytes that the software driver would take long over.
+    pub(crate) fn bytes(&self, good: usize) -> usize {
+        if self.is_simulated() { good >> 8 } else { good }
+    }
+
     /// A row that moves no bytes.
     pub(crate) fn row(&self, id: &str, what: &str, method: &str, unit: &'static str, values: Summary) -> Row {
         let (id, what) = (format!("{}/{id}", self.group), format!("{}: {what}", self.group));

@@ -30,25 +30,26 @@ const PATTERNS: [(&str, Pattern); 5] = [
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in SIZES {
-        rows.extend(fills(rig, rig.amount(bytes))?);
+        rows.extend(fills(rig, rig.bytes(bytes))?);
     }
     Ok(rows)
 }
 
 fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
+    let many = rig.amount(MANY);
     let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
     let filled = rig.memory.allocate(MemoryKind::Device, bytes)?;
     let address = match Memory::Ours(filled.clone()).address()? {
         Address::Device(address) => address,
         Address::Host(address) => address.addr().get() as u64,
     };
-    let rate = |begun: Instant| (MANY * bytes) as f64 / begun.elapsed().as_secs_f64() / 1e9;
+    let rate = |begun: Instant| (many * bytes) as f64 / begun.elapsed().as_secs_f64() / 1e9;
     let proofs: Vec<Filled> = PATTERNS.iter().map(|(_, pattern)| Filled::new(&filled, *pattern)).collect();
     let by_hand = Filled::new(&filled, Pattern::U8(0x77));
     let mut ways = vec![
         Way::new("raw", "raw driver, cuMemsetD8Async", || {
             let begun = Instant::now();
-            for _ in 0..MANY {
+            for _ in 0..many {
                 // SAFETY: the memory lives on, and is used in turns only.
                 unsafe { queue.fill(address, 0x77, bytes) }?;
             }
@@ -61,7 +62,7 @@ fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
         let (stream, filled) = (&stream, &filled);
         let way = Way::new(&format!("width-{name}"), &format!("pattern of {name} bytes"), move || {
             let begun = Instant::now();
-            for _ in 0..MANY - 1 {
+            for _ in 0..many - 1 {
                 // One stream: the last is over after all others.
                 drop(stream.memset_async(filled, pattern));
             }
@@ -72,7 +73,7 @@ fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
     }
     let contest = Contest {
         id: format!("fill/{bytes}"),
-        what: format!("filling {bytes} bytes of device memory, {MANY} times in a row"),
+        what: format!("filling {bytes} bytes of device memory, {many} times in a row"),
         unit: "GB/s",
         bytes: bytes as u64,
         repetitions: rig.repetitions(60),

@@ -23,7 +23,7 @@ const MOST: f64 = 1.05;
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (bytes, often) in SIZES {
-        let bytes = rig.amount(bytes);
+        let bytes = rig.bytes(bytes);
         let kept = Kept::new(rig, bytes)?;
         for to in [rig.device.id(), DeviceId::Cpu] {
             rows.extend(migrations(rig, &kept, bytes, to, often)?);

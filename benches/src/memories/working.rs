@@ -25,7 +25,7 @@ const FACTOR: f32 = 2.0;
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (bytes, often) in SIZES {
-        rows.extend(work(rig, rig.amount(bytes), often)?);
+        rows.extend(work(rig, rig.bytes(bytes), often)?);
     }
     Ok(rows)
 }
@@ -91,6 +91,9 @@ fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
     let ones_at = ones.device_address().context("device memory without an address")?;
     let (queue, saxpy) = (&RawQueue::new(0)?, &Saxpy::load()?);
     let device = rig.device.driver().as_raw();
+    let kernel = CudaModule::from_ptx(&rig.device, SAXPY)?.kernel("transload_saxpy")?;
+    let stream = CudaStream::new(&rig.device)?;
+    let (kernel, stream) = (&kernel, &stream);
 
     let managed = [(); 2].map(|()| RawMemory::new(MemoryKind::Unified, bytes));
     let [managed, faulting] = managed;
@@ -148,9 +151,7 @@ fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
     );
 
     let pool = AdvancedStreamPool::new_with_strategy(&rig.device, 2, AllocationStrategy::LoadBalanced)?;
-    let kernel = &CudaModule::from_ptx(&rig.device, SAXPY)?.kernel("transload_saxpy")?;
     let shape = LaunchConfig::for_elements(count as u64, Saxpy::BLOCK);
-    let stream = &CudaStream::new(&rig.device)?;
     for (name, method, mode) in [
         ("unified", "UnifiedBuffer", UnifiedMode::Managed),
         ("explicit", "UnifiedBuffer on pinned memory and copies", UnifiedMode::Explicit),
