@@ -74,9 +74,9 @@ impl Body {
     pub(crate) fn bring_down(&self, id: HolderId, range: &Range<usize>, wait: bool) -> Result<()> {
         let Some(host) = &self.host else { return Ok(()) };
         loop {
+            // What was written before the range was held was noticed then, and since then nobody writes it.
             let (missing, arriving) = {
-                let mut state = self.state.lock();
-                state.notice(self.raw.writes(), 0);
+                let state = self.state.lock();
                 (state.copy.missing(range), state.copy.arriving(range))
             };
             let mut again = false;
@@ -139,12 +139,15 @@ impl Body {
         operation.validate()?;
         let mut claims = Claims::of(&mut operation.uses())?;
         claims.wait_where_a_queue_cannot(queue);
+        let guards = self.state.lock().copy.guards();
         // SAFETY: the claims keep every use in conflict away until the fence is committed.
         let fence = unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?;
         let mut state = self.state.lock();
-        // While the claims are held nobody writes the range.
+        // While the claims are held nobody writes the range, except through the address that a guard gave.
         state.notice(self.raw.writes(), 0);
-        state.copy.arrives(range, fence.clone());
+        if state.copy.guards() == guards {
+            state.copy.arrives(range, fence.clone());
+        }
         drop(state);
         // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
         unsafe { claims.commit(&fence) };

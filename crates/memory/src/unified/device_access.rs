@@ -17,6 +17,8 @@ use super::{
 /// for it, so the guard may be dropped as soon as it is enqueued. What is made to use [`device_address`](Self::device_address)
 /// in another way must be over before.
 ///
+/// Views of `raw` are ordered by what is in flight on it, as for any buffer; guards keep out the slices of the unified buffer.
+///
 /// A guard for writing that is dropped leaves the device's side as the newest.
 #[must_use = "a guard ends when it is dropped"]
 pub struct DeviceAccess<'a, T> {

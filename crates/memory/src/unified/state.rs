@@ -27,6 +27,8 @@ pub(crate) struct HostCopy {
     valid: Ranges,
     /// Copies to the host that are on their way: part of what is valid, as long as they do not fail.
     arriving: Vec<(Range<usize>, Fence)>,
+    /// How many guards for writing have ended.
+    guards: u64,
     /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
     unsent: Vec<Hold>,
 }
@@ -87,9 +89,15 @@ impl HostCopy {
         self.valid.insert(range);
     }
 
-    /// A device may have written the range.
+    /// A guard for writing ended: a device may have written the range, also around the buffer's order.
     pub(crate) fn is_stale(&mut self, range: &Range<usize>) {
+        self.guards += 1;
         self.valid.remove(range);
+    }
+
+    /// How many guards for writing have ended so far.
+    pub(crate) fn guards(&self) -> u64 {
+        self.guards
     }
 
     /// The range's copy is on its way.

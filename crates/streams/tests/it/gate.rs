@@ -113,13 +113,18 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs a test that could hang; one that does fails.
 pub(crate) fn limited(test: impl FnOnce() + Send + 'static) {
+    within(LIMIT, test);
+}
+
+/// As [`limited`], for a test that takes longer.
+pub(crate) fn within(limit: Duration, test: impl FnOnce() + Send + 'static) {
     let (done, is_done) = channel();
     let running = thread::spawn(move || {
         test();
         done.send(()).unwrap();
     });
-    if let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(LIMIT) {
-        panic!("no end after {LIMIT:?}");
+    if let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(limit) {
+        panic!("no end after {limit:?}");
     }
     if let Err(panic) = running.join() {
         std::panic::resume_unwind(panic);

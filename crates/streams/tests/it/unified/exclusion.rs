@@ -117,3 +117,24 @@ fn work_behind_a_slice_comes_after_what_it_wrote_on_whatever_stream() {
         });
     });
 }
+
+#[test]
+fn an_open_slice_is_shared_with_other_readers_while_a_device_writes_beside_it() {
+    limited(|| {
+        everywhere(|bench| {
+            let buffer = bench.buffer::<u8>(300);
+            buffer.fill(1).unwrap();
+            let open = buffer.read_range(..100).unwrap();
+            let there =
+                buffer.acquire_range_for_device(&bench.stream, 200.., Role::Output, Access::Write).unwrap();
+            let fill = Operation::Fill { dst: there.raw(), pattern: Pattern::U8(2) };
+            submit(&bench.stream, &fill, Timing::Off).unwrap();
+            drop(there);
+            let more = buffer.read_range(50..).unwrap();
+            assert!(more[..150].iter().all(|byte| *byte == 1) && more[150..].iter().all(|byte| *byte == 2));
+            assert!(*buffer.try_read(..).unwrap() == [&open[..50], &more[..]].concat()[..], "{bench}");
+            drop((open, more));
+            drop(buffer);
+        });
+    });
+}

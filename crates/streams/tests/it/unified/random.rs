@@ -1,6 +1,6 @@
 //! A thousand random workloads of host and device on one buffer, each compared with a plain vector after every look.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use proptest::{
     prelude::*,
@@ -12,7 +12,7 @@ use transload_streams::{CudaKernel, CudaStream};
 
 use super::{Bench, benches};
 use crate::{
-    gate::limited,
+    gate::within,
     launch::{saxpy, saxpy_of},
 };
 
@@ -211,7 +211,7 @@ fn workloads(bench: &Bench, cases: u32, seed: u64) {
 
 #[test]
 fn a_thousand_random_workloads_leave_what_a_plain_vector_would_hold() {
-    limited(|| {
+    within(Duration::from_secs(300), || {
         let benches = benches();
         let each = WORKLOADS.div_ceil(benches.len() as u32);
         for (seed, bench) in (transload_cuda_sim::seed()..).zip(benches) {
