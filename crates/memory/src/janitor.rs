@@ -8,15 +8,17 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
 
-use crate::tally::Counted;
+use crate::{resource::Pins, tally::Counted};
 
 /// Memory to be freed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Address {
     /// Made by `cuMemAlloc` or `cuMemAllocManaged`.
     Device(u64),
     /// Made by `cuMemHostAlloc`.
     Host(usize),
+    /// Registered with the driver; with what owns the memory.
+    Registered(Pins),
 }
 
 struct Job {
@@ -115,5 +117,6 @@ fn release(context: &Context, address: Address) -> Result<(), DriverError> {
             // SAFETY: as above.
             check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })
         }
+        Address::Registered(mut pins) => pins.release(),
     }
 }

@@ -46,6 +46,11 @@ pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
 pub use device_memory::context_of;
 pub use error::lift;
-pub use feature::CudaFeature;
+pub use feature::{CudaFeature, UnifiedSupport};
 pub use manager::CudaMemoryManager;
-pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+pub use resource::{
+    CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
+    LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
+    ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
+    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, replay,
+};
