@@ -5,6 +5,7 @@
 mod allocator;
 mod conformance;
 mod lanes;
+mod register;
 
 use std::sync::Arc;
 
