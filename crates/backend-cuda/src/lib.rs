@@ -36,5 +36,7 @@ mod share;
 pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
-pub use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
+pub use transload_memory::{
+    CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, RegistrationStatistics, UnifiedSupport,
+};
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

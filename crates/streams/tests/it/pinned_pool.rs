@@ -77,11 +77,16 @@ fn warm_pinned_memory_asks_nothing_of_the_driver_nor_of_the_resource() {
         let ((), calls) = calls_of(|| {
             for _ in 0..100 {
                 drop(pool.allocate_buffer(&stream, bytes).unwrap());
+            }
+            // Plain addresses, for who orders the host's use by himself.
+            for _ in 0..100 {
                 let block = pool.allocate_for_stream(&stream, bytes).unwrap();
                 pool.free_for_stream(block, &stream).unwrap();
             }
         });
-        assert!(calls.is_empty(), "{bytes}: {calls:?}");
+        assert!(calls.is_empty(), "{bytes}: {} calls, first {:?}", calls.len(), calls.first());
+        // A buffer over what was freed by hand has to know its end, which is one event.
+        drop(pool.allocate_buffer(&stream, bytes).unwrap());
     }
     drop((pool, stream));
     bed.finish();
