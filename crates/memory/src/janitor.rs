@@ -2,7 +2,11 @@
 //!
 //! The driver frees such memory only after the device's work is done, so the caller of `drop` must not do it.
 
-use std::{sync::Arc, thread};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result};
@@ -92,7 +96,12 @@ fn run(shared: &Shared) {
         desk.busy = true;
         drop(desk);
         for Job { context, address, counted } in jobs {
-            let released = release(&context, address);
+            // What owned registered memory is the user's, and its destructor may panic: by then the memory is released.
+            let released = catch_unwind(AssertUnwindSafe(|| release(&context, address)));
+            let released = released.unwrap_or_else(|payload| {
+                std::mem::forget(payload);
+                Ok(())
+            });
             // What could not be freed stays in the ledger: it is still there.
             if released.is_ok() {
                 drop(counted)

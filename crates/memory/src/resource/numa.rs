@@ -2,6 +2,7 @@
 //!
 //! Every function may be called from any thread. On a host of one node, and where the system does not tell, nothing is done.
 
+#[cfg(target_os = "linux")]
 use transload_cuda_sys::{Device, attribute};
 
 /// From which node of the host's memory pinned pages are taken. What a node cannot give comes from others.
@@ -16,6 +17,7 @@ pub enum NumaBinding {
     Anywhere,
 }
 
+#[cfg(target_os = "linux")]
 impl NumaBinding {
     /// The node to take, if there is a choice.
     pub(super) fn node(self, device: Device) -> Option<u32> {
@@ -31,6 +33,7 @@ impl NumaBinding {
 }
 
 /// The node nearest to a device: the driver says it since CUDA 12.2, the system by the device's address on its bus.
+#[cfg(target_os = "linux")]
 fn nearest(device: Device) -> Option<u32> {
     let told = device.attribute(attribute::HOST_NUMA_ID).ok().and_then(|node| u32::try_from(node).ok());
     told.or_else(|| {
@@ -41,12 +44,14 @@ fn nearest(device: Device) -> Option<u32> {
     })
 }
 
+#[cfg(target_os = "linux")]
 fn has_several_nodes() -> bool {
     let list = std::fs::read_to_string("/sys/devices/system/node/has_memory").unwrap_or_default();
     count(list.trim()) > 1
 }
 
 /// How many numbers a list such as `0-3,5` names.
+#[cfg(target_os = "linux")]
 fn count(list: &str) -> usize {
     let of_range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -75,7 +80,7 @@ pub(super) fn prefer(start: *mut u8, bytes: usize, node: u32) {
     };
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::count;
 
@@ -86,7 +91,6 @@ mod tests {
         }
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn a_node_that_no_kernel_has_is_a_wish_for_nothing() {
         super::prefer(std::ptr::null_mut(), 0, u32::MAX);

@@ -32,6 +32,7 @@ pub enum HostPages {
 pub struct PinnedResource {
     manager: Arc<CudaMemoryManager>,
     pages: HostPages,
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "other systems bind no pages"))]
     numa: NumaBinding,
 }
 
@@ -56,7 +57,7 @@ impl PinnedResource {
         self
     }
 
-    fn from_driver(&self, bytes: usize) -> Result<RawBuffer> {
+    fn of_driver(&self, bytes: usize) -> Result<RawBuffer> {
         self.manager.allocate(MemoryKind::Pinned, bytes)
     }
 
@@ -85,7 +86,7 @@ impl PinnedResource {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
         if self.pages == HostPages::Driver {
-            return self.from_driver(bytes);
+            return self.of_driver(bytes);
         }
         let node = self.numa.node(self.manager.device().driver());
         match self.pages {
@@ -94,11 +95,11 @@ impl PinnedResource {
             _ => {
                 let huge = bytes >= HUGE_FROM && has_huge_pages();
                 if !huge && node.is_none() {
-                    return self.from_driver(bytes);
+                    return self.of_driver(bytes);
                 }
                 match self.mapped(bytes, Wanted { huge, node }) {
                     Err(error) if !matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::DeviceLost) => {
-                        self.from_driver(bytes)
+                        self.of_driver(bytes)
                     }
                     other => other,
                 }
@@ -109,7 +110,7 @@ impl PinnedResource {
     #[cfg(not(target_os = "linux"))]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
         if matches!(self.pages, HostPages::Auto | HostPages::Driver) {
-            return self.from_driver(bytes);
+            return self.of_driver(bytes);
         }
         let text = "pages can be chosen on Linux only; valid here are Auto and Driver";
         Err(Error::new(transload_core::ErrorKind::Unsupported, text))

@@ -81,7 +81,7 @@ impl UploadBuffer {
     /// # Errors
     /// `OutOfRange` where the bytes do not fit; `Busy` where a view of the range is open.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let end = offset.checked_add(bytes.len()).unwrap_or(usize::MAX);
+        let end = offset.saturating_add(bytes.len());
         let range = self.source.slice(offset..end)?;
         let lent = range.lend(Access::Write)?;
         let Some(to) = lent.buffer().host_address() else {

@@ -20,6 +20,7 @@ pub(crate) struct Heap {
     layout: Layout,
     bytes: usize,
     writable: bool,
+    panics: bool,
     freed: Arc<AtomicU64>,
 }
 
@@ -30,11 +31,20 @@ unsafe impl Sync for Heap {}
 
 /// A buffer of so many zeros, and how often it was freed.
 pub(crate) fn heap(bytes: usize, writable: bool) -> (RawBuffer, Arc<AtomicU64>) {
+    heap_that(false, bytes, writable)
+}
+
+/// A buffer whose end panics.
+pub(crate) fn panicking_heap(bytes: usize) -> RawBuffer {
+    heap_that(true, bytes, true).0
+}
+
+fn heap_that(panics: bool, bytes: usize, writable: bool) -> (RawBuffer, Arc<AtomicU64>) {
     let layout = Layout::from_size_align(bytes.next_multiple_of(PAGE).max(PAGE), PAGE).unwrap();
     // SAFETY: the layout's size is not 0.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
     let freed = Arc::new(AtomicU64::new(0));
-    let storage = Heap { start, layout, bytes, writable, freed: Arc::clone(&freed) };
+    let storage = Heap { start, layout, bytes, writable, panics, freed: Arc::clone(&freed) };
     (RawBuffer::new(Box::new(storage), &Arc::default()), freed)
 }
 
@@ -43,6 +53,7 @@ impl Drop for Heap {
         self.freed.fetch_add(1, Ordering::SeqCst);
         // SAFETY: allocated in `heap` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        assert!(!self.panics, "a destructor that panics");
     }
 }
 

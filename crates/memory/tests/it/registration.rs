@@ -11,7 +11,7 @@ use transload_cuda_sys::{check, ffi};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
 use super::{
-    heap::{heap, watched},
+    heap::{heap, panicking_heap, watched},
     manager,
 };
 
@@ -329,5 +329,24 @@ fn many_threads_register_and_forget_overlapping_ranges() {
         assert!(statistics.bytes <= 24 * PAGE as u64, "{statistics:?}");
         drop(buffer);
         finish(all);
+    });
+}
+
+#[test]
+fn an_owner_whose_destructor_panics_leaves_everything_else_in_order() {
+    watched(|| {
+        let all = cache(u64::MAX);
+        let (here, there) = (panicking_heap(PAGE), panicking_heap(PAGE));
+        drop((all.2.register(&here).unwrap(), all.2.register(&there).unwrap()));
+        drop((here, there));
+        let forgotten = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| all.2.trim()));
+        assert!(forgotten.is_err(), "on the thread that ends the registration");
+        assert_eq!(all.2.statistics().registrations, 1, "the other one is as it was");
+        // What is left ends on the thread that frees memory, which goes on.
+        let (buffer, freed) = heap(PAGE, true);
+        drop(all.2.register(&buffer).unwrap());
+        drop(buffer);
+        finish(all);
+        assert_eq!(freed.load(Ordering::SeqCst), 1);
     });
 }

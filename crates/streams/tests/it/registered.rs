@@ -130,6 +130,55 @@ fn the_limit_takes_no_registration_away_from_work_in_flight() {
 }
 
 #[test]
+fn threads_that_register_copy_and_forget_never_take_memory_from_under_a_copy() {
+    watched(|| {
+        const PART: usize = 65_536;
+        const THREADS: usize = 4;
+        let mut bed = Bed::new(5);
+        // Too little for everybody, so that registrations come and go.
+        bed.cache = RegistrationCache::new(&bed.memory, 10 * PART as u64).unwrap();
+        let (host, _) = heap(16 * PART, true);
+        host.write().unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / PART) as u8);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (bed, host) = (&bed, &host);
+                scope.spawn(move || {
+                    let stream = CudaStream::new(&bed.setup.device).unwrap();
+                    for round in 0..60_usize {
+                        let from = (thread * 7 + round * 5) % 15;
+                        let part = host.slice(from * PART..(from + 1 + round % 2) * PART).unwrap();
+                        let there = bed.setup.device(part.len());
+                        let pinned = match bed.cache.register_source(&part) {
+                            Ok(pinned) => pinned,
+                            Err(error) => {
+                                let kinds = [ErrorKind::Busy, ErrorKind::OutOfMemory];
+                                assert!(kinds.contains(&error.kind()), "{error}");
+                                continue;
+                            }
+                        };
+                        drop(stream.copy_from_host_async(&pinned, &there));
+                        drop(pinned);
+                        if round % 3 == 0 {
+                            // In flight it is kept, and told so.
+                            drop(bed.cache.forget(&part));
+                        }
+                        let back = bed.setup.pinned(&vec![0xEE; part.len()]);
+                        stream.copy_to_host_async(&there, &back).wait().unwrap();
+                        let seen = back.read().unwrap();
+                        let is_right = |(at, byte): (usize, &u8)| usize::from(*byte) == from + at / PART;
+                        assert!(seen.iter().enumerate().all(is_right), "thread {thread}, round {round}");
+                    }
+                });
+            }
+        });
+        let statistics = bed.cache.statistics();
+        assert!(statistics.bytes <= 10 * PART as u64 && statistics.evicted > 0, "{statistics:?}");
+        drop(host);
+        bed.finish();
+    });
+}
+
+#[test]
 fn registered_memory_is_a_destination_too() {
     let bed = Bed::new(4);
     let (target, _) = heap(BYTES, true);

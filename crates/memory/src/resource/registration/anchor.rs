@@ -15,9 +15,10 @@ use crate::{
 
 /// A registered range and the buffers that keep it mapped.
 pub(super) struct Registration {
+    /// The pins have them, too; dropped first here, so that the last handle goes where the pins are given back.
+    owners: Vec<RawBuffer>,
     /// Nobody uses it but for its fences.
     whole: RawBuffer,
-    owners: Vec<RawBuffer>,
 }
 
 /// The memory behind `whole`.
@@ -51,7 +52,7 @@ impl Registration {
             janitor: Arc::clone(parts.janitor),
             held: Mutex::new(Some((pins, counted))),
         };
-        Some(Self { whole: RawBuffer::new(Box::new(anchor), parts.reclaimer), owners })
+        Some(Self { owners, whole: RawBuffer::new(Box::new(anchor), parts.reclaimer) })
     }
 
     pub(super) fn owners(&self) -> &[RawBuffer] {
