@@ -39,6 +39,7 @@ mod host_memory;
 mod janitor;
 mod manager;
 mod resource;
+mod sync;
 mod tally;
 mod unified_memory;
 

@@ -6,6 +6,8 @@
 mod anchor;
 mod registered;
 mod table;
+#[cfg(test)]
+mod table_tests;
 
 use std::{fmt, ops::Range, ptr::NonNull, sync::Arc};
 

@@ -3,7 +3,9 @@
 //! Pure bookkeeping behind the cache's lock: it calls nobody. What is to be asked of the driver is marked here first, done with
 //! the lock open, and entered afterwards; meanwhile nobody else gets at the range.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc, sync::atomic};
+use std::{collections::BTreeMap, ops::Range};
+
+use crate::sync::Arc;
 
 /// One range.
 struct Entry<P> {
@@ -18,6 +20,15 @@ enum State<P> {
     /// Some thread is just registering it, or just ending it.
     InHand,
     Ready(Arc<P>),
+}
+
+impl<P> State<P> {
+    fn is_idle(&mut self) -> bool {
+        match self {
+            Self::InHand => false,
+            Self::Ready(payload) => is_idle(payload),
+        }
+    }
 }
 
 /// Registered ranges, which never overlap. `P` stands for a registration; it is in use while anybody but the table has it.
@@ -86,7 +97,7 @@ impl<P> Table<P> {
             if entry.end <= asked.range.start {
                 break;
             }
-            let State::Ready(payload) = &entry.state else { return Plan::Wait };
+            let State::Ready(payload) = &mut entry.state else { return Plan::Wait };
             let covers = *start <= asked.range.start && asked.range.end <= entry.end;
             if covers && (entry.writable || !asked.writable) {
                 entry.used = clock;
@@ -131,10 +142,9 @@ impl<P> Table<P> {
     /// # Errors
     /// One of them that is in use, or in another thread's hand; none is taken then.
     pub(crate) fn take_touching(&mut self, range: &Range<usize>) -> Result<Vec<Evicted<P>>, Range<usize>> {
-        let touching = self.by_start.range(..range.end).filter(|(_, entry)| entry.end > range.start);
-        let touching: Vec<(usize, bool)> = touching
-            .map(|(start, entry)| (*start, matches!(&entry.state, State::Ready(payload) if is_idle(payload))))
-            .collect();
+        let touching = self.by_start.range_mut(..range.end).filter(|(_, entry)| entry.end > range.start);
+        let touching: Vec<(usize, bool)> =
+            touching.map(|(start, entry)| (*start, entry.state.is_idle())).collect();
         if let Some((start, _)) = touching.iter().find(|(_, idle)| !idle) {
             return Err(*start..self.by_start.get(start).map_or(*start, |entry| entry.end));
         }
@@ -172,12 +182,10 @@ impl<P> Table<P> {
     }
 
     /// When each idle one was last used, where it begins, and how long it is.
-    fn idle(&self, busy: &[usize]) -> impl Iterator<Item = (u64, usize, u64)> {
-        self.by_start.iter().filter_map(move |(start, entry)| match &entry.state {
-            State::Ready(payload) if !busy.contains(start) && is_idle(payload) => {
-                Some((entry.used, *start, (entry.end - start) as u64))
-            }
-            _ => None,
+    fn idle(&mut self, busy: &[usize]) -> impl Iterator<Item = (u64, usize, u64)> {
+        self.by_start.iter_mut().filter_map(move |(start, entry)| {
+            let idle = !busy.contains(start) && entry.state.is_idle();
+            idle.then_some((entry.used, *start, (entry.end - start) as u64))
         })
     }
 }
@@ -186,14 +194,8 @@ fn overlaps(overlapping: &[(usize, u64)], start: usize) -> bool {
     overlapping.iter().any(|(known, _)| *known == start)
 }
 
-/// Whether nobody but the table has it. Who gets it gets it from the table, so it stays so while the table is locked.
-fn is_idle<P>(payload: &Arc<P>) -> bool {
-    let idle = Arc::strong_count(payload) == 1;
-    // What its last user left behind is seen by who finds it idle.
-    atomic::fence(atomic::Ordering::Acquire);
-    idle
+/// Whether nobody but the table has it. Who gets it gets it from the table, so it stays so while the table is locked; and what
+/// its last user left behind is seen by who finds it idle.
+fn is_idle<P>(payload: &mut Arc<P>) -> bool {
+    Arc::get_mut(payload).is_some()
 }
-
-#[cfg(test)]
-#[path = "table_tests.rs"]
-mod tests;

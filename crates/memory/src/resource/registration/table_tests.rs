@@ -1,6 +1,8 @@
 //! The table's answers, for ranges that lie beside, within and across each other.
 
-use super::*;
+use std::{ops::Range, sync::Arc};
+
+use super::table::{Asked, Plan, Table};
 
 fn asked(range: Range<usize>, writable: bool) -> Asked {
     Asked { range, writable }
