@@ -39,5 +39,6 @@ pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
 pub use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, Role, UnifiedBuffer, UnifiedMode,
+    CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, RegistrationStatistics, UnifiedSupport,
 };
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

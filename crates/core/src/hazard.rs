@@ -485,6 +485,17 @@ impl Hazards {
         self.withdraw(ticket, &mut Woken::default());
     }
 
+    /// Closes a view under which work was enqueued that this table does not know: its range is used until the fences are over.
+    pub(crate) fn close_view_behind(&self, ticket: Ticket, fences: &[Fence]) {
+        let mut woken = Woken::default();
+        let mut table = self.table.lock();
+        if let Some(Held { range, access, .. }) = table.release(ticket) {
+            let used = |fence: &Fence| Use { range: range.clone(), access, fence: fence.clone() };
+            table.uses.extend(fences.iter().map(used));
+        }
+        self.close(table, &mut woken);
+    }
+
     /// How many claims and views there were so far.
     pub(crate) fn uses(&self) -> u64 {
         self.table.lock().last_ticket

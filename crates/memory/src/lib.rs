@@ -40,6 +40,7 @@ mod host_memory;
 mod janitor;
 mod manager;
 mod resource;
+mod sync;
 mod tally;
 mod unified;
 mod unified_memory;
@@ -56,3 +57,11 @@ pub use hints::{
 pub use manager::CudaMemoryManager;
 pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};
 pub use unified::{DeviceAccess, Role, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut};
+pub use feature::{CudaFeature, UnifiedSupport};
+pub use manager::CudaMemoryManager;
+pub use resource::{
+    CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
+    LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
+    ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
+    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, replay,
+};

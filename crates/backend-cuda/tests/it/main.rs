@@ -7,6 +7,7 @@ mod allocator;
 mod conformance;
 mod lanes;
 mod unified;
+mod register;
 
 use std::sync::Arc;
 

@@ -11,6 +11,7 @@ mod errors;
 mod fills;
 mod hazards;
 mod holds;
+mod lent;
 mod mock;
 mod patterns;
 mod reclaim;

@@ -56,14 +56,17 @@ pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
 
 pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32 {
     finish(|| {
-        /// Portable, device-mapped; memory-mapped devices and read-only ranges are not simulated.
+        /// Portable, device-mapped; memory-mapped devices are not simulated.
         const KNOWN: u32 = 1 | 2;
+        const READ_ONLY: u32 = 8;
         let (mut state, scope) = on_current("cuMemHostRegister_v2")?;
         let start = NonNull::new(pointer.cast::<u8>()).ok_or(code::INVALID_VALUE)?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        if flags & !KNOWN != 0 {
+        let options = &state.device(scope.device).options;
+        let known = if options.read_only_register { KNOWN | READ_ONLY } else { KNOWN };
+        if !options.host_register || flags & !known != 0 {
             return Err(code::NOT_SUPPORTED);
         }
         let address = start.addr().get() as u64;

@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod hints;
+mod adaptors;
+mod heap;
+mod pinned;
+mod registration;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};

@@ -26,17 +26,22 @@ mod foreign;
 mod gate;
 mod graphs;
 mod hints;
+#[path = "../../../memory/tests/it/heap.rs"]
+#[allow(dead_code, reason = "shared with the tests of memory")]
+mod heap;
 mod in_place;
 mod launch;
 mod launch_executor;
 mod launch_time;
 mod metrics;
 mod order;
+mod pinned_pool;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
 mod raw_forms;
 mod reactor;
+mod registered;
 mod runs;
 mod setup;
 mod streams;
