@@ -9,6 +9,7 @@ use std::{
 use crate::{
     code::{self, Answer},
     device::Residency,
+    migrations::Migrations,
 };
 
 /// What fresh memory holds.
@@ -85,6 +86,7 @@ pub(crate) struct Managed {
     pub(crate) preferred: Vec<i32>,
     pub(crate) last_prefetch: Vec<i32>,
     pub(crate) accessed_by: Vec<Vec<i32>>,
+    pub(crate) counted: Vec<Migrations>,
 }
 
 /// The driver's number for "no device" in answers about managed ranges.
@@ -101,6 +103,7 @@ impl Managed {
             preferred: vec![NO_PLACE; pages],
             last_prefetch: vec![NO_PLACE; pages],
             accessed_by: vec![Vec::new(); pages],
+            counted: vec![Migrations::default(); pages],
         }
     }
 
