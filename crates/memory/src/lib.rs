@@ -39,6 +39,7 @@ mod host_memory;
 mod janitor;
 mod manager;
 mod migrations;
+mod prediction;
 mod resource;
 mod tally;
 mod unified_memory;
@@ -50,4 +51,8 @@ pub use error::lift;
 pub use feature::CudaFeature;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
+pub use prediction::{
+    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
+    PredictionStatistics,
+};
 pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};

@@ -33,6 +33,7 @@ mod order;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
+mod prediction;
 mod raw_forms;
 mod reactor;
 mod runs;

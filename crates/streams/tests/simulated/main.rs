@@ -15,6 +15,7 @@ mod graphs;
 mod in_place;
 mod launch;
 mod pool;
+mod prediction;
 mod runs;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
