@@ -177,6 +177,8 @@ mod tests {
         assert_eq!((regions.total().to_device, regions.total().lost), (MOST as u64 + 5, 0));
         assert_eq!(regions.within(&(0..10)).lost, 5);
         assert!(!regions.within(&(0..10)).is_without_faults());
+        regions.lose(2);
+        assert_eq!((regions.total().lost, regions.within(&(0..10)).lost), (2, 7));
         regions.clear();
         assert_eq!(regions.total(), MigrationCounts::default());
     }

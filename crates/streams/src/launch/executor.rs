@@ -83,6 +83,22 @@ impl LaunchExecutor {
     ///
     /// # Errors
     /// The driver's.
+    ///
+    /// ```
+    /// # #[cfg(any(target_os = "linux", windows))] {
+    /// use transload_memory::{CudaDevice, PredictionLimits};
+    /// use transload_streams::LaunchExecutor;
+    ///
+    /// fn predicting() -> transload_core::Result<LaunchExecutor> {
+    ///     let limits = PredictionLimits { depth: 2, bytes_ahead: 256 << 20 };
+    ///     LaunchExecutor::new(&CudaDevice::new(0)?)?.with_prediction(limits)
+    /// }
+    ///
+    /// if let Err(error) = predicting() {
+    ///     println!("no CUDA here: {error}");
+    /// }
+    /// # }
+    /// ```
     pub fn with_prediction(mut self, limits: PredictionLimits) -> Result<Self> {
         let queue = Arc::new(CudaStream::new(&self.device)?);
         let residency = Arc::clone(&self.resident);
