@@ -44,6 +44,13 @@ pub(super) fn mark_of(value: &impl Hash) -> u64 {
     mixer.finish()
 }
 
+/// A mark of two things in this order.
+pub(super) fn both(first: u64, second: u64) -> u64 {
+    let mut mixer = Mixer(first);
+    mixer.mix(second);
+    mixer.finish()
+}
+
 /// One of `slots`, at least 1.
 pub(super) fn slot_of(value: &impl Hash, slots: usize) -> usize {
     (mark_of(value) % slots.max(1) as u64) as usize

@@ -2,7 +2,10 @@
 
 use std::hash::Hash;
 
-use super::{DeclaredAccess, PredictedAccess, known::mark_of};
+use super::{
+    DeclaredAccess, PredictedAccess,
+    known::{both, mark_of},
+};
 
 const SETS: usize = 512;
 const WAYS: usize = 4;
@@ -15,6 +18,8 @@ const SURE: u8 = 3;
 #[derive(Clone, Copy, Debug)]
 struct Follower<K> {
     /// Of the pair.
+    pair: u64,
+    /// Of what followed.
     mark: u64,
     next: PredictedAccess<K>,
     seen: u8,
@@ -25,21 +30,23 @@ struct Follower<K> {
 #[derive(Debug)]
 pub(super) struct Repetition<K> {
     sets: Vec<[Option<Follower<K>>; WAYS]>,
-    /// The last two accesses, the latest second.
-    last: (Option<PredictedAccess<K>>, Option<PredictedAccess<K>>),
+    /// Marks of the last two accesses, the latest second.
+    last: (u64, u64),
+    /// The latest access.
+    latest: Option<PredictedAccess<K>>,
 }
 
 impl<K: Copy + Eq + Hash> Repetition<K> {
     pub(super) fn new() -> Self {
-        Self { sets: vec![[None; WAYS]; SETS], last: (None, None) }
+        Self { sets: vec![[None; WAYS]; SETS], last: (0, 0), latest: None }
     }
 
     pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) {
         let now = PredictedAccess { buffer: access.buffer, start: access.start, len: access.len };
-        if let (Some(first), Some(second)) = self.last {
-            self.note(mark_of(&(first, second)), now);
-        }
-        self.last = (self.last.1, Some(now));
+        let mark = mark_of(&now);
+        self.note(both(self.last.0, self.last.1), mark, now);
+        self.last = (self.last.1, mark);
+        self.latest = Some(now);
     }
 
     pub(super) fn forget(&mut self, buffer: K) {
@@ -52,39 +59,34 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
 
     /// The ranges that follow the last access, as far as each is confirmed and none comes twice.
     pub(super) fn follow(&self, most: usize, into: &mut Vec<PredictedAccess<K>>) {
-        let (Some(mut first), Some(mut second)) = self.last else { return };
-        let begin = second;
+        let (mut first, mut second) = self.last;
         // Some of what follows may be no news, such as an input that every launch reads.
         for _ in 0..most.saturating_mul(2) {
-            let Some(next) = self.find(mark_of(&(first, second))) else { return };
+            let Some(follower) = self.find(both(first, second)) else { return };
             if into.len() == most {
                 return;
             }
-            if next != begin && !into.contains(&next) {
-                into.push(next);
+            if self.latest != Some(follower.next) && !into.contains(&follower.next) {
+                into.push(follower.next);
             }
-            (first, second) = (second, next);
+            (first, second) = (second, follower.mark);
         }
     }
 
-    fn find(&self, mark: u64) -> Option<PredictedAccess<K>> {
-        let follower = self.set(mark)?.iter().flatten().find(|follower| follower.mark == mark)?;
-        (follower.seen >= CONFIRMED).then_some(follower.next)
+    fn find(&self, pair: u64) -> Option<&Follower<K>> {
+        let set = self.sets.get(pair as usize % SETS)?;
+        set.iter().flatten().find(|follower| follower.pair == pair && follower.seen >= CONFIRMED)
     }
 
-    fn set(&self, mark: u64) -> Option<&[Option<Follower<K>>; WAYS]> {
-        self.sets.get(mark as usize % SETS)
-    }
-
-    fn note(&mut self, mark: u64, next: PredictedAccess<K>) {
-        let Some(set) = self.sets.get_mut(mark as usize % SETS) else { return };
-        if let Some(known) = set.iter_mut().flatten().find(|follower| follower.mark == mark) {
+    fn note(&mut self, pair: u64, mark: u64, next: PredictedAccess<K>) {
+        let Some(set) = self.sets.get_mut(pair as usize % SETS) else { return };
+        if let Some(known) = set.iter_mut().flatten().find(|follower| follower.pair == pair) {
             if known.next == next {
                 known.seen = (known.seen + 1).min(SURE);
             } else if known.seen > 1 {
                 known.seen -= 1;
             } else {
-                known.next = next;
+                (known.mark, known.next) = (mark, next);
             }
             return;
         }
@@ -93,7 +95,7 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         match slot {
             // What was confirmed makes room by and by.
             Some(follower) if follower.seen > 1 => follower.seen -= 1,
-            _ => *slot = Some(Follower { mark, next, seen: 1 }),
+            _ => *slot = Some(Follower { pair, mark, next, seen: 1 }),
         }
     }
 }
