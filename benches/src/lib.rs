@@ -27,6 +27,8 @@ pub mod memories;
 pub mod memory;
 pub mod methods;
 pub mod options;
+#[cfg(any(target_os = "linux", windows))]
+pub mod prediction;
 pub mod progress;
 pub mod reference;
 pub mod row;

@@ -490,8 +490,9 @@ impl Hazards {
         let mut woken = Woken::default();
         let mut table = self.table.lock();
         if let Some(Held { range, access, .. }) = table.release(ticket) {
-            let used = |fence: &Fence| Use { range: range.clone(), access, fence: fence.clone() };
-            table.uses.extend(fences.iter().map(used));
+            for fence in fences {
+                table.uses.push(Use { range: range.clone(), access, fence: fence.clone() });
+            }
         }
         self.close(table, &mut woken);
     }

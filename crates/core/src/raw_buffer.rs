@@ -5,7 +5,7 @@ use std::{
     ops::{Bound, RangeBounds},
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -265,6 +265,18 @@ impl RawBuffer {
         self.hazards().writes()
     }
 
+    /// The allocation's length, which for a slice is more than its own.
+    #[must_use]
+    pub fn allocation_len(&self) -> usize {
+        self.storage().map_or(0, Storage::len)
+    }
+
+    /// A handle that does not keep the allocation alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakBuffer {
+        WeakBuffer { block: Arc::downgrade(&self.block) }
+    }
+
     #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
         &self.block.hazards
@@ -305,6 +317,28 @@ impl RawBuffer {
         let address = self.viewable(access)?;
         let ticket = self.hazards().open_view(self.range(), access, wait)?;
         Ok((address, ticket))
+    }
+}
+
+/// An allocation that lives as long as somebody else has a [`RawBuffer`] of it.
+#[derive(Clone)]
+pub struct WeakBuffer {
+    block: Weak<Block>,
+}
+
+impl WeakBuffer {
+    /// The whole allocation, where it is still alive.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<RawBuffer> {
+        let block = self.block.upgrade()?;
+        let len = block.storage.as_deref().map_or(0, Storage::len);
+        Some(RawBuffer { block, offset: 0, len })
+    }
+}
+
+impl fmt::Debug for WeakBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.block.strong_count() == 0 { "WeakBuffer(gone)" } else { "WeakBuffer" })
     }
 }
 

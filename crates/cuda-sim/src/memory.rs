@@ -10,6 +10,7 @@ use crate::{
     advice::Advice,
     code::{self, Answer},
     device::Residency,
+    migrations::Migrations,
 };
 
 /// What fresh memory holds.
@@ -85,12 +86,17 @@ pub(crate) enum Life {
 pub(crate) struct Managed {
     pages: Vec<Residency>,
     pub(crate) advice: Advice,
+    pub(crate) counted: Vec<Migrations>,
 }
 
 impl Managed {
     pub(crate) fn new(bytes: usize) -> Self {
         let pages = (bytes as u64).div_ceil(PAGE) as usize;
-        Self { pages: vec![Residency::Nowhere; pages], advice: Advice::default() }
+        Self {
+            pages: vec![Residency::Nowhere; pages],
+            advice: Advice::default(),
+            counted: vec![Migrations::default(); pages],
+        }
     }
 
     pub(crate) fn at(&self, offset: u64) -> Residency {

@@ -6,8 +6,8 @@ mod advice;
 mod allocator;
 mod conformance;
 mod lanes;
-mod unified;
 mod register;
+mod unified;
 
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
-mod hints;
 mod adaptors;
 mod heap;
+mod hints;
 mod pinned;
 mod registration;
 mod resource;

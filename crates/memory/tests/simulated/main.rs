@@ -2,11 +2,11 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
-mod hints;
 mod features;
 #[path = "../it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of any driver")]
 mod heap;
+mod hints;
 mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};

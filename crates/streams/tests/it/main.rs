@@ -25,10 +25,10 @@ mod fills;
 mod foreign;
 mod gate;
 mod graphs;
-mod hints;
 #[path = "../../../memory/tests/it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of memory")]
 mod heap;
+mod hints;
 mod in_place;
 mod launch;
 mod launch_executor;
@@ -39,6 +39,7 @@ mod pinned_pool;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
+mod prediction;
 mod raw_forms;
 mod reactor;
 mod registered;

@@ -17,6 +17,7 @@ mod hints;
 mod in_place;
 mod launch;
 mod pool;
+mod prediction;
 mod runs;
 mod unified;
 
