@@ -9,6 +9,7 @@ mod bounds;
 mod deadlock;
 mod errors;
 mod hazards;
+mod loans;
 mod mock;
 mod reclaim;
 mod take_over;
