@@ -38,3 +38,4 @@ mod reactor;
 mod runs;
 mod setup;
 mod streams;
+mod wait_fences;
