@@ -12,11 +12,13 @@ use std::{
 use transload_core::{Place, Storage};
 
 /// Where imported bytes are, and who sees them how.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Location {
     pub(crate) place: Place,
     pub(crate) host: Option<NonNull<u8>>,
     pub(crate) device: Option<u64>,
+    /// What the device's queues want to know of it.
+    pub(crate) known: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What an importer has taken in and not given back.
@@ -92,6 +94,9 @@ unsafe impl Storage for Foreign {
     }
 
     fn as_any(&self) -> &dyn Any {
-        self
+        match &self.location.known {
+            Some(known) => &**known,
+            None => self,
+        }
     }
 }

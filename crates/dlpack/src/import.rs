@@ -184,5 +184,5 @@ impl Importer {
 /// Host memory of a kind. An empty tensor has an address that is never used.
 pub(crate) fn on_host(kind: MemoryKind, address: usize) -> Location {
     let host = NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling());
-    Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None }
+    Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None, known: None }
 }

@@ -1,8 +1,10 @@
 //! Whether a tensor says the truth about its memory: the driver knows.
 
+use std::any::Any;
+
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, Result};
 use transload_cuda_sys::{Context, RelaxedCapture, check, ffi};
-use transload_memory::{CudaDevice, CudaFeature, lift};
+use transload_memory::{CudaDevice, CudaFeature, InContext, lift};
 
 use crate::{DLDevice, DLDeviceType, Importer, device::Named, foreign::Location, import::on_host};
 
@@ -81,9 +83,13 @@ fn located(device: DLDevice, own: &CudaDevice, address: usize) -> Result<Locatio
         DLDeviceType::CUDAMANAGED => {
             let beside = own.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
             let host = on_host(MemoryKind::Unified, address).host.filter(|_| beside);
-            Location { place: Place::new(id, MemoryKind::Unified), host, device: there }
+            Location { place: Place::new(id, MemoryKind::Unified), host, device: there, known: None }
         }
-        _ => Location { place: Place::new(id, MemoryKind::Device), host: None, device: there },
+        _ => {
+            let known: Box<dyn Any + Send + Sync> = Box::new(InContext::new(own.context()?));
+            let place = Place::new(id, MemoryKind::Device);
+            Location { place, host: None, device: there, known: Some(known) }
+        }
     })
 }
 

@@ -1,6 +1,6 @@
 //! Order on CUDA streams: ours before the consumer's, the consumer's before ours, a producer's before ours; without the host.
 
-use transload_core::{ErrorKind, Pattern, RawBuffer};
+use transload_core::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode};
 use transload_dlpack::{
     ConsumerStream, DLDataType, DLDevice, DLManagedTensorVersioned, Export, ManagedTensor, protocol_stream,
@@ -307,6 +307,26 @@ fn a_stream_of_another_context_is_refused() {
     // What waits on another device's stream is a consumer there, with access of its own.
     drop(Export::of::<f32>(&there).for_stream(&stream).versioned().unwrap());
     drop((there, stream));
+    first.finish();
+    second.finish();
+}
+
+#[test]
+fn imported_device_memory_is_copied_to_another_device_as_ours_is() {
+    let Some(tests) = transload_cuda_sim::harness::devices(2) else { return };
+    let [first, second] = [0, 1].map(|n| Setup::on(tests[n]));
+    let (owner, there) = (first.device(BYTES), second.device(BYTES));
+    let (one, two) = (CudaStream::new(&first.device).unwrap(), CudaStream::new(&second.device).unwrap());
+    one.memset_async(&owner, Pattern::U8(7)).wait().unwrap();
+    let (raw, deleted) = theirs_at(&first, &owner);
+    // SAFETY: at rest, and used by nobody else until the deleter is called.
+    let imported = first.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
+    let copy = Operation::CopyPeer { src: imported.buffer(), dst: &there };
+    submit(&two, &copy, Timing::Off).unwrap().wait().unwrap();
+    drop(imported);
+    assert!(second.read(&there).iter().all(|byte| *byte == 7));
+    assert_eq!(deleted.times(), 1);
+    drop((owner, there, one, two));
     first.finish();
     second.finish();
 }
