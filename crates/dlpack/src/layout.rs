@@ -105,14 +105,16 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
 
 /// The address of the first element. Null is fine only for a tensor without bytes.
 pub(crate) fn address(data: *const c_void, offset: u64, bytes: usize) -> Result<usize> {
+    // Someone else's pointer, from which the buffer's will be made.
+    let base = data.expose_provenance();
     if bytes == 0 {
-        return Ok(data.addr());
+        return Ok(base);
     }
     if data.is_null() {
         let text = format!("a tensor of {bytes} bytes has a null pointer for its data");
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
-    let start = usize::try_from(offset).ok().and_then(|offset| data.addr().checked_add(offset));
+    let start = usize::try_from(offset).ok().and_then(|offset| base.checked_add(offset));
     start
         .filter(|start| start.checked_add(bytes).is_some() && isize::try_from(bytes).is_ok())
         .ok_or_else(too_large)

@@ -330,3 +330,29 @@ fn imported_device_memory_is_copied_to_another_device_as_ours_is() {
     first.finish();
     second.finish();
 }
+
+#[test]
+fn what_an_importer_leaves_behind_is_given_back_by_others() {
+    limited(|| {
+        let setup = Setup::new();
+        let importer = transload_dlpack::Importer::new().with_device(&setup.device);
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let owner = setup.device(BYTES);
+        let (raw, deleted) = theirs_at(&setup, &owner);
+        // SAFETY: at rest, and used by nobody else until the deleter is called.
+        let there = importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
+        let gate = Gate::before(&setup.device, &[&stream]);
+        drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
+        drop((there, importer));
+        assert_eq!(deleted.times(), 0);
+        gate.open();
+        stream.synchronize().unwrap();
+        // Another test's reclaimer may have it in hand just now.
+        while deleted.times() == 0 {
+            setup.importer.drain().unwrap();
+            std::thread::yield_now();
+        }
+        drop((owner, stream));
+        setup.finish();
+    });
+}
