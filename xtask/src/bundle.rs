@@ -21,11 +21,12 @@ const PROGRAMS: [(&str, &str); 2] =
 
 /// Packages whose tests travel, and a target that must be among them where one is known. All of them run on the real
 /// driver there: tests of a crate that knows no device (`transload-transfer`, say) would count for nothing.
-const TESTED: [(&str, Option<&str>); 5] = [
+const TESTED: [(&str, Option<&str>); 6] = [
     ("transload-cuda-sim", Some("it")),
     ("transload-memory", None),
     ("transload-streams", None),
     ("transload-backend-cuda", None),
+    ("transload-dlpack", Some("it")),
     ("transload", None),
 ];
 

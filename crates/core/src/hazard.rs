@@ -41,6 +41,8 @@ enum Holder {
     Pending,
     /// A host view is open.
     View,
+    /// Someone outside uses it on terms of their own.
+    Loan,
 }
 
 #[derive(Debug)]
@@ -176,7 +178,7 @@ impl Table {
                 continue;
             }
             match held.by {
-                Holder::View => return Obstacle::View(held.access),
+                Holder::View | Holder::Loan => return Obstacle::Open(held.by, held.access),
                 Holder::Pending => obstacle = Obstacle::Pending,
             }
         }
@@ -212,7 +214,8 @@ impl Table {
 enum Obstacle {
     None,
     Pending,
-    View(Access),
+    /// A view or a loan.
+    Open(Holder, Access),
 }
 
 /// An empty range has no byte to conflict about, wherever it lies.
@@ -302,9 +305,9 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => {
+            Obstacle::Open(by, access) => {
                 drop(table);
-                return Err(busy(&range, open));
+                return Err(busy(&range, by, access));
             }
             Obstacle::Pending => return Ok(None),
             Obstacle::None => {}
@@ -399,6 +402,16 @@ impl Hazards {
         self.close(table, woken);
     }
 
+    /// Makes a claim a loan: from here on whoever is in conflict with it is refused, and does not wait.
+    pub(crate) fn lend(&self, ticket: Ticket) {
+        let mut woken = Woken::default();
+        let mut table = self.table.lock();
+        if let Some(held) = table.held.iter_mut().find(|held| held.ticket == ticket) {
+            held.by = Holder::Loan;
+        }
+        self.close(table, &mut woken);
+    }
+
     /// Takes a claim back: its operation was not enqueued.
     pub(crate) fn withdraw(&self, ticket: Ticket, woken: &mut Woken) {
         let mut table = self.table.lock();
@@ -456,9 +469,9 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => {
+            Obstacle::Open(by, access) => {
                 drop(table);
-                return Err(busy(&range, open));
+                return Err(busy(&range, by, access));
             }
             Obstacle::Pending => return Ok(Opening::Pending),
             Obstacle::None => {}
@@ -516,12 +529,21 @@ impl Hazards {
     }
 }
 
-fn busy(range: &Range<usize>, open: Access) -> Error {
-    let view = if open == Access::Write { "a writable host view" } else { "a host view" };
-    Error::new(
-        ErrorKind::Busy,
-        format!("{view} is open on bytes {} to {}; close it first", range.start, range.end),
-    )
+fn busy(range: &Range<usize>, by: Holder, open: Access) -> Error {
+    let Range { start, end } = range;
+    let text = match (by, open) {
+        (Holder::Loan, Access::Write) => {
+            format!("bytes {start} to {end} are lent to someone who may write them; that loan must end first")
+        }
+        (Holder::Loan, Access::Read) => {
+            format!("bytes {start} to {end} are lent to readers; that loan must end before they are written")
+        }
+        (_, Access::Write) => {
+            format!("a writable host view is open on bytes {start} to {end}; close it first")
+        }
+        (_, Access::Read) => format!("a host view is open on bytes {start} to {end}; close it first"),
+    };
+    Error::new(ErrorKind::Busy, text)
 }
 
 fn in_flight(range: &Range<usize>) -> Error {

@@ -37,6 +37,7 @@ mod error;
 mod feature;
 mod hints;
 mod host_memory;
+mod in_context;
 mod janitor;
 mod manager;
 mod migrations;
@@ -56,6 +57,8 @@ pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,
 };
+pub use feature::CudaFeature;
+pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
 pub use prediction::{

@@ -58,6 +58,7 @@ mod reactor;
 mod stream;
 mod sync;
 mod timeline;
+mod wait_fences;
 mod wakers;
 
 pub use allocator::{

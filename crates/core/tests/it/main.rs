@@ -12,6 +12,7 @@ mod fills;
 mod hazards;
 mod holds;
 mod lent;
+mod loans;
 mod mock;
 mod patterns;
 mod reclaim;

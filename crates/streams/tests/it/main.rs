@@ -47,3 +47,4 @@ mod runs;
 mod setup;
 mod streams;
 mod unified;
+mod wait_fences;
