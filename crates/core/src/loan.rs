@@ -1,4 +1,4 @@
-//! Bytes lent to someone whose work this library does not see: another library, a device's own software.
+//! Bytes lent to someone whose work their buffer does not see: another library, or another buffer over the same bytes.
 
 use std::fmt;
 
@@ -18,18 +18,12 @@ pub struct Loan {
 }
 
 impl RawBuffer {
-    /// Lends the buffer's bytes to someone outside. Does not wait for work in flight: see [`Loan::after`].
+    /// Lends the buffer's bytes to someone outside. Does not wait for work in flight: see [`Loan::after`]. With
+    /// [`Access::Write`] nobody else uses them meanwhile, whether or not they may be [written](Self::is_writable).
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict;
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) to lend for writing what may not be written.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict.
     pub fn lend(&self, access: Access) -> Result<Loan> {
-        if access == Access::Write && !self.is_writable() {
-            return Err(crate::Error::new(
-                crate::ErrorKind::InvalidArgument,
-                "this buffer wraps memory that may not be written; lend it for reading",
-            ));
-        }
         let mut after = Dependencies::new();
         let ticket = self.hazards().claim(self.range(), access, None, &mut after)?;
         self.hazards().lend(ticket);
@@ -65,6 +59,14 @@ impl Loan {
         if let Some(ticket) = self.ticket.take() {
             let mut woken = Woken::default();
             self.buffer.hazards().commit(ticket, fence, &mut woken);
+        }
+    }
+
+    /// Ends the loan with work still in flight that nothing else knows of: whoever uses the bytes next comes after the fences
+    /// besides what was there before the loan. Later calls do nothing.
+    pub fn return_behind(&mut self, fences: &[Fence]) {
+        if let Some(ticket) = self.ticket.take() {
+            self.buffer.hazards().close_behind(ticket, fences);
         }
     }
 }

@@ -57,7 +57,6 @@ pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,
 };
-pub use feature::CudaFeature;
 pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};

@@ -95,10 +95,22 @@ fn a_loan_keeps_the_memory_and_ends_on_any_thread() {
 }
 
 #[test]
-fn what_may_not_be_written_is_lent_for_reading_only() {
-    let (fixed, _) = memory(&Arc::default(), MemoryKind::Pageable, 100, false);
-    assert_eq!(fixed.lend(Access::Write).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert!(fixed.lend(Access::Read).is_ok());
+fn who_uses_it_next_comes_after_what_the_borrower_left_in_flight() {
+    let (whole, theirs, own) = (buffer(100), MockQueue::new(), MockQueue::new());
+    let mut loan = whole.lend(Access::Write).unwrap();
+    let fences = [theirs.write(&buffer(1)).unwrap(), theirs.write(&buffer(1)).unwrap()];
+    loan.return_behind(&fences);
+    assert_eq!(whole.try_read().unwrap_err().kind(), ErrorKind::Busy, "it would have to wait");
+    own.write(&whole).unwrap();
+    let mut expected: Vec<_> = fences.iter().map(key).collect();
+    expected.sort();
+    assert_eq!(own.last_after(), expected);
+    // The second time it does nothing.
+    loan.return_behind(&fences);
+    drop(loan);
+    theirs.complete(2);
+    own.complete(1);
+    assert!(whole.try_write().is_ok());
 }
 
 #[test]

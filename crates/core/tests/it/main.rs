@@ -11,7 +11,6 @@ mod errors;
 mod fills;
 mod hazards;
 mod holds;
-mod lent;
 mod loans;
 mod mock;
 mod patterns;

@@ -83,8 +83,9 @@ impl UploadBuffer {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let end = offset.saturating_add(bytes.len());
         let range = self.source.slice(offset..end)?;
-        let lent = range.lend(Access::Write)?;
-        let Some(to) = lent.buffer().host_address() else {
+        let loan = range.lend(Access::Write)?;
+        loan.wait_for_earlier_work();
+        let Some(to) = loan.buffer().host_address() else {
             return Err(Error::new(ErrorKind::Unsupported, "write-combined memory without an address"));
         };
         transload_core::host_access::note(

@@ -70,7 +70,10 @@ impl Registration {
 
     /// Whether work is in flight on it; asks the driver.
     pub(super) fn is_at_work(&self) -> bool {
-        self.whole.try_lend(Access::Write).is_err()
+        match self.whole.lend(Access::Write) {
+            Ok(loan) => !loan.after().iter().all(Fence::is_over),
+            Err(_lent_already) => true,
+        }
     }
 
     /// Ends it now. Nothing may use it any more.

@@ -200,9 +200,10 @@ impl RegistrationCache {
         }
         self.manager.parts().reclaimer.sweep();
         let asked = Asked { range: pages(address, buffer.len())?, writable: buffer.is_writable() };
-        let lent = buffer.lend(access)?;
+        let loan = buffer.lend(access)?;
+        loan.wait_for_earlier_work();
         let registration = self.cover(asked, buffer)?;
-        let storage = Registered::new(lent, registration, access == Access::Write && buffer.is_writable());
+        let storage = Registered::new(loan, registration, access == Access::Write && buffer.is_writable());
         Ok(RawBuffer::new(Box::new(storage), self.manager.parts().reclaimer))
     }
 

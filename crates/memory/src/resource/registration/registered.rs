@@ -2,21 +2,21 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, Fence, Lent, MemoryKind, Place, RawBuffer, Storage};
+use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, RawBuffer, Storage};
 
 use super::anchor::Registration;
 
 /// Registered bytes of somebody's buffer.
 pub(super) struct Registered {
     /// Given back before the registration is.
-    lent: Lent,
+    loan: Loan,
     registration: Arc<Registration>,
     writable: bool,
 }
 
 impl Registered {
-    pub(super) fn new(lent: Lent, registration: Arc<Registration>, writable: bool) -> Self {
-        Self { lent, registration, writable }
+    pub(super) fn new(loan: Loan, registration: Arc<Registration>, writable: bool) -> Self {
+        Self { loan, registration, writable }
     }
 }
 
@@ -27,11 +27,11 @@ unsafe impl Storage for Registered {
     }
 
     fn len(&self) -> usize {
-        self.lent.buffer().len()
+        self.loan.buffer().len()
     }
 
     fn host_address(&self) -> Option<NonNull<u8>> {
-        self.lent.buffer().host_address()
+        self.loan.buffer().host_address()
     }
 
     fn device_address(&self) -> Option<u64> {
@@ -47,7 +47,7 @@ unsafe impl Storage for Registered {
         if !self.registration.keep_until(until) {
             return false;
         }
-        self.lent.return_behind(until);
+        self.loan.return_behind(until);
         true
     }
 

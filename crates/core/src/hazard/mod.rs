@@ -4,54 +4,24 @@
 //! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
 //! circle. The table's lock is never held across a call into a backend.
 
-use std::{
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    task::Waker,
-};
+mod table;
+mod woken;
+
+use std::{ops::Range, sync::Arc, task::Waker};
 
 use smallvec::SmallVec;
 
 use crate::{
     Access, Error, ErrorKind, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
-    few::Few,
 };
+
+pub(crate) use table::Ticket;
+use table::{Held, Holder, Obstacle, Removed, Table, Use};
+pub(crate) use woken::Woken;
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
-
-/// Identifies a claim or a view of one table until it is committed, withdrawn or closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u64);
-
-/// A use that was enqueued: over when the fence is.
-#[derive(Debug)]
-struct Use {
-    range: Range<usize>,
-    access: Access,
-    fence: Fence,
-}
-
-/// Why a range is held that has no fence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    /// Claimed; its operation is being enqueued by some thread right now.
-    Pending,
-    /// A host view is open.
-    View,
-    /// Someone outside uses it on terms of their own.
-    Loan,
-}
-
-#[derive(Debug)]
-struct Held {
-    ticket: Ticket,
-    range: Range<usize>,
-    access: Access,
-    by: Holder,
-}
 
 /// The uses of one allocation that are not known to be over.
 #[derive(Debug)]
@@ -60,61 +30,6 @@ pub(crate) struct Hazards {
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
     resolved: Bell,
-}
-
-/// Uses taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
-type Removed = SmallVec<[Use; 8]>;
-
-/// In this order what a copy touches lies together: most buffers have one use.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Table {
-    last_ticket: u64,
-    /// How many of the claims and views so far were for writing.
-    writes: u64,
-    /// A thread or a task waits for a claim to end.
-    awaited: bool,
-    held: SmallVec<[Held; 1]>,
-    uses: Few<Use>,
-    /// Tasks that wait for a claim to end.
-    wakers: Vec<Waker>,
-}
-
-/// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
-/// would wait there for what its own thread has yet to resolve.
-#[derive(Default)]
-pub(crate) struct Woken(Option<Box<Tasks>>);
-
-/// Most often there are none, and to see that should take no time.
-#[derive(Default)]
-struct Tasks(Vec<Waker>);
-
-impl Woken {
-    /// As dropping it.
-    #[inline]
-    pub(crate) fn wake(self) {
-        match self.0 {
-            None => {}
-            Some(tasks) => drop(tasks),
-        }
-    }
-
-    fn add(&mut self, mut wakers: Vec<Waker>) {
-        if !wakers.is_empty() {
-            self.0.get_or_insert_default().0.append(&mut wakers);
-        }
-    }
-}
-
-impl Drop for Tasks {
-    fn drop(&mut self) {
-        for waker in self.0.drain(..) {
-            // The user's code: its panic is its own, and to drop what it panicked with may panic again.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
-        }
-    }
 }
 
 /// What came of an attempt to open a host view.
@@ -126,125 +41,6 @@ pub(crate) enum Opening {
     Pending,
     /// It must come after these.
     After(Dependencies),
-}
-
-impl Table {
-    #[inline]
-    fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
-        self.last_ticket += 1;
-        self.writes += u64::from(access == Access::Write);
-        let ticket = Ticket(self.last_ticket);
-        self.held.push(Held { ticket, range, access, by });
-        ticket
-    }
-
-    fn release(&mut self, ticket: Ticket) -> Option<Held> {
-        let index = self.held.iter().position(|held| held.ticket == ticket)?;
-        Some(self.held.swap_remove(index))
-    }
-
-    /// Whether nobody holds anything, and the few uses are of the timeline `own`: then nothing is in the way of more work
-    /// there, and nothing needs to be forgotten. Uses of its own that are over may stay: the next one takes their place.
-    #[inline]
-    fn is_only_of(&self, own: &Arc<dyn Timeline>) -> bool {
-        self.held.is_empty()
-            && match self.uses.only() {
-                Some(only) => only.fence.is_of_timeline(own),
-                None => self.uses.is_empty() || self.has_two_of(own),
-            }
-    }
-
-    #[inline]
-    fn has_two_of(&self, own: &Arc<dyn Timeline>) -> bool {
-        self.uses.len() == 2 && self.uses.iter().all(|used| used.fence.is_of_timeline(own))
-    }
-
-    fn forget_what_is_over(&mut self, removed: &mut Removed) {
-        self.take_out(removed, |used| used.fence.is_known_done());
-    }
-
-    fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Use) -> bool) {
-        let mut index = 0;
-        while let Some(used) = self.uses.get(index) {
-            if which(used) { removed.extend(self.uses.swap_remove(index)) } else { index += 1 }
-        }
-    }
-
-    /// Whether a conflicting use that is not yet a fence stands in the way.
-    fn obstacle(&self, range: &Range<usize>, access: Access) -> Obstacle {
-        let mut obstacle = Obstacle::None;
-        for held in &self.held {
-            if !(access.conflicts_with(held.access) && overlaps(&held.range, range)) {
-                continue;
-            }
-            match held.by {
-                Holder::View | Holder::Loan => return Obstacle::Open(held.by, held.access),
-                Holder::Pending => obstacle = Obstacle::Pending,
-            }
-        }
-        obstacle
-    }
-
-    /// As [`obstacle`](Self::obstacle), for who will wait: notes that somebody does.
-    fn must_wait(&mut self, range: &Range<usize>, access: Access) -> bool {
-        let pending = matches!(self.obstacle(range, access), Obstacle::Pending);
-        self.awaited |= pending;
-        pending
-    }
-
-    /// Adds the fences of the uses in conflict, but for those of the timeline `own`.
-    fn collect(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        own: Option<&Arc<dyn Timeline>>,
-        after: &mut Dependencies,
-    ) {
-        for used in self.uses.iter() {
-            if access.conflicts_with(used.access)
-                && overlaps(&used.range, range)
-                && !own.is_some_and(|own| used.fence.is_of_timeline(own))
-            {
-                after.push(used.fence.clone());
-            }
-        }
-    }
-}
-
-enum Obstacle {
-    None,
-    Pending,
-    /// A view or a loan.
-    Open(Holder, Access),
-}
-
-/// An empty range has no byte to conflict about, wherever it lies.
-fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start.max(b.start) < a.end.min(b.end)
-}
-
-impl Held {
-    /// Whether who comes after this, enqueued with `fence`, need not know `old` any more: the operation came after every
-    /// conflicting use of its range; and an earlier read of the same timeline is implied by a later one.
-    #[inline]
-    fn replaces(&self, old: &Use, fence: &Fence) -> bool {
-        let covered = self.range.start <= old.range.start && old.range.end <= self.range.end;
-        let implied = || {
-            old.access == Access::Read
-                && old.fence.is_of_timeline(fence.timeline())
-                && old.fence.point() <= fence.point()
-        };
-        covered && (self.access == Access::Write || implied())
-    }
-}
-
-impl Use {
-    /// Becomes the use `held` of the same timeline.
-    #[inline]
-    fn become_later(&mut self, held: &Held, fence: &Fence) {
-        self.fence.move_to(fence.point().max(self.fence.point()));
-        (self.range, self.access) = (held.range.clone(), held.access);
-    }
 }
 
 impl Hazards {
@@ -498,8 +294,8 @@ impl Hazards {
         self.withdraw(ticket, &mut Woken::default());
     }
 
-    /// Closes a view under which work was enqueued that this table does not know: its range is used until the fences are over.
-    pub(crate) fn close_view_behind(&self, ticket: Ticket, fences: &[Fence]) {
+    /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are over.
+    pub(crate) fn close_behind(&self, ticket: Ticket, fences: &[Fence]) {
         let mut woken = Woken::default();
         let mut table = self.table.lock();
         if let Some(Held { range, access, .. }) = table.release(ticket) {
