@@ -57,9 +57,9 @@ struct File {
     from: PathBuf,
 }
 
-/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` in a process of its own. The others
-/// play the driver.
-const HARDWARE_TESTS: [&str; 3] = ["it", "peers", "capture"];
+/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in a process of
+/// their own. The others play the driver.
+const HARDWARE_TESTS: [&str; 4] = ["it", "peers", "capture", "migrations"];
 
 /// Builds, copies, writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {

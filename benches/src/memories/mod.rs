@@ -5,6 +5,7 @@ mod advising;
 mod filling;
 mod migrating;
 mod pinning;
+mod predicting;
 mod working;
 
 use anyhow::Result;
@@ -17,12 +18,13 @@ use crate::{
 };
 
 /// Every part, in order.
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     ("prefetching", migrating::rows),
     ("advising", advising::rows),
     ("filling", filling::rows),
     ("pinned allocation", pinning::rows),
     ("the same work by other ways", working::rows),
+    ("automatic prefetch", predicting::rows),
 ];
 
 /// All rows of memory on the device with this ordinal, which is the session's; see [`contest::rows`].
