@@ -23,6 +23,7 @@ mod device;
 mod error;
 mod fence;
 mod hazard;
+mod holder;
 pub mod host_access;
 mod host_view;
 mod loan;
