@@ -53,8 +53,9 @@ impl<M: Form> ManagedTensor<M> {
         Ok(Self { raw, behind: behind.to_vec() })
     }
 
-    /// Gives the pointer away, for a capsule or a consumer: who has it calls the deleter, once. Until then the memory lives,
-    /// also where the process ends before.
+    /// Gives the pointer away: who has it calls the deleter, once. Until then the memory lives, also where the process ends
+    /// before. In Python it goes into a capsule named `dltensor_versioned`, or `dltensor` for the older form, whose consumer
+    /// renames it to `used_…`; the capsule's destructor calls the deleter where it still has its first name.
     #[must_use = "who takes the pointer has to call the deleter"]
     pub fn into_raw(self) -> *mut M {
         let mut this = std::mem::ManuallyDrop::new(self);

@@ -4,6 +4,7 @@
 //! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
 //! circle. The table's lock is never held across a call into a backend.
 
+mod holder;
 mod table;
 mod woken;
 
@@ -12,12 +13,13 @@ use std::{ops::Range, sync::Arc, task::Waker};
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Error, ErrorKind, Fence, Result, Timeline,
+    Access, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
 };
 
+use holder::{Holder, busy, in_flight};
 pub(crate) use table::Ticket;
-use table::{Held, Holder, Obstacle, Removed, Table, Use};
+use table::{Held, Obstacle, Removed, Table, Use};
 pub(crate) use woken::Woken;
 
 /// The fences that an operation must come after. Inline up to eight.
@@ -69,7 +71,7 @@ impl Hazards {
     /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
+    /// [`Busy`](crate::ErrorKind::Busy) where a host view is open on a conflicting range.
     pub(crate) fn claim(
         &self,
         range: Range<usize>,
@@ -218,7 +220,7 @@ impl Hazards {
     /// Opens a host view: waits for conflicting operations, or with `wait` false answers Busy.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a conflicting view is open, or would have to wait. The error of an operation that was
+    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open, or would have to wait. The error of an operation that was
     /// waited for does not stop the view: who awaits the transfer is told.
     pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
         loop {
@@ -258,7 +260,7 @@ impl Hazards {
     /// Opens a host view where nothing is in its way; else says what is, without waiting and without asking any driver.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a conflicting view is open.
+    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
     pub(crate) fn try_open_view(&self, range: Range<usize>, access: Access) -> Result<Opening> {
         let mut after = Dependencies::new();
         // Declared before the lock, so dropped after it.
@@ -323,28 +325,4 @@ impl Hazards {
         table.forget_what_is_over(&mut removed);
         table.uses.iter().map(|used| used.fence.clone()).collect()
     }
-}
-
-fn busy(range: &Range<usize>, by: Holder, open: Access) -> Error {
-    let Range { start, end } = range;
-    let text = match (by, open) {
-        (Holder::Loan, Access::Write) => {
-            format!("bytes {start} to {end} are lent to someone who may write them; that loan must end first")
-        }
-        (Holder::Loan, Access::Read) => {
-            format!("bytes {start} to {end} are lent to readers; that loan must end before they are written")
-        }
-        (_, Access::Write) => {
-            format!("a writable host view is open on bytes {start} to {end}; close it first")
-        }
-        (_, Access::Read) => format!("a host view is open on bytes {start} to {end}; close it first"),
-    };
-    Error::new(ErrorKind::Busy, text)
-}
-
-fn in_flight(range: &Range<usize>) -> Error {
-    Error::new(
-        ErrorKind::Busy,
-        format!("bytes {} to {} are used by a transfer in flight; wait for it first", range.start, range.end),
-    )
 }

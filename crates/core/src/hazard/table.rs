@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc, task::Waker};
 
 use smallvec::SmallVec;
 
-use super::Dependencies;
+use super::{Dependencies, holder::Holder};
 use crate::{Access, Fence, Timeline, few::Few};
 
 /// Identifies a claim or a view of one table until it is committed, withdrawn or closed.
@@ -17,17 +17,6 @@ pub(super) struct Use {
     pub(super) range: Range<usize>,
     pub(super) access: Access,
     pub(super) fence: Fence,
-}
-
-/// Why a range is held that has no fence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Holder {
-    /// Claimed; its operation is being enqueued by some thread right now.
-    Pending,
-    /// A host view is open.
-    View,
-    /// Someone outside uses it on terms of their own.
-    Loan,
 }
 
 #[derive(Debug)]

@@ -14,6 +14,7 @@ mod exit;
 mod exports;
 mod foreign;
 #[cfg(any(target_os = "linux", windows))]
+#[path = "../../../streams/tests/it/gate.rs"]
 mod gate;
 mod imports;
 #[cfg(any(target_os = "linux", windows))]
