@@ -21,10 +21,7 @@ fn turns(device: &CudaDevice, memory: &CudaMemoryManager, mode: UnifiedMode) -> 
     let kept = buffer.raw().clone();
     let mut back = vec![0; BYTES];
     for round in 1..4_u8 {
-        twice(|| {
-            buffer.write()?.fill(round);
-            Ok(())
-        })?;
+        twice(|| buffer.write().map(|mut slice| slice.fill(round)))?;
         let copied = twice(|| buffer.copy_to_host(&mut back));
         assert!(copied.is_err() || back == [round; BYTES], "{mode}: round {round}: a copy is stale");
         twice(|| {

@@ -4,6 +4,7 @@ mod bad_use;
 mod content;
 mod copies;
 mod exclusion;
+mod hints;
 mod lifetime;
 mod random;
 mod roles;
