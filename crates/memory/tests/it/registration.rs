@@ -285,7 +285,10 @@ fn memory_that_the_system_lets_nobody_write_is_a_source_or_refused() {
     // SAFETY: the mapping is unmapped only once it is forgotten.
     match unsafe { all.2.register_slice(address, PAGE, false) } {
         Ok(pinned) => assert!(!pinned.is_writable() && pinned.read().unwrap().iter().all(|byte| *byte == 0)),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+        // Which code a driver has for this is not documented.
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Device), "{error}");
+        }
     }
     all.2.forget_slice(address, PAGE).unwrap();
     // SAFETY: mapped above; nothing is registered of it.

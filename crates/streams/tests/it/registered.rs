@@ -43,8 +43,7 @@ impl Bed {
     fn arrived(&self) -> Vec<u8> {
         let back = self.setup.pinned(&vec![0; BYTES]);
         self.stream.copy_to_host_async(&self.device_side, &back).wait().unwrap();
-        let bytes = back.read().unwrap().to_vec();
-        bytes
+        back.read().unwrap().to_vec()
     }
 
     fn finish(self) {
