@@ -19,7 +19,7 @@ use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use self::{
     anchor::Registration,
     hand::{Hand, Joining},
-    refusal::{in_use, pages, refused, short},
+    refusal::{addresses, in_use, refused, short},
     registered::{Promised, Registered},
     table::{Asked, Plan, Table},
 };
@@ -28,8 +28,8 @@ use crate::{CudaFeature, CudaMemoryManager, lift};
 
 /// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
 ///
-/// A registration is of whole pages. It keeps the buffers alive whose bytes it was made for, also after the program has dropped
-/// them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
+/// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
+/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
 /// once, [`trim`](Self::trim) of everything. It ends only when no buffer made from it is left and nothing is in flight on it.
 ///
 /// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
@@ -56,7 +56,7 @@ struct Desk {
 pub struct RegistrationStatistics {
     /// Registrations alive.
     pub registrations: u64,
-    /// Bytes of their pages.
+    /// Their bytes.
     pub bytes: u64,
     /// Requests that found their memory registered.
     pub hits: u64,
@@ -133,7 +133,7 @@ impl RegistrationCache {
     /// `Busy` where it is in use: a buffer made from it is left, or work in flight uses it. The driver's.
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
         match buffer.host_address() {
-            Some(address) => self.forget_range(&pages(address, buffer.len())?),
+            Some(address) => self.forget_range(&addresses(address, buffer.len())?),
             None => Ok(()),
         }
     }
@@ -143,7 +143,7 @@ impl RegistrationCache {
     /// # Errors
     /// As for `forget`.
     pub fn forget_slice(&self, address: NonNull<u8>, bytes: usize) -> Result<()> {
-        self.forget_range(&pages(address, bytes)?)
+        self.forget_range(&addresses(address, bytes)?)
     }
 
     /// Ends every registration that is not in use. Answers how many bytes that were.
@@ -197,14 +197,14 @@ impl RegistrationCache {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         self.manager.parts().reclaimer.sweep();
-        let asked = Asked { range: pages(address, buffer.len())?, writable: buffer.is_writable() };
+        let asked = Asked { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
         let lent = buffer.lend(access)?;
         let registration = self.cover(asked, buffer)?;
         let storage = Registered::new(lent, registration, access == Access::Write && buffer.is_writable());
         Ok(RawBuffer::new(Box::new(storage), self.manager.parts().reclaimer))
     }
 
-    /// A registration of at least the pages asked for.
+    /// A registration of at least the bytes asked for.
     fn cover(&self, mut asked: Asked, buffer: &RawBuffer) -> Result<Arc<Registration>> {
         let mut owners = vec![buffer.clone()];
         let mut at_work = Vec::new();
@@ -265,7 +265,7 @@ impl RegistrationCache {
         let bytes = asked.range.end - asked.range.start;
         let flags = if asked.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
         let counted = parts.tally.enter(bytes);
-        // SAFETY: every page of the range has a byte of one of the owners, who are kept along.
+        // SAFETY: every byte of the range is one of the owners', who are kept along.
         let pins =
             unsafe { Pins::new(parts.context, asked.range.start, bytes, flags, Box::new(owners.clone())) };
         let pins = pins.map_err(|error| refused(error, &parts, bytes))?;

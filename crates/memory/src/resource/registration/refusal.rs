@@ -1,18 +1,17 @@
-//! Why a range is not registered, in words; and which pages a range of bytes is of.
+//! Why a range is not registered, in words; and what a range is.
 
 use std::{ops::Range, ptr::NonNull};
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::DriverError;
 
-use crate::{error::lift_allocation, manager::Parts, resource::page::page};
+use crate::{error::lift_allocation, manager::Parts};
 
-/// The pages that a range of bytes touches.
-pub(super) fn pages(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
-    let (page, start) = (page(), address.as_ptr().expose_provenance());
-    let end = start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(page));
+/// A range of bytes by its addresses. Two of them may share a page: the driver knows registrations by their bytes.
+pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
+    let start = address.as_ptr().expose_provenance();
     let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes leave the address space"));
-    Ok(start - start % page..end.ok_or_else(overflows)?)
+    Ok(start..start.checked_add(bytes).ok_or_else(overflows)?)
 }
 
 pub(super) fn in_use(range: &Range<usize>) -> Error {
