@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result};
 use transload_core::MemoryKind;
-use transload_memory::CudaResource;
+use transload_memory::{HostPages, MemoryResource as _, PinnedResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
@@ -30,6 +30,8 @@ const KEPT: [usize; 8] = [
     (17 << 20) + 1,
     (65 << 20) + 12_288,
 ];
+/// Bytes pinned at a time, and how often.
+const COLD: [(usize, usize); 2] = [(4 << 20, 60), (64 << 20, 30)];
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -37,11 +39,14 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         rows.extend(warm(rig, bytes)?);
     }
     rows.push(held(rig)?);
+    for (bytes, often) in COLD {
+        rows.extend(cold(rig, rig.bytes(bytes), often)?);
+    }
     Ok(rows)
 }
 
 fn allocator(rig: &Rig<'_>) -> Result<StreamOrderedAllocator> {
-    Ok(StreamOrderedAllocator::new(CudaResource::new(&rig.memory, MemoryKind::Pinned)?))
+    Ok(StreamOrderedAllocator::builder(PinnedResource::new(&rig.memory)).exact_segments().build()?)
 }
 
 fn warm(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
@@ -98,4 +103,35 @@ fn held(rig: &Rig<'_>) -> Result<Row> {
         Summary::single(held as f64 / asked as f64),
     );
     Ok(row.with_goal(Some(Goal::AtMost(WASTE))))
+}
+
+/// What it takes to pin so much and to give it back, by pages of the driver's and of our own.
+fn cold(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
+    let mut ways = vec![Way::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
+        let begun = Instant::now();
+        drop(RawMemory::new(MemoryKind::Pinned, bytes)?);
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    })];
+    for (name, pages) in [
+        ("driver", HostPages::Driver),
+        ("ordinary", HostPages::Ordinary),
+        ("huge", HostPages::Huge),
+        ("auto", HostPages::Auto),
+    ] {
+        let resource = PinnedResource::new(&rig.memory).with_pages(pages);
+        ways.push(Way::new(name, &format!("PinnedResource, {name} pages"), move || {
+            let begun = Instant::now();
+            drop(resource.allocate_segment(bytes)?);
+            resource.trim()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e3)
+        }));
+    }
+    let contest = Contest {
+        id: format!("pinned/cold/{bytes}"),
+        what: format!("pinning {bytes} bytes and giving them back"),
+        unit: "ms",
+        bytes: 0,
+        repetitions: rig.repetitions(often),
+    };
+    contest.rows(rig, ways)
 }

@@ -70,6 +70,7 @@ pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize
             return Err(code::NOT_SUPPORTED);
         }
         let address = start.addr().get() as u64;
+        // By bytes, not by pages: neighbours in one page are registered by themselves.
         if state.memory.overlaps(address, bytes) {
             return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
         }
@@ -89,9 +90,11 @@ pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
     finish(|| {
         let (mut state, _) = on_current("cuMemHostUnregister")?;
         let base = pointer.addr() as u64;
-        let found = state.memory.at(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
-        if !matches!(found.kind, Kind::Registered { .. }) {
-            return Err(code::HOST_MEMORY_NOT_REGISTERED);
+        // What the driver allocated, and the middle of a registration, are other mistakes than memory it does not know, as
+        // users saw of driver 590.
+        let found = state.memory.find(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
+        if found.base != base || !matches!(found.kind, Kind::Registered { .. }) {
+            return Err(code::INVALID_VALUE);
         }
         // Nothing is waited for: work that still uses the range meets an illegal address, as it may on hardware.
         if let Some(gone) = state.memory.remove(base) {

@@ -6,10 +6,17 @@ use std::{ptr::NonNull, thread};
 
 use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
 
-use super::{numa, page::page};
+use super::numa;
 
 /// Size and alignment of a transparent huge page.
 pub(super) const HUGE: usize = 2 << 20;
+
+/// Size of an ordinary page: 4 KiB, or 64 KiB on some machines.
+fn page() -> usize {
+    // SAFETY: asks for a constant of the system.
+    let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(told).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
+}
 
 /// Zeroed pages, owned: no child of the process gets them.
 pub(super) struct Mapping {

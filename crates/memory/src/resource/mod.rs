@@ -12,7 +12,6 @@ mod logging;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod numa;
-mod page;
 mod pinned;
 #[cfg(target_os = "linux")]
 mod pinned_memory;

@@ -11,7 +11,7 @@ use crate::{CudaMemoryManager, host_memory::HostMemory, manager::Terms};
 
 /// Segments of write-combined pinned memory. Nothing can be transferred into them, and no writable view of them opens:
 /// [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred times slower than from
-/// any other memory. The host fills them through an [`UploadBuffer`].
+/// any other memory. The host fills them through an [`UploadBuffer`]. A view to read opens, for tests of what was written.
 #[derive(Clone, Debug)]
 pub struct WriteCombinedResource {
     manager: Arc<CudaMemoryManager>,
@@ -96,6 +96,13 @@ impl UploadBuffer {
         // SAFETY: the range has as many bytes, and is lent to this call: nobody else uses it. It cannot be the source, which a
         // view of it would keep from being lent.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        // What still is in this core's write-combining buffers another thread's upload would miss.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: every processor of this architecture has the instruction.
+        unsafe {
+            std::arch::x86_64::_mm_sfence()
+        };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         Ok(())
     }
 }

@@ -158,17 +158,20 @@ fn what_overlaps_becomes_one_registration_unless_it_is_in_use() {
 }
 
 #[test]
-fn bytes_beside_each_other_in_one_page_share_its_registration() {
+fn bytes_beside_each_other_in_one_page_are_registered_and_forgotten_by_themselves() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(PAGE, true);
     let parts: Vec<RawBuffer> =
         (0..8).map(|index| buffer.slice(index * 100..(index + 1) * 100).unwrap()).collect();
     let pinned: Vec<RawBuffer> = parts.iter().map(|part| all.2.register(part).unwrap()).collect();
-    assert_eq!(all.2.statistics().registrations, 1);
+    assert_eq!((all.2.statistics().registrations, all.2.statistics().bytes), (8, 800));
     for (index, part) in pinned.iter().enumerate() {
         part.write().unwrap().fill(index as u8 + 1);
     }
-    drop((pinned, parts));
+    drop(pinned);
+    all.2.forget(&parts[3]).unwrap();
+    assert_eq!(all.2.statistics().registrations, 7);
+    drop(parts);
     let seen = buffer.read().unwrap();
     assert!((0..800).all(|at| usize::from(seen[at]) == at / 100 + 1));
     drop(seen);
@@ -285,7 +288,10 @@ fn memory_that_the_system_lets_nobody_write_is_a_source_or_refused() {
     // SAFETY: the mapping is unmapped only once it is forgotten.
     match unsafe { all.2.register_slice(address, PAGE, false) } {
         Ok(pinned) => assert!(!pinned.is_writable() && pinned.read().unwrap().iter().all(|byte| *byte == 0)),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+        // Which code a driver has for this is not documented.
+        Err(error) => {
+            assert!(matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Device), "{error}");
+        }
     }
     all.2.forget_slice(address, PAGE).unwrap();
     // SAFETY: mapped above; nothing is registered of it.

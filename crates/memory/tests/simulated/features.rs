@@ -86,15 +86,6 @@ fn features_are_what_the_device_has() {
 }
 
 #[test]
-fn a_device_has_peers_if_it_reaches_another_one() {
-    let (_sim, alone) = device(SimDeviceBuilder::no_peers);
-    let ((_one, first), (_two, second)) = (device(|builder| builder), device(|builder| builder));
-    assert!(!alone.supports_feature(CudaFeature::P2P).unwrap());
-    assert!(first.supports_feature(CudaFeature::P2P).unwrap());
-    assert!(second.supports_feature(CudaFeature::P2P).unwrap());
-}
-
-#[test]
 fn a_capability_that_the_driver_does_not_know_is_not_there() {
     const INVALID_VALUE: u32 = 1;
     let (sim, device) = device(|builder| builder.read_only_register(true));

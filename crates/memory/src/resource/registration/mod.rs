@@ -4,6 +4,8 @@
 //! each MiB; what is registered already costs a look into a table. No lock is held while the driver is called.
 
 mod anchor;
+mod hand;
+mod refusal;
 mod registered;
 mod table;
 #[cfg(test)]
@@ -12,26 +14,22 @@ mod table_tests;
 use std::{fmt, ops::Range, ptr::NonNull, sync::Arc};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{
-    Access, DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, RawBuffer, Result,
-};
-use transload_cuda_sys::DriverError;
+use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use self::{
     anchor::Registration,
+    hand::{Hand, Joining},
+    refusal::{addresses, in_use, refused, short},
     registered::{Promised, Registered},
-    table::{Asked, Evicted, Plan, Table},
+    table::{Asked, Plan, Table},
 };
-use super::{
-    page::page,
-    pins::{Pins, READ_ONLY},
-};
-use crate::{CudaFeature, CudaMemoryManager, error::lift_allocation, lift};
+use super::pins::{Pins, READ_ONLY};
+use crate::{CudaFeature, CudaMemoryManager, lift};
 
 /// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
 ///
-/// A registration is of whole pages. It keeps the buffers alive whose bytes it was made for, also after the program has dropped
-/// them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
+/// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
+/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
 /// once, [`trim`](Self::trim) of everything. It ends only when no buffer made from it is left and nothing is in flight on it.
 ///
 /// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
@@ -58,7 +56,7 @@ struct Desk {
 pub struct RegistrationStatistics {
     /// Registrations alive.
     pub registrations: u64,
-    /// Bytes of their pages.
+    /// Their bytes.
     pub bytes: u64,
     /// Requests that found their memory registered.
     pub hits: u64,
@@ -135,7 +133,7 @@ impl RegistrationCache {
     /// `Busy` where it is in use: a buffer made from it is left, or work in flight uses it. The driver's.
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
         match buffer.host_address() {
-            Some(address) => self.forget_range(&pages(address, buffer.len())?),
+            Some(address) => self.forget_range(&addresses(address, buffer.len())?),
             None => Ok(()),
         }
     }
@@ -145,7 +143,7 @@ impl RegistrationCache {
     /// # Errors
     /// As for `forget`.
     pub fn forget_slice(&self, address: NonNull<u8>, bytes: usize) -> Result<()> {
-        self.forget_range(&pages(address, bytes)?)
+        self.forget_range(&addresses(address, bytes)?)
     }
 
     /// Ends every registration that is not in use. Answers how many bytes that were.
@@ -199,7 +197,7 @@ impl RegistrationCache {
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         self.manager.parts().reclaimer.sweep();
-        let asked = Asked { range: pages(address, buffer.len())?, writable: buffer.is_writable() };
+        let asked = Asked { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
         let loan = buffer.lend(access)?;
         loan.wait_for_earlier_work();
         let registration = self.cover(asked, buffer)?;
@@ -207,7 +205,7 @@ impl RegistrationCache {
         Ok(RawBuffer::new(Box::new(storage), self.manager.parts().reclaimer))
     }
 
-    /// A registration of at least the pages asked for.
+    /// A registration of at least the bytes asked for.
     fn cover(&self, mut asked: Asked, buffer: &RawBuffer) -> Result<Arc<Registration>> {
         let mut owners = vec![buffer.clone()];
         let mut at_work = Vec::new();
@@ -263,12 +261,12 @@ impl RegistrationCache {
 
     /// Registers a range that is in this thread's hand.
     fn make(&self, asked: Asked, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
-        let hand = Joining { cache: self, start: asked.range.start, made: None };
+        let hand = Joining::new(self, asked.range.start);
         let parts = self.manager.parts();
         let bytes = asked.range.end - asked.range.start;
         let flags = if asked.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
         let counted = parts.tally.enter(bytes);
-        // SAFETY: every page of the range has a byte of one of the owners, who are kept along.
+        // SAFETY: every byte of the range is one of the owners', who are kept along.
         let pins =
             unsafe { Pins::new(parts.context, asked.range.start, bytes, flags, Box::new(owners.clone())) };
         let pins = pins.map_err(|error| refused(error, &parts, bytes))?;
@@ -291,130 +289,6 @@ impl RegistrationCache {
             outcome = outcome.and(ended);
         }
         outcome
-    }
-}
-
-/// A registration that this thread has in hand to end it. Dropped otherwise, it is ready as before.
-struct Hand<'a> {
-    cache: &'a RegistrationCache,
-    evicted: Option<Evicted<Registration>>,
-    range: Range<usize>,
-}
-
-impl<'a> Hand<'a> {
-    /// All at once, so that none stays in hand whatever happens to another.
-    fn all(cache: &'a RegistrationCache, evicted: Vec<Evicted<Registration>>) -> Vec<Self> {
-        let hand = |evicted: Evicted<Registration>| {
-            let range = evicted.range.clone();
-            Self { cache, evicted: Some(evicted), range }
-        };
-        evicted.into_iter().map(hand).collect()
-    }
-
-    fn range(&self) -> &Range<usize> {
-        &self.range
-    }
-
-    fn writable(&self) -> bool {
-        self.evicted.as_ref().is_some_and(|evicted| evicted.writable)
-    }
-
-    fn owners(&self) -> &[RawBuffer] {
-        self.evicted.as_ref().map_or(&[], |evicted| evicted.payload.owners())
-    }
-
-    /// Ends it; answers `false` where work is in flight on it, and leaves it as it was.
-    fn end(mut self) -> Result<bool, DriverError> {
-        if self.evicted.as_ref().is_some_and(|evicted| evicted.payload.is_at_work()) {
-            return Ok(false);
-        }
-        let Some(evicted) = self.evicted.take() else { return Ok(false) };
-        // Gone from the table also where the driver refuses, or an owner's destructor panics.
-        let _gone = Joining { cache: self.cache, start: self.range.start, made: None };
-        evicted.payload.end()?;
-        self.cache.desk.lock().evicted += 1;
-        Ok(true)
-    }
-}
-
-impl Drop for Hand<'_> {
-    fn drop(&mut self) {
-        if let Some(evicted) = self.evicted.take() {
-            self.cache.desk.lock().table.ready(self.range.start, &evicted.payload);
-            self.cache.settled.notify_all();
-        }
-    }
-}
-
-/// A range in this thread's hand: when dropped it is what was made, or nothing.
-struct Joining<'a> {
-    cache: &'a RegistrationCache,
-    start: usize,
-    made: Option<Arc<Registration>>,
-}
-
-impl Joining<'_> {
-    fn done(mut self, made: Arc<Registration>) -> Arc<Registration> {
-        self.made = Some(Arc::clone(&made));
-        made
-    }
-}
-
-impl Drop for Joining<'_> {
-    fn drop(&mut self) {
-        {
-            let mut desk = self.cache.desk.lock();
-            match &self.made {
-                Some(made) => {
-                    desk.table.ready(self.start, made);
-                    desk.registered += 1;
-                }
-                None => desk.table.gone(self.start),
-            }
-        }
-        self.cache.settled.notify_all();
-    }
-}
-
-/// The pages that a range of bytes touches.
-fn pages(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
-    let (page, start) = (page(), address.as_ptr().expose_provenance());
-    let end = start.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(page));
-    let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes leave the address space"));
-    Ok(start - start % page..end.ok_or_else(overflows)?)
-}
-
-fn in_use(range: &Range<usize>) -> Error {
-    let text = format!(
-        "bytes {:#x} to {:#x} are registered and in use; drop the buffers made from them, and wait for their work, first",
-        range.start, range.end
-    );
-    Error::new(ErrorKind::Busy, text)
-}
-
-fn short(range: &Range<usize>, held: u64, limit: u64) -> Error {
-    let requested = (range.end - range.start) as u64;
-    let shortage = MemoryShortage { requested, free: Some(limit.saturating_sub(held)), total: Some(limit) };
-    Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
-}
-
-/// Why the driver does not register a range.
-fn refused(error: DriverError, parts: &crate::manager::Parts<'_>, bytes: usize) -> Error {
-    const INVALID_VALUE: u32 = 1;
-    const OPERATING_SYSTEM: u32 = 304;
-    const ALREADY_REGISTERED: u32 = 712;
-    const NOT_SUPPORTED: u32 = 801;
-    match error.code() {
-        Some(ALREADY_REGISTERED) => {
-            let text =
-                "part of this memory was registered by somebody else; let them use it, or undo it there";
-            Error::caused_by(ErrorKind::InvalidArgument, text, error)
-        }
-        Some(INVALID_VALUE | OPERATING_SYSTEM | NOT_SUPPORTED) => {
-            let text = "the driver cannot pin this memory, which may be read-only or a device's registers";
-            Error::caused_by(ErrorKind::Unsupported, text, error)
-        }
-        _ => lift_allocation(error, parts.context, Place::new(DeviceId::Cpu, MemoryKind::Pinned), bytes),
     }
 }
 

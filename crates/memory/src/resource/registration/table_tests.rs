@@ -62,7 +62,7 @@ fn the_limit_is_kept_by_what_was_used_longest_ago() {
     assert!(matches!(table.plan(&asked(0..40, true), &[]), Plan::Covered(_)), "used again");
     let Plan::Evict { joined, others } = table.plan(&asked(200..240, true), &[]) else { panic!("evicts") };
     assert!(joined.is_empty());
-    assert_eq!(others.iter().map(|one| (one.range.start, one.range.end)).collect::<Vec<_>>(), [(40, 80)]);
+    assert!(others.len() == 1 && others[0].range == (40..80));
     table.gone(40);
     let third = register(&mut table, 200..240, true);
     assert!(matches!(table.plan(&asked(300..400, true), &[]), Plan::Short(40)));
