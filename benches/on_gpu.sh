@@ -215,6 +215,10 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch beside" "$status" "$took" "$(tail -n 1 "$work/step" | cut -c1-80)"
+  step "pytorch dlpack" 120 python3 "$here/pytorch_dlpack.py" "$bundle/libtransload_probe.so"
+  status=$?
+  grep '^{' "$work/step" | tail -n 1 >>"$out/pytorch.json"
+  note "pytorch dlpack" "$status" "$took" "$(grep -c '"check".*"ok": true' "$work/step") checks held"
   step "pytorch copies" 120 python3 "$here/pytorch_copies.py"
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
@@ -223,6 +227,10 @@ if wanted pytorch; then
   status=$?
   grep '^{' "$work/step" >>"$out/pytorch.json"
   note "pytorch streams" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
+  step "pytorch memory" 60 python3 "$here/pytorch_memory.py"
+  status=$?
+  grep '^{' "$work/step" >>"$out/pytorch.json"
+  note "pytorch memory" "$status" "$took" "$(grep -c '"id"' "$work/step") rows"
 fi
 
 # ---- a model file, beside PyTorch's own loading of it

@@ -6,61 +6,18 @@ Usage: pytorch_streams.py [repetitions]
 Times are host time, Python's own included, unless a row says that the device's events measured it.
 """
 
-import datetime
-import json
-import statistics
-import sys
 import threading
 import time
-import traceback
 
+import pytorch_rows
 import torch
+from pytorch_rows import repeated, timed
 
 MANY, SMALL, MIB = 64, 4096, 1 << 20
 
 
-def percentiles(values):
-    values = sorted(values)
-    at = lambda share: values[round(share * (len(values) - 1))]
-    return at(0.1), statistics.median(values), at(0.9)
-
-
-def row(name, what, unit, values, moved=0, verified=False):
-    p10, p50, p90 = percentiles(values)
-    return {
-        "id": f"pytorch/streams/{name}",
-        "path": f"streams: {what}",
-        "method": f"PyTorch {torch.__version__}",
-        "bytes": moved,
-        "value": p50,
-        "unit": unit,
-        "p10": p10,
-        "p50": p50,
-        "p90": p90,
-        "reference": None,
-        "reference_value": None,
-        "ratio": None,
-        "goal": None,
-        "met": None,
-        "simulated": False,
-        "verified": verified,
-    }
-
-
-def repeated(repetitions, once):
-    """Values of `once`, which measures itself."""
-    for _ in range(5):
-        once()
-    return [once() for _ in range(repetitions)]
-
-
-def timed(work, drain, many):
-    """Seconds for each of `many`, without the drain."""
-    begun = time.perf_counter()
-    work()
-    took = time.perf_counter() - begun
-    drain()
-    return took / many
+def row(*arguments):
+    return pytorch_rows.row("streams", *arguments)
 
 
 def acquiring(repetitions):
@@ -237,18 +194,9 @@ def uploading(repetitions, device):
 
 
 def main():
-    repetitions = max(30, int(sys.argv[1]) if len(sys.argv) > 1 else 120)
+    repetitions = pytorch_rows.asked_repetitions(120)
     device = torch.device("cuda:0")
     torch.manual_seed(11)
-    header = {
-        "what": "pytorch streams",
-        "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name(0),
-        "cuda": torch.version.cuda,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
-    print(json.dumps(header))
-    wrong = 0
     parts = [
         acquiring(repetitions),
         allocating(repetitions, device),
@@ -258,16 +206,7 @@ def main():
         uploading(repetitions, device),
         replaying(repetitions, device),
     ]
-    for part in parts:
-        try:
-            for one in part:
-                wrong += one["bytes"] > 0 and not one["verified"]
-                print(json.dumps(one))
-        except Exception:
-            # The other parts' rows count all the same.
-            traceback.print_exc()
-            wrong += 1
-    sys.exit(1 if wrong else 0)
+    pytorch_rows.run("streams", parts)
 
 
 if __name__ == "__main__":

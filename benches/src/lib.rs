@@ -12,6 +12,8 @@ pub mod beside;
 pub mod case;
 pub mod content;
 #[cfg(any(target_os = "linux", windows))]
+mod contest;
+#[cfg(any(target_os = "linux", windows))]
 pub mod cuda;
 pub mod exit;
 #[cfg(any(target_os = "linux", windows))]
@@ -20,9 +22,13 @@ pub mod grid;
 pub mod json;
 pub mod machine;
 pub mod measure;
+#[cfg(any(target_os = "linux", windows))]
+pub mod memories;
 pub mod memory;
 pub mod methods;
 pub mod options;
+#[cfg(any(target_os = "linux", windows))]
+pub mod prediction;
 pub mod progress;
 pub mod reference;
 pub mod row;

@@ -15,6 +15,8 @@ pub enum Group {
     Cuda,
     /// Streams of a CUDA device.
     Streams,
+    /// Memory of a CUDA device: unified, filled, pinned.
+    Memory,
 }
 
 /// Measures every path at every size beside the same movement by hand, and verifies every byte.
@@ -54,6 +56,6 @@ impl Options {
     /// Whether any group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        self.wants(Group::Cuda) || self.wants(Group::Streams)
+        [Group::Cuda, Group::Streams, Group::Memory].into_iter().any(|group| self.wants(group))
     }
 }

@@ -70,7 +70,10 @@ fn cuda(
         all_methods(&mut bench, &paths, progress, rows, methods)?;
     }
     if options.wants(Group::Streams) {
-        rows.extend(crate::streams::rows(options, &session, ordinal, begin, &mut methods.failures)?);
+        rows.extend(crate::streams::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    }
+    if options.wants(Group::Memory) {
+        rows.extend(crate::memories::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
     nothing_alive(&manager)?;
     session.describe()

@@ -21,11 +21,12 @@ const PROGRAMS: [(&str, &str); 2] =
 
 /// Packages whose tests travel, and a target that must be among them where one is known. All of them run on the real
 /// driver there: tests of a crate that knows no device (`transload-transfer`, say) would count for nothing.
-const TESTED: [(&str, Option<&str>); 5] = [
+const TESTED: [(&str, Option<&str>); 6] = [
     ("transload-cuda-sim", Some("it")),
     ("transload-memory", None),
     ("transload-streams", None),
     ("transload-backend-cuda", None),
+    ("transload-dlpack", Some("it")),
     ("transload", None),
 ];
 
@@ -56,9 +57,9 @@ struct File {
     from: PathBuf,
 }
 
-/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` in a process of its own. The others
-/// play the driver.
-const HARDWARE_TESTS: [&str; 3] = ["it", "peers", "capture"];
+/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in a process of
+/// their own. The others play the driver.
+const HARDWARE_TESTS: [&str; 4] = ["it", "peers", "capture", "migrations"];
 
 /// Builds, copies, writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {

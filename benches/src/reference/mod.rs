@@ -5,6 +5,8 @@ mod driver;
 #[cfg(any(target_os = "linux", windows))]
 mod graph;
 #[cfg(any(target_os = "linux", windows))]
+mod kernel;
+#[cfg(any(target_os = "linux", windows))]
 mod managed;
 mod memcpy;
 #[cfg(any(target_os = "linux", windows))]
@@ -19,11 +21,15 @@ mod spin;
 mod staged;
 #[cfg(any(target_os = "linux", windows))]
 mod stream;
+#[cfg(any(target_os = "linux", windows))]
+mod unified;
 
 #[cfg(any(target_os = "linux", windows))]
 pub use driver::DriverCopy;
 #[cfg(any(target_os = "linux", windows))]
 pub use graph::RawGraph;
+#[cfg(any(target_os = "linux", windows))]
+pub use kernel::RawKernel;
 #[cfg(any(target_os = "linux", windows))]
 pub use managed::PrefetchedCopy;
 pub use memcpy::Memcpy;
@@ -37,6 +43,8 @@ pub use queue::{RawEvent, RawQueue};
 pub use spin::{SPIN, Spin};
 #[cfg(any(target_os = "linux", windows))]
 pub use staged::Staged;
+#[cfg(any(target_os = "linux", windows))]
+pub use unified::{HOST, RawAdvice, SAXPY, Saxpy};
 
 use anyhow::Result;
 

@@ -66,6 +66,32 @@ impl RawQueue {
         Ok(check("cuMemcpyDtoHAsync", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, self.raw) })?)
     }
 
+    /// Enqueues a fill with a byte.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * The range has `bytes` bytes, stays alive, and nobody else uses it until the fill is done.
+    #[inline]
+    pub unsafe fn fill(&self, dst: u64, byte: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        Ok(check("cuMemsetD8Async", unsafe { ffi::cuMemsetD8Async(dst, byte, bytes, self.raw) })?)
+    }
+
+    /// Enqueues a migration of unified memory to a device, or to [`HOST`](super::HOST).
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// # Safety
+    /// * The range has `bytes` bytes and stays alive until the migration is done.
+    #[inline]
+    pub unsafe fn prefetch(&self, address: u64, bytes: usize, to: i32) -> Result<()> {
+        // SAFETY: the caller's promise.
+        Ok(check("cuMemPrefetchAsync", unsafe { ffi::cuMemPrefetchAsync(address, bytes, to, self.raw) })?)
+    }
+
     /// Blocks until all is done.
     ///
     /// # Errors

@@ -8,34 +8,30 @@
 mod acquiring;
 mod allocating;
 mod completing;
-mod contest;
 mod enqueuing;
 mod events;
 mod graphs;
 mod launching;
 mod loads;
 mod overlapping;
-mod pairs;
 mod priorities;
-mod rig;
-mod rival;
 mod thousands;
-mod together;
 mod uploading;
 
 use anyhow::Result;
 
-use crate::{cuda::Session, options::Options, row::Row};
-
-pub(crate) use rig::Rig;
+use crate::{
+    contest::{self, Part, Rig, pairs, rival, together},
+    cuda::Session,
+    options::Options,
+    row::Row,
+};
 
 /// The kernel that keeps the device busy, for both sides.
 pub(crate) const SPIN: &str = crate::reference::SPIN;
 
-type Part = fn(&Rig<'_>) -> Result<Vec<Row>>;
-
 /// Every part, in order.
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [Part; 12] = [
     ("leasing", acquiring::rows),
     ("allocating", allocating::rows),
     ("enqueuing", enqueuing::rows),
@@ -50,8 +46,7 @@ const PARTS: [(&str, Part); 12] = [
     ("loads that want different answers", loads::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's. A part that fails costs its own rows only;
-/// why is said in `failures`.
+/// All rows of streams on the device with this ordinal, which is the session's; see [`contest::rows`].
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.
@@ -59,47 +54,19 @@ pub fn rows(
     options: &Options,
     session: &Session,
     ordinal: u32,
-    begin: impl Fn(&str),
+    begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    let rig = Rig::new(options, session, ordinal)?;
-    let mut rows = Vec::new();
-    for (name, part) in PARTS {
-        begin(&format!("streams, {name}"));
-        match part(&rig) {
-            Ok(more) => rows.extend(more),
-            Err(error) => failures.push(format!("streams, {name}: {error:#}")),
-        }
-    }
-    rig.finish()?;
-    Ok(rows)
+    contest::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, collections::BTreeSet};
-
-    use clap::Parser as _;
-
     use super::*;
-    use crate::cuda;
+    use crate::contest::tested_on_the_software_driver;
 
     #[test]
     fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
-        let ordinal = cuda::simulate(7).unwrap();
-        let session = Session::open(ordinal).unwrap();
-        let options = Options::parse_from(["transload-bench", "--quick", "--simulate", "--repetitions", "2"]);
-        let (mut failures, begun) = (Vec::new(), Cell::new(0));
-        let begin = |_: &str| begun.set(begun.get() + 1);
-        let rows = rows(&options, &session, ordinal, begin, &mut failures).unwrap();
-        assert_eq!((failures, begun.get()), (Vec::new(), PARTS.len()));
-        let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
-        assert_eq!(ids.len(), rows.len(), "identities differ");
-        for row in &rows {
-            assert!(row.id.is_ascii() && row.id.starts_with("streams/"), "{}", row.id);
-            assert!(row.simulated && row.goal.is_none(), "{}", row.id);
-            assert!(row.verified || row.bytes == 0, "{} moved bytes that nobody looked at", row.id);
-            assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
-        }
+        tested_on_the_software_driver("streams", PARTS.len(), rows);
     }
 }

@@ -153,7 +153,7 @@ pub(crate) unsafe fn perform_units(operation: &Operation<'_>, range: Range<usize
             pairs.get(range).unwrap_or_default().iter().try_for_each(pair)
         }
         Operation::Fill { dst, pattern } => {
-            // SAFETY: the range lies within the buffer, and a piece begins at a multiple of every pattern's width.
+            // SAFETY: the range lies within the buffer, and a piece begins at a multiple of 64 KiB, so of every pattern.
             unsafe { fill(address(dst)?.add(range.start), range.len(), pattern) };
             Ok(())
         }
@@ -187,21 +187,17 @@ unsafe fn move_bytes(src: &RawBuffer, from: usize, dst: &RawBuffer, to: usize, l
 /// # Safety
 /// `len` bytes at `dst` must be writable by this thread alone.
 unsafe fn fill(dst: *mut u8, len: usize, pattern: Pattern) {
+    /// Several cache lines: the host's copy stores them by the widest words that it has.
     const BLOCK: usize = 1024;
-    let mut block = [0_u8; BLOCK];
-    match pattern {
-        Pattern::U8(byte) => {
-            // SAFETY: the caller's promise.
-            unsafe { ptr::write_bytes(dst, byte, len) };
-            return;
-        }
-        Pattern::U16(value) => {
-            block.as_chunks_mut::<2>().0.iter_mut().for_each(|chunk| *chunk = value.to_ne_bytes());
-        }
-        Pattern::U32(value) => {
-            block.as_chunks_mut::<4>().0.iter_mut().for_each(|chunk| *chunk = value.to_ne_bytes());
-        }
+    if let Pattern::U8(byte) = pattern.shortest() {
+        // SAFETY: the caller's promise.
+        unsafe { ptr::write_bytes(dst, byte, len) };
+        return;
     }
+    let mut block = [0_u8; BLOCK];
+    let repeated = pattern.repeated();
+    let (words, _) = block.as_chunks_mut::<16>();
+    words.iter_mut().take(len.div_ceil(16)).for_each(|word| *word = repeated);
     let mut done = 0;
     while done < len {
         let step = BLOCK.min(len - done);

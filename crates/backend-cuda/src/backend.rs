@@ -8,7 +8,7 @@ use transload_core::{
     WorkloadType,
 };
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, advise, lift};
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, advise, lift};
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
 use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
@@ -86,6 +86,16 @@ impl CudaBackend {
     /// `UnknownDevice`, or the driver's.
     pub fn allocator(&self, ordinal: u32) -> Result<&StreamOrderedAllocator> {
         self.member(DeviceId::Cuda(ordinal))?.allocator()
+    }
+
+    /// What [`register`](Backend::register) keeps registered, to let go of some of it or of all; makes the first device's
+    /// context.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn registrations(&self) -> Result<&RegistrationCache> {
+        let no_device = || Error::new(ErrorKind::NoDevice, "the CUDA backend has no device");
+        self.members.first().ok_or_else(no_device)?.registrations()
     }
 
     /// The streams of a device: to lease some for one's own kernels, and to set how they are chosen.
@@ -188,6 +198,11 @@ impl Backend for CudaBackend {
         operations: &[Operation<'_>],
     ) -> Result<Arc<dyn Recorded>> {
         Ok(Arc::new(CudaGraph::record(&self.member(device)?.device, priority, operations)?))
+    }
+
+    /// Through the first device of the backend, for all of them: see [`RegistrationCache::register`].
+    fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+        self.registrations()?.register(buffer)
     }
 
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {

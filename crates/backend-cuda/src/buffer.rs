@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use transload_core::{
-    Buffer, Error, ErrorKind, MemoryKind, Operation, Pattern, Pod, QueueLease, RawBuffer, Result,
-    StreamPriority, Timing, WorkloadType, submit,
+    Buffer, Error, ErrorKind, MemoryKind, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority,
+    Timing, WorkloadType, fill, submit,
 };
 use transload_memory::{CudaMemoryManager, borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
@@ -53,14 +53,7 @@ impl<T: Pod> Buffer<T> for CudaBuffer<T> {
     }
 
     fn fill(&self, value: T) -> Result<()> {
-        let bytes = bytemuck::bytes_of(&value);
-        let pattern = match *bytes {
-            [first, ..] if bytes.iter().all(|byte| *byte == first) => Pattern::U8(first),
-            [a, b] => Pattern::U16(u16::from_ne_bytes([a, b])),
-            [a, b, c, d] => Pattern::U32(u32::from_ne_bytes([a, b, c, d])),
-            _ => return self.fill_by_doubling(bytes),
-        };
-        self.run(&Operation::Fill { dst: &self.raw, pattern })
+        fill(&*self.queue, &self.raw, bytemuck::bytes_of(&value))?.wait()
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
@@ -75,22 +68,5 @@ impl<T: Pod> Buffer<T> for CudaBuffer<T> {
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let destination = unsafe { borrow_mut(destination) };
         self.run(&Operation::Copy { src: &self.raw, dst: &destination })
-    }
-}
-
-impl<T: Pod> CudaBuffer<T> {
-    /// Writes the element once and copies what is there behind itself until the buffer is full.
-    fn fill_by_doubling(&self, element: &[u8]) -> Result<()> {
-        // SAFETY: the value is dropped at the end of this function and never cloned.
-        let source = unsafe { borrow(element) };
-        let mut done = element.len();
-        self.run(&Operation::Copy { src: &source, dst: &self.raw.slice(..done)? })?;
-        while done < self.raw.len() {
-            let next = done.min(self.raw.len() - done);
-            let (src, dst) = (self.raw.slice(..next)?, self.raw.slice(done..done + next)?);
-            self.run(&Operation::Copy { src: &src, dst: &dst })?;
-            done += next;
-        }
-        Ok(())
     }
 }

@@ -15,6 +15,10 @@ pub struct CudaBackendConfig {
     pub streams_per_priority: Option<usize>,
     /// How a stream is chosen. By default each workload has streams of its own, so that copies do not queue behind kernels.
     pub strategy: AllocationStrategy,
+    /// The most bytes of ordinary host memory that each device keeps registered for [`Backend::register`]; `None` means 8 GiB.
+    ///
+    /// [`Backend::register`]: transload_core::Backend::register
+    pub registration_limit: Option<u64>,
 }
 
 impl CudaBackendConfig {
@@ -29,6 +33,13 @@ impl CudaBackendConfig {
     #[must_use]
     pub fn with_streams_per_priority(mut self, streams: usize) -> Self {
         self.streams_per_priority = Some(streams);
+        self
+    }
+
+    /// Sets the most bytes of ordinary host memory that each device keeps registered.
+    #[must_use]
+    pub fn with_registration_limit(mut self, bytes: u64) -> Self {
+        self.registration_limit = Some(bytes);
         self
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use transload_core::{DeviceInfo, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, lift};
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
 use crate::CudaBackendConfig;
@@ -15,6 +15,9 @@ pub(crate) struct Member {
     memory: OnceLock<Arc<CudaMemoryManager>>,
     /// Over the device's own memory; holds segments of `memory`.
     allocator: OnceLock<StreamOrderedAllocator>,
+    /// Host memory registered through this device; holds parts of `memory`.
+    registrations: OnceLock<RegistrationCache>,
+    registration_limit: Option<u64>,
     pub(crate) pool: AdvancedStreamPool,
 }
 
@@ -32,7 +35,15 @@ impl Member {
             info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
         let pool = config.pool(&device)?;
-        Ok(Self { device, info, memory: OnceLock::new(), allocator: OnceLock::new(), pool })
+        Ok(Self {
+            device,
+            info,
+            memory: OnceLock::new(),
+            allocator: OnceLock::new(),
+            registrations: OnceLock::new(),
+            registration_limit: config.registration_limit,
+            pool,
+        })
     }
 
     pub(crate) fn info(&self) -> &DeviceInfo {
@@ -54,6 +65,16 @@ impl Member {
         // Holds nothing before the first request, so that it does not matter who comes first.
         let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
         Ok(self.allocator.get_or_init(|| made))
+    }
+
+    pub(crate) fn registrations(&self) -> Result<&RegistrationCache> {
+        /// Where nothing else is said: enough for what is uploaded again and again, little of a host that has such devices.
+        const LIMIT: u64 = 8 << 30;
+        if let Some(registrations) = self.registrations.get() {
+            return Ok(registrations);
+        }
+        let made = RegistrationCache::new(self.memory()?, self.registration_limit.unwrap_or(LIMIT))?;
+        Ok(self.registrations.get_or_init(|| made))
     }
 
     /// Where the device has no room, what the allocator holds without need is given back, and the driver asked again.
@@ -78,7 +99,11 @@ impl Member {
         let mut outcome = self.pool.synchronize();
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
+            // Registrations that are left may be in use by what is parked.
             outcome = outcome.and(trimmed.map(|_| ())).and(memory.drain());
+            if let Some(registrations) = self.registrations.get() {
+                outcome = outcome.and(registrations.trim().map(|_| ()));
+            }
         }
         outcome
     }

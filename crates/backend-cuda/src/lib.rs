@@ -38,6 +38,7 @@ pub use backend::CudaBackend;
 pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
 pub use transload_memory::{
-    CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, Role, UnifiedBuffer, UnifiedMode,
+    CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, RegistrationCache, RegistrationStatistics,
+    Role, UnifiedBuffer, UnifiedMode, UnifiedSupport,
 };
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

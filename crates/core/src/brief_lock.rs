@@ -11,8 +11,9 @@ use std::{
 
 use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, UnsafeCell, spin_loop, yield_now};
 
-/// A value that one thread at a time uses, briefly.
+/// A value that one thread at a time uses, briefly. In this order, so that taking it brings the value's beginning along.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct BriefLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
@@ -39,6 +40,12 @@ impl<T> BriefLock<T> {
             self.take_late();
         }
         BriefGuard { lock: self, value: PhantomData }
+    }
+
+    /// The value, where nobody has it.
+    #[inline]
+    pub(crate) fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
+        self.try_take().then(|| BriefGuard { lock: self, value: PhantomData })
     }
 
     #[inline]

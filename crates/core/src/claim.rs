@@ -2,10 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{
-    Fence, Queue, RawBuffer, Result, Timeline,
+    BufferId, Fence, Queue, RawBuffer, Result, Timeline,
     hazard::{Dependencies, Ticket, Woken},
     obstacle::{Obstacle, Unsubmitted},
 };
@@ -31,9 +31,12 @@ impl Access {
 /// [`submit`](crate::submit) does all this for one operation of one queue. Work of several operations, or of host threads,
 /// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
 pub struct Claims<'a> {
-    held: SmallVec<[(&'a RawBuffer, Ticket); 4]>,
+    held: SmallVec<[Claimed<'a>; 4]>,
     after: Dependencies,
 }
+
+/// A buffer, and the claim in its table.
+pub(crate) type Claimed<'a> = (&'a RawBuffer, Ticket);
 
 impl<'a> Claims<'a> {
     /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
@@ -42,38 +45,26 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
     /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        let mut claims = Self::none();
+        let mut claims = Self::beginning_with(None);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// None yet.
-    #[inline]
-    pub(crate) fn none() -> Self {
-        Self { held: SmallVec::new(), after: Dependencies::new() }
+    /// What is claimed already, if anything.
+    pub(crate) fn beginning_with(claimed: Option<Claimed<'a>>) -> Self {
+        Self { held: claimed.into_iter().collect(), after: Dependencies::new() }
     }
 
     /// As [`of`](Self::of), beside what is claimed already, none of which may come later in the order of identities. For
     /// work that will be enqueued on the timeline `own`, where one is given: earlier work of it is not in
     /// [`after`](Self::after), since a queue does what is enqueued later after it.
-    #[inline]
     pub(crate) fn add(
         &mut self,
         uses: &mut [(&'a RawBuffer, Access)],
         own: Option<&Arc<dyn Timeline>>,
     ) -> Result<()> {
         // This order is what keeps two submitters from waiting for each other in a circle.
-        let key = |(buffer, _): &(&RawBuffer, Access)| (buffer.id(), buffer.offset());
-        match &mut *uses {
-            [_] => {}
-            // By far the most: a copy.
-            [one, two] => {
-                if key(one) > key(two) {
-                    std::mem::swap(one, two);
-                }
-            }
-            many => many.sort_by_key(key),
-        }
+        uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
         for (buffer, access) in uses.iter() {
             let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut self.after)?;
             self.held.push((buffer, ticket));
@@ -87,8 +78,8 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
     pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
-        uses.sort_by_key(|(buffer, _)| (buffer.id(), buffer.offset()));
-        let mut claims = Self::none();
+        uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
+        let mut claims = Self::beginning_with(None);
         for (buffer, access) in uses.iter() {
             match buffer.hazards().try_claim(buffer.range(), *access, None, &mut claims.after)? {
                 Some(ticket) => claims.held.push((buffer, ticket)),
@@ -105,21 +96,9 @@ impl<'a> Claims<'a> {
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
-    pub fn wait_where_a_queue_cannot(&mut self, queue: &dyn Queue) {
-        self.wait_unless(|fence| queue.can_wait_for(fence));
-    }
-
-    /// Waits on the host for what is not `for_queue`, and forgets what is over.
-    #[inline]
-    pub(crate) fn wait_unless(&mut self, for_queue: impl Fn(&Fence) -> bool) {
-        if !self.after.is_empty() {
-            self.wait_for_some(for_queue);
-        }
-    }
-
-    fn wait_for_some(&mut self, for_queue: impl Fn(&Fence) -> bool) {
+    pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
         for fence in &self.after {
-            if !for_queue(fence) {
+            if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                 let _over = fence.wait();
             }
@@ -150,26 +129,16 @@ impl<'a> Claims<'a> {
     /// * `fence` is over only when the work on the claimed ranges is over and everything in [`after`](Self::after) is:
     ///   what the ranges were used for before is forgotten in favour of it.
     pub unsafe fn commit(mut self, fence: &Fence) {
-        // SAFETY: the caller's promise.
-        unsafe { self.commit_here(fence) };
-    }
-
-    /// As [`commit`](Self::commit), where the claims lie. They are no claims any more.
-    ///
-    /// # Safety
-    /// * As for `commit`.
-    #[inline]
-    pub(crate) unsafe fn commit_here(&mut self, fence: &Fence) {
         let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
             buffer.hazards().commit(*ticket, fence, &mut woken);
         }
+        // They are no claims any more.
         self.held.clear();
     }
 }
 
 impl Drop for Claims<'_> {
-    #[inline]
     fn drop(&mut self) {
         let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
@@ -181,5 +150,67 @@ impl Drop for Claims<'_> {
 impl fmt::Debug for Claims<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claims").field("held", &self.held.len()).field("after", &self.after).finish()
+    }
+}
+
+fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
+    (buffer.id(), buffer.offset())
+}
+
+/// The two claims of a copy that nothing is before but work of its own timeline: all that most small copies need, and a
+/// small copy notices what [`Claims`] has to keep room for. Dropped without a commit they are withdrawn.
+pub(crate) struct CopyClaims<'a> {
+    first: Claimed<'a>,
+    second: Claimed<'a>,
+}
+
+/// What is claimed of a copy, and what is yet to be.
+pub(crate) type Begun<'a> = (Option<Claimed<'a>>, SmallVec<[(&'a RawBuffer, Access); 2]>);
+
+impl<'a> CopyClaims<'a> {
+    /// Claims both ranges, in the order of identities. Where anything else was done or is being done with either, the rest is
+    /// left to [`Claims`].
+    #[inline]
+    pub(crate) fn of(
+        src: &'a RawBuffer,
+        dst: &'a RawBuffer,
+        own: &Arc<dyn Timeline>,
+    ) -> Result<Self, Begun<'a>> {
+        let (mut first, mut second) = ((src, Access::Read), (dst, Access::Write));
+        if place_in_order(src) > place_in_order(dst) {
+            std::mem::swap(&mut first, &mut second);
+        }
+        let claim = |(buffer, access): (&'a RawBuffer, Access)| {
+            buffer.hazards().claim_after_own(buffer.range(), access, own).map(|ticket| (buffer, ticket))
+        };
+        let Some(claimed) = claim(first) else { return Err((None, SmallVec::from([first, second]))) };
+        match claim(second) {
+            Some(second) => Ok(Self { first: claimed, second }),
+            None => Err((Some(claimed), smallvec![second])),
+        }
+    }
+
+    /// As [`Claims::commit`].
+    ///
+    /// # Safety
+    /// * As there.
+    #[inline]
+    pub(crate) unsafe fn commit(self, fence: &Fence) {
+        let mut woken = Woken::default();
+        for (buffer, ticket) in [self.first, self.second] {
+            buffer.hazards().commit(ticket, fence, &mut woken);
+        }
+        std::mem::forget(self);
+        woken.wake();
+    }
+}
+
+impl Drop for CopyClaims<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        let mut woken = Woken::default();
+        for (buffer, ticket) in [self.first, self.second] {
+            buffer.hazards().withdraw(ticket, &mut woken);
+        }
     }
 }

@@ -52,6 +52,7 @@ impl DeviceId {
 
     /// Whether this is the host.
     #[must_use]
+    #[inline]
     pub fn is_cpu(self) -> bool {
         self == Self::Cpu
     }

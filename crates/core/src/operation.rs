@@ -2,30 +2,10 @@
 
 use smallvec::SmallVec;
 
-use crate::{Access, Claims, DeviceId, Error, ErrorKind, Fence, Queue, RawBuffer, Recorded, Result, Timing};
-
-/// A pattern that memory is filled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
-    /// One byte.
-    U8(u8),
-    /// Two bytes; the length must be a multiple of 2.
-    U16(u16),
-    /// Four bytes; the length must be a multiple of 4.
-    U32(u32),
-}
-
-impl Pattern {
-    /// Its length in bytes.
-    #[must_use]
-    pub fn width(self) -> usize {
-        match self {
-            Self::U8(_) => 1,
-            Self::U16(_) => 2,
-            Self::U32(_) => 4,
-        }
-    }
-}
+use crate::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
+    claim::{Claimed, CopyClaims},
+};
 
 /// Rows of equal length at regular distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,21 +269,40 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    // Filled where they lie: they are large.
-    let mut claims = Claims::none();
-    let own = Some(queue.timeline());
-    match *operation {
-        Operation::Copy { src, dst } => {
-            claims.add(&mut [(src, Access::Read), (dst, Access::Write)], own)?;
+    let Operation::Copy { src, dst } = *operation else {
+        return submit_among_others(queue, operation, timing, None, &mut operation.uses());
+    };
+    let claims = match CopyClaims::of(src, dst, queue.timeline()) {
+        Ok(claims) => claims,
+        Err((claimed, mut rest)) => {
+            return submit_among_others(queue, operation, timing, claimed, &mut rest);
         }
-        _ => claims.add(&mut operation.uses(), own)?,
-    }
-    claims.wait_unless(|fence| queue.can_wait_for(fence));
+    };
+    // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
+    // the memory alive from then on. What is before them is of the queue's own timeline.
+    let fence = unsafe { queue.enqueue(operation, &[], timing) }?;
+    // SAFETY: a queue's fence is over after the operation and everything enqueued before.
+    unsafe { claims.commit(&fence) };
+    Ok(fence)
+}
+
+/// Whatever the operation, and whatever is before it. The buffers are those `claimed` and the `uses`.
+#[inline(never)]
+fn submit_among_others<'a, Q: Queue + ?Sized>(
+    queue: &Q,
+    operation: &Operation<'a>,
+    timing: Timing,
+    claimed: Option<Claimed<'a>>,
+    uses: &mut [(&'a RawBuffer, Access)],
+) -> Result<Fence> {
+    let mut claims = Claims::beginning_with(claimed);
+    claims.add(uses, Some(queue.timeline()))?;
+    claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
     let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // known to be over.
-    unsafe { claims.commit_here(&fence) };
+    unsafe { claims.commit(&fence) };
     Ok(fence)
 }

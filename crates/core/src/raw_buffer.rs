@@ -5,7 +5,7 @@ use std::{
     ops::{Bound, RangeBounds},
     ptr::NonNull,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -28,15 +28,18 @@ pub struct RawBuffer {
     len: usize,
 }
 
-/// In this order what a copy looks at lies together. The storage's answers are kept, as they never change: the storage lies
-/// elsewhere.
-#[repr(C)]
+/// In this order, and from the beginning of a line of the processor's cache on, what a copy looks at fills three of them: a
+/// driver call leaves little of them in the nearest cache, so each counts. The storage's answers are kept, as they never
+/// change: the storage lies elsewhere.
+#[repr(C, align(64))]
 struct Block {
     id: BufferId,
-    place: Place,
     host_address: Option<NonNull<u8>>,
-    device_address: Option<u64>,
+    /// 0 where it has none.
+    device_address: u64,
+    has_device_address: bool,
     writable: bool,
+    place: Place,
     hazards: Hazards,
     /// Empty only while the block is being dropped.
     storage: Option<Box<dyn Storage>>,
@@ -77,7 +80,8 @@ impl RawBuffer {
             id: BufferId(NEXT.fetch_add(1, Ordering::Relaxed)),
             place: storage.place(),
             host_address: storage.host_address(),
-            device_address: storage.device_address(),
+            device_address: storage.device_address().unwrap_or(0),
+            has_device_address: storage.device_address().is_some(),
             writable: storage.is_writable(),
             storage: Some(storage),
             hazards: Hazards::behind(0..len, behind),
@@ -137,7 +141,7 @@ impl RawBuffer {
     #[must_use]
     #[inline]
     pub fn device_address(&self) -> Option<u64> {
-        self.block.device_address.map(|address| address + self.offset as u64)
+        self.block.has_device_address.then(|| self.block.device_address + self.offset as u64)
     }
 
     /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
@@ -249,11 +253,28 @@ impl RawBuffer {
         self.hazards().uses()
     }
 
+    /// Who takes the allocation where it is dropped while in use.
+    pub(crate) fn reclaimer(&self) -> &Arc<Reclaimer> {
+        &self.block.reclaimer
+    }
+
     /// How many of those [`uses`](Self::uses) were for writing, on whatever range. Where it is unchanged the bytes are, too,
     /// except for what was enqueued before.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.hazards().writes()
+    }
+
+    /// The allocation's length, which for a slice is more than its own.
+    #[must_use]
+    pub fn allocation_len(&self) -> usize {
+        self.storage().map_or(0, Storage::len)
+    }
+
+    /// A handle that does not keep the allocation alive.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakBuffer {
+        WeakBuffer { block: Arc::downgrade(&self.block) }
     }
 
     #[inline]
@@ -296,6 +317,28 @@ impl RawBuffer {
         let address = self.viewable(access)?;
         let ticket = self.hazards().open_view(self.range(), access, wait)?;
         Ok((address, ticket))
+    }
+}
+
+/// An allocation that lives as long as somebody else has a [`RawBuffer`] of it.
+#[derive(Clone)]
+pub struct WeakBuffer {
+    block: Weak<Block>,
+}
+
+impl WeakBuffer {
+    /// The whole allocation, where it is still alive.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<RawBuffer> {
+        let block = self.block.upgrade()?;
+        let len = block.storage.as_deref().map_or(0, Storage::len);
+        Some(RawBuffer { block, offset: 0, len })
+    }
+}
+
+impl fmt::Debug for WeakBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.block.strong_count() == 0 { "WeakBuffer(gone)" } else { "WeakBuffer" })
     }
 }
 

@@ -9,7 +9,9 @@ use std::{
     time::Instant,
 };
 
-use crate::{CostBasis, DeviceId, Error, Fence, Result, TransferMethod, TransferPath, TransferReport};
+use crate::{
+    CostBasis, Error, Fence, Place, RawBuffer, Result, TransferMethod, TransferPath, TransferReport,
+};
 
 /// Who is told once about a transfer's end.
 pub trait Completion: Send + Sync + 'static {
@@ -29,21 +31,23 @@ pub struct Transfer {
     state: State,
 }
 
-// Boxing the larger variant would allocate on every transfer.
+// Boxing the larger variant would allocate on every transfer. With a tag of a whole word: a narrower one shares a word with
+// what a variant begins with, and then variants are copied in pieces that do not fit each other, which stalls a processor.
 #[allow(clippy::large_enum_variant)]
+#[repr(u64)]
 enum State {
-    Refused(Error),
     Direct(Direct),
     Running(Running),
-    Taken,
+    /// Refused with this error, until it is taken; or the outcome was taken.
+    Over(Option<Error>),
 }
 
 /// What is known of a transfer that a user enqueued: little, so that making and dropping it takes no time. Its report is
 /// made when somebody wants it.
 struct Direct {
     fence: Fence,
-    path: TransferPath,
-    lane: DeviceId,
+    from: Place,
+    to: Place,
     bytes: u64,
 }
 
@@ -66,23 +70,24 @@ impl Transfer {
         Self { state: State::Running(Running { fence, report, begun, completion }) }
     }
 
-    /// A transfer by one direct operation that a user enqueued on the queue of `lane` with `fence`. No clock is read for it:
-    /// its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
+    /// A transfer of all of `dst` by one direct operation that a user enqueued on the queue of the fence's timeline. No clock is read
+    /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
     #[inline]
-    pub fn direct(fence: Fence, path: TransferPath, lane: DeviceId, bytes: u64) -> Self {
-        Self { state: State::Direct(Direct { fence, path, lane, bytes }) }
+    pub fn direct(fence: Fence, src: &RawBuffer, dst: &RawBuffer) -> Self {
+        let (from, to, bytes) = (src.place(), dst.place(), dst.len() as u64);
+        Self { state: State::Direct(Direct { fence, from, to, bytes }) }
     }
 
     /// A transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Refused(error) }
+        Self { state: State::Over(Some(error)) }
     }
 
     /// The error with which the transfer was refused, if it was never enqueued.
     #[must_use]
     pub fn refusal(&self) -> Option<&Error> {
         match &self.state {
-            State::Refused(error) => Some(error),
+            State::Over(error) => error.as_ref(),
             _ => None,
         }
     }
@@ -93,7 +98,7 @@ impl Transfer {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
             State::Running(running) => Some(&running.fence),
-            State::Refused(_) | State::Taken => None,
+            State::Over(_) => None,
         }
     }
 
@@ -108,8 +113,8 @@ impl Transfer {
     /// # Errors
     /// The error with which the transfer was refused or failed.
     pub fn wait(mut self) -> Result<TransferReport> {
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Refused(error) => Err(error),
+        match std::mem::replace(&mut self.state, State::Over(None)) {
+            State::Over(error) => Err(error.unwrap_or_else(taken)),
             State::Direct(direct) => {
                 let outcome = direct.fence.wait();
                 direct.end(outcome)
@@ -118,16 +123,17 @@ impl Transfer {
                 let outcome = running.fence.wait();
                 running.end(outcome)
             }
-            State::Taken => Err(taken()),
         }
     }
 }
 
 impl Direct {
     fn report(&self) -> TransferReport {
+        let lane = self.fence.timeline().device();
+        let path = TransferPath::new(self.from, self.to);
         TransferReport {
             basis: CostBasis::User,
-            ..TransferReport::planned(self.path, TransferMethod::DirectCopy, self.lane, self.bytes)
+            ..TransferReport::planned(path, TransferMethod::DirectCopy, lane, self.bytes)
         }
     }
 
@@ -163,13 +169,12 @@ impl Future for Transfer {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            State::Refused(_) | State::Taken => Ok(()),
+            State::Over(_) => Ok(()),
         };
-        match std::mem::replace(&mut self.state, State::Taken) {
-            State::Refused(error) => Poll::Ready(Err(error)),
+        match std::mem::replace(&mut self.state, State::Over(None)) {
+            State::Over(error) => Poll::Ready(Err(error.unwrap_or_else(taken))),
             State::Direct(direct) => Poll::Ready(direct.end(outcome)),
             State::Running(running) => Poll::Ready(running.end(outcome)),
-            State::Taken => Poll::Ready(Err(taken())),
         }
     }
 }
@@ -192,10 +197,10 @@ impl Drop for Transfer {
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Refused(error) => write!(f, "Transfer(refused: {error})"),
+            State::Over(Some(error)) => write!(f, "Transfer(refused: {error})"),
             State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
             State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
-            State::Taken => f.write_str("Transfer(taken)"),
+            State::Over(None) => f.write_str("Transfer(taken)"),
         }
     }
 }

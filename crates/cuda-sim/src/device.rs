@@ -1,11 +1,12 @@
 //! A simulated device, as a test sees it.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use crate::{
     access::{AccessRecord, Race},
     ledger::Ledger,
     memory::Kind,
+    migrations::Migrations,
     options::SimDeviceBuilder,
     state,
 };
@@ -124,6 +125,17 @@ impl SimDevice {
             Kind::Managed(managed) => Some(managed.at(address - allocation.base)),
             _ => None,
         }
+    }
+
+    /// What happened to the pages that a range of managed memory touches, since it was allocated; `None` where its first
+    /// address is not managed memory. The host's touches count as far as they are announced.
+    #[must_use]
+    pub fn migrations(&self, range: Range<u64>) -> Option<Migrations> {
+        let state = state::lock();
+        let allocation = state.memory.find(range.start)?;
+        let Kind::Managed(managed) = &allocation.kind else { return None };
+        let bytes = range.end.saturating_sub(range.start);
+        Some(managed.migrations(managed.pages_of(range.start - allocation.base, bytes)))
     }
 
     /// Which devices this device's context enabled peer access to.

@@ -3,7 +3,7 @@
 //! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
 //! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
 
-use crate::{SimDevice, SimDeviceBuilder, install};
+use crate::{SimDevice, SimDeviceBuilder, api::cupti, install};
 
 /// Set to `real`, it makes [`device`] hand out real devices.
 pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
@@ -105,6 +105,12 @@ pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
         return None;
     }
     Some((0..count).map(|ordinal| TestDevice { ordinal, sim: None }).collect())
+}
+
+/// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
+/// `None` lets them again. It holds for the whole process.
+pub fn refuse_migration_counters(code: Option<u32>) {
+    cupti::refuse(code);
 }
 
 fn simulated(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {

@@ -10,8 +10,8 @@ use transload_core::host_access::{self, HostAccess};
 use transload_cuda_sys::{InstallError, SymbolSource};
 
 use crate::{
-    access::AccessKind, device::Residency, kernels, memory::Kind, options::DriverOptions, scheduler, state,
-    symbols,
+    access::AccessKind, api::cupti, device::Residency, kernels, memory::Kind, migrations::Cause,
+    options::DriverOptions, scheduler, state, symbols,
 };
 
 /// What `Driver::origin` says of this driver.
@@ -41,6 +41,11 @@ unsafe impl SymbolSource for Sim {
     fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
         let name = name.to_str().ok()?;
         if options().missing.contains(name) { None } else { symbols::find(name) }
+    }
+
+    fn tool_symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        let missing = name.to_str().is_ok_and(|name| options().missing.contains(name));
+        if missing { None } else { cupti::find(name) }
     }
 }
 
@@ -77,7 +82,7 @@ fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
     let device = allocation.device;
     let offset = address - allocation.base;
     let managed = if let Kind::Managed(managed) = &mut allocation.kind {
-        managed.migrate(offset, bytes as u64, Residency::Host);
+        managed.bring(allocation.base, offset, bytes as u64, Residency::Host, Cause::Touch);
         true
     } else {
         false

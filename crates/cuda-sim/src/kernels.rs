@@ -13,6 +13,7 @@ pub(crate) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         register_kernel_twin("transload_copy", COPY);
+        register_kernel_twin("transload_fill", FILL);
         example_kernels::register();
     });
 }
@@ -35,4 +36,29 @@ fn accesses(launch: &Launch) -> Vec<KernelAccess> {
 fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
     let (dst, src, bytes) = parameters(launch);
     memory.copy(src, dst, bytes)
+}
+
+/// `transload_fill(dst, bytes, low, high)`: crates/streams/src/kernels/fill.cu.
+const FILL: KernelTwin = KernelTwin {
+    parameters: &[8, 8, 8, 8],
+    accesses: |launch| {
+        let (address, bytes) = (launch.number(0), launch.number(1) as usize);
+        vec![KernelAccess { address, bytes, kind: AccessKind::Write }]
+    },
+    run: fill,
+};
+
+fn fill(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
+    /// Patterns at a time.
+    const CHUNK: usize = 4_096;
+    let (mut address, mut left) = (launch.number(0), launch.number(1));
+    let pattern = [launch.number(2).to_le_bytes(), launch.number(3).to_le_bytes()].concat();
+    let chunk = pattern.repeat(CHUNK);
+    while left > 0 {
+        let piece = left.min(chunk.len() as u64);
+        memory.write(address, chunk.get(..piece as usize).unwrap_or(&chunk))?;
+        address = address.checked_add(piece).ok_or(IllegalAddress)?;
+        left -= piece;
+    }
+    Ok(())
 }

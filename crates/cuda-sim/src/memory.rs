@@ -10,6 +10,7 @@ use crate::{
     advice::Advice,
     code::{self, Answer},
     device::Residency,
+    migrations::Migrations,
 };
 
 /// What fresh memory holds.
@@ -31,7 +32,9 @@ unsafe impl Send for Block {}
 
 impl Block {
     pub(crate) fn new(bytes: usize) -> Answer<Self> {
-        let layout = Layout::from_size_align(bytes.max(1), 4096).map_err(|_| code::OUT_OF_MEMORY)?;
+        // Whole pages: nothing of the process's own lies beside it in its last one.
+        let whole = bytes.max(1).checked_next_multiple_of(4096).ok_or(code::OUT_OF_MEMORY)?;
+        let layout = Layout::from_size_align(whole, 4096).map_err(|_| code::OUT_OF_MEMORY)?;
         // SAFETY: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or(code::OUT_OF_MEMORY)?;
         let block = Self { start, layout };
@@ -83,12 +86,17 @@ pub(crate) enum Life {
 pub(crate) struct Managed {
     pages: Vec<Residency>,
     pub(crate) advice: Advice,
+    pub(crate) counted: Vec<Migrations>,
 }
 
 impl Managed {
     pub(crate) fn new(bytes: usize) -> Self {
         let pages = (bytes as u64).div_ceil(PAGE) as usize;
-        Self { pages: vec![Residency::Nowhere; pages], advice: Advice::default() }
+        Self {
+            pages: vec![Residency::Nowhere; pages],
+            advice: Advice::default(),
+            counted: vec![Migrations::default(); pages],
+        }
     }
 
     pub(crate) fn at(&self, offset: u64) -> Residency {

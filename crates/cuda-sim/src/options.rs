@@ -55,6 +55,9 @@ pub struct SimDeviceBuilder {
     pub(crate) copy_engines: i32,
     pub(crate) multiprocessors: i32,
     pub(crate) pageable_access: bool,
+    pub(crate) coherent: bool,
+    pub(crate) host_register: bool,
+    pub(crate) read_only_register: bool,
     pub(crate) peers: bool,
     pub(crate) corrupts_peers: bool,
     pub(crate) host_gbps: f64,
@@ -77,6 +80,9 @@ impl SimDeviceBuilder {
             copy_engines: 3,
             multiprocessors: 132,
             pageable_access: false,
+            coherent: false,
+            host_register: true,
+            read_only_register: false,
             peers: true,
             corrupts_peers: false,
             host_gbps: 55.0,
@@ -157,6 +163,26 @@ impl SimDeviceBuilder {
     /// Whether kernels may use ordinary host memory; off by default.
     pub fn pageable_access(mut self, supported: bool) -> Self {
         self.pageable_access = supported;
+        self
+    }
+
+    /// Host and device share page tables and memory, as on a Grace Hopper board: ordinary host memory is accessible, the host
+    /// uses managed memory where it lies, atomics work across; off by default.
+    pub fn coherent(mut self) -> Self {
+        self.coherent = true;
+        self.pageable_access = true;
+        self
+    }
+
+    /// Whether host memory can be registered; on by default.
+    pub fn host_register(mut self, supported: bool) -> Self {
+        self.host_register = supported;
+        self
+    }
+
+    /// Whether host memory can be registered to be read only; off by default.
+    pub fn read_only_register(mut self, supported: bool) -> Self {
+        self.read_only_register = supported;
         self
     }
 

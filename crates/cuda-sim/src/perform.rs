@@ -4,6 +4,7 @@ use crate::{
     code,
     device::Residency,
     memory::{Allocation, Kind, Life, Memory},
+    migrations::Cause,
     op::{Copy, Fill, HostCall, KernelRun, Op, Place, Work},
     rng::Rng,
     state::State,
@@ -72,7 +73,7 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
             if let Some(allocation) = state.memory.find_mut(address) {
                 let offset = address - allocation.base;
                 if let Kind::Managed(managed) = &mut allocation.kind {
-                    managed.migrate(offset, bytes as u64, to);
+                    managed.bring(allocation.base, offset, bytes as u64, to, Cause::Beforehand);
                 }
             }
             Ok(())
@@ -190,7 +191,10 @@ pub(crate) fn reaches(state: &State, device: u32, context: u64, allocation: &All
 
 fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> Result<(), u32> {
     let declared = (run.twin.accesses)(&run.launch);
-    let pageable = state.device(device).options.pageable_access;
+    let options = &state.device(device).options;
+    let pageable = options.pageable_access;
+    // Without concurrent access the driver moves everything before the launch, and nothing faults.
+    let cause = if options.concurrent_managed { Cause::Touch } else { Cause::Beforehand };
     for access in &declared {
         let Some(allocation) = state.memory.find(access.address) else { continue };
         if !reaches(state, device, context, allocation) {
@@ -200,7 +204,7 @@ fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> 
         if let Some(allocation) = state.memory.at_mut(base)
             && let Kind::Managed(managed) = &mut allocation.kind
         {
-            managed.migrate(address - base, bytes as u64, Residency::Device(device));
+            managed.bring(base, address - base, bytes as u64, Residency::Device(device), cause);
         }
     }
     let mut view = KernelMemory { memory: &state.memory, declared, pageable };

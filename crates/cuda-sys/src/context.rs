@@ -12,19 +12,20 @@ use crate::{Device, RelaxedCapture, Result, check, driver::code, ffi, record_dro
 /// Clones share one reference; the context is released when the last clone goes. Usable from any thread.
 #[derive(Clone, Debug)]
 pub struct Context {
+    /// Here and not in what is shared: each call compares it.
+    raw: CUcontext,
     shared: Arc<Retained>,
 }
+
+// SAFETY: a context handle may be used from any thread; binding it is per thread and done by `enter`.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver synchronises access to a context itself.
+unsafe impl Sync for Context {}
 
 #[derive(Debug)]
 struct Retained {
     device: Device,
-    raw: CUcontext,
 }
-
-// SAFETY: a context handle may be used from any thread; binding it is per thread and done by `enter`.
-unsafe impl Send for Retained {}
-// SAFETY: as above; the driver synchronises access to a context itself.
-unsafe impl Sync for Retained {}
 
 impl Context {
     /// Retains the device's primary context, creating it if this process has none yet (that takes about 200 ms on a
@@ -38,7 +39,7 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             ffi::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw())
         })?;
-        Ok(Self { shared: Arc::new(Retained { device, raw }) })
+        Ok(Self { raw, shared: Arc::new(Retained { device }) })
     }
 
     /// The device this is the context of.
@@ -50,7 +51,7 @@ impl Context {
     /// The driver's handle, valid while `self` lives.
     #[must_use]
     pub fn as_raw(&self) -> CUcontext {
-        self.shared.raw
+        self.raw
     }
 
     /// Makes this context current on the calling thread until the guard is dropped; nothing is done where it already is.
@@ -61,13 +62,20 @@ impl Context {
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
         let mut current = ptr::null_mut();
         // SAFETY: the out pointer is valid for the call.
-        check("cuCtxGetCurrent", unsafe { ffi::cuCtxGetCurrent(&mut current) })?;
-        let pushed = current != self.shared.raw;
-        if pushed {
-            // SAFETY: the context is retained by `self`, which outlives the guard.
-            check("cuCtxPushCurrent_v2", unsafe { ffi::cuCtxPushCurrent_v2(self.shared.raw) })?;
+        let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
+        if code == code::SUCCESS && current == self.raw {
+            return Ok(ContextGuard { pushed: false, context: PhantomData, not_send: PhantomData });
         }
-        Ok(ContextGuard { pushed, context: PhantomData, not_send: PhantomData })
+        self.push(code)
+    }
+
+    /// `asked` is the answer to the question after the current context, which is not this one.
+    #[inline(never)]
+    fn push(&self, asked: u32) -> Result<ContextGuard<'_>> {
+        check("cuCtxGetCurrent", asked)?;
+        // SAFETY: the context is retained by `self`, which outlives the guard.
+        check("cuCtxPushCurrent_v2", unsafe { ffi::cuCtxPushCurrent_v2(self.raw) })?;
+        Ok(ContextGuard { pushed: true, context: PhantomData, not_send: PhantomData })
     }
 
     /// Lets work of this context reach the memory of `peer`, one way; where it already may, nothing changes. Memory of
@@ -142,13 +150,21 @@ pub struct ContextGuard<'a> {
     not_send: PhantomData<*const ()>,
 }
 
+impl ContextGuard<'_> {
+    #[inline(never)]
+    fn pop(&self) {
+        let mut popped = ptr::null_mut();
+        // SAFETY: `enter` pushed one entry on this thread and guards cannot leave their thread.
+        let code = unsafe { ffi::cuCtxPopCurrent_v2(&mut popped) };
+        record_drop_error(check("cuCtxPopCurrent_v2", code));
+    }
+}
+
 impl Drop for ContextGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.pushed {
-            let mut popped = ptr::null_mut();
-            // SAFETY: `enter` pushed one entry on this thread and guards cannot leave their thread.
-            let code = unsafe { ffi::cuCtxPopCurrent_v2(&mut popped) };
-            record_drop_error(check("cuCtxPopCurrent_v2", code));
+            self.pop();
         }
     }
 }

@@ -36,6 +36,18 @@ pub mod attribute {
     pub const CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: u32 = 91;
     /// Stream-ordered memory pools.
     pub const MEMORY_POOLS_SUPPORTED: u32 = 115;
+    /// Atomic operations on host memory over the link.
+    pub const HOST_NATIVE_ATOMIC_SUPPORTED: u32 = 86;
+    /// The device uses the host's page tables.
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: u32 = 100;
+    /// The host uses managed memory on the device without migration.
+    pub const DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: u32 = 101;
+    /// Reserving addresses and mapping memory there.
+    pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: u32 = 102;
+    /// Host memory can be registered to be read only.
+    pub const READ_ONLY_HOST_REGISTER_SUPPORTED: u32 = 113;
+    /// Nearest NUMA node of the host, -1 where the system has none (CUDA 12.2 and later).
+    pub const HOST_NUMA_ID: u32 = 134;
 }
 
 /// A device that the driver knows. Copy it freely; it owns nothing.
@@ -119,6 +131,20 @@ impl Device {
         // SAFETY: the out pointer is valid for the call.
         check("cuDeviceGetUuid", unsafe { ffi::cuDeviceGetUuid(&mut uuid, self.handle) })?;
         Ok(uuid.bytes.map(|byte| byte.to_ne_bytes()[0]))
+    }
+
+    /// Where the device is on its bus, for example `0000:3B:00.0`.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub fn pci_bus_id(self) -> Result<String> {
+        let mut bytes = [0_u8; 32];
+        // SAFETY: the buffer is as long as the length given, less one so that a terminator always remains.
+        check("cuDeviceGetPCIBusId", unsafe {
+            ffi::cuDeviceGetPCIBusId(bytes.as_mut_ptr().cast(), 31, self.handle)
+        })?;
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
     }
 
     /// Bytes of memory on the device.

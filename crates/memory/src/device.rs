@@ -8,7 +8,7 @@ use std::{
 use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::{Context, Device};
 
-use crate::{CudaFeature, lift};
+use crate::{CudaFeature, UnifiedSupport, lift};
 
 /// About what a context takes of the device's memory (measured on an H200: some 500 MB).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -74,12 +74,37 @@ impl CudaDevice {
         Ok(self.shared.context.get_or_init(|| made))
     }
 
-    /// Whether the device has a capability.
+    /// Whether the device has a capability. A driver too old to know of it does not offer it.
     ///
     /// # Errors
     /// The driver's.
     pub fn supports_feature(&self, feature: CudaFeature) -> Result<bool> {
-        self.shared.device.attribute(feature.attribute()).map(|value| value != 0).map_err(lift)
+        const INVALID_VALUE: u32 = 1;
+        let Some(number) = feature.attribute() else { return self.has_peer() };
+        match self.shared.device.attribute(number) {
+            Err(error) if error.code() == Some(INVALID_VALUE) => Ok(false),
+            other => other.map(|value| value != 0).map_err(lift),
+        }
+    }
+
+    fn has_peer(&self) -> Result<bool> {
+        let own = self.shared.device;
+        for other in Device::all().map_err(lift)? {
+            if other != own && own.can_access_peer(other).map_err(lift)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// How much of unified memory the device has.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn unified_support(&self) -> Result<UnifiedSupport> {
+        let managed = self.supports_feature(CudaFeature::ManagedMemory)?;
+        let concurrent = self.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
+        Ok(UnifiedSupport::of(self.compute_capability()?, managed, concurrent))
     }
 
     /// Compute capability as (major, minor).

@@ -165,11 +165,13 @@ impl Drop for Pool {
     }
 }
 
-/// The context in which a device buffer of this crate was allocated; `None` for memory of another kind or owner. A copy
-/// between devices names the contexts of both sides.
+/// The context in which a device buffer of this crate was allocated, or in which another storage [says](crate::InContext)
+/// that it is; `None` for memory of another kind or owner. A copy between devices names the contexts of both sides.
 #[must_use]
 pub fn context_of(buffer: &RawBuffer) -> Option<&Context> {
-    buffer.storage()?.as_any().downcast_ref::<DeviceMemory>().map(|memory| &memory.context)
+    let any = buffer.storage()?.as_any();
+    let own = any.downcast_ref::<DeviceMemory>().map(|memory| &memory.context);
+    own.or_else(|| any.downcast_ref::<crate::InContext>().map(crate::InContext::context))
 }
 
 /// An allocation on a device.

@@ -16,6 +16,7 @@ pub(crate) struct HostMemory {
     device_address: Option<u64>,
     bytes: usize,
     kind: MemoryKind,
+    write_combined: bool,
     context: Context,
     janitor: Arc<Janitor>,
     /// Taken when the memory goes back.
@@ -31,6 +32,7 @@ impl HostMemory {
     pub(crate) fn allocate(
         context: &Context,
         kind: MemoryKind,
+        write_combined: bool,
         bytes: usize,
         janitor: &Arc<Janitor>,
         count: impl FnOnce() -> Counted,
@@ -39,7 +41,12 @@ impl HostMemory {
         const PORTABLE: u32 = 1;
         /// `CU_MEMHOSTALLOC_DEVICEMAP`.
         const DEVICE_MAP: u32 = 2;
-        let flags = if kind == MemoryKind::Mapped { PORTABLE | DEVICE_MAP } else { PORTABLE };
+        /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
+        const WRITE_COMBINED: u32 = 4;
+        let mut flags = if kind == MemoryKind::Mapped { PORTABLE | DEVICE_MAP } else { PORTABLE };
+        if write_combined {
+            flags |= WRITE_COMBINED;
+        }
         let _bound = context.enter()?;
         let _capture = RelaxedCapture::enter()?;
         let mut pointer = ptr::null_mut();
@@ -57,6 +64,7 @@ impl HostMemory {
             device_address: None,
             bytes,
             kind,
+            write_combined,
             context: context.clone(),
             janitor: Arc::clone(janitor),
             counted: Some(count()),
@@ -70,6 +78,10 @@ impl HostMemory {
             memory.device_address = Some(device_address);
         }
         Ok(memory)
+    }
+
+    pub(crate) fn is_write_combined(&self) -> bool {
+        self.write_combined
     }
 }
 
@@ -90,6 +102,11 @@ unsafe impl Storage for HostMemory {
 
     fn device_address(&self) -> Option<u64> {
         self.device_address
+    }
+
+    /// Write-combined memory is no destination: what a device wrote there the host could read only a word at a time.
+    fn is_writable(&self) -> bool {
+        !self.write_combined
     }
 
     fn as_any(&self) -> &dyn Any {

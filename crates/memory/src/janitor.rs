@@ -2,21 +2,27 @@
 //!
 //! The driver frees such memory only after the device's work is done, so the caller of `drop` must not do it.
 
-use std::{sync::Arc, thread};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
 
-use crate::tally::Counted;
+use crate::{resource::Pins, tally::Counted};
 
 /// Memory to be freed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Address {
     /// Made by `cuMemAlloc` or `cuMemAllocManaged`.
     Device(u64),
     /// Made by `cuMemHostAlloc`.
     Host(usize),
+    /// Registered with the driver; with what owns the memory.
+    Registered(Pins),
 }
 
 struct Job {
@@ -90,7 +96,12 @@ fn run(shared: &Shared) {
         desk.busy = true;
         drop(desk);
         for Job { context, address, counted } in jobs {
-            let released = release(&context, address);
+            // What owned registered memory is the user's, and its destructor may panic: by then the memory is released.
+            let released = catch_unwind(AssertUnwindSafe(|| release(&context, address)));
+            let released = released.unwrap_or_else(|payload| {
+                std::mem::forget(payload);
+                Ok(())
+            });
             // What could not be freed stays in the ledger: it is still there.
             if released.is_ok() {
                 drop(counted)
@@ -115,5 +126,6 @@ fn release(context: &Context, address: Address) -> Result<(), DriverError> {
             // SAFETY: as above.
             check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })
         }
+        Address::Registered(mut pins) => pins.release(),
     }
 }

@@ -37,9 +37,13 @@ mod error;
 mod feature;
 mod hints;
 mod host_memory;
+mod in_context;
 mod janitor;
 mod manager;
+mod migrations;
+mod prediction;
 mod resource;
+mod sync;
 mod tally;
 mod unified;
 mod unified_memory;
@@ -48,13 +52,24 @@ pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
 pub use device_memory::context_of;
 pub use error::lift;
-pub use feature::CudaFeature;
+pub use feature::{CudaFeature, UnifiedSupport};
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,
 };
+pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
-pub use resource::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+pub use migrations::{MigrationCounts, MigrationTracker};
+pub use prediction::{
+    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
+    PredictionStatistics,
+};
+pub use resource::{
+    CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
+    LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
+    ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
+    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, replay,
+};
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };

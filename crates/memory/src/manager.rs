@@ -35,6 +35,25 @@ pub struct CudaMemoryManager {
     tally: Arc<Tally>,
 }
 
+/// On what terms memory is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Terms {
+    /// Those of [`CudaMemoryManager::allocate`].
+    Usual,
+    /// Host memory that goes past the host's caches, and is only ever a source.
+    WriteCombined,
+    /// Managed memory beyond what the device has free.
+    Oversubscribed,
+}
+
+/// See [`CudaMemoryManager::parts`].
+pub(crate) struct Parts<'a> {
+    pub(crate) context: &'a Context,
+    pub(crate) janitor: &'a Arc<Janitor>,
+    pub(crate) reclaimer: &'a Arc<Reclaimer>,
+    pub(crate) tally: &'a Arc<Tally>,
+}
+
 impl CudaMemoryManager {
     /// A manager for the device; makes or joins its primary context.
     ///
@@ -73,26 +92,32 @@ impl CudaMemoryManager {
     /// Allocates `bytes` (at least 1) of a kind. Device and fresh pinned memory has no defined content.
     ///
     /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again.
-    /// Unified memory beyond what the device has free is refused, since oversubscribing it can stall the device.
+    /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
+    /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
     /// numbers, or the driver's.
     pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.allocate_as(kind, bytes, Terms::Usual)
+    }
+
+    /// As [`allocate`](Self::allocate), on other terms than the usual.
+    pub(crate) fn allocate_as(&self, kind: MemoryKind, bytes: usize, terms: Terms) -> Result<RawBuffer> {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
         self.reclaimer.sweep();
-        match self.try_allocate(kind, bytes) {
+        match self.try_allocate(kind, bytes, terms) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
                 // If giving back fails too, it is still memory that the caller lacks.
-                if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes) }
+                if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes, terms) }
             }
             other => other,
         }
     }
 
-    fn try_allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+    fn try_allocate(&self, kind: MemoryKind, bytes: usize, terms: Terms) -> Result<RawBuffer> {
         let device = self.device.id();
         let count = || self.tally.enter(bytes);
         let storage: Result<Box<dyn transload_core::Storage>, DriverError> = match kind {
@@ -102,12 +127,17 @@ impl CudaMemoryManager {
                     as _
             }),
             MemoryKind::Pinned | MemoryKind::Mapped => {
-                HostMemory::allocate(&self.context, kind, bytes, &self.janitor, count)
+                let write_combined = terms == Terms::WriteCombined;
+                HostMemory::allocate(&self.context, kind, write_combined, bytes, &self.janitor, count)
                     .map(|memory| Box::new(memory) as _)
             }
             MemoryKind::Unified if self.managed => {
-                self.refuse_oversubscription(bytes)?;
-                UnifiedMemory::allocate(&self.context, bytes, self.concurrent, &self.janitor, count)
+                let most = if terms == Terms::Oversubscribed { u64::MAX } else { self.managed_limit(bytes)? };
+                let counted = self.tally.enter_managed(bytes, most).map_err(|held| {
+                    // What may still come beside the managed memory that there is, wherever its pages are.
+                    self.managed_shortage(bytes, most.saturating_sub(held), most)
+                })?;
+                UnifiedMemory::allocate(&self.context, bytes, self.concurrent, &self.janitor, || counted)
                     .map(|memory| Box::new(memory) as _)
             }
             MemoryKind::Unified | MemoryKind::Pageable => return Err(self.no_such_kind(kind)),
@@ -136,13 +166,21 @@ impl CudaMemoryManager {
         self.source()?.allow(peer.driver()).map_err(lift)
     }
 
-    fn refuse_oversubscription(&self, bytes: usize) -> Result<()> {
+    /// The most bytes of managed memory at a time, where `bytes` more fit into what is free now.
+    fn managed_limit(&self, bytes: usize) -> Result<u64> {
         let MemoryInfo { free, total } = self.info()?;
-        if bytes as u64 <= free {
-            return Ok(());
-        }
+        if bytes as u64 <= free { Ok(total) } else { Err(self.managed_shortage(bytes, free, total)) }
+    }
+
+    fn managed_shortage(&self, bytes: usize, free: u64, total: u64) -> Error {
         let shortage = MemoryShortage { requested: bytes as u64, free: Some(free), total: Some(total) };
-        Err(Error::out_of_memory(Place::new(self.device.id(), MemoryKind::Unified), shortage))
+        Error::out_of_memory(Place::new(self.device.id(), MemoryKind::Unified), shortage)
+    }
+
+    /// What memory made elsewhere in this crate, in the manager's name, is made and given back with.
+    pub(crate) fn parts(&self) -> Parts<'_> {
+        let Self { context, janitor, reclaimer, tally, .. } = self;
+        Parts { context, janitor, reclaimer, tally }
     }
 
     fn no_such_kind(&self, kind: MemoryKind) -> Error {
@@ -154,7 +192,7 @@ impl CudaMemoryManager {
     }
 
     /// Frees what is parked and over, and gives cached memory back to the device.
-    fn give_back(&self) -> Result<()> {
+    pub(crate) fn give_back(&self) -> Result<()> {
         self.reclaimer.sweep();
         self.janitor.drain();
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)

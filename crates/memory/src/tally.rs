@@ -10,6 +10,8 @@ use std::sync::{
 pub(crate) struct Tally {
     allocations: AtomicU64,
     bytes: AtomicU64,
+    /// Managed memory among them.
+    managed: AtomicU64,
 }
 
 /// One live allocation in a tally; leaves it when dropped.
@@ -17,14 +19,27 @@ pub(crate) struct Tally {
 pub(crate) struct Counted {
     tally: Arc<Tally>,
     bytes: u64,
+    is_managed: bool,
 }
 
 impl Tally {
     pub(crate) fn enter(self: &Arc<Self>, bytes: usize) -> Counted {
+        self.add(bytes as u64, false)
+    }
+
+    /// As [`enter`](Self::enter), for managed memory of at most `most` bytes at a time. Where that is too much, answers how
+    /// many bytes there are already.
+    pub(crate) fn enter_managed(self: &Arc<Self>, bytes: usize, most: u64) -> Result<Counted, u64> {
         let bytes = bytes as u64;
+        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
+        self.managed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)?;
+        Ok(self.add(bytes, true))
+    }
+
+    fn add(self: &Arc<Self>, bytes: u64, is_managed: bool) -> Counted {
         self.allocations.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Counted { tally: Arc::clone(self), bytes }
+        Counted { tally: Arc::clone(self), bytes, is_managed }
     }
 
     pub(crate) fn allocations(&self) -> u64 {
@@ -40,5 +55,8 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.tally.allocations.fetch_sub(1, Ordering::Relaxed);
         self.tally.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.is_managed {
+            self.tally.managed.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }

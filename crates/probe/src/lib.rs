@@ -4,7 +4,10 @@
 //! int32_t transload_probe_roundtrip(uint32_t ordinal, uint64_t bytes, uint64_t seed);
 //! size_t  transload_probe_last_error(char *text, size_t length);
 //! ```
+//!
+//! What it offers for DLPack is told in the module `dlpack`.
 
+mod dlpack;
 mod last_error;
 mod roundtrip;
 

@@ -21,6 +21,8 @@ impl Failure {
             Self::Bytes(_) => -1,
             Self::Library(error) => match error.kind() {
                 ErrorKind::NoDriver | ErrorKind::NoDevice | ErrorKind::UnknownDevice => -2,
+                ErrorKind::Busy => -6,
+                ErrorKind::InvalidArgument | ErrorKind::OutOfRange | ErrorKind::Unsupported => -7,
                 _ => -3,
             },
             Self::Different { .. } => -4,

@@ -52,7 +52,7 @@ fn inspect(tool: &str, arguments: &[&str]) -> Option<String> {
 fn it_exports_its_own_functions_and_no_driver_function() {
     let Some(symbols) = inspect("nm", &["-D", "--defined-only"]) else { return };
     let names: Vec<&str> = symbols.lines().filter_map(|line| line.split_whitespace().last()).collect();
-    for own in ["transload_probe_roundtrip", "transload_probe_last_error"] {
+    for own in ["transload_probe_roundtrip", "transload_probe_last_error", "transload_probe_dlpack_open"] {
         assert!(names.contains(&own), "{own} is missing of {names:?}");
     }
     let is_driver = |name: &&&str| {
@@ -121,4 +121,77 @@ fn it_moves_bytes_or_says_that_there_is_no_driver() {
         unsafe { (last_error(short.as_mut_ptr().cast(), 4), last_error(std::ptr::null_mut(), 0)) };
     assert_eq!(whole, none);
     assert_eq!(short[3], 0);
+}
+
+/// As the library declares it.
+#[repr(C)]
+struct Wish {
+    versioned: u32,
+    read_only: u32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    ndim: u32,
+    shape: *const i64,
+    device_type: u32,
+    device_id: i32,
+    stream_is_none: u32,
+    stream: i64,
+}
+
+#[test]
+fn a_buffer_goes_out_as_a_tensor_and_comes_back_as_a_buffer() {
+    use std::ffi::c_void;
+
+    let Some(path) = library() else {
+        println!("skipped: there is no cargo to build the library with");
+        return;
+    };
+    // SAFETY: the library's initialisers demand nothing; the types are those of the library's declarations.
+    unsafe {
+        let library = Library::new(path).unwrap();
+        let find = |name: &str| format!("transload_probe_dlpack_{name}\0").into_bytes();
+        let open = library.get::<unsafe extern "C" fn(u32) -> *mut c_void>(find("open").as_slice()).unwrap();
+        let close =
+            library.get::<unsafe extern "C" fn(*mut c_void) -> i64>(find("close").as_slice()).unwrap();
+        type Allocate = unsafe extern "C" fn(*mut c_void, u32, u64) -> i64;
+        type Touch = unsafe extern "C" fn(*mut c_void, i64, u8) -> i64;
+        type Export = unsafe extern "C" fn(*mut c_void, i64, *const Wish) -> *mut c_void;
+        type Import = unsafe extern "C" fn(*mut c_void, *mut c_void, u32) -> i64;
+        let allocate = library.get::<Allocate>(find("allocate").as_slice()).unwrap();
+        let (fill, compare) = (
+            library.get::<Touch>(find("fill").as_slice()).unwrap(),
+            library.get::<Touch>(find("compare").as_slice()).unwrap(),
+        );
+        let drop =
+            library.get::<unsafe extern "C" fn(*mut c_void, i64) -> i64>(find("drop").as_slice()).unwrap();
+        let export = library.get::<Export>(find("export").as_slice()).unwrap();
+        let import = library.get::<Import>(find("import").as_slice()).unwrap();
+
+        let session = open(u32::MAX);
+        assert!(!session.is_null());
+        let buffer = allocate(session, 0, 64);
+        assert_eq!(fill(session, buffer, 3), 0);
+        let shape = [4_i64, 4];
+        let (mut wish, ndim) = (std::mem::zeroed::<Wish>(), 2);
+        (wish.code, wish.bits, wish.lanes, wish.ndim, wish.shape) = (2, 32, 1, ndim, shape.as_ptr());
+        wish.stream_is_none = 1;
+        for versioned in [0, 1] {
+            wish.versioned = versioned;
+            let tensor = export(session, buffer, &wish);
+            assert!(!tensor.is_null());
+            assert_eq!(fill(session, buffer, 4), -6, "it is lent");
+            let there = import(session, tensor, versioned);
+            assert_eq!(
+                (compare(session, there, 3), import(session, tensor, versioned)),
+                (0, -7),
+                "only once"
+            );
+            assert_eq!((drop(session, there), drop(session, there)), (0, -7));
+            assert_eq!(fill(session, buffer, 3), 0);
+        }
+        assert_eq!(import(session, std::ptr::null_mut(), 1), -7);
+        assert_eq!(compare(session, buffer, 4), -4);
+        assert_eq!(close(session), 0);
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::os::raw::c_void;
 
-use transload_core::{Error, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Queue, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, DriverError, RawStream, Stream, check,
     cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 };
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
-use crate::{CudaGraph, CudaStream, kernels::Kernels};
+use crate::{CudaGraph, CudaStream, fills::Fill, kernels::Kernels};
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
 /// loss, and enqueueing takes as long as doing. See `points`.
@@ -90,7 +90,7 @@ pub(crate) enum Calls<'a> {
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
     CopyPeer { src: (u64, &'a Context), dst: (u64, &'a Context), bytes: usize },
     CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
-    Fill(u64, usize, Pattern),
+    Fill(Fill<'a>),
     Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
     Launch(&'a CudaGraph, &'a Stream),
 }
@@ -145,7 +145,7 @@ impl<'a> Calls<'a> {
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
             Operation::Fill { dst, pattern } => match side(dst)? {
-                Side::Device(address) => Ok(Self::Fill(address, dst.len(), pattern)),
+                Side::Device(address) => Fill::new(address, dst.len(), pattern, &stream.own).map(Self::Fill),
                 Side::Host(_) => Err(Error::new(
                     ErrorKind::Unsupported,
                     "a stream fills device and unified memory; fill host memory through a host view",
@@ -173,7 +173,17 @@ impl<'a> Calls<'a> {
     #[inline]
     pub(crate) fn are_small(&self) -> bool {
         match *self {
-            Self::Copy(_, _, bytes) | Self::Fill(_, bytes, _) => bytes <= SMALL,
+            Self::Copy(_, _, bytes) => bytes <= SMALL,
+            Self::Fill(ref fill) => fill.is_one_call() && fill.bytes() <= SMALL,
+            _ => false,
+        }
+    }
+
+    /// Whether our own kernels are launched.
+    pub(crate) fn launch_kernels(&self) -> bool {
+        match self {
+            Self::CopyInPlace { .. } => true,
+            Self::Fill(fill) => fill.launches_a_kernel(),
             _ => false,
         }
     }
@@ -226,7 +236,7 @@ impl<'a> Calls<'a> {
                 kernels.copy(src, dst, bytes, stream)
             },
             // SAFETY: the caller's promise.
-            Self::Fill(address, bytes, pattern) => unsafe { fill(address, bytes, pattern, stream) },
+            Self::Fill(ref fill) => unsafe { fill.make(stream, under_way) },
             Self::Prefetch(address, bytes, _, target) => {
                 // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.
                 unsafe { target.enqueue(address, bytes, stream) }
@@ -241,32 +251,30 @@ impl<'a> Calls<'a> {
 
 /// # Safety
 /// * As for [`Calls::make`].
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
     if bytes == 0 {
         return Ok(());
     }
-    match (src, dst) {
+    let (call, code) = match (src, dst) {
         (Side::Host(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyHtoDAsync_v2", code)
+            ("cuMemcpyHtoDAsync_v2", unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) })
         }
         (Side::Device(src), Side::Host(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoHAsync_v2", code)
+            ("cuMemcpyDtoHAsync_v2", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) })
         }
         (Side::Device(src), Side::Device(dst)) => {
             // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
-            check("cuMemcpyDtoDAsync_v2", code)
+            ("cuMemcpyDtoDAsync_v2", unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) })
         }
         // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
-        (Side::Host(src), Side::Host(dst)) => check("cuMemcpyAsync", unsafe {
+        (Side::Host(src), Side::Host(dst)) => ("cuMemcpyAsync", unsafe {
             ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
         }),
-    }
+    };
+    check(call, code)
 }
 
 /// One call whatever the size: the driver keeps the link busy by itself.
@@ -322,31 +330,6 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
     };
     // SAFETY: the caller's promise; the driver copies the structure during the call.
     check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
-}
-
-/// # Safety
-/// * As for [`Calls::make`].
-pub(crate) unsafe fn fill(
-    address: u64,
-    bytes: usize,
-    pattern: Pattern,
-    stream: RawStream,
-) -> Result<(), DriverError> {
-    match pattern {
-        Pattern::U8(value) => {
-            // SAFETY: the caller's promise.
-            let code = unsafe { ffi::cuMemsetD8Async(address, value, bytes, stream) };
-            check("cuMemsetD8Async", code)
-        }
-        Pattern::U16(value) => check("cuMemsetD16Async", unsafe {
-            // SAFETY: as above; the length is a multiple of the pattern's.
-            ffi::cuMemsetD16Async(address, value, bytes / 2, stream)
-        }),
-        Pattern::U32(value) => check("cuMemsetD32Async", unsafe {
-            // SAFETY: as above.
-            ffi::cuMemsetD32Async(address, value, bytes / 4, stream)
-        }),
-    }
 }
 
 /// Where to, in the driver's terms, or why the buffer cannot go there.

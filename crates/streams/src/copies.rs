@@ -1,26 +1,29 @@
 //! A stream's own copies, fills and prefetches, whose memory is owned: safe at any time.
 
-use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, TransferPath, submit_on};
+use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, submit_on};
 
 use crate::CudaStream;
 
 impl CudaStream {
     /// Copies all of a host buffer to device or unified memory. Enqueued when this returns; see [`Transfer`].
     pub fn copy_from_host_async(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(Operation::Copy { src, dst }, src, dst)
+        self.start_copy(src, dst)
     }
 
     /// Copies all of a device or unified buffer to host memory. Enqueued when this returns; see [`Transfer`].
     pub fn copy_to_host_async(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(Operation::Copy { src, dst }, src, dst)
+        self.start_copy(src, dst)
     }
 
     /// Copies within the device. Enqueued when this returns; see [`Transfer`].
     pub fn copy_device_to_device_async(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(Operation::Copy { src, dst }, src, dst)
+        self.start_copy(src, dst)
     }
 
-    /// Fills device or unified memory with a pattern of 1, 2 or 4 bytes.
+    /// Fills device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. Enqueued when this returns; see [`Transfer`].
+    /// The first of 8 or 16 bytes in a context has our kernels loaded, which takes some milliseconds, unless a pool
+    /// [prepared](crate::AdvancedStreamPool::prepare_in_place) that. For elements of any size
+    /// there is [`transload_core::fill`].
     pub fn memset_async(&self, dst: &RawBuffer, pattern: Pattern) -> Transfer {
         self.start(Operation::Fill { dst, pattern }, dst, dst)
     }
@@ -36,13 +39,15 @@ impl CudaStream {
         self.start(Operation::Prefetch { buffer, to: DeviceId::Cpu }, buffer, buffer)
     }
 
-    #[inline]
+    fn start_copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
+        self.start(Operation::Copy { src, dst }, src, dst)
+    }
+
+    /// Always inlined, so that which operation it is costs a small copy no question.
+    #[inline(always)]
     fn start(&self, operation: Operation<'_>, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
         match submit_on(self, &operation, Timing::Off) {
-            Ok(fence) => {
-                let path = TransferPath::new(src.place(), dst.place());
-                Transfer::direct(fence, path, self.device(), dst.len() as u64)
-            }
+            Ok(fence) => Transfer::direct(fence, src, dst),
             Err(error) => Transfer::refused(error),
         }
     }

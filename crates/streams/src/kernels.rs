@@ -20,9 +20,10 @@ use transload_cuda_sys::{
 };
 use transload_memory::lift;
 
-/// What the driver is given: text that ends with NUL. `kernels/copy.cu` tells how it was made.
-const COPY: &str = concat!(include_str!("kernels/copy.ptx"), "\0");
-const ENTRY: &CStr = c"transload_copy";
+/// What the driver is given: text that ends with NUL. `kernels/copy.cu` and `fill.cu` tell how it was made.
+const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("kernels/fill.ptx"), "\0");
+const COPY: &CStr = c"transload_copy";
+const FILL: &CStr = c"transload_fill";
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -30,13 +31,18 @@ const THREADS: u32 = 256;
 /// own memory (2.0 TB/s) busy and leave room for other kernels; eight are no faster, and with sides that cannot be aligned at
 /// once a third slower towards the host.
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
+/// Likewise of a fill, which only stores: as many as a multiprocessor has room for (2,048 threads).
+const FILL_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
+/// Bytes that a block of a fill stores at a time: four units of 16 a thread.
+const FILL_TILE: u64 = 64 * THREADS as u64;
 
 /// The kernels of one context. Whoever used them holds them until that work is over, or says that it may not be.
 pub(crate) struct Kernels {
     context: Context,
     module: CUmodule,
     copy: CUfunction,
-    most_blocks: u32,
+    fill: CUfunction,
+    multiprocessors: u32,
     /// Work may still run when the last user is gone.
     left_running: AtomicBool,
 }
@@ -74,18 +80,21 @@ impl Kernels {
         let _capture = RelaxedCapture::enter()?;
         let mut module = ptr::null_mut();
         // SAFETY: a context is current, the out pointer is valid, and the image is text that ends with NUL.
-        check("cuModuleLoadData", unsafe { ffi::cuModuleLoadData(&mut module, COPY.as_ptr().cast()) })?;
+        check("cuModuleLoadData", unsafe { ffi::cuModuleLoadData(&mut module, MODULE.as_ptr().cast()) })?;
         let mut kernels = Self {
             context: context.clone(),
             module,
             copy: ptr::null_mut(),
-            most_blocks: multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR),
+            fill: ptr::null_mut(),
+            multiprocessors,
             left_running: AtomicBool::new(false),
         };
-        // SAFETY: the module was just loaded, the name ends with NUL, and the out pointer is valid.
-        check("cuModuleGetFunction", unsafe {
-            ffi::cuModuleGetFunction(&mut kernels.copy, module, ENTRY.as_ptr())
-        })?;
+        for (function, name) in [(&mut kernels.copy, COPY), (&mut kernels.fill, FILL)] {
+            // SAFETY: the module was just loaded, the name ends with NUL, and the out pointer is valid.
+            check("cuModuleGetFunction", unsafe {
+                ffi::cuModuleGetFunction(function, module, name.as_ptr())
+            })?;
+        }
         Ok(kernels)
     }
 
@@ -106,26 +115,40 @@ impl Kernels {
             return Ok(());
         }
         let bytes = bytes as u64;
-        let blocks = blocks(src, dst, bytes, self.most_blocks);
+        let most = self.multiprocessors.saturating_mul(BLOCKS_PER_MULTIPROCESSOR);
         let mut parameters: [*mut c_void; 3] =
             [&raw const dst, &raw const src, &raw const bytes].map(|parameter| parameter.cast_mut().cast());
-        // SAFETY: the kernel takes these three parameters of 8 bytes, which the driver reads during the call; the rest is
-        // the caller's promise.
-        check("cuLaunchKernel", unsafe {
-            ffi::cuLaunchKernel(
-                self.copy,
-                blocks,
-                1,
-                1,
-                THREADS,
-                1,
-                1,
-                0,
-                stream,
-                parameters.as_mut_ptr(),
-                ptr::null_mut(),
-            )
-        })
+        // SAFETY: the kernel takes these three parameters of 8 bytes; the rest is the caller's promise.
+        unsafe { launch(self.copy, blocks(src, dst, bytes, most), &mut parameters, stream) }
+    }
+
+    /// Enqueues a fill of `bytes` bytes with 16 over and over, as they lie from `dst` on.
+    ///
+    /// # Safety
+    /// * The stream is one of the kernels' context, which is current.
+    /// * The range is valid on its device for `bytes` bytes, stays alive, and is not used in conflict until the stream has
+    ///   done the fill.
+    pub(crate) unsafe fn fill(
+        &self,
+        dst: u64,
+        repeated: [u8; 16],
+        bytes: usize,
+        stream: RawStream,
+    ) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let bytes = bytes as u64;
+        let most = self.multiprocessors.saturating_mul(FILL_BLOCKS_PER_MULTIPROCESSOR);
+        let blocks = u32::try_from(bytes.div_ceil(FILL_TILE)).unwrap_or(u32::MAX).clamp(1, most);
+        // Devices are little-endian, and so is every host of theirs.
+        let both = u128::from_le_bytes(repeated);
+        let (low, high) = (both as u64, (both >> 64) as u64);
+        let mut parameters: [*mut c_void; 4] =
+            [&raw const dst, &raw const bytes, &raw const low, &raw const high]
+                .map(|parameter| parameter.cast_mut().cast());
+        // SAFETY: the kernel takes these four parameters of 8 bytes; the rest is the caller's promise.
+        unsafe { launch(self.fill, blocks, &mut parameters, stream) }
     }
 
     /// A user is going whose work may still run: the module then stays until its context goes, since to unload it the
@@ -133,6 +156,33 @@ impl Kernels {
     pub(crate) fn leave_running(&self) {
         self.left_running.store(true, Ordering::Relaxed);
     }
+}
+
+/// # Safety
+/// * The kernel takes parameters as those behind the pointers, which the driver reads during the call, and may do with them
+///   what it does until the stream has done it. Its context is current, and the stream is one of it.
+unsafe fn launch(
+    kernel: CUfunction,
+    blocks: u32,
+    parameters: &mut [*mut c_void],
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    // SAFETY: the caller's promise.
+    check("cuLaunchKernel", unsafe {
+        ffi::cuLaunchKernel(
+            kernel,
+            blocks,
+            1,
+            1,
+            THREADS,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_mut_ptr(),
+            ptr::null_mut(),
+        )
+    })
 }
 
 /// Enough blocks for one unit a thread (the kernel copies by units of 16 bytes where both sides can be aligned at once, else
@@ -161,7 +211,7 @@ fn explain(error: DriverError) -> Error {
     if missing || error.code().is_some_and(|code| NOT_TAKEN.contains(&code)) {
         return Error::caused_by(
             ErrorKind::Unsupported,
-            "the CUDA driver does not take our copy kernel",
+            "the CUDA driver does not take our copy kernel, nor that for fills beside it",
             error,
         );
     }
@@ -192,11 +242,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_module_is_text_with_one_entry_and_one_nul() {
-        assert_eq!(COPY.find('\0'), Some(COPY.len() - 1));
-        assert_eq!(COPY.matches(".entry").count(), 1);
-        assert!(COPY.contains(".visible .entry transload_copy("));
-        assert!(COPY.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");
+    fn the_module_is_text_with_two_entries_one_header_and_one_nul() {
+        assert_eq!(MODULE.find('\0'), Some(MODULE.len() - 1));
+        assert_eq!(MODULE.matches(".entry").count(), 2);
+        for entry in [COPY, FILL] {
+            let entry = entry.to_str().unwrap();
+            assert!(MODULE.contains(&format!(".visible .entry {entry}(")), "{entry}");
+        }
+        assert!(MODULE.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");
+        assert_eq!(MODULE.matches(".version").count(), 1, "a module has one");
+        assert!(MODULE.is_ascii(), "the driver's compiler takes no other letters");
     }
 
     #[test]

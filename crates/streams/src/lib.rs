@@ -42,6 +42,7 @@ mod coordinator;
 mod copies;
 mod enqueue;
 mod event;
+mod fills;
 mod graph;
 mod kernels;
 mod launch;
@@ -57,6 +58,7 @@ mod reactor;
 mod stream;
 mod sync;
 mod timeline;
+mod wait_fences;
 mod wakers;
 
 pub use allocator::{

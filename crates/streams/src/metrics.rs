@@ -70,6 +70,7 @@ pub struct StreamMetrics {
 
 /// The counters of one stream.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct Counters {
     /// 0 is off; else one operation in so many is timed.
     one_in: AtomicU32,

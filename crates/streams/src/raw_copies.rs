@@ -8,7 +8,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
 use transload_cuda_sys::{ContextGuard, RawStream, check, ffi};
 use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
-use crate::{CudaStream, calls};
+use crate::{CudaStream, fills::Fill};
 
 impl CudaStream {
     /// Enqueues a copy between raw addresses of unified addressing, whatever memory they are in.
@@ -68,10 +68,13 @@ impl CudaStream {
         check("cuMemcpyDtoDAsync_v2", code).map_err(lift)
     }
 
-    /// Enqueues a fill of device or unified memory with a pattern of 1, 2 or 4 bytes.
+    /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first of 8 or 16 in a context
+    /// has our kernels loaded, which takes some milliseconds. Where someone captures the stream, or the driver does not take the
+    /// kernels, such a fill is made of copies, which is slower.
     ///
     /// # Errors
-    /// `InvalidArgument` for 0 bytes, and where address or length is no multiple of the pattern's; the driver's.
+    /// `InvalidArgument` for 0 bytes, and where address or length is no multiple of the pattern's; the driver's. After one of
+    /// those the memory may be filled in part.
     ///
     /// # Safety
     /// * The range is valid for `bytes` bytes on this stream's device until the stream has done the fill.
@@ -84,8 +87,16 @@ impl CudaStream {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (_bound, stream) = self.before_raw("a fill", bytes)?;
+        let is_wide = width > size_of::<u32>();
+        // A graph that someone captures may outlive the stream, which keeps the kernels.
+        let fill = if is_wide && self.own.is_captured_by_someone() {
+            Fill::without_kernels(dst, bytes, pattern)
+        } else {
+            Fill::new(dst, bytes, pattern, &self.own)?
+        };
+        let mut _under_way = false;
         // SAFETY: the caller's promise; length and address were checked.
-        unsafe { calls::fill(dst, bytes, pattern, stream) }.map_err(lift)
+        unsafe { fill.make(stream, &mut _under_way) }.map_err(lift)
     }
 
     /// Enqueues the migration of unified memory to a device; `None` means the stream's own.

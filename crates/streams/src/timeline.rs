@@ -2,7 +2,10 @@
 
 use std::{
     any::Any,
-    sync::{Arc, OnceLock, Weak, atomic::AtomicBool},
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     task::Waker,
     thread::{self, ThreadId},
     time::{Duration, Instant},
@@ -46,27 +49,31 @@ pub(crate) enum Handle {
     OfThread(ThreadId),
 }
 
-/// A stream and the completion of what was enqueued on it.
+/// A stream and the completion of what was enqueued on it. In this order what a small copy looks at lies together, behind the
+/// count of handles.
+#[repr(C)]
 pub(crate) struct StreamTimeline {
-    pub(crate) id: TimelineId,
-    pub(crate) device: DeviceId,
-    pub(crate) priority: StreamPriority,
-    stream: Stream,
+    pub(crate) points: Points,
     /// The one thread in which the handle means this stream, for a per-thread default stream.
     thread: Option<ThreadId>,
-    pub(crate) points: Points,
+    stream: Stream,
+    pub(crate) device: DeviceId,
+    /// The first error of the stream's work. The context is unusable from then on.
+    pub(crate) broken: OnceLock<Error>,
+    pub(crate) metrics: Counters,
+    pub(crate) id: TimelineId,
+    pub(crate) priority: StreamPriority,
     pub(crate) line: Mutex<Line>,
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
     wakers: Mutex<Wakers>,
-    /// The first error of the stream's work. The context is unusable from then on.
-    pub(crate) broken: OnceLock<Error>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
+    /// The driver did not take them when a fill asked, which can do without.
+    fills_without: AtomicBool,
     /// What runs at completion, once something was registered.
     pub(crate) callbacks: Arc<Callbacks>,
-    pub(crate) metrics: Counters,
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
@@ -100,6 +107,7 @@ impl StreamTimeline {
             wakers: Mutex::new(Wakers::with_room(TASKS)),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
+            fills_without: AtomicBool::new(false),
             callbacks: Arc::default(),
             metrics: Counters::default(),
             reactor,
@@ -184,6 +192,21 @@ impl StreamTimeline {
         }
         let found = Kernels::of(self.context())?;
         Ok(self.kernels.get_or_init(|| found))
+    }
+
+    /// As [`kernels`](Self::kernels); `None` where the driver does not take them, which is asked once.
+    pub(crate) fn kernels_for_fills(&self) -> Result<Option<&Kernels>> {
+        if self.fills_without.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.kernels() {
+            Ok(kernels) => Ok(Some(kernels)),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                self.fills_without.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Blocks until everything enqueued so far is over, and takes note of it.

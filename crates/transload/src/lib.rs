@@ -35,7 +35,8 @@
 //! Everything of `transload-core` (devices, buffers, fences, errors) and of `transload-transfer` (the manager, plans,
 //! statistics) is at the root. Host memory is in [`cpu`]. With the feature `cuda`, on Linux and Windows, the module `cuda`
 //! holds that backend; the feature is off by default and does nothing elsewhere. With the feature `safetensors`, off by
-//! default too, the module `load` puts model files onto devices.
+//! default too, the module `load` puts model files onto devices; with `dlpack`, the module of that name shares memory with
+//! other tensor libraries.
 
 mod families;
 #[cfg(feature = "safetensors")]
@@ -49,6 +50,12 @@ pub use transload_transfer::*;
 /// Host memory and the threads that copy within it.
 pub mod cpu {
     pub use transload_backend_cpu::*;
+}
+
+/// Buffers as other libraries' tensors and theirs as buffers, without a copy.
+#[cfg(feature = "dlpack")]
+pub mod dlpack {
+    pub use transload_dlpack::*;
 }
 
 /// CUDA devices: the backend, and what it stands on.

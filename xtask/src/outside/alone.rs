@@ -55,6 +55,20 @@ fn main() {
 }"#,
     ),
     (
+        "dlpack",
+        false,
+        r#"
+fn main() {
+    use transload_core::{Backend, DeviceId, MemoryKind};
+    let backend = transload_backend_cpu::CpuBackend::new().unwrap();
+    let buffer = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, 24).unwrap();
+    let tensor = transload_dlpack::Export::of::<f32>(&buffer).shape(&[2, 3]).versioned().unwrap();
+    let there = transload_dlpack::Importer::new().import(tensor).unwrap();
+    assert_eq!(there.buffer().host_address(), buffer.host_address());
+    println!("alone: ok");
+}"#,
+    ),
+    (
         "memory",
         true,
         r#"
@@ -100,6 +114,7 @@ fn main() {
 fn beside(name: &str) -> &'static [&'static str] {
     match name {
         "backend-cpu" => &["core"],
+        "dlpack" => &["core", "backend-cpu"],
         "streams" => &["memory"],
         "cuda-sim" => &["cuda-sys"],
         _ => &[],

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Finding;
 
 /// The house: each package's floor. An arrow may only point to a lower one.
-const FLOORS: [(&str, u8); 15] = [
+const FLOORS: [(&str, u8); 16] = [
     ("transload-core", 0),
     ("transload-cuda-sys", 0),
     ("transload-memory", 1),
@@ -18,6 +18,7 @@ const FLOORS: [(&str, u8); 15] = [
     ("transload-backend-cuda", 3),
     ("transload-backend-wgpu", 3),
     ("transload-transfer", 3),
+    ("transload-dlpack", 3),
     ("transload-profiler", 3),
     ("transload", 4),
     ("transload-cli", 5),

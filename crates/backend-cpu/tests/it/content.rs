@@ -30,21 +30,24 @@ fn copies(backend: &CpuBackend) {
 }
 
 fn fills(backend: &CpuBackend) {
+    let patterns = [
+        Pattern::U8(0xA5),
+        Pattern::U16(0x1234),
+        Pattern::U32(0x89AB_CDEF),
+        Pattern::U64(0x0123_4567_89AB_CDEF),
+        Pattern::U128(0x0123_4567_89AB_CDEF_0F1E_2D3C_4B5A_6978),
+    ];
     for bytes in SIZES {
-        for pattern in [Pattern::U8(0xA5), Pattern::U16(0x1234), Pattern::U32(0x89AB_CDEF)] {
+        for pattern in patterns {
             let width = pattern.width();
             let bytes = bytes.next_multiple_of(width);
-            let unit = match pattern {
-                Pattern::U8(value) => value.to_ne_bytes().to_vec(),
-                Pattern::U16(value) => value.to_ne_bytes().to_vec(),
-                Pattern::U32(value) => value.to_ne_bytes().to_vec(),
-            };
+            let unit = &pattern.repeated()[..width];
             // Fills begin at multiples of their pattern.
-            let before = noise(5, bytes + 9);
+            let before = noise(5, bytes + 2 * width + 5);
             let buffer = backend.wrap_vec(before.clone());
-            run(backend, &Operation::Fill { dst: &buffer.slice(4..4 + bytes).unwrap(), pattern });
+            run(backend, &Operation::Fill { dst: &buffer.slice(width..width + bytes).unwrap(), pattern });
             let mut expected = before;
-            expected[4..4 + bytes].chunks_mut(width).for_each(|chunk| chunk.copy_from_slice(&unit));
+            expected[width..width + bytes].chunks_mut(width).for_each(|chunk| chunk.copy_from_slice(unit));
             assert!(*buffer.read().unwrap() == expected[..], "{bytes} bytes of {pattern:?}");
         }
     }

@@ -5,6 +5,7 @@
 
 mod concurrency;
 mod content;
+mod elements;
 mod errors;
 mod gate;
 mod lifetime;

@@ -6,6 +6,7 @@ mod advice;
 mod allocator;
 mod conformance;
 mod lanes;
+mod register;
 mod unified;
 
 use std::sync::Arc;
@@ -76,6 +77,16 @@ fn typed_buffers_of_any_element_fill_and_copy() {
     fills_and_copies(&backend.create_buffer::<f32>(ordinal, 1000).unwrap(), 1.5, -0.0);
     fills_and_copies(&backend.create_buffer::<u64>(ordinal, 77).unwrap(), u64::MAX - 5, 3);
     fills_and_copies(&backend.create_buffer::<[f32; 768]>(ordinal, 13).unwrap(), [0.25; 768], [2.0; 768]);
+    let counted: [f32; 768] = std::array::from_fn(|index| index as f32);
+    fills_and_copies(&backend.create_buffer::<[f32; 768]>(ordinal, 131).unwrap(), counted, [2.0; 768]);
+    fills_and_copies(
+        &backend.create_buffer::<[f32; 4]>(ordinal, 1001).unwrap(),
+        [1.0, 2.0, 3.0, 4.0],
+        [0.5; 4],
+    );
+    fills_and_copies(&backend.create_buffer::<u128>(ordinal, 17).unwrap(), u128::MAX / 3 + 1, 3);
+    fills_and_copies(&backend.create_buffer::<[f32; 3]>(ordinal, 1001).unwrap(), [1.0, 2.0, 3.0], [0.5; 3]);
+    fills_and_copies(&backend.create_buffer::<[u8; 3]>(ordinal, 1).unwrap(), [1, 2, 3], [9; 3]);
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
     drop(backend);

@@ -101,13 +101,11 @@ pub(super) fn fills(subject: &Subject) -> Result<Verdict, Failure> {
     let mut noise = lab.noise("fills");
     let mut any = false;
     for spot in lab.spots.iter().copied() {
-        for patterns in [1, 3, 1001, lab.size(2_200_000) / 4] {
-            let word = u32::from_le_bytes([noise.byte(), noise.byte(), noise.byte(), noise.byte()]);
-            let [low, high, ..] = word.to_le_bytes();
-            let half = u16::from_le_bytes([low, high]);
-            for pattern in [Pattern::U8(low), Pattern::U16(half), Pattern::U32(word)] {
-                // Aligned to the pattern: more is not promised. 16 bytes are every allocation's own alignment.
-                let (before, bytes) = (16 + noise.below(3) * 4, patterns * pattern.width());
+        for patterns in [1, 3, 15, 17, 1001, lab.size(2_200_000) / 4] {
+            for pattern in patterns_of(&mut noise) {
+                // At a multiple of the pattern's width: more is not promised.
+                let width = pattern.width();
+                let (before, bytes) = (16 + noise.below(5) * width, patterns * width);
                 let mut content = noise.bytes(before + bytes + GUARD);
                 let dst = lab.buffer_of(spot, &content)?;
                 let range = before..before + bytes;
@@ -128,14 +126,26 @@ pub(super) fn fills(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "the queues fill nothing"))
 }
 
-/// A fill of whole patterns from an odd byte on is refused.
+/// One pattern of each width.
+pub(super) fn patterns_of(noise: &mut Noise) -> [Pattern; 5] {
+    let wide = u128::from(noise.next()) << 64 | u128::from(noise.next());
+    let (byte, half, word, long) = (wide as u8, wide as u16, wide as u32, wide as u64);
+    [Pattern::U8(byte), Pattern::U16(half), Pattern::U32(word), Pattern::U64(long), Pattern::U128(wide)]
+}
+
+/// A fill of whole patterns that does not begin at a multiple of the pattern's width is refused.
 fn unaligned(lab: &Lab<'_>, noise: &mut Noise, spot: Spot) -> Result<(), Failure> {
     let queue = lab.queue()?;
-    for pattern in [Pattern::U16(0x1234), Pattern::U32(0x89AB_CDEF)] {
-        let content = noise.bytes(64);
+    for pattern in patterns_of(noise).into_iter().skip(1) {
+        let content = noise.bytes(128);
         let dst = lab.buffer_of(spot, &content)?;
-        let operation = Operation::Fill { dst: &dst.slice(3..27)?, pattern };
-        let what = format!("a fill of {} with {pattern:?} from byte 3 on", spot.place);
+        for start in [3, pattern.width() / 2, pattern.width() * 3 / 2] {
+            let operation = Operation::Fill { dst: &dst.slice(start..start + 96)?, pattern };
+            let what = format!("a fill of {} with {pattern:?} from byte {start} on", spot.place);
+            refused(submit(&*queue, &operation, Timing::Off), ErrorKind::InvalidArgument, &what)?;
+        }
+        let operation = Operation::Fill { dst: &dst.slice(..95)?, pattern };
+        let what = format!("a fill of 95 bytes of {} with {pattern:?}", spot.place);
         refused(submit(&*queue, &operation, Timing::Off), ErrorKind::InvalidArgument, &what)?;
         lab.expect(&dst, &content, &what)?;
     }
@@ -144,11 +154,6 @@ fn unaligned(lab: &Lab<'_>, noise: &mut Noise, spot: Spot) -> Result<(), Failure
 
 /// What a fill leaves.
 pub(super) fn fill(range: &mut [u8], pattern: Pattern) {
-    let mut tile =
-        |bytes: &[u8]| range.chunks_mut(bytes.len()).for_each(|chunk| chunk.copy_from_slice(bytes));
-    match pattern {
-        Pattern::U8(value) => tile(&[value]),
-        Pattern::U16(value) => tile(&value.to_ne_bytes()),
-        Pattern::U32(value) => tile(&value.to_ne_bytes()),
-    }
+    let repeated = pattern.repeated();
+    range.chunks_mut(16).for_each(|chunk| chunk.copy_from_slice(&repeated[..chunk.len()]));
 }

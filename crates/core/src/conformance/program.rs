@@ -2,13 +2,11 @@
 
 use super::{
     Failure, Subject, Verdict,
-    content::fill,
+    content::{fill, patterns_of},
     lab::{Lab, Spot, same},
     noise::Noise,
 };
-use crate::{
-    ErrorKind, Fence, MemoryKind, Operation, Pattern, Pitched, QueueLease, RawBuffer, Timing, submit,
-};
+use crate::{ErrorKind, Fence, MemoryKind, Operation, Pitched, QueueLease, RawBuffer, Timing, submit};
 
 const STEPS: usize = 200;
 const BUFFERS: usize = 7;
@@ -145,15 +143,12 @@ impl Program<'_> {
     }
 
     fn fill(&mut self, a: usize) -> Result<(), Failure> {
-        let word = self.noise.next().to_le_bytes();
-        let pattern = match self.noise.below(3) {
-            0 => Pattern::U8(word[0]),
-            1 => Pattern::U16(u16::from_le_bytes([word[0], word[1]])),
-            _ => Pattern::U32(u32::from_le_bytes([word[0], word[1], word[2], word[3]])),
-        };
-        let units = self.cells[a].model.len() / 4;
-        let start = self.noise.below(units) * 4;
-        let end = start + self.noise.between(1, units - start / 4) * 4;
+        let patterns = patterns_of(&mut self.noise);
+        let pattern = patterns[self.noise.below(patterns.len())];
+        let unit = pattern.width();
+        let units = self.cells[a].model.len() / unit;
+        let start = self.noise.below(units) * unit;
+        let end = start + self.noise.between(1, units - start / unit) * unit;
         let dst = self.cells[a].buffer.slice(start..end)?;
         if self.submit(&Operation::Fill { dst: &dst, pattern })? {
             fill(&mut self.cells[a].model[start..end], pattern);

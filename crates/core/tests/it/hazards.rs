@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ErrorKind, Operation, Timing, submit};
+use transload_core::{ErrorKind, MemoryKind, Operation, Timing, submit};
 
-use crate::mock::{MockQueue, buffer, key};
+use crate::mock::{MockQueue, buffer, host_buffer, key};
 
 #[test]
 fn a_write_waits_for_the_reads_and_the_write_before_it() {
@@ -125,4 +125,61 @@ fn a_batch_with_an_empty_pair_inside_another_pairs_range_does_not_wait_for_itsel
     let begun = Instant::now();
     let outcome = outcome.recv_timeout(Duration::from_secs(20));
     outcome.unwrap_or_else(|_| panic!("not submitted after {:?}", begun.elapsed())).unwrap();
+}
+
+/// Source and destination, the source made first or last: claims are made in the order of identities.
+fn source_and_destination(source_first: bool) -> (transload_core::RawBuffer, transload_core::RawBuffer) {
+    let (older, newer) = (host_buffer(MemoryKind::Pinned, 100), host_buffer(MemoryKind::Pinned, 100));
+    if source_first { (older, newer) } else { (newer, older) }
+}
+
+#[test]
+fn a_copy_comes_after_what_another_queue_did_with_either_of_its_buffers_and_uses_each_once() {
+    for (source_first, with_source) in [(true, true), (true, false), (false, true), (false, false)] {
+        let (own, foreign) = (MockQueue::new(), MockQueue::new());
+        let (src, dst) = source_and_destination(source_first);
+        own.copy(&src, &dst).unwrap();
+        let write = foreign.write(if with_source { &src } else { &dst }).unwrap();
+        let uses = (src.uses(), dst.uses());
+        own.copy(&src, &dst).unwrap();
+        assert_eq!(
+            own.last_after(),
+            [key(&write)],
+            "source first: {source_first}, its source: {with_source}"
+        );
+        assert_eq!((src.uses(), dst.uses()), (uses.0 + 1, uses.1 + 1));
+        foreign.complete(write.point());
+        own.copy(&src, &dst).unwrap();
+        assert_eq!(own.last_after(), [], "what is left is its own");
+    }
+}
+
+#[test]
+fn a_copy_that_cannot_have_one_of_its_buffers_holds_neither() {
+    for (source_first, views_source) in [(true, true), (true, false), (false, true), (false, false)] {
+        let queue = MockQueue::new();
+        let (src, dst) = source_and_destination(source_first);
+        let (viewed, free) = if views_source { (&src, &dst) } else { (&dst, &src) };
+        let view = viewed.write().unwrap();
+        assert_eq!(queue.copy(&src, &dst).unwrap_err().kind(), ErrorKind::Busy);
+        drop(free.try_write().unwrap());
+        drop(view);
+        drop(viewed.try_write().unwrap());
+        queue.copy(&src, &dst).unwrap();
+    }
+}
+
+#[test]
+fn a_copy_that_its_queue_refuses_holds_nothing_also_between_copies_that_were_taken() {
+    let queue = MockQueue::new();
+    let (src, dst) = source_and_destination(true);
+    let first = queue.copy(&src, &dst).unwrap();
+    queue.refuse.store(true, Ordering::SeqCst);
+    assert_eq!(queue.copy(&src, &dst).unwrap_err().kind(), ErrorKind::Device);
+    queue.refuse.store(false, Ordering::SeqCst);
+    let other = MockQueue::new();
+    other.write(&dst).unwrap();
+    assert_eq!(other.last_after(), [key(&first)], "what was refused is no use");
+    queue.complete(first.point());
+    drop(src.try_write().unwrap());
 }

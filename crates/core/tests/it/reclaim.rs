@@ -222,3 +222,27 @@ fn drain_leaves_nothing_behind_that_a_sweep_has_in_its_hands() {
     });
     assert!(reclaimer.is_empty());
 }
+
+#[test]
+fn a_weak_handle_keeps_nothing_alive_and_stands_for_the_whole_allocation() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (buffer, freed) = pair(&reclaimer);
+    let slice = buffer.slice(20..30).unwrap();
+    assert_eq!((slice.len(), slice.allocation_len()), (10, 100));
+    let weak = slice.downgrade();
+    drop(buffer);
+    let whole = weak.upgrade().unwrap();
+    assert_eq!((whole.id(), whole.offset(), whole.len()), (slice.id(), 0, 100));
+    drop((slice, whole));
+    assert!(is(&freed) && weak.upgrade().is_none());
+    // What is parked until its last operation is over cannot be had back.
+    let (used, freed) = pair(&reclaimer);
+    let queue = MockQueue::new();
+    queue.copy(&used, &pair(&reclaimer).0).unwrap();
+    let weak = used.downgrade();
+    drop(used);
+    assert!(weak.upgrade().is_none() && !is(&freed));
+    queue.complete(1);
+    reclaimer.sweep();
+    assert!(is(&freed));
+}

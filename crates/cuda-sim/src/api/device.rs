@@ -178,7 +178,7 @@ fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
         84 => 0,
         85 => i32::try_from(ordinal).unwrap_or(0),
         // Native atomics over the link; ratio of single to double precision.
-        86 => 0,
+        86 => i32::from(options.coherent),
         87 => 2,
         88 => i32::from(options.pageable_access),
         89 => i32::from(options.concurrent_managed),
@@ -190,12 +190,15 @@ fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
         97 => 232_448,
         // Flushing remote writes; registering host memory.
         98 => 0,
-        99 => 1,
-        // Page tables of the host; direct managed access from the host; virtual memory management and its handles.
-        100..=105 => 0,
+        99 => i32::from(options.host_register),
+        // Page tables of the host; direct managed access from the host.
+        100 | 101 => i32::from(options.coherent),
+        // Virtual memory management and its handles.
+        102..=105 => 0,
         106 => 32,
-        // Persisting cache, reserved shared memory, sparse arrays, read-only registration.
-        108..=114 => 0,
+        // Persisting cache, reserved shared memory, sparse arrays.
+        108..=112 | 114 => 0,
+        113 => i32::from(options.read_only_register),
         115 => i32::from(options.pools),
         // Direct RDMA and sharing between processes.
         116..=119 => 0,

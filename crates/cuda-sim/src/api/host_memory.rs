@@ -56,17 +56,21 @@ pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
 
 pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32 {
     finish(|| {
-        /// Portable, device-mapped; memory-mapped devices and read-only ranges are not simulated.
+        /// Portable, device-mapped; memory-mapped devices are not simulated.
         const KNOWN: u32 = 1 | 2;
+        const READ_ONLY: u32 = 8;
         let (mut state, scope) = on_current("cuMemHostRegister_v2")?;
         let start = NonNull::new(pointer.cast::<u8>()).ok_or(code::INVALID_VALUE)?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        if flags & !KNOWN != 0 {
+        let options = &state.device(scope.device).options;
+        let known = if options.read_only_register { KNOWN | READ_ONLY } else { KNOWN };
+        if !options.host_register || flags & !known != 0 {
             return Err(code::NOT_SUPPORTED);
         }
         let address = start.addr().get() as u64;
+        // By bytes, not by pages: neighbours in one page are registered by themselves.
         if state.memory.overlaps(address, bytes) {
             return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
         }
@@ -86,9 +90,11 @@ pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
     finish(|| {
         let (mut state, _) = on_current("cuMemHostUnregister")?;
         let base = pointer.addr() as u64;
-        let found = state.memory.at(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
-        if !matches!(found.kind, Kind::Registered { .. }) {
-            return Err(code::HOST_MEMORY_NOT_REGISTERED);
+        // What the driver allocated, and the middle of a registration, are other mistakes than memory it does not know, as
+        // users saw of driver 590.
+        let found = state.memory.find(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
+        if found.base != base || !matches!(found.kind, Kind::Registered { .. }) {
+            return Err(code::INVALID_VALUE);
         }
         // Nothing is waited for: work that still uses the range meets an illegal address, as it may on hardware.
         if let Some(gone) = state.memory.remove(base) {

@@ -3,6 +3,7 @@
 pub(crate) mod batch;
 pub(crate) mod context;
 pub(crate) mod copy;
+pub(crate) mod cupti;
 pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod fill;

@@ -77,6 +77,7 @@ fn registered_memory_is_copied_like_pinned_memory() {
         assert_eq!(ffi::cuMemHostRegister_v2(start, bytes, 0), 712, "it is registered already");
         check("up", ffi::cuMemcpyHtoDAsync_v2(memory.address, start, bytes, stream.as_raw())).expect("up");
         stream.synchronize().expect("healthy");
+        assert_eq!(ffi::cuMemHostUnregister(start.cast::<u8>().add(64).cast()), 1, "not where it begins");
         check("unregister", ffi::cuMemHostUnregister(start)).expect("unregister");
         assert_eq!(ffi::cuMemHostUnregister(start), 713, "it is registered no more");
     }

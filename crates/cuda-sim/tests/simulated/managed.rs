@@ -167,3 +167,34 @@ fn advice_and_prefetches_by_type_and_number_are_answered_by_type_and_number() {
     assert_eq!((to(2, 0, 1), to(3, 9, 0)), (INVALID_VALUE, INVALID_VALUE));
     stream.synchronize().expect("healthy");
 }
+
+#[test]
+fn migrations_and_faults_are_counted_page_by_page() {
+    let Some(test) = harness::device_with(|builder| builder) else { return };
+    let sim = *test.sim().expect("simulated");
+    let bench = Bench::new(test);
+    let stream = bench.stream();
+    let bytes = 256 << 10;
+    let address = managed(&bench, bytes);
+    let whole = address..address + bytes as u64;
+    let _bound = bench.context.enter().expect("enter");
+    let counts = || {
+        let counts = sim.migrations(whole.clone()).expect("managed");
+        [counts.to_device, counts.to_host, counts.gpu_faults, counts.cpu_faults]
+    };
+    assert_eq!(counts(), [0; 4]);
+    host_access::note(address as usize, bytes, HostAccess::Write);
+    assert_eq!(counts(), [0, 0, 0, 4], "the first touch faults and moves nothing");
+    let device = bench.context.device().as_raw();
+    // SAFETY: the range is managed memory.
+    let there = unsafe { ffi::cuMemPrefetchAsync(address, bytes, device, stream.as_raw()) };
+    check("prefetch", there).expect("prefetch");
+    assert_eq!(counts(), [0, 0, 0, 4], "it is late");
+    stream.synchronize().expect("healthy");
+    assert_eq!(counts(), [4, 0, 0, 4], "a prefetch moves without a fault");
+    host_access::note(address as usize + 70_000, 1, HostAccess::Read);
+    assert_eq!(counts(), [4, 1, 0, 5]);
+    let first = sim.migrations(address..address + 1).expect("managed");
+    assert_eq!((first.to_device, first.to_host), (1, 0));
+    assert_eq!(sim.migrations(1..2), None);
+}

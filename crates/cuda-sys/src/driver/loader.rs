@@ -20,6 +20,7 @@ const PATH_VARIABLE: &str = "TRANSLOAD_CUDA_DRIVER";
 /// * Each pointer that [`symbol`](Self::symbol) returns must be a function with the C ABI and the signature that the
 ///   CUDA driver API gives the name, and must stay callable from any thread for the life of the process.
 /// * A name that is not implemented must answer `None`.
+/// * The same holds for [`tool_symbol`](Self::tool_symbol) and the signatures that CUPTI's headers give the names.
 pub unsafe trait SymbolSource: Send + Sync + 'static {
     /// What messages call this implementation, for example `transload-cuda-sim`.
     fn name(&self) -> &'static str;
@@ -29,6 +30,12 @@ pub unsafe trait SymbolSource: Send + Sync + 'static {
 
     /// The function exported under `name`.
     fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>>;
+
+    /// The function that a tools library (CUPTI) exports under `name`, where this implementation answers for that as well.
+    fn tool_symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+        let _none_of_its_own = name;
+        None
+    }
 }
 
 enum Loaded {
@@ -56,6 +63,13 @@ fn loaded() -> &'static Loaded {
 
 pub(crate) fn is_simulated() -> bool {
     matches!(loaded(), Loaded::Installed(source) if source.is_simulated())
+}
+
+pub(crate) fn installed() -> Option<&'static dyn SymbolSource> {
+    match loaded() {
+        Loaded::Installed(source) => Some(*source),
+        _ => None,
+    }
 }
 
 pub(crate) fn origin() -> &'static str {

@@ -108,6 +108,13 @@ impl Driver {
         loader::origin()
     }
 
+    /// The implementation that was installed in the place of the system's driver, if one was. The system's has its tools in
+    /// libraries of their own; an installed one answers for them itself, or has none.
+    #[must_use]
+    pub fn installed(self) -> Option<&'static dyn SymbolSource> {
+        loader::installed()
+    }
+
     /// Whether the running driver exports the function `name`.
     #[must_use]
     pub fn has(self, name: &std::ffi::CStr) -> bool {

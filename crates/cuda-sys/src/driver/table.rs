@@ -90,7 +90,8 @@ macro_rules! driver_functions {
                         let function = unsafe { ::std::mem::transmute::<*mut ::std::ffi::c_void, Function>(address) };
                         // SAFETY: the caller upholds the function's preconditions.
                         let code = unsafe { function($($argument),*) };
-                        $crate::driver::trace::record(stringify!($name), code, || {
+                        // By value: what is borrowed would be kept in memory during the call.
+                        $crate::driver::trace::record(stringify!($name), code, move || {
                             [$($crate::driver::trace::Word::word(&$argument)),*].to_vec()
                         });
                         code

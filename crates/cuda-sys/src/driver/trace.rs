@@ -99,12 +99,15 @@ impl Drop for Trace {
 #[inline]
 pub(super) fn record(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
     if ACTIVE.load(Ordering::Relaxed) != 0 {
-        append(Call { name, code, arguments: arguments(), thread: thread::current().id() });
+        append(name, code, arguments);
     }
 }
 
+/// Apart from the call, which stays short.
 #[cold]
-fn append(call: Call) {
+#[inline(never)]
+fn append(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
+    let call = Call { name, code, arguments: arguments(), thread: thread::current().id() };
     CALLS.lock().calls.push(call);
 }
 

@@ -13,6 +13,8 @@ use super::MemoryResource;
 pub struct FailingResource<R> {
     upstream: R,
     refusals: AtomicU64,
+    /// The request to refuse, counted as `asked` is; 0 for none.
+    refused_call: AtomicU64,
     asked: AtomicU64,
     trimmed: AtomicU64,
 }
@@ -21,12 +23,18 @@ impl<R: MemoryResource> FailingResource<R> {
     /// Refuses nothing until it is told to.
     #[must_use]
     pub fn new(upstream: R) -> Self {
-        Self { upstream, refusals: AtomicU64::new(0), asked: AtomicU64::new(0), trimmed: AtomicU64::new(0) }
+        let zero = || AtomicU64::new(0);
+        Self { upstream, refusals: zero(), refused_call: zero(), asked: zero(), trimmed: zero() }
     }
 
     /// Refuses the next `count` segments; `u64::MAX` means all from here on.
     pub fn refuse(&self, count: u64) {
         self.refusals.store(count, Ordering::Relaxed);
+    }
+
+    /// Refuses the `nth` segment from now on, 1 being the next, and no other.
+    pub fn refuse_call(&self, nth: u64) {
+        self.refused_call.store(self.asked().saturating_add(nth), Ordering::Relaxed);
     }
 
     /// How many segments were asked for.
@@ -53,9 +61,11 @@ unsafe impl<R: MemoryResource> MemoryResource for FailingResource<R> {
     }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        let call = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let one_less = |left: u64| if left == u64::MAX { Some(left) } else { left.checked_sub(1) };
-        if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+        let is_told = call == self.refused_call.load(Ordering::Relaxed)
+            || self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        if is_told {
             let shortage = MemoryShortage { requested: bytes as u64, free: None, total: None };
             return Err(Error::out_of_memory(self.place(), shortage));
         }

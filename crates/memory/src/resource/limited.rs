@@ -1,20 +1,13 @@
 //! An adaptor that gives no more than so many bytes at a time.
 
-use std::{
-    any::Any,
-    ptr::NonNull,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
-use transload_core::{
-    Access, Claims, DeviceId, Error, Fence, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result,
-    Storage,
-};
+use transload_core::{DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
 
-use super::MemoryResource;
+use super::{MemoryResource, wrapped::Wrapper};
 
 /// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource, which may
 /// keep it for as long as work is in flight on it.
@@ -22,14 +15,14 @@ pub struct LimitedResource<R> {
     upstream: R,
     limit: u64,
     used: Arc<AtomicU64>,
-    reclaimer: Arc<Reclaimer>,
+    wrapper: Wrapper,
 }
 
 impl<R: MemoryResource> LimitedResource<R> {
     /// At most `limit` bytes of `upstream`.
     #[must_use]
     pub fn new(upstream: R, limit: u64) -> Self {
-        Self { upstream, limit, used: Arc::default(), reclaimer: Arc::new(Reclaimer::new()) }
+        Self { upstream, limit, used: Arc::default(), wrapper: Wrapper::default() }
     }
 
     /// Bytes alive.
@@ -50,7 +43,7 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
     }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.reclaimer.sweep();
+        self.wrapper.sweep();
         let requested = bytes as u64;
         let within = |used: u64| used.checked_add(requested).filter(|sum| *sum <= self.limit);
         if let Err(used) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
@@ -60,11 +53,11 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
         }
         let share = Share { used: Arc::clone(&self.used), bytes: requested };
         let segment = self.upstream.allocate_segment(bytes)?;
-        Ok(RawBuffer::new(Box::new(Counted { segment, _share: share }), &self.reclaimer))
+        Ok(self.wrapper.wrap(segment, (), share))
     }
 
     fn trim(&self) -> Result<()> {
-        self.reclaimer.drain().and(self.upstream.trim())
+        self.wrapper.drain().and(self.upstream.trim())
     }
 
     fn info(&self) -> Result<MemoryInfo> {
@@ -91,47 +84,5 @@ struct Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A segment of the wrapped resource, dropped before its share.
-struct Counted {
-    segment: RawBuffer,
-    _share: Share,
-}
-
-// SAFETY: every answer is that of a live segment, which is owned until drop.
-unsafe impl Storage for Counted {
-    fn place(&self) -> Place {
-        self.segment.place()
-    }
-
-    fn len(&self) -> usize {
-        self.segment.len()
-    }
-
-    fn host_address(&self) -> Option<NonNull<u8>> {
-        self.segment.host_address()
-    }
-
-    fn device_address(&self) -> Option<u64> {
-        self.segment.device_address()
-    }
-
-    fn is_writable(&self) -> bool {
-        self.segment.is_writable()
-    }
-
-    /// Hands the fences on: the segment waits for them where it came from, also when this resource is gone by then.
-    fn take_over(&mut self, until: &[Fence]) -> bool {
-        until.iter().all(|fence| {
-            let claims = Claims::of(&mut [(&self.segment, Access::Read)]);
-            // SAFETY: nobody uses the segment's own buffer, so the claim came after nothing.
-            claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
-        })
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self.segment.storage().map_or(self, Storage::as_any)
     }
 }

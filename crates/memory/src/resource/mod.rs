@@ -5,7 +5,25 @@
 
 mod cuda;
 mod failing;
+mod failure_callback;
 mod limited;
+mod log_entry;
+mod logging;
+#[cfg(target_os = "linux")]
+mod mapping;
+mod numa;
+mod pinned;
+#[cfg(target_os = "linux")]
+mod pinned_memory;
+mod pins;
+mod registration;
+mod replay;
+mod statistics;
+mod tracking;
+mod tracking_report;
+mod unified;
+mod wrapped;
+mod write_combined;
 
 use std::sync::Arc;
 
@@ -13,7 +31,20 @@ use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
 pub use failing::FailingResource;
+pub use failure_callback::FailureCallbackResource;
 pub use limited::LimitedResource;
+pub use log_entry::{LogAction, LogEntry};
+pub use logging::LoggingResource;
+pub use numa::NumaBinding;
+pub use pinned::{HostPages, PinnedResource};
+pub(crate) use pins::Pins;
+pub use registration::{RegistrationCache, RegistrationStatistics};
+pub use replay::{ReplayReport, read_log, replay};
+pub use statistics::{ResourceStatistics, StatisticsResource};
+pub use tracking::{TrackedOrigin, TrackedSegment, TrackingResource};
+pub use tracking_report::TrackingReport;
+pub use unified::UnifiedResource;
+pub use write_combined::{UploadBuffer, WriteCombinedResource};
 
 /// Gives segments of one kind of memory.
 ///

@@ -4,7 +4,7 @@ use std::ops::{Bound, Range, RangeBounds};
 
 use parking_lot::Mutex;
 use transload_core::{
-    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, submit,
+    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill, submit,
 };
 
 use super::{UnifiedMode, state::State};
@@ -87,29 +87,7 @@ impl Body {
     /// Sets every element, whatever its size.
     pub(crate) fn fill(&self, element: &[u8]) -> Result<()> {
         self.send_what_failed()?;
-        let pattern = match *element {
-            [first, ..] if element.iter().all(|byte| *byte == first) => Pattern::U8(first),
-            [a, b] => Pattern::U16(u16::from_ne_bytes([a, b])),
-            [a, b, c, d] => Pattern::U32(u32::from_ne_bytes([a, b, c, d])),
-            _ => return self.fill_by_doubling(element),
-        };
-        self.run(&Operation::Fill { dst: &self.raw, pattern })
-    }
-
-    /// Writes the element once and copies what is there behind itself until the buffer is full.
-    fn fill_by_doubling(&self, element: &[u8]) -> Result<()> {
-        // SAFETY: the value is dropped at the end of this function and never cloned.
-        let source = unsafe { crate::borrow(element) };
-        let mut done = element.len();
-        self.run(&Operation::Copy { src: &source, dst: &self.raw.slice(..done)? })?;
-        let mut last = None;
-        while done < self.raw.len() {
-            let next = done.min(self.raw.len() - done);
-            let (src, dst) = (self.raw.slice(..next)?, self.raw.slice(done..done + next)?);
-            last = Some(submit(&*self.queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?);
-            done += next;
-        }
-        last.map_or(Ok(()), |fence| fence.wait())
+        fill(&*self.queue, &self.raw, element)?.wait()
     }
 
     pub(crate) fn copy_from_host(&self, source: &[u8]) -> Result<()> {

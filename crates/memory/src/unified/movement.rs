@@ -3,7 +3,7 @@
 use std::ops::{Range, RangeBounds};
 
 use transload_core::{
-    Access, DeviceId, Error, ErrorKind, Fence, Operation, Pod, Queue, Result, Timing, Transfer, TransferPath,
+    Access, DeviceId, Error, ErrorKind, Fence, Operation, Pod, Queue, RawBuffer, Result, Timing, Transfer,
     submit,
 };
 
@@ -59,23 +59,22 @@ impl<T: Pod> UnifiedBuffer<T> {
 impl Body {
     fn start(&self, queue: &dyn Queue, range: Result<Range<usize>>, to: DeviceId) -> Transfer {
         let started = range.and_then(|range| {
-            let bytes = range.len() as u64;
-            self.prefetch(queue, range, to).map(|fence| (fence, bytes))
+            let part = self.raw.slice(range.clone())?;
+            self.prefetch(queue, range, &part, to).map(|fence| Transfer::direct(fence, &part, &part))
         });
-        match started {
-            Ok((fence, bytes)) => {
-                let place = self.raw.place();
-                Transfer::direct(fence, TransferPath::new(place, place), queue.device(), bytes)
-            }
-            Err(error) => Transfer::refused(error),
-        }
+        started.unwrap_or_else(Transfer::refused)
     }
 
-    fn prefetch(&self, queue: &dyn Queue, range: Range<usize>, to: DeviceId) -> Result<Fence> {
+    fn prefetch(
+        &self,
+        queue: &dyn Queue,
+        range: Range<usize>,
+        part: &RawBuffer,
+        to: DeviceId,
+    ) -> Result<Fence> {
         self.check_place(to)?;
         self.send_what_failed()?;
-        let part = self.raw.slice(range.clone())?;
-        let operation = Operation::Prefetch { buffer: &part, to };
+        let operation = Operation::Prefetch { buffer: part, to };
         operation.validate()?;
         // Pages do not move under a slice; and what is observed is the same where there are none.
         self.state.lock().holders.check(&range, Side::Device, Access::Write)?;

@@ -19,17 +19,19 @@ pub enum Role {
     Resident,
     /// A result, which the host reads next: both have it mapped (AccessedBy).
     Output,
+    /// Read and written in place, by the host before and behind: it goes there and back, and no advice would help.
+    InOut,
 }
 
 impl Role {
-    const ALL: [Self; 3] = [Self::Input, Self::Resident, Self::Output];
+    const ALL: [Self; 4] = [Self::Input, Self::Resident, Self::Output, Self::InOut];
 
     /// What the device does to the memory: an input is only read, the others count as written.
     #[must_use]
     pub fn access(self) -> Access {
         match self {
             Self::Input => Access::Read,
-            Self::Resident | Self::Output => Access::Write,
+            Self::Resident | Self::Output | Self::InOut => Access::Write,
         }
     }
 
@@ -42,6 +44,7 @@ impl Role {
             Self::Output => {
                 vec![MemoryAdvice::SetAccessedBy(DeviceId::Cpu), MemoryAdvice::SetAccessedBy(device)]
             }
+            Self::InOut => Vec::new(),
         }
     }
 
@@ -54,6 +57,7 @@ impl Role {
             Self::Output => {
                 vec![MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu), MemoryAdvice::UnsetAccessedBy(device)]
             }
+            Self::InOut => Vec::new(),
         }
     }
 

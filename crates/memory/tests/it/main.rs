@@ -2,7 +2,11 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod adaptors;
+mod heap;
 mod hints;
+mod pinned;
+mod registration;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};

@@ -2,7 +2,12 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod features;
+#[path = "../it/heap.rs"]
+#[allow(dead_code, reason = "shared with the tests of any driver")]
+mod heap;
 mod hints;
+mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};
 use transload_cuda_sim::SimDevice;
@@ -18,6 +23,14 @@ fn manager(sim: SimDevice) -> CudaMemoryManager {
 fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     transload_cuda_sim::install().unwrap();
     SimDevice::builder()
+}
+
+/// Errors of destructors are the process's: who looks at them is alone meanwhile.
+fn alone_with_drop_errors() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    drop(transload_cuda_sys::take_drop_errors());
+    alone
 }
 
 #[test]
@@ -76,6 +89,7 @@ fn memory_that_a_pool_keeps_back_serves_another_kind_of_request_before_it_is_out
 
 #[test]
 fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks() {
+    let _alone = alone_with_drop_errors();
     for nth in 1..200 {
         let sim = builder().build();
         sim.fail_call(None, nth, OUT_OF_MEMORY);

@@ -78,6 +78,10 @@ unsafe impl Storage for Pooled {
         self.segment.device_address().map(|address| address + self.offset as u64)
     }
 
+    fn is_writable(&self) -> bool {
+        self.segment.is_writable()
+    }
+
     fn take_over(&mut self, until: &[Fence]) -> bool {
         self.until.extend_from_slice(until);
         true

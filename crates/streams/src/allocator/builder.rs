@@ -30,7 +30,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             limit: u64::MAX,
-            segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT },
+            segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
             reuse: CrossStreamReuse::default(),
         }
     }
@@ -57,7 +57,14 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
 
     /// Bytes of a segment for requests of up to 1 MiB (2 MiB by default), and the least for larger ones (20 MiB).
     pub fn segments(mut self, small: u64, large: u64) -> Self {
-        self.options.segments = SegmentSizes { small, large };
+        self.options.segments = SegmentSizes { small, large, ..self.options.segments };
+        self
+    }
+
+    /// Takes segments of just the size of requests above 64 KiB, rounded up to 4 KiB: for memory that is dear to hold, such as
+    /// pinned host memory. The first requests of a size cost a segment each; what is freed is kept and split as ever.
+    pub fn exact_segments(mut self) -> Self {
+        self.options.segments.exact = true;
         self
     }
 
@@ -72,7 +79,7 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// # Errors
     /// `InvalidArgument` for segments of 0 bytes or of no whole number of 512 bytes.
     pub fn build(self) -> Result<StreamOrderedAllocator> {
-        let SegmentSizes { small, large } = self.options.segments;
+        let SegmentSizes { small, large, .. } = self.options.segments;
         if [small, large].iter().any(|size| *size == 0 || !size.is_multiple_of(GRAIN)) {
             let text = format!(
                 "segments of {small} and {large} bytes; valid are multiples of {GRAIN} bytes, at least one of it"

@@ -52,11 +52,19 @@ fn impossible(bytes: usize) -> Error {
 pub(crate) struct SegmentSizes {
     pub(crate) small: u64,
     pub(crate) large: u64,
+    /// Whether a segment is no larger than the request, unless that is very small.
+    pub(crate) exact: bool,
 }
 
 impl SegmentSizes {
     /// How large the next segment for a request is, where `reserved` bytes are held already.
     pub(crate) fn next(self, want: Want, reserved: u64) -> u64 {
+        /// Up to here requests share segments also where those are to be exact.
+        const SHARED: u64 = 64 << 10;
+        const PAGE: u64 = 4096;
+        if self.exact && want.size > SHARED {
+            return want.size.checked_next_multiple_of(PAGE).unwrap_or(want.size);
+        }
         let least = if want.small { self.small } else { self.large.max((reserved / 8).min(GROWTH_UP_TO)) };
         let needed = want.size.max(least);
         needed.checked_next_multiple_of(SMALL_SEGMENT.min(self.small)).unwrap_or(needed)
@@ -72,6 +80,15 @@ mod tests {
         for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
             assert_eq!(Want::of(bytes).unwrap().size, size);
         }
+    }
+
+    #[test]
+    fn exact_segments_round_up_to_a_page_and_share_what_is_very_small() {
+        let sizes = SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: true };
+        let next = |bytes| sizes.next(Want::of(bytes).unwrap(), 1 << 40);
+        assert_eq!(next((1 << 20) + 1), (1 << 20) + 4096);
+        assert_eq!(next((64 << 10) + 1), (64 << 10) + 4096);
+        assert_eq!(next(100), SMALL_SEGMENT);
     }
 
     #[test]

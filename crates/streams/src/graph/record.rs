@@ -45,7 +45,7 @@ pub(super) fn capture(
         let stream = streams.get(step.lane).ok_or_else(no_stream)?;
         work.push((capturable(Calls::of(operation, stream)?), step));
     }
-    let uses_kernels = operations.iter().any(|operation| matches!(operation, Operation::CopyInPlace { .. }));
+    let uses_kernels = work.iter().any(|(calls, _)| calls.launch_kernels());
     let context = device.context()?;
     let kernels = if uses_kernels { Some(Kernels::of(context)?) } else { None };
     let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();

@@ -1,13 +1,15 @@
 //! Launches whose unified memory is brought to the device beforehand, beside the work that is already under way.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use transload_core::{
     Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
 };
-use transload_memory::{CudaDevice, CudaFeature};
+use transload_memory::{
+    AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, PredictionLimits, PredictionStatistics,
+};
 
-use super::{Launch, resident::Resident, roles::Advised};
+use super::{Launch, roles::Advised};
 use crate::CudaStream;
 
 /// Enqueues launches so that they find their memory in place. The unified buffers that a launch declares are prefetched to the
@@ -55,8 +57,9 @@ pub struct LaunchExecutor {
     there: CudaStream,
     back: CudaStream,
     concurrent: bool,
-    resident: Resident,
+    resident: Arc<DeviceResidency>,
     advised: Advised,
+    prediction: Option<AutoPrefetcher>,
 }
 
 impl LaunchExecutor {
@@ -70,9 +73,47 @@ impl LaunchExecutor {
             there: CudaStream::new(device)?,
             back: CudaStream::new(device)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
-            resident: Resident::default(),
+            resident: Arc::default(),
             advised: Advised::default(),
+            prediction: None,
         })
+    }
+
+    /// Also prefetches what later launches are expected to use, on one more stream of its own: ranges of the declared
+    /// buffers that follow one another, lie a stride apart, or come again in the same order. See [`AutoPrefetcher`].
+    ///
+    /// It pays where a launch is enqueued late, because the host waits for the one before; where many launches are enqueued
+    /// ahead, each one's own prefetches are early enough.
+    ///
+    /// # Errors
+    /// The driver's.
+    ///
+    /// ```
+    /// # #[cfg(any(target_os = "linux", windows))] {
+    /// use transload_memory::{CudaDevice, PredictionLimits};
+    /// use transload_streams::LaunchExecutor;
+    ///
+    /// fn predicting() -> transload_core::Result<LaunchExecutor> {
+    ///     let limits = PredictionLimits { depth: 2, bytes_ahead: 256 << 20 };
+    ///     LaunchExecutor::new(&CudaDevice::new(0)?)?.with_prediction(limits)
+    /// }
+    ///
+    /// if let Err(error) = predicting() {
+    ///     println!("no CUDA here: {error}");
+    /// }
+    /// # }
+    /// ```
+    pub fn with_prediction(mut self, limits: PredictionLimits) -> Result<Self> {
+        let queue = Arc::new(CudaStream::new(&self.device)?);
+        let residency = Arc::clone(&self.resident);
+        self.prediction = Some(AutoPrefetcher::sharing(&self.device, queue, limits, residency)?);
+        Ok(self)
+    }
+
+    /// What came of the predictions, where there are any.
+    #[must_use]
+    pub fn prediction_statistics(&self) -> Option<PredictionStatistics> {
+        self.prediction.as_ref().map(AutoPrefetcher::statistics)
     }
 
     /// Prefetches what the launch declares, and enqueues it on `stream` behind that. With
@@ -96,6 +137,9 @@ impl LaunchExecutor {
         // SAFETY: the caller's promise; the launch was just checked.
         let enqueued = self.bring(&launch).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
+        if let Some(prediction) = &self.prediction {
+            prediction.observe_each(launch.uses().iter().map(|(buffer, _)| *buffer));
+        }
         match launch.wanted_on() {
             Some(device) => self.take_back(&launch, device, fence),
             None => Ok(fence),

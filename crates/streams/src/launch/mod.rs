@@ -8,7 +8,6 @@ mod kernel;
 mod module;
 mod reach;
 mod request;
-mod resident;
 mod roles;
 mod uses;
 

@@ -255,8 +255,9 @@ impl AdvancedStreamPool {
         outcome
     }
 
-    /// Loads what [`CopyInPlace`](transload_core::Operation::CopyInPlace) needs, unless it is loaded already: the first time
-    /// takes milliseconds, which nobody should spend who holds claims. It stays loaded while the pool lives.
+    /// Loads what [`CopyInPlace`](transload_core::Operation::CopyInPlace) and fills with patterns of 8 and 16 bytes need, unless
+    /// it is loaded already: the first time takes milliseconds, which nobody should spend who holds claims. It stays loaded
+    /// while the pool lives.
     ///
     /// # Errors
     /// `Unsupported` where the driver does not take the kernel; the driver's.

@@ -10,13 +10,19 @@ use transload_streams::{CudaGraph, CudaStream};
 use crate::setup::{Setup, noise};
 
 /// Captures a stream that nobody else uses meanwhile.
-fn begin<S: AsStream>(stream: &S, mode: CaptureMode) -> transload_cuda_sys::Result<Capture<'_, S>> {
+pub(crate) fn begin<S: AsStream>(
+    stream: &S,
+    mode: CaptureMode,
+) -> transload_cuda_sys::Result<Capture<'_, S>> {
     // SAFETY: as the tests use it, what is enqueued is to be captured, and whoever asks meanwhile is refused.
     unsafe { Capture::begin(stream, mode) }
 }
 
 /// Captures an empty graph on a thread of its own, in global mode, while `ours` runs on this one.
-fn beside_a_global_capture(captured: &CudaStream, ours: impl FnOnce() -> transload_core::Result<()>) {
+pub(crate) fn beside_a_global_capture(
+    captured: &CudaStream,
+    ours: impl FnOnce() -> transload_core::Result<()>,
+) {
     let ((begun, has_begun), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
     std::thread::scope(|scope| {
         let capture = scope.spawn(move || -> Result<(), DriverError> {

@@ -16,7 +16,7 @@ fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> Fence {
     submit(stream, &Operation::CopyInPlace { src, dst }, Timing::Off).unwrap()
 }
 
-fn filled(setup: &Setup, stream: &CudaStream, kind: MemoryKind, content: &[u8]) -> RawBuffer {
+pub(crate) fn filled(setup: &Setup, stream: &CudaStream, kind: MemoryKind, content: &[u8]) -> RawBuffer {
     let buffer = setup.memory.allocate(kind, content.len()).unwrap();
     if kind.is_host_visible() {
         buffer.write().unwrap().copy_from_slice(content);
@@ -26,7 +26,7 @@ fn filled(setup: &Setup, stream: &CudaStream, kind: MemoryKind, content: &[u8]) 
     buffer
 }
 
-fn content(setup: &Setup, stream: &CudaStream, buffer: &RawBuffer) -> Vec<u8> {
+pub(crate) fn content(setup: &Setup, stream: &CudaStream, buffer: &RawBuffer) -> Vec<u8> {
     if buffer.place().kind.is_host_visible() {
         return buffer.read().unwrap().to_vec();
     }

@@ -45,9 +45,16 @@ fn raw_fills_of_every_width_fill_and_what_cannot_be_right_is_refused() {
         stream.memset_raw_async(address, Pattern::U8(0x11), 64).unwrap();
         stream.memset_raw_async(address + 8, Pattern::U16(0x2233), 8).unwrap();
         stream.memset_raw_async(address + 32, Pattern::U32(0x4455_6677), 8).unwrap();
+        stream.memset_raw_async(address + 40, Pattern::U64(0x8899_AABB_CCDD_EEFF), 8).unwrap();
+        stream.memset_raw_async(address + 48, Pattern::U128(0x1234_5678 << 90), 16).unwrap();
         let refusals = [
             stream.memset_raw_async(address, Pattern::U16(1), 3),
             stream.memset_raw_async(address + 2, Pattern::U32(1), 4),
+            stream.memset_raw_async(address + 4, Pattern::U64(1), 8),
+            stream.memset_raw_async(address, Pattern::U64(1), 12),
+            stream.memset_raw_async(address + 8, Pattern::U128(1), 16),
+            stream.memset_raw_async(address, Pattern::U128(1), 24),
+            stream.memset_raw_async(address, Pattern::U128(1), 0),
             stream.memset_raw_async(address, Pattern::U8(1), 0),
             stream.copy_from_host_raw_async(address, host_address(&back), 0),
             stream.copy_to_host_raw_async(host_address(&back), address, 0),
@@ -63,6 +70,8 @@ fn raw_fills_of_every_width_fill_and_what_cannot_be_right_is_refused() {
     let mut expected = [0x11_u8; 64];
     expected[8..16].copy_from_slice(&0x2233_u16.to_ne_bytes().repeat(4));
     expected[32..40].copy_from_slice(&0x4455_6677_u32.to_ne_bytes().repeat(2));
+    expected[40..48].copy_from_slice(&0x8899_AABB_CCDD_EEFF_u64.to_ne_bytes());
+    expected[48..].copy_from_slice(&(0x1234_5678_u128 << 90).to_ne_bytes());
     assert_eq!(*back.read().unwrap(), expected);
 }
 

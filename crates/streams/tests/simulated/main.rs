@@ -8,6 +8,7 @@ mod allocator_races;
 mod allocator_released;
 mod captured;
 mod coordinator;
+mod fills;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
@@ -16,6 +17,7 @@ mod hints;
 mod in_place;
 mod launch;
 mod pool;
+mod prediction;
 mod runs;
 mod unified;
 

@@ -55,7 +55,7 @@ pub(crate) struct Crew {
     workers: usize,
 }
 
-/// The standard library's condition variable wakes all sleepers by one system call; jobs are for all of them.
+/// The standard library's condition variable wakes all sleepers by one system call.
 #[derive(Default)]
 struct Shared {
     board: Mutex<Board>,
@@ -118,8 +118,9 @@ impl Crew {
         self.shared.waiting.store(board.jobs.len(), Ordering::Release);
         let someone_sleeps = board.asleep > 0;
         drop(board);
+        // Waking all takes as long as copying a chunk, which the poster may be about to do: the first one wakes the others.
         if someone_sleeps {
-            self.shared.posted.notify_all();
+            self.shared.posted.notify_one();
         }
     }
 
@@ -176,10 +177,15 @@ impl Shared {
 
 fn run(shared: &Shared) {
     let mut board = shared.board();
+    let mut was_woken = false;
     loop {
         if let Some(job) = shared.next(&mut board) {
             board.working += 1;
+            let others_sleep = std::mem::take(&mut was_woken) && board.asleep > 0;
             drop(board);
+            if others_sleep {
+                shared.posted.notify_all();
+            }
             job.work();
             // The last handle of the job may go here: outside the lock.
             drop(job);
@@ -202,6 +208,7 @@ fn run(shared: &Shared) {
             board.asleep += 1;
             board = shared.posted.wait(board).unwrap_or_else(PoisonError::into_inner);
             board.asleep -= 1;
+            was_woken = true;
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
     chunks::Chunks,
     end::End,
     slots::{SLOT, Slot},
+    stream_copy::stream_copy,
 };
 
 /// Which side of the ring is what.
@@ -310,5 +311,5 @@ fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize) {
     host_access::note(dst.addr(), bytes, HostAccess::Write);
     // SAFETY: one side is a slot that this thread holds, the other a chunk that was claimed for the job and taken by this
     // thread alone; both are valid for the chunk's length, and a slot is memory of its own.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+    unsafe { stream_copy(src, dst, bytes) };
 }

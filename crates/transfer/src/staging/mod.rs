@@ -5,6 +5,7 @@ mod crew;
 mod end;
 mod job;
 mod slots;
+mod stream_copy;
 
 pub(crate) use chunks::chunk_for;
 pub(crate) use crew::{Crew, Hire, usual_workers};

@@ -11,6 +11,8 @@ mod load;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod recorded;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+mod registered;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod staged;
 mod tasks;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

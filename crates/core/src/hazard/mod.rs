@@ -4,102 +4,34 @@
 //! several allocations are made in the order of their identities, so two submitters cannot wait for each other in a
 //! circle. The table's lock is never held across a call into a backend.
 
-use std::{
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    task::Waker,
-};
+mod holder;
+mod table;
+mod woken;
+
+use std::{ops::Range, sync::Arc, task::Waker};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Error, ErrorKind, Fence, Result, Timeline,
+    Access, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
 };
+
+use holder::{Holder, busy, in_flight};
+pub(crate) use table::Ticket;
+use table::{Held, Obstacle, Removed, Table, Use};
+pub(crate) use woken::Woken;
 
 /// The fences that an operation must come after. Inline up to eight.
 pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
 
-/// Identifies a claim or a view of one table until it is committed, withdrawn or closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u64);
-
-/// A use that was enqueued: over when the fence is.
-#[derive(Debug)]
-struct Use {
-    range: Range<usize>,
-    access: Access,
-    fence: Fence,
-}
-
-/// Why a range is held that has no fence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    /// Claimed; its operation is being enqueued by some thread right now.
-    Pending,
-    /// A host view is open.
-    View,
-}
-
-#[derive(Debug)]
-struct Held {
-    ticket: Ticket,
-    range: Range<usize>,
-    access: Access,
-    by: Holder,
-}
-
 /// The uses of one allocation that are not known to be over.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Hazards {
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
     resolved: Bell,
-}
-
-/// Uses taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
-type Removed = SmallVec<[Use; 8]>;
-
-/// In this order what a copy touches lies together: most buffers have one use.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Table {
-    last_ticket: u64,
-    /// How many of the claims and views so far were for writing.
-    writes: u64,
-    /// A thread or a task waits for a claim to end.
-    awaited: bool,
-    held: SmallVec<[Held; 1]>,
-    uses: SmallVec<[Use; 4]>,
-    /// Tasks that wait for a claim to end.
-    wakers: Vec<Waker>,
-}
-
-/// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
-/// would wait there for what its own thread has yet to resolve.
-#[derive(Default)]
-pub(crate) struct Woken(Vec<Waker>);
-
-impl Drop for Woken {
-    #[inline]
-    fn drop(&mut self) {
-        if !self.0.is_empty() {
-            self.wake();
-        }
-    }
-}
-
-impl Woken {
-    #[cold]
-    fn wake(&mut self) {
-        for waker in self.0.drain(..) {
-            // The user's code: its panic is its own, and to drop what it panicked with may panic again.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
-        }
-    }
 }
 
 /// What came of an attempt to open a host view.
@@ -113,119 +45,6 @@ pub(crate) enum Opening {
     After(Dependencies),
 }
 
-impl Table {
-    #[inline]
-    fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
-        self.last_ticket += 1;
-        self.writes += u64::from(access == Access::Write);
-        let ticket = Ticket(self.last_ticket);
-        self.held.push(Held { ticket, range, access, by });
-        ticket
-    }
-
-    #[inline]
-    fn release(&mut self, ticket: Ticket) -> Option<Held> {
-        let index = self.held.iter().position(|held| held.ticket == ticket)?;
-        Some(self.held.swap_remove(index))
-    }
-
-    /// Whether nobody holds anything, and the few uses are of the timeline `own`: then nothing is in the way of more work
-    /// there, and nothing needs to be forgotten. Uses of its own that are over may stay: the next one takes their place.
-    #[inline]
-    fn is_only_of(&self, own: Option<&Arc<dyn Timeline>>) -> bool {
-        const FEW: usize = 2;
-        self.held.is_empty()
-            && self.uses.len() <= FEW
-            && self.uses.iter().all(|used| own.is_some_and(|own| used.fence.is_of_timeline(own)))
-    }
-
-    fn forget_what_is_over(&mut self, removed: &mut Removed) {
-        self.take_out(removed, |used| used.fence.is_known_done());
-    }
-
-    fn take_out(&mut self, removed: &mut Removed, mut which: impl FnMut(&Use) -> bool) {
-        let mut index = 0;
-        while let Some(used) = self.uses.get(index) {
-            if which(used) { removed.push(self.uses.swap_remove(index)) } else { index += 1 }
-        }
-    }
-
-    /// Whether a conflicting use that is not yet a fence stands in the way.
-    fn obstacle(&self, range: &Range<usize>, access: Access) -> Obstacle {
-        let mut obstacle = Obstacle::None;
-        for held in &self.held {
-            if !(access.conflicts_with(held.access) && overlaps(&held.range, range)) {
-                continue;
-            }
-            match held.by {
-                Holder::View => return Obstacle::View(held.access),
-                Holder::Pending => obstacle = Obstacle::Pending,
-            }
-        }
-        obstacle
-    }
-
-    /// As [`obstacle`](Self::obstacle), for who will wait: notes that somebody does.
-    fn must_wait(&mut self, range: &Range<usize>, access: Access) -> bool {
-        let pending = matches!(self.obstacle(range, access), Obstacle::Pending);
-        self.awaited |= pending;
-        pending
-    }
-
-    /// Adds the fences of the uses in conflict, but for those of the timeline `own`.
-    fn collect(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        own: Option<&Arc<dyn Timeline>>,
-        after: &mut Dependencies,
-    ) {
-        for used in &self.uses {
-            if access.conflicts_with(used.access)
-                && overlaps(&used.range, range)
-                && !own.is_some_and(|own| used.fence.is_of_timeline(own))
-            {
-                after.push(used.fence.clone());
-            }
-        }
-    }
-}
-
-enum Obstacle {
-    None,
-    Pending,
-    View(Access),
-}
-
-/// An empty range has no byte to conflict about, wherever it lies.
-fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
-    a.start.max(b.start) < a.end.min(b.end)
-}
-
-impl Held {
-    /// Whether who comes after this, enqueued with `fence`, need not know `old` any more: the operation came after every
-    /// conflicting use of its range; and an earlier read of the same timeline is implied by a later one.
-    #[inline]
-    fn replaces(&self, old: &Use, fence: &Fence) -> bool {
-        let covered = self.range.start <= old.range.start && old.range.end <= self.range.end;
-        let implied = || {
-            old.access == Access::Read
-                && old.fence.is_of_timeline(fence.timeline())
-                && old.fence.point() <= fence.point()
-        };
-        covered && (self.access == Access::Write || implied())
-    }
-}
-
-impl Use {
-    /// Becomes the use `held` of the same timeline.
-    #[inline]
-    fn become_later(&mut self, held: &Held, fence: &Fence) {
-        self.fence.move_to(fence.point().max(self.fence.point()));
-        (self.range, self.access) = (held.range.clone(), held.access);
-    }
-}
-
 impl Hazards {
     /// A table that begins with work in flight on the range.
     pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
@@ -235,12 +54,24 @@ impl Hazards {
         Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
+    /// Claims a range for an operation about to be enqueued on the timeline `own`, where nobody holds anything and all uses
+    /// are of that timeline: so nothing is in its way, and nothing needs to be collected.
+    #[inline(never)]
+    pub(crate) fn claim_after_own(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        own: &Arc<dyn Timeline>,
+    ) -> Option<Ticket> {
+        let mut table = self.table.lock();
+        table.is_only_of(own).then(|| table.hold(range, access, Holder::Pending))
+    }
+
     /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
     /// timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a host view is open on a conflicting range.
-    #[inline]
+    /// [`Busy`](crate::ErrorKind::Busy) where a host view is open on a conflicting range.
     pub(crate) fn claim(
         &self,
         range: Range<usize>,
@@ -248,22 +79,9 @@ impl Hazards {
         own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
     ) -> Result<Ticket> {
-        let mut table = self.table.lock();
-        if table.is_only_of(own) {
-            return Ok(table.hold(range, access, Holder::Pending));
+        if let Some(ticket) = own.and_then(|own| self.claim_after_own(range.clone(), access, own)) {
+            return Ok(ticket);
         }
-        drop(table);
-        self.claim_among_others(range, access, own, after)
-    }
-
-    #[inline(never)]
-    fn claim_among_others(
-        &self,
-        range: Range<usize>,
-        access: Access,
-        own: Option<&Arc<dyn Timeline>>,
-        after: &mut Dependencies,
-    ) -> Result<Ticket> {
         loop {
             if let Some(ticket) = self.try_claim(range.clone(), access, own, after)? {
                 return Ok(ticket);
@@ -285,9 +103,9 @@ impl Hazards {
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => {
+            Obstacle::Open(by, access) => {
                 drop(table);
-                return Err(busy(&range, open));
+                return Err(busy(&range, by, access));
             }
             Obstacle::Pending => return Ok(None),
             Obstacle::None => {}
@@ -325,37 +143,42 @@ impl Hazards {
     #[cold]
     fn close_and_tell(&self, mut table: BriefGuard<'_, Table>, woken: &mut Woken) {
         table.awaited = false;
-        woken.0.append(&mut table.wakers);
+        let wakers = std::mem::take(&mut table.wakers);
         drop(table);
+        woken.add(wakers);
         self.resolved.ring();
     }
 
     /// Turns a claim into a use that is over when `fence` is.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn commit(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        let mut table = self.table.lock();
-        let Some(held) = table.release(ticket) else { return };
-        match table.uses.as_mut_slice() {
-            [] => {
-                table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
-                self.close(table, woken);
-            }
-            [only] if only.fence.is_of_timeline(fence.timeline()) && held.replaces(only, fence) => {
-                only.become_later(&held, fence);
-                self.close(table, woken);
-            }
-            _ => self.commit_among_others(table, held, fence, woken),
+        if !self.move_on(ticket, fence) {
+            self.commit_among_others(ticket, fence, woken);
         }
     }
 
+    /// By far the most: where the one use was of the same timeline, nobody waits and nobody looks just now, it becomes the
+    /// claimed one where it lies. Calls nothing.
+    #[inline]
+    fn move_on(&self, ticket: Ticket, fence: &Fence) -> bool {
+        let Some(mut guard) = self.table.try_lock() else { return false };
+        let table = &mut *guard;
+        let ([held], Some(only)) = (table.held.as_slice(), table.uses.only_mut()) else { return false };
+        let moves = !table.awaited
+            && held.ticket == ticket
+            && only.fence.is_of_timeline(fence.timeline())
+            && held.replaces(only, fence);
+        if moves {
+            only.become_later(held, fence);
+            table.held.clear();
+        }
+        moves
+    }
+
     #[inline(never)]
-    fn commit_among_others(
-        &self,
-        mut table: BriefGuard<'_, Table>,
-        held: Held,
-        fence: &Fence,
-        woken: &mut Woken,
-    ) {
+    fn commit_among_others(&self, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
+        let mut table = self.table.lock();
+        let Some(held) = table.release(ticket) else { return };
         let mut removed = Removed::new();
         let mut moved_on = false;
         let mut index = 0;
@@ -368,13 +191,23 @@ impl Hazards {
                 moved_on = true;
                 index += 1;
             } else {
-                removed.push(table.uses.swap_remove(index));
+                removed.extend(table.uses.swap_remove(index));
             }
         }
         if !moved_on {
             table.uses.push(Use { range: held.range, access: held.access, fence: fence.clone() });
         }
         self.close(table, woken);
+    }
+
+    /// Makes a claim a loan: from here on whoever is in conflict with it is refused, and does not wait.
+    pub(crate) fn lend(&self, ticket: Ticket) {
+        let mut woken = Woken::default();
+        let mut table = self.table.lock();
+        if let Some(held) = table.held.iter_mut().find(|held| held.ticket == ticket) {
+            held.by = Holder::Loan;
+        }
+        self.close(table, &mut woken);
     }
 
     /// Takes a claim back: its operation was not enqueued.
@@ -387,7 +220,7 @@ impl Hazards {
     /// Opens a host view: waits for conflicting operations, or with `wait` false answers Busy.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a conflicting view is open, or would have to wait. The error of an operation that was
+    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open, or would have to wait. The error of an operation that was
     /// waited for does not stop the view: who awaits the transfer is told.
     pub(crate) fn open_view(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Ticket> {
         loop {
@@ -427,16 +260,16 @@ impl Hazards {
     /// Opens a host view where nothing is in its way; else says what is, without waiting and without asking any driver.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a conflicting view is open.
+    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
     pub(crate) fn try_open_view(&self, range: Range<usize>, access: Access) -> Result<Opening> {
         let mut after = Dependencies::new();
         // Declared before the lock, so dropped after it.
         let mut removed = Removed::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
-            Obstacle::View(open) => {
+            Obstacle::Open(by, access) => {
                 drop(table);
-                return Err(busy(&range, open));
+                return Err(busy(&range, by, access));
             }
             Obstacle::Pending => return Ok(Opening::Pending),
             Obstacle::None => {}
@@ -463,6 +296,18 @@ impl Hazards {
         self.withdraw(ticket, &mut Woken::default());
     }
 
+    /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are over.
+    pub(crate) fn close_behind(&self, ticket: Ticket, fences: &[Fence]) {
+        let mut woken = Woken::default();
+        let mut table = self.table.lock();
+        if let Some(Held { range, access, .. }) = table.release(ticket) {
+            for fence in fences {
+                table.uses.push(Use { range: range.clone(), access, fence: fence.clone() });
+            }
+        }
+        self.close(table, &mut woken);
+    }
+
     /// How many claims and views there were so far.
     pub(crate) fn uses(&self) -> u64 {
         self.table.lock().last_ticket
@@ -480,19 +325,4 @@ impl Hazards {
         table.forget_what_is_over(&mut removed);
         table.uses.iter().map(|used| used.fence.clone()).collect()
     }
-}
-
-fn busy(range: &Range<usize>, open: Access) -> Error {
-    let view = if open == Access::Write { "a writable host view" } else { "a host view" };
-    Error::new(
-        ErrorKind::Busy,
-        format!("{view} is open on bytes {} to {}; close it first", range.start, range.end),
-    )
-}
-
-fn in_flight(range: &Range<usize>) -> Error {
-    Error::new(
-        ErrorKind::Busy,
-        format!("bytes {} to {} are used by a transfer in flight; wait for it first", range.start, range.end),
-    )
 }

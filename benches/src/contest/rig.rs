@@ -1,4 +1,4 @@
-//! What all rows of streams are made with.
+//! What all rows of a group are made with.
 
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ use crate::{
 
 /// One device, memory on it, and how thoroughly it is measured.
 pub(crate) struct Rig<'a> {
+    /// What the rows' identities begin with.
+    pub(crate) group: &'static str,
     session: &'a Session,
     pub(crate) device: CudaDevice,
     pub(crate) memory: Arc<CudaMemoryManager>,
@@ -28,11 +30,16 @@ pub(crate) struct Rig<'a> {
 }
 
 impl<'a> Rig<'a> {
-    pub(crate) fn new(options: &'a Options, session: &'a Session, ordinal: u32) -> Result<Self> {
+    pub(crate) fn new(
+        group: &'static str,
+        options: &'a Options,
+        session: &'a Session,
+        ordinal: u32,
+    ) -> Result<Self> {
         let device = CudaDevice::new(ordinal)?;
         let memory = Arc::new(CudaMemoryManager::new(&device)?);
         let rival = if session.is_simulated() { None } else { Rival::open(ordinal)? };
-        Ok(Self { session, device, memory, rival, spin: Spin::load()?, options })
+        Ok(Self { group, session, device, memory, rival, spin: Spin::load()?, options })
     }
 
     pub(crate) fn context(&self) -> Result<&Context> {
@@ -64,17 +71,22 @@ impl<'a> Rig<'a> {
         if self.is_simulated() { good.div_ceil(16).max(2) } else { good }
     }
 
+    /// As [`amount`](Self::amount), of bytes that the software driver would take long over.
+    pub(crate) fn bytes(&self, good: usize) -> usize {
+        if self.is_simulated() { good >> 8 } else { good }
+    }
+
     /// A row that moves no bytes.
     pub(crate) fn row(&self, id: &str, what: &str, method: &str, unit: &'static str, values: Summary) -> Row {
-        Row::new(format!("streams/{id}"), format!("streams: {what}"), method, 0, unit, values)
-            .obtained(self.is_simulated(), false)
+        let (id, what) = (format!("{}/{id}", self.group), format!("{}: {what}", self.group));
+        Row::new(id, what, method, 0, unit, values).obtained(self.is_simulated(), false)
     }
 
     /// Whether all memory is gone.
     pub(crate) fn finish(self) -> Result<()> {
         self.memory.drain()?;
         let ledger = self.memory.ledger();
-        ensure!(ledger.is_empty(), "still alive after the rows of streams: {ledger}");
+        ensure!(ledger.is_empty(), "still alive after the rows of {}: {ledger}", self.group);
         Ok(())
     }
 }

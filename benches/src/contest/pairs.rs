@@ -5,7 +5,7 @@ use std::os::raw::c_void;
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
 
-use super::{Rig, contest::Proof};
+use super::{Proof, Rig};
 use crate::{content::Content, memory::Memory};
 
 /// One movement's two ends.

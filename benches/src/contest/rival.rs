@@ -5,7 +5,7 @@ use std::{cell::RefCell, sync::Arc};
 use anyhow::{Result, ensure};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, PinnedHostSlice, sys};
 
-use super::contest::Proof;
+use super::Proof;
 use crate::content::Content;
 
 /// What its rows call it.

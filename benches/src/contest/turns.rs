@@ -50,7 +50,7 @@ impl<'a> Way<'a> {
 
 /// What is compared.
 pub(crate) struct Contest {
-    /// What the rows' identities begin with, behind `streams/`.
+    /// What the rows' identities begin with, behind the group.
     pub(crate) id: String,
     /// For people.
     pub(crate) what: String,
@@ -76,8 +76,8 @@ impl Contest {
         let rows = ways.iter().zip(summaries_behind(summaries)).zip(verified);
         Ok(rows
             .filter_map(|((way, summary), verified)| {
-                let id = format!("streams/{}/{}", self.id, way.name);
-                let what = format!("streams: {}", self.what);
+                let id = format!("{}/{}/{}", rig.group, self.id, way.name);
+                let what = format!("{}: {}", rig.group, self.what);
                 let row = Row::new(id, what, &way.method, self.bytes, self.unit, summary?);
                 let row = row.against(&name, reference);
                 Some(row.obtained(rig.is_simulated(), verified && reference_verified).with_goal(way.goal))

@@ -1,0 +1,69 @@
+//! Several ways of doing one thing, compared: what the rows of streams and of memory are made with.
+
+pub(crate) mod pairs;
+mod rig;
+pub(crate) mod rival;
+pub(crate) mod together;
+mod turns;
+
+use anyhow::Result;
+
+use crate::{cuda::Session, options::Options, row::Row};
+
+pub(crate) use rig::Rig;
+pub(crate) use turns::{Contest, Proof, Way};
+
+/// Rows about one matter.
+pub(crate) type Part = (&'static str, fn(&Rig<'_>) -> Result<Vec<Row>>);
+
+/// The rows of all parts of a group, on the device with this ordinal, which is the session's. A part that fails costs its own
+/// rows only; why is said in `failures`.
+///
+/// # Errors
+/// Those of the library and of the driver before the first part and after the last.
+pub(crate) fn rows(
+    group: &'static str,
+    parts: &[Part],
+    (options, session, ordinal): (&Options, &Session, u32),
+    begin: &dyn Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    let rig = Rig::new(group, options, session, ordinal)?;
+    let mut rows = Vec::new();
+    for (name, part) in parts {
+        begin(&format!("{group}, {name}"));
+        match part(&rig) {
+            Ok(more) => rows.extend(more),
+            Err(error) => failures.push(format!("{group}, {name}: {error:#}")),
+        }
+    }
+    rig.finish()?;
+    Ok(rows)
+}
+
+#[cfg(test)]
+type Rows = fn(&Options, &Session, u32, &dyn Fn(&str), &mut Vec<String>) -> Result<Vec<Row>>;
+
+/// Runs a group without a GPU: every part has rows, each with an identity of its own, none with a goal.
+#[cfg(test)]
+pub(crate) fn tested_on_the_software_driver(group: &str, parts: usize, rows: Rows) {
+    use std::{cell::Cell, collections::BTreeSet};
+
+    use clap::Parser as _;
+
+    let ordinal = crate::cuda::simulate(7).unwrap();
+    let session = Session::open(ordinal).unwrap();
+    let options = Options::parse_from(["transload-bench", "--quick", "--simulate", "--repetitions", "2"]);
+    let (mut failures, begun) = (Vec::new(), Cell::new(0));
+    let begin = |_: &str| begun.set(begun.get() + 1);
+    let rows = rows(&options, &session, ordinal, &begin, &mut failures).unwrap();
+    assert_eq!((failures, begun.get()), (Vec::new(), parts));
+    let ids: BTreeSet<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(ids.len(), rows.len(), "identities differ");
+    for row in &rows {
+        assert!(row.id.is_ascii() && row.id.starts_with(&format!("{group}/")), "{}", row.id);
+        assert!(row.simulated && row.goal.is_none(), "{}", row.id);
+        assert!(row.verified || row.bytes == 0, "{} moved bytes that nobody looked at", row.id);
+        assert!(!row.id.contains("cudarc"), "cudarc cannot use the software driver");
+    }
+}

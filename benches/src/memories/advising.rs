@@ -1,0 +1,69 @@
+//! What a piece of advice costs.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use transload_core::{MemoryAdvice, MemoryKind};
+use transload_memory::advise;
+
+use crate::{
+    contest::{Contest, Rig, Way},
+    reference::RawAdvice,
+    row::{Goal, Row},
+};
+
+/// Given and taken back so often in one measurement.
+const MANY: usize = 32;
+const BYTES: usize = 1 << 20;
+/// How many times as long as raw calls it may take.
+const MOST: f64 = 1.05;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let (theirs, ours) = (RawAdvice::new(BYTES)?, rig.memory.allocate(MemoryKind::Unified, BYTES)?);
+    let device = rig.device.id();
+    let raw = rig.device.driver().as_raw();
+    let kinds = [
+        ("read-mostly", (1, 2), (MemoryAdvice::SetReadMostly, MemoryAdvice::UnsetReadMostly)),
+        (
+            "preferred",
+            (3, 4),
+            (MemoryAdvice::SetPreferredLocation(device), MemoryAdvice::UnsetPreferredLocation),
+        ),
+        ("accessed-by", (5, 6), (MemoryAdvice::SetAccessedBy(device), MemoryAdvice::UnsetAccessedBy(device))),
+    ];
+    let mut rows = Vec::new();
+    for (name, (set, unset), (ours_set, ours_unset)) in kinds {
+        let ways = vec![
+            Way::new("raw", "raw driver, cuMemAdvise", || {
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    theirs.advise(set, raw)?;
+                    theirs.advise(unset, raw)?;
+                }
+                Ok(each(begun))
+            }),
+            Way::new("advise", "advise()", || {
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    advise(&ours, ours_set)?;
+                    advise(&ours, ours_unset)?;
+                }
+                Ok(each(begun))
+            })
+            .goal(Goal::RatioAtMost(MOST)),
+        ];
+        let contest = Contest {
+            id: format!("advise/{name}"),
+            what: format!("advice \"{name}\" on {BYTES} bytes of unified memory, given and taken back"),
+            unit: "ns",
+            bytes: 0,
+            repetitions: rig.repetitions(100),
+        };
+        rows.extend(contest.rows(rig, ways)?);
+    }
+    Ok(rows)
+}
+
+fn each(begun: Instant) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e9 / MANY as f64
+}

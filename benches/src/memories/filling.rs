@@ -1,0 +1,106 @@
+//! Filling device memory with patterns of every width, beside the driver's own fill with a byte.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use transload_core::{MemoryKind, Pattern, RawBuffer};
+use transload_streams::CudaStream;
+
+use crate::{
+    contest::{Contest, Proof, Rig, Way},
+    memory::{Address, Memory},
+    reference::RawQueue,
+    row::{Goal, Row},
+};
+
+/// Fills in a row, so that what a launch takes is hidden behind the one before, on both sides.
+const MANY: usize = 16;
+const SIZES: [usize; 3] = [1 << 20, 16 << 20, 256 << 20];
+/// Least share of the rate of the driver's fill.
+const LEAST: f64 = 0.9;
+
+const PATTERNS: [(&str, Pattern); 5] = [
+    ("1", Pattern::U8(0x5A)),
+    ("2", Pattern::U16(0x1234)),
+    ("4", Pattern::U32(0x3FC0_0001)),
+    ("8", Pattern::U64(0x3FF8_0000_0000_0001)),
+    ("16", Pattern::U128(0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF)),
+];
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for bytes in SIZES {
+        rows.extend(fills(rig, rig.bytes(bytes))?);
+    }
+    Ok(rows)
+}
+
+fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
+    let many = rig.amount(MANY);
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
+    let filled = rig.memory.allocate(MemoryKind::Device, bytes)?;
+    let address = match Memory::Ours(filled.clone()).address()? {
+        Address::Device(address) => address,
+        Address::Host(address) => address.addr().get() as u64,
+    };
+    let rate = |begun: Instant| (many * bytes) as f64 / begun.elapsed().as_secs_f64() / 1e9;
+    let proofs: Vec<Filled> = PATTERNS.iter().map(|(_, pattern)| Filled::new(&filled, *pattern)).collect();
+    let by_hand = Filled::new(&filled, Pattern::U8(0x77));
+    let mut ways = vec![
+        Way::new("raw", "raw driver, cuMemsetD8Async", || {
+            let begun = Instant::now();
+            for _ in 0..many {
+                // SAFETY: the memory lives on, and is used in turns only.
+                unsafe { queue.fill(address, 0x77, bytes) }?;
+            }
+            queue.finish()?;
+            Ok(rate(begun))
+        })
+        .proven(&by_hand),
+    ];
+    for ((name, pattern), proof) in PATTERNS.into_iter().zip(&proofs) {
+        let (stream, filled) = (&stream, &filled);
+        let way = Way::new(&format!("width-{name}"), &format!("pattern of {name} bytes"), move || {
+            let begun = Instant::now();
+            for _ in 0..many - 1 {
+                // One stream: the last is over after all others.
+                drop(stream.memset_async(filled, pattern));
+            }
+            stream.memset_async(filled, pattern).wait()?;
+            Ok(rate(begun))
+        });
+        ways.push(way.proven(proof).goal(Goal::RatioAtLeast(LEAST)));
+    }
+    let contest = Contest {
+        id: format!("fill/{bytes}"),
+        what: format!("filling {bytes} bytes of device memory, {many} times in a row"),
+        unit: "GB/s",
+        bytes: bytes as u64,
+        repetitions: rig.repetitions(60),
+    };
+    contest.rows(rig, ways)
+}
+
+/// Memory that holds a pattern over and over.
+struct Filled {
+    memory: Memory,
+    pattern: Pattern,
+}
+
+impl Filled {
+    fn new(buffer: &RawBuffer, pattern: Pattern) -> Self {
+        Self { memory: Memory::Ours(buffer.clone()), pattern }
+    }
+}
+
+impl Proof for Filled {
+    fn poison(&self) -> Result<()> {
+        self.memory.poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        let element = self.pattern.repeated();
+        let expected: Vec<u8> = element.iter().copied().cycle().take(self.memory.len()).collect();
+        self.memory.compare(0, &expected)
+    }
+}

@@ -1,0 +1,122 @@
+//! Prefetching: from the call to the last page, there and back.
+
+use std::{cell::RefCell, time::Instant};
+
+use anyhow::Result;
+use transload_core::{DeviceId, MemoryKind, RawBuffer};
+use transload_streams::CudaStream;
+
+use crate::{
+    content::Content,
+    contest::{Contest, Proof, Rig, Way},
+    cuda::RawMemory,
+    memory::{Address, Memory},
+    reference::{HOST, RawQueue},
+    row::{Goal, Row},
+};
+
+/// Bytes, and how often a migration of so many is repeated.
+const SIZES: [(usize, usize); 4] = [(64 << 10, 300), (1 << 20, 300), (16 << 20, 100), (256 << 20, 30)];
+/// How many times as long as raw calls it may take.
+const MOST: f64 = 1.05;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (bytes, often) in SIZES {
+        let bytes = rig.bytes(bytes);
+        let kept = Kept::new(rig, bytes)?;
+        for to in [rig.device.id(), DeviceId::Cpu] {
+            rows.extend(migrations(rig, &kept, bytes, to, often)?);
+        }
+    }
+    Ok(rows)
+}
+
+fn migrations(rig: &Rig<'_>, kept: &Kept, bytes: usize, to: DeviceId, often: usize) -> Result<Vec<Row>> {
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
+    let device = rig.device.driver().as_raw();
+    let (there, back) = if to.is_cpu() { (HOST, device) } else { (device, HOST) };
+    let ours = |to: DeviceId| match to {
+        DeviceId::Cpu => stream.prefetch_to_host_async(&kept.ours),
+        _ => stream.prefetch_to_device_async(&kept.ours, None),
+    };
+    let from = if to.is_cpu() { rig.device.id() } else { DeviceId::Cpu };
+    let ways = vec![
+        Way::new("raw", "raw driver, cuMemPrefetchAsync", || {
+            // SAFETY: the memory lives on, and only contents matter to others.
+            unsafe { queue.prefetch(kept.theirs_at, bytes, back) }?;
+            queue.finish()?;
+            let begun = Instant::now();
+            // SAFETY: as above.
+            unsafe { queue.prefetch(kept.theirs_at, bytes, there) }?;
+            queue.finish()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(&kept.raw_proof),
+        Way::new("prefetch", "CudaStream, prefetch and wait()", || {
+            ours(from).wait()?;
+            let begun = Instant::now();
+            ours(to).wait()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(&kept.our_proof)
+        .goal(Goal::RatioAtMost(MOST)),
+    ];
+    let name = if to.is_cpu() { "host" } else { "device" };
+    let contest = Contest {
+        id: format!("prefetch/{name}/{bytes}"),
+        what: format!("unified memory prefetched to the {name}, {bytes} bytes"),
+        unit: "us",
+        bytes: bytes as u64,
+        repetitions: rig.repetitions(often),
+    };
+    contest.rows(rig, ways)
+}
+
+/// Unified memory of either side with contents that migrations must keep.
+struct Kept {
+    ours: RawBuffer,
+    theirs_at: u64,
+    our_proof: Contents,
+    raw_proof: Contents,
+}
+
+struct Contents {
+    memory: Memory,
+    content: RefCell<Content>,
+    start: RefCell<Vec<u8>>,
+}
+
+impl Kept {
+    fn new(rig: &Rig<'_>, bytes: usize) -> Result<Self> {
+        let ours = rig.memory.allocate(MemoryKind::Unified, bytes)?;
+        let theirs = RawMemory::new(MemoryKind::Unified, bytes)?;
+        let theirs_at = match theirs.address() {
+            Address::Host(address) => address.addr().get() as u64,
+            Address::Device(address) => address,
+        };
+        let proof = |memory| Contents {
+            memory,
+            content: RefCell::new(Content::new(bytes, 0x9A6E5)),
+            start: RefCell::default(),
+        };
+        let (our_proof, raw_proof) = (proof(Memory::Ours(ours.clone())), proof(Memory::Cuda(theirs)));
+        Ok(Self { ours, theirs_at, our_proof, raw_proof })
+    }
+}
+
+impl Proof for Contents {
+    /// New contents: a migration must bring exactly these.
+    fn poison(&self) -> Result<()> {
+        let mut content = self.content.borrow_mut();
+        let start = content.draw();
+        let bytes = content.part(start, self.memory.len()).to_vec();
+        self.memory.write(0, &bytes)?;
+        self.start.replace(bytes);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.memory.compare(0, &self.start.borrow())
+    }
+}

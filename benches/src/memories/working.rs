@@ -1,0 +1,193 @@
+//! When unified memory is worth it: an array written on the host, used by a kernel and read on the host again, in each way that
+//! one could write it.
+
+use std::{cell::RefCell, ptr::NonNull, time::Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{MemoryKind, RawBuffer, StreamPriority, WorkloadType};
+use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaModule, CudaStream, LaunchConfig};
+
+use crate::{
+    contest::{Contest, Proof, Rig, Way},
+    cuda::RawMemory,
+    memory::{Address, Memory},
+    reference::{HOST, RawQueue, SAXPY, Saxpy},
+    row::{Goal, Row},
+};
+
+/// Bytes, and how often the work on so many is repeated.
+const SIZES: [(usize, usize); 4] = [(64 << 10, 200), (1 << 20, 200), (16 << 20, 60), (256 << 20, 30)];
+/// How many times as long as the quickest way by hand with unified memory it may take.
+const MOST: f64 = 1.05;
+const FACTOR: f32 = 2.0;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (bytes, often) in SIZES {
+        rows.extend(work(rig, rig.bytes(bytes), often)?);
+    }
+    Ok(rows)
+}
+
+/// What goes in and what came out, as ordinary memory of the program.
+struct Ends {
+    source: Vec<f32>,
+    target: RefCell<Vec<f32>>,
+}
+
+impl Ends {
+    fn new(count: usize) -> Self {
+        let source = (0..count).map(|n| (n % 8191) as f32).collect();
+        Self { source, target: RefCell::new(vec![0.0; count]) }
+    }
+
+    /// By the processor, through an address.
+    ///
+    /// # Safety
+    /// * So many floats are the caller's there.
+    unsafe fn put(&self, at: NonNull<f32>) {
+        // SAFETY: the caller's promise.
+        unsafe { at.copy_from_nonoverlapping(NonNull::from(&*self.source).cast(), self.source.len()) };
+    }
+
+    /// As [`put`](Self::put).
+    ///
+    /// # Safety
+    /// * As there.
+    unsafe fn take(&self, at: NonNull<f32>) {
+        let mut target = self.target.borrow_mut();
+        // SAFETY: the caller's promise.
+        unsafe { at.copy_to_nonoverlapping(NonNull::from(&mut **target).cast(), self.source.len()) };
+    }
+}
+
+impl Proof for Ends {
+    fn poison(&self) -> Result<()> {
+        self.target.borrow_mut().fill(f32::NAN);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        // The kernel adds twice an array of ones.
+        let target = self.target.borrow();
+        let wrong = self.source.iter().zip(&*target).position(|(source, target)| source + FACTOR != *target);
+        ensure!(wrong.is_none(), "element {wrong:?} is wrong");
+        Ok(())
+    }
+}
+
+fn host_of(memory: &RawMemory) -> Result<(NonNull<f32>, u64)> {
+    match memory.address() {
+        Address::Host(address) => Ok((address.cast(), address.addr().get() as u64)),
+        Address::Device(_) => anyhow::bail!("the host has no address of this memory"),
+    }
+}
+
+fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
+    let count = bytes / size_of::<f32>();
+    let ends = &Ends::new(count);
+    let ones = &ones(rig, count)?;
+    let ones_at = ones.device_address().context("device memory without an address")?;
+    let (queue, saxpy) = (&RawQueue::new(0)?, &Saxpy::load()?);
+    let device = rig.device.driver().as_raw();
+    let kernel = CudaModule::from_ptx(&rig.device, SAXPY)?.kernel("transload_saxpy")?;
+    let stream = CudaStream::new(&rig.device)?;
+    let (kernel, stream) = (&kernel, &stream);
+
+    let managed = [(); 2].map(|()| RawMemory::new(MemoryKind::Unified, bytes));
+    let [managed, faulting] = managed;
+    let (managed, faulting, pinned) = (managed?, faulting?, RawMemory::new(MemoryKind::Pinned, bytes)?);
+    let there = rig.memory.allocate(MemoryKind::Device, bytes)?;
+    let there_at = there.device_address().context("device memory without an address")?;
+    let (host, at) = host_of(&managed)?;
+    let mut ways = vec![
+        Way::new("raw", "raw driver, unified memory prefetched both ways", move || {
+            let begun = Instant::now();
+            // SAFETY: the arrays have so many elements, live on, and are used in turns only; the queue is waited for.
+            unsafe {
+                ends.put(host);
+                queue.prefetch(at, bytes, device)?;
+                saxpy.launch(queue, FACTOR, ones_at, at, count)?;
+                queue.prefetch(at, bytes, HOST)?;
+                queue.finish()?;
+                ends.take(host);
+            }
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(ends),
+    ];
+    let (host, at) = host_of(&faulting)?;
+    ways.push(
+        Way::new("raw-faults", "raw driver, unified memory by page faults", move || {
+            let begun = Instant::now();
+            // SAFETY: as above.
+            unsafe {
+                ends.put(host);
+                saxpy.launch(queue, FACTOR, ones_at, at, count)?;
+                queue.finish()?;
+                ends.take(host);
+            }
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(ends),
+    );
+    let (host, _) = host_of(&pinned)?;
+    ways.push(
+        Way::new("raw-pinned", "raw driver, pinned memory and copies", move || {
+            let begun = Instant::now();
+            // SAFETY: as above.
+            unsafe {
+                ends.put(host);
+                queue.copy_up(there_at, host.as_ptr().cast(), bytes)?;
+                saxpy.launch(queue, FACTOR, ones_at, there_at, count)?;
+                queue.copy_down(host.as_ptr().cast(), there_at, bytes)?;
+                queue.finish()?;
+                ends.take(host);
+            }
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        })
+        .proven(ends),
+    );
+
+    let pool = AdvancedStreamPool::new_with_strategy(&rig.device, 2, AllocationStrategy::LoadBalanced)?;
+    let shape = LaunchConfig::for_elements(count as u64, Saxpy::BLOCK);
+    for (name, method, mode) in [
+        ("unified", "UnifiedBuffer", UnifiedMode::Managed),
+        ("explicit", "UnifiedBuffer on pinned memory and copies", UnifiedMode::Explicit),
+    ] {
+        let lease = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
+        let buffer = UnifiedBuffer::<f32>::new_with_mode(&rig.memory, lease, count, mode)?;
+        let way = Way::new(name, method, move || {
+            let begun = Instant::now();
+            buffer.write()?.copy_from_slice(&ends.source);
+            {
+                let there = buffer.acquire_for_device(stream, Role::InOut)?;
+                let launch = kernel.launch(shape).arg(FACTOR).reads(ones).reads_writes(there.raw());
+                // SAFETY: the kernel takes a float, two arrays of so many floats, and their number.
+                unsafe { launch.arg(count as u64).enqueue(stream) }?;
+            }
+            drop(buffer.prefetch_to_host_on(stream, ..));
+            ends.target.borrow_mut().copy_from_slice(&buffer.read()?);
+            Ok(begun.elapsed().as_secs_f64() * 1e6)
+        });
+        let goal = (mode == UnifiedMode::Managed).then_some(Goal::RatioAtMost(MOST));
+        ways.push(Way { goal, ..way.proven(ends) });
+    }
+    let contest = Contest {
+        id: format!("work/{bytes}"),
+        what: format!("{bytes} bytes written on the host, used by a kernel, read on the host"),
+        unit: "us",
+        bytes: bytes as u64,
+        repetitions: rig.repetitions(often),
+    };
+    contest.rows(rig, ways)
+}
+
+/// An array of ones on the device.
+fn ones(rig: &Rig<'_>, count: usize) -> Result<RawBuffer> {
+    let ones = rig.memory.allocate(MemoryKind::Device, count * size_of::<f32>())?;
+    let bytes: Vec<u8> = std::iter::repeat_n(1.0_f32.to_ne_bytes(), count).flatten().collect();
+    Memory::Ours(ones.clone()).write(0, &bytes)?;
+    Ok(ones)
+}

@@ -1,0 +1,280 @@
+//! One program over unified memory, run with different prefetches: it launches a kernel on a range, waits for it, and goes on.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{DeviceId, Fence, MemoryKind, Operation, Pattern as Bytes, RawBuffer, Timing, submit};
+use transload_memory::{
+    AutoPrefetcher, CudaDevice, CudaMemoryManager, PredictionLimits, PredictionStatistics,
+};
+use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
+
+use super::Pattern;
+use crate::reference::SPIN;
+
+const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
+
+/// How the memory gets to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// By page faults.
+    Nothing,
+    /// By prefetches of the next ranges, written by hand by somebody who knows the order.
+    ByHand,
+    /// By what [`AutoPrefetcher`] predicts, else by page faults.
+    Automatic,
+    /// By [`LaunchExecutor`], which prefetches what each launch declares, and nothing before.
+    Executor,
+    /// By [`LaunchExecutor`] with prediction.
+    Predicting,
+}
+
+impl Way {
+    /// Every way.
+    pub const ALL: [Self; 5] =
+        [Self::Nothing, Self::ByHand, Self::Automatic, Self::Executor, Self::Predicting];
+
+    /// For identities.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::ByHand => "by-hand",
+            Self::Automatic => "automatic",
+            Self::Executor => "executor",
+            Self::Predicting => "predicting",
+        }
+    }
+}
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct CourseSize {
+    /// Ranges.
+    pub ranges: usize,
+    /// Bytes of each; a multiple of 4. Multiples of 2 MiB share no block of the driver's.
+    pub bytes: usize,
+    /// How often ranges come again, in the patterns in which they do.
+    pub times: usize,
+    /// For how long the device is busy with each range besides.
+    pub busy: Duration,
+    /// How many ranges ahead are prefetched, by hand and automatically.
+    pub depth: usize,
+    /// Of the random order.
+    pub seed: u64,
+}
+
+/// A program's memory, kernels and streams.
+#[derive(Debug)]
+pub struct Course {
+    device: CudaDevice,
+    pattern: Pattern,
+    size: CourseSize,
+    order: Vec<usize>,
+    ranges: Vec<RawBuffer>,
+    sum: RawBuffer,
+    host: RawBuffer,
+    add: CudaKernel,
+    spin: CudaKernel,
+    stream: CudaStream,
+    ahead: CudaStream,
+    back: CudaStream,
+}
+
+impl Course {
+    /// Allocates and fills the memory.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn new(
+        device: &CudaDevice,
+        memory: &CudaMemoryManager,
+        pattern: Pattern,
+        size: CourseSize,
+    ) -> Result<Self> {
+        let ranges: Vec<RawBuffer> = if pattern.is_of_layers() {
+            (0..size.ranges)
+                .map(|_| memory.allocate(MemoryKind::Unified, size.bytes))
+                .collect::<Result<_, _>>()?
+        } else {
+            let whole = memory.allocate(MemoryKind::Unified, size.ranges.saturating_mul(size.bytes))?;
+            (0..size.ranges)
+                .map(|index| whole.slice(index * size.bytes..(index + 1) * size.bytes))
+                .collect::<Result<_, _>>()?
+        };
+        for range in &ranges {
+            let mut view = range.write()?;
+            for number in view.chunks_exact_mut(4) {
+                number.copy_from_slice(&1_f32.to_le_bytes());
+            }
+        }
+        Ok(Self {
+            device: device.clone(),
+            pattern,
+            size,
+            order: pattern.order(size.ranges, size.times, size.seed),
+            ranges,
+            sum: memory.allocate(MemoryKind::Device, size.bytes)?,
+            host: memory.allocate(MemoryKind::Pinned, size.bytes)?,
+            add: CudaModule::from_ptx(device, SAXPY)?.kernel("transload_saxpy")?,
+            spin: CudaModule::from_ptx(device, SPIN)?.kernel("transload_spin")?,
+            stream: CudaStream::new(device)?,
+            ahead: CudaStream::new(device)?,
+            back: CudaStream::new(device)?,
+        })
+    }
+
+    /// How many ranges are used in one run.
+    #[must_use]
+    pub fn uses(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Runs it once, all memory being on the host before, and checks what came out. Answers how long it took from the first
+    /// launch to the last one's end, and what was predicted where something was.
+    ///
+    /// # Errors
+    /// The library's; a result that is not what the launches add up to.
+    pub fn run(&self, way: Way) -> Result<(Duration, Option<PredictionStatistics>)> {
+        self.begin_on_the_host()?;
+        let limits = PredictionLimits { depth: self.size.depth, ..PredictionLimits::default() };
+        let auto = if way == Way::Automatic {
+            let queue = Arc::new(CudaStream::new(&self.device)?);
+            Some(AutoPrefetcher::new(&self.device, queue, limits)?)
+        } else {
+            None
+        };
+        let executor = match way {
+            Way::Executor => Some(LaunchExecutor::new(&self.device)?),
+            Way::Predicting => Some(LaunchExecutor::new(&self.device)?.with_prediction(limits)?),
+            _ => None,
+        };
+        let begun = Instant::now();
+        for (at, index) in self.order.iter().enumerate() {
+            let range = self.range(*index)?;
+            match way {
+                Way::ByHand => self.prefetch_by_hand(at)?,
+                Way::Automatic => {
+                    auto.iter().for_each(|auto| _ = auto.observe(&[range]));
+                }
+                Way::Nothing | Way::Executor | Way::Predicting => {}
+            }
+            self.use_range(range, executor.as_ref())?.wait()?;
+            if self.pattern.sends_back() {
+                match &executor {
+                    Some(executor) => _ = executor.prefetch_back(range)?,
+                    None => _ = prefetch(&self.back, range, DeviceId::Cpu)?,
+                }
+            }
+        }
+        let took = begun.elapsed();
+        let statistics = auto.as_ref().map(AutoPrefetcher::statistics);
+        let statistics = statistics.or_else(|| executor.as_ref()?.prediction_statistics());
+        self.ranges.iter().try_for_each(RawBuffer::wait_idle)?;
+        self.check()?;
+        Ok((took, statistics))
+    }
+
+    fn range(&self, index: usize) -> Result<&RawBuffer> {
+        self.ranges.get(index).context("an order within the ranges")
+    }
+
+    fn begin_on_the_host(&self) -> Result<()> {
+        for range in &self.ranges {
+            drop(prefetch(&self.back, range, DeviceId::Cpu)?);
+        }
+        let clear = Operation::Fill { dst: &self.sum, pattern: Bytes::U8(0) };
+        submit(&self.stream, &clear, Timing::Off)?.wait()?;
+        Ok(self.back.synchronize()?)
+    }
+
+    /// The range after the next ones; at the beginning all of them.
+    fn prefetch_by_hand(&self, at: usize) -> Result<()> {
+        let first = if at == 0 { 0 } else { at.saturating_add(self.size.depth) };
+        for next in first..=at.saturating_add(self.size.depth) {
+            let Some(index) = self.order.get(next) else { return Ok(()) };
+            drop(prefetch(&self.ahead, self.range(*index)?, self.device.id())?);
+        }
+        Ok(())
+    }
+
+    /// Adds the range's numbers to the sum, and is busy for a while.
+    fn use_range(&self, range: &RawBuffer, executor: Option<&LaunchExecutor>) -> Result<Fence> {
+        let count = (range.len() / 4) as u64;
+        let launch = self.add.launch(LaunchConfig::for_elements(count, 256)).arg(1.0_f32);
+        let launch: Launch<'_> = launch.reads(range).reads_writes(&self.sum).arg(count);
+        let added = match executor {
+            // SAFETY: the kernel takes these four parameters and touches so many numbers of both buffers.
+            Some(executor) => unsafe { executor.enqueue(launch, &self.stream) },
+            // SAFETY: as above.
+            None => unsafe { launch.enqueue(&self.stream) },
+        }?;
+        let nanoseconds = u64::try_from(self.size.busy.as_nanos()).unwrap_or(u64::MAX);
+        if nanoseconds == 0 {
+            return Ok(added);
+        }
+        let spin = self.spin.launch(LaunchConfig::linear(1, 1)).arg(nanoseconds).arg(0_u64);
+        // SAFETY: the kernel takes these two parameters; with an address of 0 it stores nothing.
+        Ok(unsafe { spin.enqueue(&self.stream) }?)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.stream.copy_to_host_async(&self.sum, &self.host).wait()?;
+        let expected = (self.order.len() as f32).to_le_bytes();
+        let view = self.host.read()?;
+        ensure!(
+            view.chunks_exact(4).all(|number| number == expected),
+            "the sum is not that of {} uses",
+            self.uses()
+        );
+        Ok(())
+    }
+}
+
+fn prefetch(stream: &CudaStream, range: &RawBuffer, to: DeviceId) -> Result<Fence> {
+    Ok(submit(stream, &Operation::Prefetch { buffer: range, to }, Timing::Off)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda;
+
+    #[test]
+    fn every_pattern_adds_up_in_every_way_and_the_predictable_ones_are_predicted() {
+        let device = CudaDevice::new(cuda::simulate(11).unwrap()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        for pattern in Pattern::ALL {
+            let size = CourseSize {
+                ranges: 24,
+                bytes: 1 << 16,
+                times: 5,
+                busy: Duration::from_micros(1),
+                depth: 3,
+                seed: 5,
+            };
+            let course = Course::new(&device, &memory, pattern, size).unwrap();
+            for way in Way::ALL {
+                let (_took, predicted) = course.run(way).unwrap();
+                let Some(predicted) = predicted else {
+                    assert!(!matches!(way, Way::Automatic | Way::Predicting));
+                    continue;
+                };
+                let uses = course.uses() as u64;
+                match pattern {
+                    Pattern::Sequential => assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0)),
+                    Pattern::Strided => assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0)),
+                    Pattern::Steps => {
+                        assert!(predicted.hits >= uses / 2 && predicted.misses == 0, "{predicted:?}")
+                    }
+                    Pattern::Random => assert!(predicted.prefetches <= uses / 10, "{predicted:?}"),
+                }
+            }
+        }
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    }
+}

@@ -1,0 +1,80 @@
+//! In which order a program uses its ranges.
+
+/// An order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pattern {
+    /// Every chunk of one large buffer, once.
+    Sequential,
+    /// Every third chunk of one large buffer, once.
+    Strided,
+    /// The same layers in the same order, step by step; each is sent back to the host when it was used, as if there were no
+    /// room for all.
+    Steps,
+    /// Any chunk of one large buffer, which is sent back likewise: nothing can be predicted.
+    Random,
+}
+
+impl Pattern {
+    /// Every pattern.
+    pub const ALL: [Self; 4] = [Self::Sequential, Self::Strided, Self::Steps, Self::Random];
+
+    /// For identities.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sequential => "sequential",
+            Self::Strided => "strided",
+            Self::Steps => "steps",
+            Self::Random => "random",
+        }
+    }
+
+    /// Whether each range is an allocation of its own.
+    #[must_use]
+    pub fn is_of_layers(self) -> bool {
+        self == Self::Steps
+    }
+
+    /// Whether a range is sent back to the host when it was used.
+    #[must_use]
+    pub fn sends_back(self) -> bool {
+        matches!(self, Self::Steps | Self::Random)
+    }
+
+    /// The order, of so many ranges; where ranges come again, so many times as many uses.
+    #[must_use]
+    pub fn order(self, ranges: usize, times: usize, seed: u64) -> Vec<usize> {
+        match self {
+            Self::Sequential => (0..ranges).collect(),
+            Self::Strided => (0..ranges).step_by(3).collect(),
+            Self::Steps => (0..times).flat_map(|_| 0..ranges).collect(),
+            Self::Random => {
+                let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+                let mut any = || {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    (state >> 33) as usize % ranges.max(1)
+                };
+                (0..ranges.saturating_mul(times)).map(|_| any()).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_stay_within_the_ranges_and_random_ones_are_the_same_for_a_seed() {
+        for pattern in Pattern::ALL {
+            let order = pattern.order(10, 3, 7);
+            assert!(!order.is_empty() && order.iter().all(|index| *index < 10), "{pattern:?}");
+            assert_eq!(order, pattern.order(10, 3, 7));
+        }
+        assert_eq!(Pattern::Strided.order(10, 3, 7), [0, 3, 6, 9]);
+        assert_ne!(Pattern::Random.order(10, 3, 7), Pattern::Random.order(10, 3, 8));
+        assert!(Pattern::Random.order(0, 3, 7).is_empty());
+    }
+}

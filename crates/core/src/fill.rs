@@ -1,0 +1,99 @@
+//! A buffer filled with an element of any size: by a pattern where one does, else by copies of what is there already.
+
+use std::{any::Any, ptr::NonNull};
+
+use crate::{
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Result,
+    Storage, Timing, submit,
+};
+
+/// Sets every element of `dst` to the bytes of `element`, by a queue. Does not wait: all of it is done when the fence is
+/// over, which orders it with other work as every [`submit`] does. No buffer but `dst` need be kept.
+///
+/// An element whose bytes repeat after 1, 2, 4, 8 or 16 of them is one [`Operation::Fill`], if `dst` begins at a multiple of
+/// that in its allocation. Any other is written once, and what is there is copied behind itself until the buffer is full:
+/// that is several operations, between which others that use `dst` at the same time may come.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for an element of no bytes, and where `dst` is no whole number of elements;
+/// [`ErrorKind::Unsupported`] where the queue does not fill such memory; those of [`submit`]. After an error of the queue's
+/// own `dst` may be filled in part.
+pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
+    if element.is_empty() || !dst.len().is_multiple_of(element.len()) {
+        let text = format!(
+            "{} bytes are no whole number of elements of {}; an element has at least 1 byte",
+            dst.len(),
+            element.len()
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    match Pattern::from_bytes(element) {
+        Some(pattern) if dst.offset().is_multiple_of(pattern.width()) => {
+            submit(queue, &Operation::Fill { dst, pattern }, Timing::Off)
+        }
+        _ if dst.is_empty() => submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(0) }, Timing::Off),
+        _ => by_doubling(queue, dst, element),
+    }
+}
+
+/// Writes the element once and copies what is there behind itself until the buffer is full.
+fn by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
+    // Dropped while the first copy is in flight it waits beside the destination's memory, which its backend drains.
+    let source = RawBuffer::new(Box::new(Element::new(element)), dst.reclaimer());
+    let mut done = element.len();
+    let copy = Operation::Copy { src: &source, dst: &dst.slice(..done)? };
+    let mut last = submit(queue, &copy, Timing::Off)?;
+    while done < dst.len() {
+        let next = done.min(dst.len() - done);
+        let copy = Operation::Copy { src: &dst.slice(..next)?, dst: &dst.slice(done..done + next)? };
+        last = submit(queue, &copy, Timing::Off)?;
+        done += next;
+    }
+    Ok(last)
+}
+
+/// An element's bytes, owned: the caller's may be gone before a queue reads them.
+struct Element {
+    /// In words, so that it is aligned.
+    words: Box<[u128]>,
+    bytes: usize,
+}
+
+impl Element {
+    fn new(element: &[u8]) -> Self {
+        let words = element.chunks(size_of::<u128>()).map(|chunk| {
+            let mut word = [0; size_of::<u128>()];
+            word.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
+            u128::from_ne_bytes(word)
+        });
+        Self { words: words.collect(), bytes: element.len() }
+    }
+}
+
+// SAFETY: the words are initialised, have at least as many bytes, are aligned to 16, and neither move nor change until they
+// are dropped.
+unsafe impl Storage for Element {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        Some(NonNull::from(&*self.words).cast())
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

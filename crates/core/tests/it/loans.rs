@@ -1,0 +1,133 @@
+//! What is lent is nobody else's until the loan ends, and comes back in the order of what was done on it.
+
+use std::{sync::Arc, thread};
+
+use transload_core::{Access, ErrorKind, MemoryKind, Reclaimer};
+
+use crate::mock::{MockQueue, buffer, key, memory};
+
+#[test]
+fn a_loan_for_writing_excludes_everyone_on_its_range_alone() {
+    let queue = MockQueue::new();
+    let (shared, other) = (buffer(100), buffer(50));
+    let (lent, rest) = (shared.slice(..50).unwrap(), shared.slice(50..).unwrap());
+    let loan = lent.lend(Access::Write).unwrap();
+    for error in [
+        queue.copy(&lent, &other).unwrap_err(),
+        queue.write(&shared).unwrap_err(),
+        lent.read().unwrap_err(),
+        shared.try_write().unwrap_err(),
+        shared.lend(Access::Read).unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("lent to someone who may write"), "{error}");
+    }
+    queue.write(&rest).unwrap();
+    drop(rest.lend(Access::Read).unwrap());
+    assert_eq!((loan.buffer().len(), loan.after().len()), (50, 0));
+    drop(loan);
+    queue.write(&lent).unwrap();
+}
+
+#[test]
+fn readers_go_on_beside_a_loan_for_reading() {
+    let queue = MockQueue::new();
+    let (shared, other) = (buffer(100), buffer(100));
+    let loans = [(); 2].map(|()| shared.lend(Access::Read).unwrap());
+    queue.copy(&shared, &other).unwrap();
+    drop(shared.read().unwrap());
+    let error = queue.write(&shared).unwrap_err();
+    assert!(error.kind() == ErrorKind::Busy && error.to_string().contains("lent to readers"), "{error}");
+    drop(loans);
+    queue.write(&shared).unwrap();
+}
+
+#[test]
+fn a_loan_tells_what_it_comes_after_and_leaves_it_in_place() {
+    let (first, second) = (MockQueue::new(), MockQueue::new());
+    let shared = buffer(100);
+    let write = first.write(&shared).unwrap();
+    let loan = shared.lend(Access::Read).unwrap();
+    assert_eq!(loan.after().iter().map(key).collect::<Vec<_>>(), [key(&write)]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| loan.wait_for_earlier_work());
+        first.complete(1);
+        waiting.join().unwrap();
+    });
+    let again = first.write(&buffer(8)).unwrap();
+    drop(loan);
+    let write = first.write(&shared).unwrap();
+    drop(shared.lend(Access::Write).unwrap());
+    second.write(&shared).unwrap();
+    assert_eq!(second.last_after(), [key(&write)], "what was in flight before a loan stays so");
+    assert_ne!(key(&again), key(&write));
+}
+
+#[test]
+fn what_ends_behind_a_fence_is_waited_for_and_kept_alive() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (borrower, ours) = (MockQueue::new(), MockQueue::new());
+    let (shared, freed) = memory(&reclaimer, MemoryKind::Pageable, 100, true);
+    let loan = shared.lend(Access::Write).unwrap();
+    let end = borrower.write(&buffer(8)).unwrap();
+    // SAFETY: nothing was done on the loan, and nothing before it.
+    unsafe { loan.end_behind(&end) };
+    ours.copy(&shared, &buffer(100)).unwrap();
+    assert_eq!(ours.last_after(), [key(&end)]);
+    assert_eq!(shared.try_write().unwrap_err().kind(), ErrorKind::Busy);
+    ours.complete(1);
+    drop(shared);
+    assert_eq!((reclaimer.len(), freed.load(std::sync::atomic::Ordering::SeqCst)), (1, false));
+    borrower.complete(1);
+    assert_eq!(reclaimer.sweep(), 1);
+}
+
+#[test]
+fn a_loan_keeps_the_memory_and_ends_on_any_thread() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (shared, freed) = memory(&reclaimer, MemoryKind::Device, 100, true);
+    let loan = shared.lend(Access::Write).unwrap();
+    drop(shared);
+    let freed_yet = || freed.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(!freed_yet());
+    thread::scope(|scope| scope.spawn(|| drop(loan)).join().unwrap());
+    assert!(freed_yet());
+}
+
+#[test]
+fn who_uses_it_next_comes_after_what_the_borrower_left_in_flight() {
+    let (whole, theirs, own) = (buffer(100), MockQueue::new(), MockQueue::new());
+    let mut loan = whole.lend(Access::Write).unwrap();
+    let fences = [theirs.write(&buffer(1)).unwrap(), theirs.write(&buffer(1)).unwrap()];
+    loan.return_behind(&fences);
+    assert_eq!(whole.try_read().unwrap_err().kind(), ErrorKind::Busy, "it would have to wait");
+    own.write(&whole).unwrap();
+    let mut expected: Vec<_> = fences.iter().map(key).collect();
+    expected.sort();
+    assert_eq!(own.last_after(), expected);
+    // The second time it does nothing.
+    loan.return_behind(&fences);
+    drop(loan);
+    theirs.complete(2);
+    own.complete(1);
+    assert!(whole.try_write().is_ok());
+}
+
+#[test]
+fn threads_that_lend_and_submit_at_once_are_served_or_refused_and_none_hangs() {
+    let shared = buffer(100);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let queue = MockQueue::new();
+                queue.at_once.store(true, std::sync::atomic::Ordering::SeqCst);
+                for _ in 0..500 {
+                    for outcome in [shared.lend(Access::Write).map(drop), queue.write(&shared).map(drop)] {
+                        assert!(outcome.err().is_none_or(|error| error.kind() == ErrorKind::Busy));
+                    }
+                }
+            });
+        }
+    });
+    shared.try_write().unwrap().fill(1);
+}

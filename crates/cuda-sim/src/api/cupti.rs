@@ -1,0 +1,262 @@
+//! The part of CUPTI that counts migrations and faults of managed memory: records in buffers of the caller's.
+
+use std::{
+    ffi::{CStr, c_char, c_void},
+    ptr::NonNull,
+};
+
+use parking_lot::Mutex;
+
+use super::Pointer;
+use crate::{memory::PAGE, migrations::Migrations};
+
+const SUCCESS: u32 = 0;
+const INVALID_PARAMETER: u32 = 1;
+const INVALID_OPERATION: u32 = 7;
+const MAX_LIMIT_REACHED: u32 = 12;
+const INVALID_KIND: u32 = 21;
+const MULTIPLE_SUBSCRIBERS: u32 = 39;
+
+/// `CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER`.
+const KIND: u32 = 25;
+const VERSION: u32 = 130_001;
+/// What an H200's driver puts where the host is meant.
+const HOST: u32 = 0;
+/// How many records are kept for a flush; more are dropped and counted.
+const MOST: usize = 1 << 20;
+
+/// `CUpti_ActivityUnifiedMemoryCounter3`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Record {
+    kind: u32,
+    counter: u32,
+    value: u64,
+    start: u64,
+    end: u64,
+    address: u64,
+    source: u32,
+    destination: u32,
+    stream: u32,
+    process: u32,
+    flags: u32,
+    pad: u32,
+    processors: [u64; 5],
+}
+
+/// `CUpti_ActivityUnifiedMemoryCounterConfig`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Config {
+    scope: u32,
+    kind: u32,
+    device: u32,
+    enable: u32,
+}
+
+type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+
+struct Tool {
+    subscribed: bool,
+    callbacks: Option<(Requested, Completed)>,
+    counters: [bool; 5],
+    enabled: bool,
+    records: Vec<Record>,
+    dropped: usize,
+    refusal: Option<u32>,
+}
+
+static TOOL: Mutex<Tool> = Mutex::new(Tool {
+    subscribed: false,
+    callbacks: None,
+    counters: [false; 5],
+    enabled: false,
+    records: Vec::new(),
+    dropped: 0,
+    refusal: None,
+});
+
+/// From now on the counters cannot be configured, with this code of CUPTI's; `None` lets them again. For the whole process.
+pub(crate) fn refuse(code: Option<u32>) {
+    TOOL.lock().refusal = code;
+}
+
+/// Something happened to the page at `address`, between the host and the device.
+pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
+    let mut tool = TOOL.lock();
+    if !tool.enabled {
+        return;
+    }
+    let Migrations { to_device, to_host, gpu_faults, cpu_faults } = happened;
+    let events = [
+        (1, to_device, PAGE, HOST, device),
+        (2, to_host, PAGE, device, HOST),
+        (3, cpu_faults, 0x00C0_FFEE, HOST, 0),
+        (4, gpu_faults, 1, device, 0),
+    ];
+    for (counter, _, value, source, destination) in events.into_iter().filter(|event| event.1 > 0) {
+        if !tool.counters[counter] {
+            continue;
+        }
+        if tool.records.len() == MOST {
+            tool.dropped += 1;
+            continue;
+        }
+        tool.records.push(Record {
+            kind: KIND,
+            counter: counter as u32,
+            value,
+            start: 0,
+            end: 0,
+            address,
+            source,
+            destination,
+            stream: 0,
+            process: std::process::id(),
+            flags: 0,
+            pad: 0,
+            processors: [0; 5],
+        });
+    }
+}
+
+/// The function exported under a name.
+pub(crate) fn find(name: &CStr) -> Option<NonNull<c_void>> {
+    let address: *const () = match name.to_str().ok()? {
+        "cuptiGetVersion" => cuptiGetVersion as *const (),
+        "cuptiGetResultString" => cuptiGetResultString as *const (),
+        "cuptiSubscribe" => cuptiSubscribe as *const (),
+        "cuptiUnsubscribe" => cuptiUnsubscribe as *const (),
+        "cuptiActivityRegisterCallbacks" => cuptiActivityRegisterCallbacks as *const (),
+        "cuptiActivityConfigureUnifiedMemoryCounter" => {
+            cuptiActivityConfigureUnifiedMemoryCounter as *const ()
+        }
+        "cuptiActivityEnable" => cuptiActivityEnable as *const (),
+        "cuptiActivityDisable" => cuptiActivityDisable as *const (),
+        "cuptiActivityFlushAll" => cuptiActivityFlushAll as *const (),
+        "cuptiActivityGetNextRecord" => cuptiActivityGetNextRecord as *const (),
+        "cuptiActivityGetNumDroppedRecords" => cuptiActivityGetNumDroppedRecords as *const (),
+        _ => return None,
+    };
+    NonNull::new(address.cast_mut().cast())
+}
+
+extern "C" fn cuptiGetVersion(version: Pointer<u32>) -> u32 {
+    answer(version, VERSION)
+}
+
+extern "C" fn cuptiGetResultString(code: u32, text: Pointer<*const c_char>) -> u32 {
+    let known = match code {
+        SUCCESS => c"CUPTI_SUCCESS",
+        28 => c"CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED",
+        MULTIPLE_SUBSCRIBERS => c"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+        _ => c"CUPTI_ERROR",
+    };
+    answer(text, known.as_ptr())
+}
+
+extern "C" fn cuptiSubscribe(
+    subscriber: Pointer<*mut c_void>,
+    _callback: *mut c_void,
+    _user: *mut c_void,
+) -> u32 {
+    let mut tool = TOOL.lock();
+    if tool.subscribed {
+        return MULTIPLE_SUBSCRIBERS;
+    }
+    tool.subscribed = true;
+    answer(subscriber, NonNull::<c_void>::dangling().as_ptr())
+}
+
+extern "C" fn cuptiUnsubscribe(_subscriber: *mut c_void) -> u32 {
+    let was = std::mem::take(&mut TOOL.lock().subscribed);
+    if was { SUCCESS } else { INVALID_PARAMETER }
+}
+
+extern "C" fn cuptiActivityRegisterCallbacks(requested: Requested, completed: Completed) -> u32 {
+    TOOL.lock().callbacks = Some((requested, completed));
+    SUCCESS
+}
+
+extern "C" fn cuptiActivityConfigureUnifiedMemoryCounter(configs: *const Config, count: u32) -> u32 {
+    let mut tool = TOOL.lock();
+    if let Some(code) = tool.refusal {
+        return code;
+    }
+    if configs.is_null() {
+        return INVALID_PARAMETER;
+    }
+    // SAFETY: the caller gives so many.
+    for config in unsafe { std::slice::from_raw_parts(configs, count as usize) } {
+        match tool.counters.get_mut(config.kind as usize) {
+            Some(counter) if config.kind > 0 && matches!(config.scope, 1 | 2) => {
+                *counter = config.enable != 0
+            }
+            _ => return INVALID_PARAMETER,
+        }
+    }
+    SUCCESS
+}
+
+extern "C" fn cuptiActivityEnable(kind: u32) -> u32 {
+    switch(kind, true)
+}
+
+extern "C" fn cuptiActivityDisable(kind: u32) -> u32 {
+    switch(kind, false)
+}
+
+fn switch(kind: u32, on: bool) -> u32 {
+    if kind != KIND {
+        return INVALID_KIND;
+    }
+    TOOL.lock().enabled = on;
+    SUCCESS
+}
+
+extern "C" fn cuptiActivityFlushAll(_forced: u32) -> u32 {
+    let (records, callbacks) = {
+        let mut tool = TOOL.lock();
+        (std::mem::take(&mut tool.records), tool.callbacks)
+    };
+    let Some((requested, completed)) = callbacks else { return INVALID_OPERATION };
+    let mut left = &records[..];
+    while !left.is_empty() {
+        let (mut buffer, mut size, mut most) = (std::ptr::null_mut(), 0, 0);
+        requested(&mut buffer, &mut size, &mut most);
+        let fit = left.len().min(size / size_of::<Record>());
+        if buffer.is_null() || fit == 0 {
+            TOOL.lock().dropped += left.len();
+            return SUCCESS;
+        }
+        let (now, later) = left.split_at(fit);
+        // SAFETY: the caller's buffer has room for so many bytes; it needs no alignment beyond bytes for this.
+        unsafe { std::ptr::copy_nonoverlapping(now.as_ptr().cast::<u8>(), buffer, size_of_val(now)) };
+        completed(std::ptr::null_mut(), 0, buffer, size, size_of_val(now));
+        left = later;
+    }
+    SUCCESS
+}
+
+extern "C" fn cuptiActivityGetNextRecord(buffer: *mut u8, valid: usize, record: Pointer<*mut u8>) -> u32 {
+    let Ok(before) = record.get() else { return INVALID_PARAMETER };
+    let at = if before.is_null() { 0 } else { before.addr() - buffer.addr() + size_of::<Record>() };
+    if at + size_of::<Record>() > valid {
+        return MAX_LIMIT_REACHED;
+    }
+    answer(record, buffer.wrapping_add(at))
+}
+
+extern "C" fn cuptiActivityGetNumDroppedRecords(
+    _context: *mut c_void,
+    _stream: u32,
+    dropped: Pointer<usize>,
+) -> u32 {
+    let count = std::mem::take(&mut TOOL.lock().dropped);
+    answer(dropped, count)
+}
+
+fn answer<T: Copy>(pointer: Pointer<T>, value: T) -> u32 {
+    if pointer.set(value).is_ok() { SUCCESS } else { INVALID_PARAMETER }
+}

@@ -1,0 +1,78 @@
+//! Which pages of managed memory moved, and which accesses had to wait for that: counted page by page.
+
+use std::ops::{AddAssign, Range};
+
+use crate::{
+    api::cupti,
+    device::Residency,
+    memory::{Managed, PAGE},
+};
+
+/// What happened to pages of managed memory since it was allocated. A page of the software driver has 64 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Migrations {
+    /// Pages that moved from the host to a device.
+    pub to_device: u64,
+    /// Pages that moved from a device to the host.
+    pub to_host: u64,
+    /// Pages that were not on the device when a kernel touched them.
+    pub gpu_faults: u64,
+    /// Pages that were not on the host when the host touched them.
+    pub cpu_faults: u64,
+}
+
+impl AddAssign for Migrations {
+    fn add_assign(&mut self, other: Self) {
+        self.to_device += other.to_device;
+        self.to_host += other.to_host;
+        self.gpu_faults += other.gpu_faults;
+        self.cpu_faults += other.cpu_faults;
+    }
+}
+
+/// Who wants the pages elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Somebody touched them: each page that is elsewhere is a fault.
+    Touch,
+    /// A prefetch, or a driver that moves everything before a launch.
+    Beforehand,
+}
+
+impl Managed {
+    /// As [`migrate`](Self::migrate), counted. `base` is the allocation's address.
+    pub(crate) fn bring(&mut self, base: u64, offset: u64, bytes: u64, to: Residency, cause: Cause) {
+        for page in self.pages_of(offset, bytes) {
+            let from = self.at(page as u64 * PAGE);
+            if from == to {
+                continue;
+            }
+            let mut happened = Migrations::default();
+            match (from, to) {
+                (Residency::Host, Residency::Device(_)) => happened.to_device = 1,
+                (Residency::Device(_), Residency::Host) => happened.to_host = 1,
+                _ => {}
+            }
+            match (cause, to) {
+                (Cause::Touch, Residency::Device(_)) => happened.gpu_faults = 1,
+                (Cause::Touch, Residency::Host) => happened.cpu_faults = 1,
+                _ => {}
+            }
+            let device = match (from, to) {
+                (_, Residency::Device(device)) | (Residency::Device(device), _) => device,
+                _ => 0,
+            };
+            cupti::note(base + page as u64 * PAGE, device, happened);
+            if let Some(counted) = self.counted.get_mut(page) {
+                *counted += happened;
+            }
+        }
+        self.migrate(offset, bytes, to);
+    }
+
+    pub(crate) fn migrations(&self, range: Range<usize>) -> Migrations {
+        let mut sum = Migrations::default();
+        self.counted.get(range).unwrap_or_default().iter().for_each(|page| sum += *page);
+        sum
+    }
+}

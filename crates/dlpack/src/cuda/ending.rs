@@ -1,0 +1,29 @@
+//! The end of a loan behind the consumer's stream, at once or as soon as it can be told.
+
+use parking_lot::Mutex;
+use transload_core::{ErrorKind, Loan};
+use transload_streams::CudaStream;
+
+/// Loans whose consumer is done, on streams that someone captures just now: nothing can tell the end of such work before the
+/// capture ends.
+static OPEN: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
+
+/// Ends a loan behind everything enqueued on the stream so far. Does not wait.
+pub(crate) fn end_behind(loan: Loan, stream: &CudaStream) {
+    match stream.fence() {
+        // SAFETY: the stream was put behind the work before the loan when it was made, or the host had waited for that, and
+        // what the consumer still has in flight is on it.
+        Ok(fence) => unsafe { loan.end_behind(&fence) },
+        // Nothing runs there any more.
+        Err(error) if error.kind() == ErrorKind::DeviceLost => drop(loan),
+        Err(_) => OPEN.lock().push((loan, stream.clone())),
+    }
+}
+
+/// Tries again what could not be ended.
+pub(crate) fn retry_ends() {
+    let open = std::mem::take(&mut *OPEN.lock());
+    for (loan, stream) in open {
+        end_behind(loan, &stream);
+    }
+}

@@ -1,0 +1,139 @@
+//! Whether a tensor says the truth about its memory: the driver knows.
+
+use std::any::Any;
+
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, Result};
+use transload_cuda_sys::{Context, RelaxedCapture, check, ffi};
+use transload_memory::{CudaDevice, CudaFeature, InContext, lift};
+
+use crate::{DLDevice, DLDeviceType, Importer, device::Named, foreign::Location, import::on_host};
+
+/// What the driver knows of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    is_host: bool,
+    is_managed: bool,
+    ordinal: u64,
+}
+
+impl Importer {
+    /// Takes in memory of this device too. Makes the device's context at the first such tensor.
+    #[must_use]
+    pub fn with_device(mut self, device: &CudaDevice) -> Self {
+        self.devices.push(device.clone());
+        self
+    }
+
+    /// Whether the driver knows the host memory, so that copy engines reach it.
+    pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> Result<bool> {
+        let Some(device) = self.devices.first().filter(|_| bytes > 0) else { return Ok(false) };
+        let known = both_ends(device.context()?, address, bytes)?;
+        Ok(known.is_some_and(|known| known.is_host))
+    }
+
+    pub(crate) fn locate_cuda(&self, device: DLDevice, address: usize, bytes: usize) -> Result<Location> {
+        let of_host = device.device_type == DLDeviceType::CUDAHOST;
+        let of_device = device.device_type == DLDeviceType::CUDA;
+        // Pinned memory is every device's, and managed memory's own one is the driver's to say.
+        let named = self.devices.iter().find(|own| i32::try_from(own.ordinal()) == Ok(device.device_id));
+        let exists = if of_host { device.device_id == 0 } else { named.is_some() || !of_device };
+        let Some(asked) = named.or(self.devices.first()).filter(|_| exists) else {
+            return Err(self.unknown(device));
+        };
+        if bytes == 0 {
+            return located(device, asked, address);
+        }
+        let Some(known) = both_ends(asked.context()?, address, bytes)? else {
+            return Err(contradicted(
+                device,
+                address,
+                bytes,
+                "it does not know all of that as one kind of memory",
+            ));
+        };
+        let own = self.devices.iter().find(|own| u64::from(own.ordinal()) == known.ordinal);
+        match device.device_type {
+            DLDeviceType::CUDAHOST if known.is_host => located(device, asked, address),
+            DLDeviceType::CUDAHOST => Err(contradicted(device, address, bytes, "it is a device's memory")),
+            _ if known.is_host => Err(contradicted(device, address, bytes, "it is the host's memory")),
+            DLDeviceType::CUDAMANAGED if !known.is_managed => {
+                Err(contradicted(device, address, bytes, "it is not managed"))
+            }
+            DLDeviceType::CUDAMANAGED => match own {
+                Some(own) => located(device, own, address),
+                None => {
+                    let ordinal = i32::try_from(known.ordinal).unwrap_or(i32::MAX);
+                    Err(self.unknown(DLDevice::cuda(ordinal)))
+                }
+            },
+            _ if known.ordinal != u64::from(asked.ordinal()) => {
+                let text = format!("it is the memory of device {}", known.ordinal);
+                Err(contradicted(device, address, bytes, &text))
+            }
+            _ => located(device, asked, address),
+        }
+    }
+}
+
+fn located(device: DLDevice, own: &CudaDevice, address: usize) -> Result<Location> {
+    let id = DeviceId::Cuda(own.ordinal());
+    let there = Some(address as u64);
+    Ok(match device.device_type {
+        DLDeviceType::CUDAHOST => on_host(MemoryKind::Pinned, address),
+        DLDeviceType::CUDAMANAGED => {
+            let beside = own.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
+            let host = on_host(MemoryKind::Unified, address).host.filter(|_| beside);
+            Location { place: Place::new(id, MemoryKind::Unified), host, device: there, known: None }
+        }
+        _ => {
+            let known: Box<dyn Any + Send + Sync> = Box::new(InContext::new(own.context()?));
+            let place = Place::new(id, MemoryKind::Device);
+            Location { place, host: None, device: there, known: Some(known) }
+        }
+    })
+}
+
+fn contradicted(device: DLDevice, address: usize, bytes: usize, truth: &str) -> Error {
+    let text = format!(
+        "the tensor says that {bytes} bytes at {address:#x} are {}, but the driver says: {truth}",
+        Named(device)
+    );
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// What the driver knows of a range by its first and its last byte: memory of several mappings is one tensor, too. `None`
+/// where it knows nothing of either, or the two differ.
+fn both_ends(context: &Context, address: usize, bytes: usize) -> Result<Option<Known>> {
+    let first = ask(context, address as u64)?;
+    let last = ask(context, (address + (bytes - 1)) as u64)?;
+    Ok(first.filter(|first| Some(*first) == last))
+}
+
+fn ask(context: &Context, address: u64) -> Result<Option<Known>> {
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; the answer 1 is host memory.
+    const MEMORY_TYPE: u32 = 2;
+    /// `CU_POINTER_ATTRIBUTE_IS_MANAGED`.
+    const IS_MANAGED: u32 = 8;
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+    const DEVICE_ORDINAL: u32 = 9;
+
+    let Some(kind) = attribute(context, MEMORY_TYPE, address)? else { return Ok(None) };
+    let Some(managed) = attribute(context, IS_MANAGED, address)? else { return Ok(None) };
+    let Some(ordinal) = attribute(context, DEVICE_ORDINAL, address)? else { return Ok(None) };
+    // Managed memory counts as a device's, whatever its kind says of where it is just now.
+    let is_managed = managed & 1 == 1;
+    Ok(Some(Known { is_host: kind == 1 && !is_managed, is_managed, ordinal }))
+}
+
+/// `None` for an address that is not the driver's.
+fn attribute(context: &Context, which: u32, address: u64) -> Result<Option<u64>> {
+    const INVALID_VALUE: u32 = 1;
+    let _bound = context.enter().map_err(lift)?;
+    let _capture = RelaxedCapture::enter().map_err(lift)?;
+    let mut value = 0_u64;
+    // SAFETY: the answers asked for are numbers of at most 8 bytes; any address may be asked about.
+    match unsafe { ffi::cuPointerGetAttribute((&raw mut value).cast(), which, address) } {
+        INVALID_VALUE => Ok(None),
+        code => check("cuPointerGetAttribute", code).map(|()| Some(value & 0xFFFF_FFFF)).map_err(lift),
+    }
+}

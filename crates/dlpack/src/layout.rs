@@ -1,0 +1,171 @@
+//! Shapes and strides: how many bytes they span, and whether that can be taken in or given out.
+
+use std::ffi::c_void;
+
+use dlpark::tensor::{self, TensorRef};
+use transload_core::{Error, ErrorKind, Result};
+
+use crate::{DLDataType, Flags};
+
+/// Bits of one element, all lanes together.
+pub(crate) fn element_bits(dtype: DLDataType) -> usize {
+    usize::from(dtype.bits) * usize::from(dtype.lanes)
+}
+
+/// What is wrong with a description, in core's terms.
+pub(crate) fn invalid(error: tensor::Error) -> Error {
+    Error::caused_by(ErrorKind::InvalidArgument, "not a valid DLPack tensor", error)
+}
+
+/// Row-major strides without gaps.
+pub(crate) fn compact(shape: &[i64]) -> Result<Vec<i64>> {
+    tensor::compact_strides(shape).map_err(invalid)
+}
+
+/// Elements of a shape.
+fn count(shape: &[i64]) -> Result<usize> {
+    let mut count = 1_usize;
+    for (axis, length) in shape.iter().enumerate() {
+        let length = usize::try_from(*length).map_err(|_| {
+            let text = format!("dimension {axis} is {length}; valid is 0 or more");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        count = count.checked_mul(length).ok_or_else(too_large)?;
+    }
+    Ok(count)
+}
+
+/// How many bytes from the first element's beginning an exported tensor reaches.
+pub(crate) fn reach(shape: &[i64], strides: &[i64], dtype: DLDataType) -> Result<usize> {
+    if shape.len() != strides.len() {
+        let text = format!("{} strides do not fit {} dimensions", strides.len(), shape.len());
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let bits = element_bits(dtype);
+    if bits == 0 {
+        return Err(Error::new(ErrorKind::InvalidArgument, "an element has at least 1 bit and 1 lane"));
+    }
+    if count(shape)? == 0 {
+        return Ok(0);
+    }
+    let mut last = 0_usize;
+    for (length, stride) in shape.iter().zip(strides).filter(|(length, _)| **length > 1) {
+        let stride = usize::try_from(*stride).map_err(|_| {
+            let text = format!("a stride of {stride} would reach before the buffer; valid is 0 or more");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        let steps = usize::try_from(length - 1).map_err(|_| too_large())?;
+        last = steps.checked_mul(stride).and_then(|far| far.checked_add(last)).ok_or_else(too_large)?;
+    }
+    let bits = last.checked_add(1).and_then(|elements| elements.checked_mul(bits)).ok_or_else(too_large)?;
+    Ok(bits.div_ceil(8))
+}
+
+/// The bytes of a tensor that lies densely, and its strides; others are refused.
+pub(crate) fn dense(tensor: &TensorRef<'_>, flags: Flags) -> Result<(usize, Vec<i64>)> {
+    let shape = tensor.shape();
+    let strides = tensor.strides_or_compact().map_err(invalid)?.into_owned();
+    let bits = element_bits(tensor.dtype());
+    let whole = bits.is_multiple_of(8);
+    if tensor.num_elements() != 0 && !is_dense(shape, &strides) {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "a tensor of shape {shape:?} with strides {strides:?} does not lie densely: the bytes between its elements \
+                 belong to others, or elements share bytes; have its owner make it contiguous"
+            ),
+        ));
+    }
+    let row_major = tensor.is_compact().map_err(invalid)?;
+    if !whole && !row_major {
+        let text =
+            format!("elements of {bits} bits are taken in row by row only, not with strides {strides:?}");
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    let bytes = if flags.contains(Flags::IS_SUBBYTE_TYPE_PADDED) && !whole {
+        tensor.num_elements().checked_mul(bits.div_ceil(8)).ok_or_else(too_large)?
+    } else {
+        tensor.num_bytes()
+    };
+    Ok((bytes, strides))
+}
+
+/// Whether the elements, in some order of the dimensions, lie one beside the other.
+fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
+    let mut steps: Vec<(i64, i64)> =
+        strides.iter().copied().zip(shape.iter().copied()).filter(|(_, length)| *length != 1).collect();
+    steps.sort_unstable();
+    let mut expected = 1_i64;
+    steps.into_iter().all(|(stride, length)| {
+        let fits = stride == expected;
+        expected = expected.saturating_mul(length);
+        fits
+    })
+}
+
+/// The address of the first element. Null is fine only for a tensor without bytes.
+pub(crate) fn address(data: *const c_void, offset: u64, bytes: usize) -> Result<usize> {
+    // Someone else's pointer, from which the buffer's will be made.
+    let base = data.expose_provenance();
+    if bytes == 0 {
+        return Ok(base);
+    }
+    if data.is_null() {
+        let text = format!("a tensor of {bytes} bytes has a null pointer for its data");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    let start = usize::try_from(offset).ok().and_then(|offset| base.checked_add(offset));
+    start
+        .filter(|start| start.checked_add(bytes).is_some() && isize::try_from(bytes).is_ok())
+        .ok_or_else(too_large)
+}
+
+fn too_large() -> Error {
+    Error::new(ErrorKind::OutOfRange, "the tensor's size or place does not fit the address space")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: DLDataType = DLDataType::F32;
+
+    #[test]
+    fn what_reaches_how_far_is_counted_without_overflow() {
+        assert_eq!(reach(&[2, 3], &[3, 1], F32).unwrap(), 24);
+        assert_eq!(reach(&[2, 3], &[1, 2], F32).unwrap(), 24);
+        assert_eq!(reach(&[2, 3], &[8, 1], F32).unwrap(), 44);
+        assert_eq!(reach(&[5, 1], &[0, -9], F32).unwrap(), 4);
+        assert_eq!(reach(&[], &[], F32).unwrap(), 4);
+        assert_eq!(reach(&[7, 0], &[-1, i64::MIN], F32).unwrap(), 0);
+        assert_eq!(reach(&[3], &[1], DLDataType::F4E2M1FN).unwrap(), 2);
+        let kind = |shape: &[i64], strides: &[i64]| reach(shape, strides, F32).unwrap_err().kind();
+        assert_eq!(kind(&[2], &[-1]), ErrorKind::InvalidArgument);
+        assert_eq!(kind(&[-2], &[1]), ErrorKind::InvalidArgument);
+        assert_eq!(kind(&[2, 2], &[1]), ErrorKind::InvalidArgument);
+        assert_eq!(kind(&[i64::MAX, i64::MAX], &[1, 1]), ErrorKind::OutOfRange);
+        assert_eq!(kind(&[2, 2], &[i64::MAX, i64::MAX]), ErrorKind::OutOfRange);
+    }
+
+    #[test]
+    fn dense_is_every_order_of_the_dimensions_and_nothing_with_gaps_or_shared_elements() {
+        assert!(is_dense(&[2, 3], &[3, 1]));
+        assert!(is_dense(&[3, 2], &[1, 3]));
+        assert!(is_dense(&[4, 1, 2], &[2, 77, 1]));
+        assert!(is_dense(&[], &[]));
+        assert!(!is_dense(&[2, 3], &[4, 1]));
+        assert!(!is_dense(&[2, 3], &[0, 1]));
+        assert!(!is_dense(&[3], &[-1]));
+        assert!(!is_dense(&[3], &[2]));
+    }
+
+    #[test]
+    fn an_address_is_checked_with_its_offset() {
+        let at = |address: usize| std::ptr::without_provenance(address);
+        assert_eq!(address(at(4096), 16, 8).unwrap(), 4112);
+        assert_eq!(address(std::ptr::null(), 0, 0).unwrap(), 0);
+        assert_eq!(address(std::ptr::null(), 0, 8).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(address(at(16), u64::MAX, 8).unwrap_err().kind(), ErrorKind::OutOfRange);
+        assert_eq!(address(at(usize::MAX), 0, 8).unwrap_err().kind(), ErrorKind::OutOfRange);
+    }
+}

@@ -1,0 +1,17 @@
+//! Which tensors are held just now, so that none is taken in twice.
+
+use std::collections::BTreeSet;
+
+use parking_lot::Mutex;
+
+static HELD: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
+
+/// Notes a tensor; `false` where it is held already.
+pub(crate) fn enter(address: usize) -> bool {
+    HELD.lock().insert(address)
+}
+
+/// Forgets a tensor, before its memory can become another one's.
+pub(crate) fn leave(address: usize) {
+    HELD.lock().remove(&address);
+}

@@ -1,0 +1,358 @@
+//! Order on CUDA streams: ours before the consumer's, the consumer's before ours, a producer's before ours; without the host.
+
+use transload_core::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode};
+use transload_dlpack::{
+    ConsumerStream, DLDataType, DLDevice, DLManagedTensorVersioned, Export, ManagedTensor, protocol_stream,
+};
+use transload_streams::{CudaEvent, CudaStream};
+
+use crate::{
+    foreign::{Deleted, Said, delete},
+    gate::{Gate, limited},
+    setup::Setup,
+};
+
+const BYTES: usize = 1 << 20;
+
+/// What another library does: uses an address on a stream of its own.
+struct Consumer<'a> {
+    stream: &'a CudaStream,
+    tensor: *mut DLManagedTensorVersioned,
+}
+
+impl Consumer<'_> {
+    fn address(&self) -> u64 {
+        // SAFETY: a valid tensor until it is deleted.
+        unsafe { (*self.tensor).dl_tensor.data.addr() as u64 }
+    }
+
+    fn read_into(&self, host: &RawBuffer) {
+        let to = host.host_address().unwrap().as_ptr();
+        // SAFETY: both are alive to the end of the test, and nobody else uses them meanwhile.
+        unsafe { self.stream.copy_to_host_raw_async(to, self.address(), BYTES) }.unwrap();
+    }
+
+    fn fill(&self, byte: u8) {
+        // SAFETY: the memory is lent to this consumer, and kept until its work is over.
+        unsafe { self.stream.memset_raw_async(self.address(), Pattern::U8(byte), BYTES) }.unwrap();
+    }
+
+    fn let_go(self) {
+        delete(self.tensor);
+    }
+}
+
+fn export(setup: &Setup, buffer: &RawBuffer, stream: ConsumerStream) -> *mut DLManagedTensorVersioned {
+    let export = Export::of::<f32>(buffer);
+    // SAFETY: the test's streams live to its end; with `NoSync` it looks after the order itself.
+    unsafe { export.for_consumer(&setup.device, stream) }.unwrap().versioned().unwrap().into_raw()
+}
+
+fn is_all(host: &RawBuffer, byte: u8) -> bool {
+    host.read().unwrap().iter().all(|found| *found == byte)
+}
+
+#[test]
+fn the_consumers_stream_waits_for_our_work_and_the_host_does_not() {
+    limited(|| {
+        let setup = Setup::new();
+        let (ours, theirs) =
+            (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let (legacy, per_thread) = (
+            CudaStream::legacy_default(&setup.device).unwrap(),
+            CudaStream::per_thread_default(&setup.device).unwrap(),
+        );
+        let handle = ConsumerStream::from_protocol(Some(protocol_stream(&theirs))).unwrap();
+        assert_eq!(handle, ConsumerStream::Handle(theirs.as_raw().addr()));
+        let cases = [
+            (handle, &theirs),
+            (ConsumerStream::from_protocol(None).unwrap(), &legacy),
+            (ConsumerStream::from_protocol(Some(protocol_stream(&legacy))).unwrap(), &legacy),
+            (ConsumerStream::from_protocol(Some(protocol_stream(&per_thread))).unwrap(), &per_thread),
+        ];
+        for (n, (named, stream)) in cases.into_iter().enumerate() {
+            let (there, seen) = (setup.device(BYTES), setup.pinned(&vec![0; BYTES]));
+            let gate = Gate::before(&setup.device, &[&ours]);
+            let byte = n as u8 + 1;
+            drop(ours.memset_async(&there, Pattern::U8(byte)));
+            let consumer = Consumer { stream, tensor: export(&setup, &there, named) };
+            consumer.read_into(&seen);
+            assert!(!stream.is_ready().unwrap(), "{named:?}");
+            gate.open();
+            stream.synchronize().unwrap();
+            assert!(is_all(&seen, byte), "{named:?}");
+            consumer.let_go();
+            drop((there, seen));
+        }
+        drop((ours, theirs, legacy, per_thread));
+        setup.finish();
+    });
+}
+
+#[test]
+fn our_work_comes_behind_the_consumers_once_it_has_let_go() {
+    limited(|| {
+        let setup = Setup::new();
+        let (ours, theirs) =
+            (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let (there, back) = (setup.device(BYTES), setup.pinned(&vec![0; BYTES]));
+        let tensor = Export::of::<f32>(&there).for_stream(&theirs).versioned().unwrap().into_raw();
+        let consumer = Consumer { stream: &theirs, tensor };
+        let gate = Gate::before(&setup.device, &[&theirs]);
+        consumer.fill(9);
+        let refused = ours.copy_to_host_async(&there, &back).wait().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+        consumer.let_go();
+        // Enqueued at once, and not before its time.
+        let copy = ours.copy_to_host_async(&there, &back);
+        assert!(!ours.is_ready().unwrap());
+        gate.open();
+        copy.wait().unwrap();
+        assert!(is_all(&back, 9));
+        drop((there, back, ours, theirs));
+        setup.finish();
+    });
+}
+
+#[test]
+fn memory_is_not_freed_while_a_consumer_that_let_go_still_works_on_it() {
+    limited(|| {
+        let setup = Setup::new();
+        let theirs = CudaStream::new(&setup.device).unwrap();
+        let there = setup.device(BYTES);
+        let tensor = Export::of::<f32>(&there).for_stream(&theirs).versioned().unwrap().into_raw();
+        let consumer = Consumer { stream: &theirs, tensor };
+        drop(there);
+        let gate = Gate::before(&setup.device, &[&theirs]);
+        consumer.fill(9);
+        consumer.let_go();
+        assert_eq!(setup.memory.ledger().parked, 1);
+        gate.open();
+        drop(theirs);
+        setup.finish();
+    });
+}
+
+#[test]
+fn pinned_memory_that_a_consumers_copy_still_reads_is_not_written() {
+    limited(|| {
+        let setup = Setup::new();
+        let theirs = CudaStream::new(&setup.device).unwrap();
+        let (host, there) = (setup.pinned(&vec![4; BYTES]), setup.device(BYTES));
+        let export = Export::of::<f32>(&host).on_device(DLDevice::CPU).for_stream(&theirs);
+        let consumer = Consumer { stream: &theirs, tensor: export.versioned().unwrap().into_raw() };
+        let gate = Gate::before(&setup.device, &[&theirs]);
+        // SAFETY: the memory is lent to the consumer and lives; the other side is used by nobody else.
+        unsafe {
+            let from = std::ptr::with_exposed_provenance(consumer.address() as usize);
+            theirs.copy_from_host_raw_async(there.device_address().unwrap(), from, BYTES).unwrap();
+        }
+        consumer.let_go();
+        assert_eq!(host.try_write().unwrap_err().kind(), ErrorKind::Busy);
+        gate.open();
+        host.write().unwrap().fill(5);
+        theirs.synchronize().unwrap();
+        assert!(setup.read(&there).iter().all(|byte| *byte == 4));
+        drop((host, there, theirs));
+        setup.finish();
+    });
+}
+
+#[test]
+fn the_host_sees_what_is_exported_to_it_in_its_final_state() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let (there, host) = (setup.device(BYTES), setup.pinned(&vec![0; BYTES]));
+        for named in [None, Some(&stream)] {
+            drop(stream.memset_async(&there, Pattern::U8(3)));
+            drop(stream.copy_to_host_async(&there, &host));
+            let export = Export::of::<u8>(&host);
+            let export = if let Some(stream) = named { export.for_stream(stream) } else { export };
+            let raw = export.versioned().unwrap().into_raw();
+            // SAFETY: the bytes are lent to this reader, on the host.
+            let seen = unsafe { std::slice::from_raw_parts((*raw).dl_tensor.data.cast::<u8>(), BYTES) };
+            assert!(seen.iter().all(|byte| *byte == 3));
+            delete(raw);
+            host.write().unwrap().fill(0);
+        }
+        drop((there, host, stream));
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_consumer_that_wants_no_order_gets_none() {
+    limited(|| {
+        let setup = Setup::new();
+        let (ours, theirs) =
+            (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let there = setup.device(BYTES);
+        let gate = Gate::before(&setup.device, &[&ours]);
+        drop(ours.memset_async(&there, Pattern::U8(1)));
+        let tensor = export(&setup, &there, ConsumerStream::from_protocol(Some(-1)).unwrap());
+        assert!(theirs.is_ready().unwrap());
+        Consumer { stream: &theirs, tensor }.let_go();
+        gate.open();
+        drop((there, ours, theirs));
+        setup.finish();
+    });
+}
+
+/// Device memory that someone else owns, for as long as the test keeps the buffer.
+fn theirs_at(setup: &Setup, owner: &RawBuffer) -> (*mut DLManagedTensorVersioned, Deleted) {
+    let data = std::ptr::without_provenance_mut(owner.device_address().unwrap() as usize);
+    let device = DLDevice::cuda(i32::try_from(setup.device.ordinal()).unwrap());
+    Said { device, dtype: DLDataType::U8, ..Said::floats(data, BYTES as i64) }.versioned()
+}
+
+#[test]
+fn imported_memory_begins_behind_the_producers_work() {
+    limited(|| {
+        let setup = Setup::new();
+        let [producers, ours, other] = [(); 3].map(|()| CudaStream::new(&setup.device).unwrap());
+        let (owner, back) = (setup.device(BYTES), setup.pinned(&vec![0; BYTES]));
+        let gate = Gate::before(&setup.device, &[&producers]);
+        // SAFETY: the producer's own memory, alive to the end.
+        unsafe { producers.memset_raw_async(owner.device_address().unwrap(), Pattern::U8(6), BYTES) }
+            .unwrap();
+        // What a producer does in `__dlpack__(stream=protocol_stream(&ours))`.
+        let event = CudaEvent::new(&setup.device).unwrap();
+        event.record(&producers).unwrap();
+        ours.wait_event(&event).unwrap();
+        let (raw, deleted) = theirs_at(&setup, &owner);
+        // SAFETY: the fence is behind the producer's work; nobody else uses the memory until the deleter is called.
+        let tensor = unsafe { ManagedTensor::from_raw(raw, &[ours.fence().unwrap()]) }.unwrap();
+        let there = setup.importer.import(tensor).unwrap();
+        let copy = other.copy_to_host_async(there.buffer(), &back);
+        assert!(!other.is_ready().unwrap());
+        gate.open();
+        copy.wait().unwrap();
+        assert!(is_all(&back, 6));
+        drop(there);
+        setup.importer.drain().unwrap();
+        assert_eq!(deleted.times(), 1);
+        drop((owner, back, event, producers, ours, other));
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_tensor_dropped_while_our_work_is_in_flight_is_deleted_after_it() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let owner = setup.device(BYTES);
+        let (raw, deleted) = theirs_at(&setup, &owner);
+        // SAFETY: at rest, and used by nobody else until the deleter is called.
+        let there = setup.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
+        let gate = Gate::before(&setup.device, &[&stream]);
+        drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
+        drop(there);
+        assert_eq!((deleted.times(), setup.importer.ledger().parked), (0, 1));
+        gate.open();
+        setup.importer.drain().unwrap();
+        assert_eq!(deleted.times(), 1);
+        assert!(setup.read(&owner).iter().all(|byte| *byte == 2));
+        drop((owner, stream));
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_stream_that_is_captured_takes_no_export_and_its_loans_end_after_the_capture() {
+    limited(|| {
+        let setup = Setup::new();
+        let (ours, theirs) =
+            (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let (there, other) = (setup.device(BYTES), setup.device(BYTES));
+        let lent = Export::of::<f32>(&other).for_stream(&theirs).versioned().unwrap();
+        let gate = Gate::before(&setup.device, &[&ours]);
+        drop(ours.memset_async(&there, Pattern::U8(1)));
+        {
+            // SAFETY: nothing else is enqueued on the stream meanwhile.
+            let capture = unsafe { Capture::begin(&theirs, CaptureMode::Relaxed) }.unwrap();
+            let refused = Export::of::<f32>(&there).for_stream(&theirs).versioned().unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
+            drop(lent);
+            // Its end cannot be told yet.
+            drop(Export::of::<f32>(&there).for_stream(&ours).versioned().unwrap());
+            assert_eq!(ours.memset_async(&other, Pattern::U8(2)).wait().unwrap_err().kind(), ErrorKind::Busy);
+            drop(capture.end().unwrap());
+        }
+        // Any later export or import finds out; another test's may be about to.
+        while let Err(error) = Export::of::<f32>(&other).for_stream(&ours).versioned().map(drop) {
+            assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+            std::thread::yield_now();
+        }
+        let fill = ours.memset_async(&other, Pattern::U8(2));
+        gate.open();
+        fill.wait().unwrap();
+        drop((there, other, ours, theirs));
+        setup.finish();
+    });
+}
+
+#[test]
+fn a_stream_of_another_context_is_refused() {
+    let Some(tests) = transload_cuda_sim::harness::devices(2) else { return };
+    let [first, second] = [0, 1].map(|n| Setup::on(tests[n]));
+    let there = first.device(BYTES);
+    let stream = CudaStream::new(&second.device).unwrap();
+    let named = ConsumerStream::Handle(stream.as_raw().addr());
+    // SAFETY: the stream is alive; it is refused.
+    let refused = unsafe { Export::of::<f32>(&there).for_consumer(&first.device, named) }.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    // What waits on another device's stream is a consumer there, with access of its own.
+    drop(Export::of::<f32>(&there).for_stream(&stream).versioned().unwrap());
+    drop((there, stream));
+    first.finish();
+    second.finish();
+}
+
+#[test]
+fn imported_device_memory_is_copied_to_another_device_as_ours_is() {
+    let Some(tests) = transload_cuda_sim::harness::devices(2) else { return };
+    let [first, second] = [0, 1].map(|n| Setup::on(tests[n]));
+    let (owner, there) = (first.device(BYTES), second.device(BYTES));
+    let (one, two) = (CudaStream::new(&first.device).unwrap(), CudaStream::new(&second.device).unwrap());
+    one.memset_async(&owner, Pattern::U8(7)).wait().unwrap();
+    let (raw, deleted) = theirs_at(&first, &owner);
+    // SAFETY: at rest, and used by nobody else until the deleter is called.
+    let imported = first.importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
+    let copy = Operation::CopyPeer { src: imported.buffer(), dst: &there };
+    submit(&two, &copy, Timing::Off).unwrap().wait().unwrap();
+    drop(imported);
+    assert!(second.read(&there).iter().all(|byte| *byte == 7));
+    assert_eq!(deleted.times(), 1);
+    drop((owner, there, one, two));
+    first.finish();
+    second.finish();
+}
+
+#[test]
+fn what_an_importer_leaves_behind_is_given_back_by_others() {
+    limited(|| {
+        let setup = Setup::new();
+        let importer = transload_dlpack::Importer::new().with_device(&setup.device);
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let owner = setup.device(BYTES);
+        let (raw, deleted) = theirs_at(&setup, &owner);
+        // SAFETY: at rest, and used by nobody else until the deleter is called.
+        let there = importer.import(unsafe { ManagedTensor::from_raw(raw, &[]) }.unwrap()).unwrap();
+        let gate = Gate::before(&setup.device, &[&stream]);
+        drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
+        drop((there, importer));
+        assert_eq!(deleted.times(), 0);
+        gate.open();
+        stream.synchronize().unwrap();
+        // Another test's reclaimer may have it in hand just now.
+        while deleted.times() == 0 {
+            setup.importer.drain().unwrap();
+            std::thread::yield_now();
+        }
+        drop((owner, stream));
+        setup.finish();
+    });
+}

@@ -1,0 +1,143 @@
+//! What a consumer of host memory finds in an exported tensor, and what cannot be exported.
+
+use std::slice;
+
+use transload_backend_cpu::CpuBackend;
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, RawBuffer};
+use transload_dlpack::{DLDataType, DLDevice, DLDeviceType, Export, Flags};
+
+use crate::foreign::delete;
+
+fn host(bytes: usize) -> RawBuffer {
+    CpuBackend::new().unwrap().allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap()
+}
+
+#[test]
+fn a_consumer_finds_the_buffers_own_bytes_described() {
+    let buffer = host(24);
+    buffer
+        .write()
+        .unwrap()
+        .copy_from_slice(&[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0].map(f32::to_ne_bytes).concat());
+    let raw = Export::of::<f32>(&buffer).shape(&[2, 3]).versioned().unwrap().into_raw();
+    // SAFETY: a valid tensor that the test owns, of six floats.
+    unsafe {
+        let tensor = &(*raw).dl_tensor;
+        assert_eq!(((*raw).version.major, (*raw).flags), (1, Flags::empty()));
+        assert_eq!((tensor.device, tensor.dtype, tensor.byte_offset), (DLDevice::CPU, DLDataType::F32, 0));
+        assert_eq!(slice::from_raw_parts(tensor.shape, 2), [2, 3]);
+        assert_eq!(slice::from_raw_parts(tensor.strides, 2), [3, 1]);
+        let floats = slice::from_raw_parts_mut(tensor.data.cast::<f32>(), 6);
+        assert_eq!(floats, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        floats[5] = 60.0;
+    }
+    delete(raw);
+    assert_eq!(buffer.read().unwrap()[20..], 60_f32.to_ne_bytes());
+}
+
+#[test]
+fn shapes_strides_and_flags_are_told_as_given() {
+    let buffer = host(96);
+    let tensor = |export: Export<'_>| {
+        let raw = export.versioned().unwrap().into_raw();
+        // SAFETY: a valid tensor with as many numbers as dimensions.
+        let told = unsafe {
+            let tensor = &(*raw).dl_tensor;
+            let rank = tensor.ndim as usize;
+            let numbers = |from: *mut i64| (0..rank).map(|n| *from.add(n)).collect::<Vec<_>>();
+            (numbers(tensor.shape), numbers(tensor.strides), (*raw).flags, tensor.data.addr())
+        };
+        delete(raw);
+        told
+    };
+    let start = buffer.host_address().unwrap().as_ptr().addr();
+    assert_eq!(tensor(Export::of::<f64>(&buffer)), (vec![12], vec![1], Flags::empty(), start));
+    assert_eq!(tensor(Export::of::<f64>(&buffer).shape(&[])), (vec![], vec![], Flags::empty(), start));
+    let transposed = Export::of::<u8>(&buffer).shape(&[4, 2]).strides(&[1, 4]).read_only();
+    assert_eq!(tensor(transposed), (vec![4, 2], vec![1, 4], Flags::READ_ONLY, start));
+    let empty = Export::of::<f32>(&buffer).shape(&[3, 0]).copied();
+    assert_eq!(tensor(empty), (vec![3, 0], vec![0, 1], Flags::IS_COPIED, 0));
+    let slice = buffer.slice(16..48).unwrap();
+    assert_eq!(tensor(Export::of::<i32>(&slice)), (vec![8], vec![1], Flags::empty(), start + 16));
+    let lanes = DLDataType::new(DLDataType::F32.code, 32, 4);
+    assert_eq!(tensor(Export::new(&buffer, lanes)), (vec![6], vec![1], Flags::empty(), start));
+}
+
+#[test]
+fn what_cannot_be_exported_is_refused_and_nothing_is_lent() {
+    let buffer = host(64);
+    let misaligned = buffer.slice(2..34).unwrap();
+    let device = |device_type, device_id| DLDevice { device_type, device_id };
+    let floats = || Export::of::<f32>(&buffer);
+    let cases: [(&str, Export<'_>, ErrorKind); 13] = [
+        ("too many elements", floats().shape(&[17]), ErrorKind::OutOfRange),
+        ("strides that leave it", floats().shape(&[2, 2]).strides(&[16, 1]), ErrorKind::OutOfRange),
+        ("negative shape", floats().shape(&[-1]), ErrorKind::InvalidArgument),
+        ("negative stride", floats().shape(&[4]).strides(&[-1]), ErrorKind::InvalidArgument),
+        ("strides of another rank", floats().shape(&[4]).strides(&[1, 1]), ErrorKind::InvalidArgument),
+        ("overflowing shape", floats().shape(&[i64::MAX, i64::MAX]), ErrorKind::InvalidArgument),
+        ("overflowing strides", floats().shape(&[9, 9]).strides(&[i64::MAX; 2]), ErrorKind::OutOfRange),
+        (
+            "no bits",
+            Export::new(&buffer, DLDataType::new(DLDataType::F32.code, 0, 1)),
+            ErrorKind::InvalidArgument,
+        ),
+        (
+            "no lanes",
+            Export::new(&buffer, DLDataType::new(DLDataType::F32.code, 8, 0)),
+            ErrorKind::InvalidArgument,
+        ),
+        ("misaligned", Export::of::<f32>(&misaligned), ErrorKind::InvalidArgument),
+        ("as CUDA's", floats().on_device(DLDevice::cuda(0)), ErrorKind::Unsupported),
+        ("as pinned", floats().on_device(device(DLDeviceType::CUDAHOST, 0)), ErrorKind::Unsupported),
+        ("as Metal's", floats().on_device(DLDevice::metal(0)), ErrorKind::Unsupported),
+    ];
+    for (what, export, kind) in cases {
+        let error = export.versioned().expect_err(what);
+        assert_eq!(error.kind(), kind, "{what}: {error}");
+        buffer.try_write().expect(what).fill(1);
+    }
+}
+
+#[test]
+fn while_it_is_lent_nothing_of_ours_conflicts_with_the_consumer() {
+    let buffer = host(64);
+    let (low, high) = (buffer.slice(..32).unwrap(), buffer.slice(32..).unwrap());
+    let kind = |result: Result<(), transload_core::Error>| result.unwrap_err().kind();
+    let written = Export::of::<u8>(&low).unversioned().unwrap();
+    for open in [low.try_read().map(drop), low.read().map(drop), buffer.try_write().map(drop)] {
+        let error = open.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.to_string().contains("lent to someone who may write"), "{error}");
+    }
+    high.write().unwrap().fill(1);
+    assert_eq!(kind(Export::of::<u8>(&buffer).versioned().map(drop)), ErrorKind::Busy);
+    drop(written);
+
+    let read = [(); 2].map(|()| Export::of::<u8>(&low).read_only().versioned().unwrap());
+    drop(low.try_read().unwrap());
+    assert_eq!(kind(low.try_write().map(drop)), ErrorKind::Busy);
+    drop(read);
+    low.try_write().unwrap().fill(2);
+
+    let view = low.read().unwrap();
+    assert_eq!(kind(Export::of::<u8>(&low).versioned().map(drop)), ErrorKind::Busy);
+    drop(Export::of::<u8>(&low).read_only().versioned().unwrap());
+    drop(view);
+}
+
+#[test]
+fn memory_that_may_not_be_written_is_exported_for_reading_and_versioned_only() {
+    let backend = CpuBackend::new().unwrap();
+    let buffer = backend.wrap_readonly(vec![1_u8, 2, 3]);
+    let raw = Export::of::<u8>(&buffer).versioned().unwrap().into_raw();
+    // SAFETY: a valid tensor that the test owns.
+    assert_eq!(unsafe { (*raw).flags }, Flags::READ_ONLY);
+    delete(raw);
+    let other = host(8);
+    for refused in [Export::of::<u8>(&buffer), Export::of::<u8>(&other).read_only()] {
+        assert_eq!(refused.unversioned().unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+    drop(buffer);
+    assert!(backend.ledger().is_empty());
+}

@@ -1,0 +1,26 @@
+//! What exports and imports promise; with CUDA on the software driver and on a real one (`TRANSLOAD_TEST_DRIVER=real`).
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail their tests"
+)]
+
+#[cfg(any(target_os = "linux", windows))]
+mod cuda;
+#[cfg(any(target_os = "linux", windows))]
+mod examples;
+mod exit;
+mod exports;
+mod foreign;
+#[cfg(any(target_os = "linux", windows))]
+#[path = "../../../streams/tests/it/gate.rs"]
+mod gate;
+mod imports;
+#[cfg(any(target_os = "linux", windows))]
+mod kinds;
+#[cfg(any(target_os = "linux", windows))]
+mod liars;
+mod ownership;
+#[cfg(any(target_os = "linux", windows))]
+mod setup;

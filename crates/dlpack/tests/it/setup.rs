@@ -1,0 +1,63 @@
+//! A device with its memory and an importer of its tensors.
+
+use std::time::{Duration, Instant};
+
+use transload_core::{MemoryKind, RawBuffer};
+use transload_cuda_sim::harness::{self, TestDevice};
+use transload_dlpack::Importer;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::CudaStream;
+
+pub(crate) struct Setup {
+    pub(crate) test: TestDevice,
+    pub(crate) device: CudaDevice,
+    pub(crate) memory: CudaMemoryManager,
+    pub(crate) importer: Importer,
+}
+
+impl Setup {
+    pub(crate) fn new() -> Self {
+        Self::on(harness::device())
+    }
+
+    pub(crate) fn on(test: TestDevice) -> Self {
+        let device = CudaDevice::new(test.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let importer = Importer::new().with_device(&device);
+        Self { test, device, memory, importer }
+    }
+
+    pub(crate) fn pinned(&self, content: &[u8]) -> RawBuffer {
+        let buffer = self.memory.allocate(MemoryKind::Pinned, content.len()).unwrap();
+        buffer.write().unwrap().copy_from_slice(content);
+        buffer
+    }
+
+    pub(crate) fn device(&self, bytes: usize) -> RawBuffer {
+        self.memory.allocate(MemoryKind::Device, bytes).unwrap()
+    }
+
+    /// The bytes of any buffer of the device.
+    pub(crate) fn read(&self, buffer: &RawBuffer) -> Vec<u8> {
+        let back = self.pinned(&vec![0; buffer.len()]);
+        CudaStream::new(&self.device).unwrap().copy_to_host_async(buffer, &back).wait().unwrap();
+        back.read().unwrap().to_vec()
+    }
+
+    /// Gives everything back and checks that nothing is alive.
+    pub(crate) fn finish(self) {
+        let Self { test, device, memory, importer } = self;
+        importer.drain().unwrap();
+        assert!(importer.ledger().is_empty(), "{}", importer.ledger());
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        drop((memory, device, importer));
+        // The thread that wakes awaiting tasks may be about to let go of a stream.
+        let limit = Instant::now() + Duration::from_secs(20);
+        while test.sim().is_some_and(|sim| !sim.ledger().is_empty()) && Instant::now() < limit {
+            std::thread::yield_now();
+        }
+        test.assert_ledger_empty();
+        test.assert_no_races();
+    }
+}

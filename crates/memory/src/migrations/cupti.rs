@@ -1,0 +1,320 @@
+//! CUPTI, opened at run time: where it is looked for, its functions, and its record of a unified-memory counter.
+//!
+//! Declarations follow `cupti_activity.h` and `cupti_callbacks.h` of CUDA 12.4 and 13.0 (API versions 22 and 130001). The
+//! record is `CUpti_ActivityUnifiedMemoryCounter2` up to CUDA 12.7 (64 bytes) and `...Counter3` from 12.8 on (104 bytes,
+//! five words more at the end); the fields used here lie at the same offsets in both.
+
+use std::{
+    ffi::{CStr, OsString, c_char, c_void},
+    path::{Path, PathBuf},
+    ptr::{self, NonNull},
+    sync::OnceLock,
+};
+
+use libloading::Library;
+use transload_core::{Error, ErrorKind, Result};
+use transload_cuda_sys::Driver;
+
+use super::regions::{Event, Record};
+use crate::lift;
+
+/// The variable that names the library to open instead of the usual ones; empty, it counts as not set.
+const PATH_VARIABLE: &str = "TRANSLOAD_CUPTI";
+/// `CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER`.
+const KIND: u32 = 25;
+/// `CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED`.
+const MULTIPLE_SUBSCRIBERS: u32 = 39;
+/// `CUPTI_ACTIVITY_FLAG_FLUSH_FORCED`.
+const FLUSH_FORCED: u32 = 1;
+
+/// Called for a buffer to fill: (buffer, its bytes, most records or 0).
+pub(super) type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+/// Called with a buffer: (context, stream, buffer, its bytes, how many are valid).
+pub(super) type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+
+/// The head of a record, common to all its versions.
+#[repr(C)]
+struct Counter {
+    kind: u32,
+    counter: u32,
+    value: u64,
+    start: u64,
+    end: u64,
+    address: u64,
+    source: u32,
+    destination: u32,
+    stream: u32,
+    process: u32,
+    flags: u32,
+    pad: u32,
+}
+
+const _: () = assert!(size_of::<Counter>() == 64 && std::mem::offset_of!(Counter, address) == 32);
+
+/// `CUpti_ActivityUnifiedMemoryCounterConfig`.
+#[repr(C)]
+struct Config {
+    scope: u32,
+    kind: u32,
+    device: u32,
+    enable: u32,
+}
+
+macro_rules! functions {
+    ($( $field:ident = $name:literal: fn($($argument:ty),*); )*) => {
+        /// The functions, each of the signature that the headers give its name; they answer 0 or an error's code.
+        pub(super) struct Cupti {
+            $( $field: unsafe extern "C" fn($($argument),*) -> u32, )*
+            origin: String,
+        }
+
+        impl Cupti {
+            fn resolve(find: impl Fn(&CStr) -> Option<NonNull<c_void>>, origin: String) -> Result<Self, String> {
+                $(
+                    let Some(address) = find($name) else {
+                        return Err(format!("{origin} has no {}", $name.to_string_lossy()));
+                    };
+                    // SAFETY: the library exports the function under this name with this signature.
+                    let $field = unsafe {
+                        std::mem::transmute::<NonNull<c_void>, unsafe extern "C" fn($($argument),*) -> u32>(address)
+                    };
+                )*
+                Ok(Self { $( $field, )* origin })
+            }
+        }
+    };
+}
+
+functions! {
+    version = c"cuptiGetVersion": fn(*mut u32);
+    result_string = c"cuptiGetResultString": fn(u32, *mut *const c_char);
+    subscribe = c"cuptiSubscribe": fn(*mut *mut c_void, extern "C" fn(*mut c_void, u32, u32, *const c_void), *mut c_void);
+    unsubscribe = c"cuptiUnsubscribe": fn(*mut c_void);
+    register = c"cuptiActivityRegisterCallbacks": fn(Requested, Completed);
+    configure = c"cuptiActivityConfigureUnifiedMemoryCounter": fn(*mut Config, u32);
+    enable = c"cuptiActivityEnable": fn(u32);
+    disable = c"cuptiActivityDisable": fn(u32);
+    flush = c"cuptiActivityFlushAll": fn(u32);
+    next = c"cuptiActivityGetNextRecord": fn(*mut u8, usize, *mut *mut Counter);
+    dropped = c"cuptiActivityGetNumDroppedRecords": fn(*mut c_void, u32, *mut usize);
+}
+
+/// The one subscription to the library that a process can have.
+#[derive(Debug)]
+pub(super) struct Subscriber(usize);
+
+/// An error that says what was tried and why there are no counts.
+pub(super) fn unavailable(reason: impl AsRef<str>) -> Error {
+    let text = format!("migration counters are unavailable: {}", reason.as_ref());
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Nothing is asked of it: subscribing only makes sure that nobody else has it.
+extern "C" fn not_called(_user: *mut c_void, _domain: u32, _id: u32, _data: *const c_void) {}
+
+impl Cupti {
+    /// The library, opened by the first call and never closed.
+    ///
+    /// # Errors
+    /// `Unsupported` with what was tried; the driver's.
+    pub(super) fn get() -> Result<&'static Self> {
+        static OPENED: OnceLock<Result<Cupti, String>> = OnceLock::new();
+        let driver = Driver::get().map_err(lift)?;
+        OPENED.get_or_init(|| Self::open(driver)).as_ref().map_err(unavailable)
+    }
+
+    fn open(driver: Driver) -> Result<Self, String> {
+        if let Some(source) = driver.installed() {
+            return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.known();
+        }
+        let mut tried = Vec::new();
+        for candidate in candidates() {
+            let origin = candidate.to_string_lossy().into_owned();
+            // SAFETY: opening NVIDIA's library runs its initialisers, which make no demand on the caller; it is never closed.
+            match unsafe { Library::new(&candidate) } {
+                Ok(library) => {
+                    let library = Box::leak(Box::new(library));
+                    let find = |name: &CStr| {
+                        // SAFETY: the symbol is only copied as an address here; `resolve` names its type.
+                        let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
+                        symbol.ok().and_then(|address| NonNull::new(*address))
+                    };
+                    match Self::resolve(find, origin).and_then(Self::known) {
+                        Ok(cupti) => return Ok(cupti),
+                        Err(reason) => tried.push(reason),
+                    }
+                }
+                Err(error) => {
+                    let reason =
+                        std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
+                    tried.push(if reason.contains(&origin) { reason } else { format!("{origin}: {reason}") });
+                }
+            }
+        }
+        tried.push(format!("the variable {PATH_VARIABLE} may name the library"));
+        Err(tried.join("; "))
+    }
+
+    /// Refuses versions whose records may be others.
+    fn known(self) -> Result<Self, String> {
+        let mut version = 0;
+        // SAFETY: the out pointer is valid for the call.
+        let code = unsafe { (self.version)(&mut version) };
+        // CUDA 11.0 to 12.9 count their versions; from 13.0 on it is 10,000 times the toolkit's major number and so on.
+        if code == 0 && matches!(version, 13..=28 | 130_000..140_000) {
+            return Ok(self);
+        }
+        Err(format!("{} has version {version}; those of CUDA 11.0 to 13 are known", self.origin))
+    }
+
+    fn check(&self, call: &str, code: u32) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut text = ptr::null();
+        // SAFETY: the out pointer is valid for the call.
+        let known = unsafe { (self.result_string)(code, &mut text) } == 0 && !text.is_null();
+        // SAFETY: the library answered with a string of its own, which ends with NUL and stays.
+        let name = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown".into() };
+        let reason = match code {
+            MULTIPLE_SUBSCRIBERS => {
+                "; a profiler, a debugger or another user of CUPTI has it in this process"
+            }
+            _ => "",
+        };
+        Err(unavailable(format!("{call} of {} answered {code} ({name}){reason}", self.origin)))
+    }
+
+    /// Becomes the process's one user of the library.
+    pub(super) fn subscribe(&self) -> Result<Subscriber> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the out pointer is valid for the call; the callback may be called at any time.
+        let code = unsafe { (self.subscribe)(&mut raw, not_called, ptr::null_mut()) };
+        self.check("cuptiSubscribe", code).map(|()| Subscriber(raw.expose_provenance()))
+    }
+
+    pub(super) fn unsubscribe(&self, Subscriber(raw): Subscriber) -> Result<()> {
+        // SAFETY: `subscribe` gave it, and it is given up here.
+        let code = unsafe { (self.unsubscribe)(ptr::with_exposed_provenance_mut(raw)) };
+        self.check("cuptiUnsubscribe", code)
+    }
+
+    /// Names who hands out buffers and takes them back.
+    ///
+    /// # Safety
+    /// * `requested` answers with memory of so many bytes, aligned to 8, or null; `completed` takes it back. Both may be
+    ///   called from any thread, until the process ends.
+    pub(super) unsafe fn register(&self, requested: Requested, completed: Completed) -> Result<()> {
+        // SAFETY: the caller's promise.
+        let code = unsafe { (self.register)(requested, completed) };
+        self.check("cuptiActivityRegisterCallbacks", code)
+    }
+
+    /// Starts the counters of migrations and faults, for all devices.
+    pub(super) fn start(&self) -> Result<()> {
+        self.configure(1)?;
+        // SAFETY: any number may be given.
+        self.check("cuptiActivityEnable", unsafe { (self.enable)(KIND) })
+    }
+
+    pub(super) fn stop(&self) -> Result<()> {
+        // SAFETY: any number may be given.
+        let disabled = self.check("cuptiActivityDisable", unsafe { (self.disable)(KIND) });
+        disabled.and(self.configure(0))
+    }
+
+    fn configure(&self, enable: u32) -> Result<()> {
+        /// `CUPTI_ACTIVITY_UNIFIED_MEMORY_COUNTER_SCOPE_PROCESS_ALL_DEVICES`.
+        const ALL_DEVICES: u32 = 2;
+        // Bytes to the device, bytes to the host, faults of the host, faults of the device.
+        let mut configs = [1, 2, 3, 4].map(|kind| Config { scope: ALL_DEVICES, kind, device: 0, enable });
+        // SAFETY: so many are given.
+        let code = unsafe { (self.configure)(configs.as_mut_ptr(), 4) };
+        self.check("cuptiActivityConfigureUnifiedMemoryCounter", code)
+    }
+
+    /// Has all records of what is over handed to `completed`, before it returns.
+    pub(super) fn flush(&self) -> Result<()> {
+        // SAFETY: the callbacks were registered.
+        self.check("cuptiActivityFlushAll", unsafe { (self.flush)(FLUSH_FORCED) })
+    }
+
+    /// Reads a buffer's records; answers how many were not understood.
+    ///
+    /// # Safety
+    /// * The library completed the buffer with so many valid bytes.
+    pub(super) unsafe fn read(&self, buffer: *mut u8, valid: usize, mut each: impl FnMut(Record)) -> u64 {
+        let mut record: *mut Counter = ptr::null_mut();
+        let mut unknown = 0;
+        // SAFETY: the caller's promise; the record is null or the one before.
+        while unsafe { (self.next)(buffer, valid, &mut record) } == 0 && !record.is_null() {
+            let start = record.addr().wrapping_sub(buffer.addr());
+            if start.checked_add(size_of::<Counter>()).is_none_or(|end| end > valid) {
+                return unknown + 1;
+            }
+            // SAFETY: the record was just found to lie within the valid bytes.
+            let counter = unsafe { record.read_unaligned() };
+            match event(&counter) {
+                Some(event) => each(Record { address: counter.address, event }),
+                None => unknown += 1,
+            }
+        }
+        unknown
+    }
+
+    /// How many records the library had no buffer for since the last question.
+    ///
+    /// # Safety
+    /// * Context and stream are those that a buffer was completed with.
+    pub(super) unsafe fn dropped(&self, context: *mut c_void, stream: u32) -> u64 {
+        let mut count = 0;
+        // SAFETY: the caller's promise; the out pointer is valid for the call.
+        let code = unsafe { (self.dropped)(context, stream, &mut count) };
+        if code == 0 { count as u64 } else { 0 }
+    }
+}
+
+fn event(counter: &Counter) -> Option<Event> {
+    let Counter { kind: KIND, value, source, destination, .. } = *counter else { return None };
+    match counter.counter {
+        1 => Some(Event::ToDevice { device: destination, bytes: value }),
+        2 => Some(Event::ToHost { device: source, bytes: value }),
+        3 => Some(Event::CpuFault),
+        4 => Some(Event::GpuFault { device: source, groups: value.max(1) }),
+        _ => None,
+    }
+}
+
+fn candidates() -> Vec<OsString> {
+    if let Some(path) = std::env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty()) {
+        return vec![path];
+    }
+    if cfg!(windows) {
+        // Its file has another name in each version, and there are no such counters on Windows.
+        return Vec::new();
+    }
+    const NAMES: [&str; 3] = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
+    let mut all: Vec<OsString> = NAMES.iter().map(OsString::from).collect();
+    for toolkit in toolkits(Path::new("/usr/local")) {
+        for folder in ["extras/CUPTI/lib64", "lib64", "targets/x86_64-linux/lib"] {
+            let file = toolkit.join(folder).join("libcupti.so");
+            if file.exists() {
+                all.push(file.into_os_string());
+            }
+        }
+    }
+    all
+}
+
+/// `cuda` first, then those with a version, the newest first.
+fn toolkits(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut versions: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda-")))
+        .collect();
+    versions.sort();
+    versions.push(folder.join("cuda"));
+    versions.reverse();
+    versions
+}

@@ -1,0 +1,135 @@
+//! The process's one use of CUPTI, shared by all trackers: switched on by the first and off by the last.
+
+use std::{
+    alloc::{self, Layout},
+    ffi::c_void,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+use transload_core::Result;
+
+use super::{
+    cupti::{Cupti, Subscriber},
+    regions::Regions,
+};
+
+/// What one tracker has heard.
+pub(super) type Heard = Arc<Mutex<Regions>>;
+
+/// Bytes of a buffer for records: some ten thousand. Aligned to 8, as the library demands.
+const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
+    Ok(layout) => layout,
+    Err(_) => panic!("1 MiB aligned to 8 is a layout"),
+};
+
+#[derive(Debug)]
+struct Running {
+    subscriber: Option<Subscriber>,
+    users: usize,
+    /// Ordinals of devices whose migrations were seen to be counted.
+    proven: Vec<u32>,
+}
+
+/// Held while the counters are switched, by nobody else but starting and ending trackers. The callbacks do not take it.
+static RUNNING: Mutex<Running> = Mutex::new(Running { subscriber: None, users: 0, proven: Vec::new() });
+/// Who hears of records. Held for a moment only.
+static LISTENERS: Mutex<Vec<Heard>> = Mutex::new(Vec::new());
+/// The library, for the callbacks.
+static CUPTI: OnceLock<&'static Cupti> = OnceLock::new();
+
+/// From here on `heard` hears of what happens; of what happened before, nothing.
+///
+/// # Errors
+/// `Unsupported` with what was tried.
+pub(super) fn join(heard: &Heard) -> Result<()> {
+    let cupti = Cupti::get()?;
+    let cupti = *CUPTI.get_or_init(|| cupti);
+    let mut running = RUNNING.lock();
+    if running.users == 0 {
+        let subscriber = cupti.subscribe()?;
+        // SAFETY: the two functions below do what is asked of them, for good.
+        let started = unsafe { cupti.register(requested, completed) }.and_then(|()| cupti.start());
+        if let Err(error) = started {
+            // Why it did not start says more than why it does not stop.
+            let _stopped = cupti.stop().and(cupti.unsubscribe(subscriber));
+            return Err(error);
+        }
+        running.subscriber = Some(subscriber);
+    }
+    running.users += 1;
+    // What is older goes to those who were there.
+    let flushed = cupti.flush();
+    LISTENERS.lock().push(Arc::clone(heard));
+    drop(running);
+    flushed.inspect_err(|_| leave(heard))
+}
+
+/// Whether the device's migrations are known to be counted, since the counters were switched on.
+pub(super) fn is_proven(device: u32) -> bool {
+    RUNNING.lock().proven.contains(&device)
+}
+
+pub(super) fn note_proven(device: u32) {
+    let mut running = RUNNING.lock();
+    if running.users > 0 && !running.proven.contains(&device) {
+        running.proven.push(device);
+    }
+}
+
+/// `heard` hears of nothing more. Behind the last one the counters are off.
+pub(super) fn leave(heard: &Heard) {
+    LISTENERS.lock().retain(|other| !Arc::ptr_eq(other, heard));
+    let Some(cupti) = CUPTI.get() else { return };
+    let mut running = RUNNING.lock();
+    running.users = running.users.saturating_sub(1);
+    if running.users > 0 {
+        return;
+    }
+    running.proven.clear();
+    if let Some(subscriber) = running.subscriber.take() {
+        // A library that cannot be switched off costs what it costs: there is nobody to tell.
+        let _stopped = cupti.stop().and(cupti.flush()).and(cupti.unsubscribe(subscriber));
+    }
+}
+
+/// Has the records of all that is over delivered.
+///
+/// # Errors
+/// `Unsupported` with the library's answer.
+pub(super) fn flush() -> Result<()> {
+    CUPTI.get().map_or(Ok(()), |cupti| cupti.flush())
+}
+
+extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usize) {
+    // SAFETY: the layout's size is not 0.
+    let memory = unsafe { alloc::alloc(BUFFER) };
+    let size = if memory.is_null() { 0 } else { BUFFER.size() };
+    // SAFETY: the library passes three places for the answer; 0 records means as many as fit.
+    unsafe {
+        buffer.write(memory);
+        bytes.write(size);
+        most.write(0);
+    }
+}
+
+extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _bytes: usize, valid: usize) {
+    if let Some(cupti) = CUPTI.get() {
+        let listeners = LISTENERS.lock();
+        // SAFETY: the library completed this buffer with so many valid bytes.
+        let unknown = unsafe {
+            cupti.read(buffer, valid, |record| {
+                listeners.iter().for_each(|heard| heard.lock().add(record));
+            })
+        };
+        // SAFETY: the library completed a buffer with these.
+        let lost = unknown.saturating_add(unsafe { cupti.dropped(context, stream) });
+        if lost > 0 {
+            listeners.iter().for_each(|heard| heard.lock().lose(lost));
+        }
+    }
+    if !buffer.is_null() {
+        // SAFETY: `requested` allocated it with this layout, and the library is done with it.
+        unsafe { alloc::dealloc(buffer, BUFFER) };
+    }
+}

@@ -1,0 +1,254 @@
+//! Predictions turned into prefetches, within bounds.
+
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use transload_core::{
+    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Operation, Queue, RawBuffer, Result,
+    Timing, Unsubmitted, WeakBuffer, try_submit,
+};
+use transload_cuda_sys::Context;
+
+use super::{AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, room::Room};
+use crate::{CudaDevice, CudaFeature};
+
+/// How many allocations are remembered; beyond that all are forgotten, and found again when they are used.
+const MOST_BUFFERS: usize = 1024;
+
+/// How far an [`AutoPrefetcher`] reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PredictionLimits {
+    /// Ranges ahead, 1 to 16.
+    pub depth: usize,
+    /// Bytes ahead: prefetched and not used yet.
+    pub bytes_ahead: usize,
+}
+
+impl Default for PredictionLimits {
+    /// 4 ranges, 1 GiB.
+    fn default() -> Self {
+        Self { depth: 4, bytes_ahead: 1 << 30 }
+    }
+}
+
+/// What an [`AutoPrefetcher`] did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PredictionStatistics {
+    /// Accesses that were declared.
+    pub observed: u64,
+    /// Predictions that came true.
+    pub hits: u64,
+    /// Predictions that did not.
+    pub misses: u64,
+    /// Prefetches that were enqueued.
+    pub prefetches: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Predicted ranges that lay on the device already.
+    pub resident: u64,
+    /// Predicted ranges that were left alone: the host looked at them or would have had to wait, or the device had no room.
+    pub refused: u64,
+}
+
+/// Prefetches the unified memory that is expected to be used next, on a queue of its own, while the device works.
+///
+/// It is told of each range when a launch that uses it is enqueued, and predicts from that (see [`AccessPredictor`]). What it
+/// predicts it prefetches as far as the limits and the device's free memory (less a 32nd of all) allow. It never waits, never
+/// touches a range that a host view holds, and does nothing at all where the device moves unified memory as a whole.
+///
+/// A prefetch is ordered with all other uses of its range, so a wrong prediction costs time on the link and nothing else. It
+/// keeps no buffer alive that nobody else holds.
+///
+/// Usable from any thread, but what several threads declare in turns hardly repeats itself: give each sequence of launches a
+/// prefetcher of its own. Dropping it cuts no prefetch short.
+pub struct AutoPrefetcher {
+    device: DeviceId,
+    context: Context,
+    queue: Arc<dyn Queue>,
+    able: bool,
+    residency: Arc<DeviceResidency>,
+    /// Whether the residency's owner counts the declared uses.
+    counted: bool,
+    state: Mutex<State>,
+}
+
+struct State {
+    predictor: AccessPredictor<BufferId>,
+    buffers: HashMap<BufferId, WeakBuffer>,
+    room: Room,
+    statistics: PredictionStatistics,
+}
+
+/// Of one declaration.
+type Expected = SmallVec<[(PredictedAccess<BufferId>, RawBuffer); 4]>;
+
+impl AutoPrefetcher {
+    /// A prefetcher to the device. The queue should have nothing else to do: a prefetch that waits for a range in use holds
+    /// up what is behind it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a queue of another device; the driver's.
+    pub fn new(device: &CudaDevice, queue: Arc<dyn Queue>, limits: PredictionLimits) -> Result<Self> {
+        let mut own = Self::sharing(device, queue, limits, Arc::default())?;
+        own.counted = false;
+        Ok(own)
+    }
+
+    /// As [`new`](Self::new), with what somebody else knows of the device's memory: who notes there every use that is
+    /// declared here, before it is enqueued.
+    ///
+    /// # Errors
+    /// As for `new`.
+    pub fn sharing(
+        device: &CudaDevice,
+        queue: Arc<dyn Queue>,
+        limits: PredictionLimits,
+        residency: Arc<DeviceResidency>,
+    ) -> Result<Self> {
+        if queue.device() != device.id() {
+            let text = format!("the queue is one of {}; valid is one of {}", queue.device(), device.id());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(Self {
+            device: device.id(),
+            context: device.context()?.clone(),
+            queue,
+            able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
+            residency,
+            counted: true,
+            state: Mutex::new(State {
+                predictor: AccessPredictor::new(limits.depth, limits.bytes_ahead),
+                buffers: HashMap::new(),
+                room: Room::default(),
+                statistics: PredictionStatistics::default(),
+            }),
+        })
+    }
+
+    /// Declares that the launch which is enqueued next uses these ranges of buffers. Memory that is not unified is of no
+    /// concern. Answers how many prefetches were enqueued.
+    ///
+    /// What cannot be prefetched is left alone, and never an error: the launch works all the same.
+    pub fn observe(&self, uses: &[&RawBuffer]) -> usize {
+        self.observe_each(uses.iter().copied())
+    }
+
+    /// As [`observe`](Self::observe), from an iterator.
+    pub fn observe_each<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
+        if !self.able {
+            return 0;
+        }
+        let mut enqueued = 0;
+        for (lane, buffer) in (0..).zip(uses) {
+            if !self.migrates(buffer) {
+                continue;
+            }
+            if !self.counted {
+                self.residency.declare(buffer);
+            }
+            for (predicted, range) in self.predict(buffer, lane) {
+                enqueued += usize::from(self.bring(&predicted, &range));
+            }
+        }
+        enqueued
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn statistics(&self) -> PredictionStatistics {
+        let state = self.state.lock();
+        let (hits, misses) = state.predictor.judged();
+        PredictionStatistics { hits, misses, ..state.statistics }
+    }
+
+    fn predict(&self, buffer: &RawBuffer, lane: u32) -> Expected {
+        let mut expected = Expected::new();
+        let mut state = self.state.lock();
+        let State { predictor, buffers, statistics, .. } = &mut *state;
+        statistics.observed += 1;
+        if buffers.len() >= MOST_BUFFERS && !buffers.contains_key(&buffer.id()) {
+            buffers.clear();
+        }
+        buffers.entry(buffer.id()).or_insert_with(|| buffer.downgrade());
+        let access = DeclaredAccess {
+            buffer: buffer.id(),
+            lane,
+            start: buffer.offset(),
+            len: buffer.len(),
+            of: buffer.allocation_len(),
+        };
+        let mut gone: SmallVec<[PredictedAccess<BufferId>; 4]> = SmallVec::new();
+        for predicted in predictor.observe(access) {
+            let end = predicted.start.saturating_add(predicted.len);
+            let alive = buffers.get(&predicted.buffer).and_then(WeakBuffer::upgrade);
+            match alive.and_then(|whole| whole.slice(predicted.start..end).ok()) {
+                Some(range) => expected.push((*predicted, range)),
+                None => gone.push(*predicted),
+            }
+        }
+        for predicted in gone {
+            buffers.remove(&predicted.buffer);
+            predictor.forget(predicted.buffer);
+        }
+        expected
+    }
+
+    /// Answers whether a prefetch was enqueued.
+    fn bring(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
+        if self.residency.foresee(range) {
+            self.state.lock().statistics.resident += 1;
+            return false;
+        }
+        let bytes = range.len() as u64;
+        let enqueued = self.has_room(bytes) && self.submit(range);
+        let mut state = self.state.lock();
+        if enqueued {
+            state.statistics.prefetches += 1;
+            state.statistics.bytes += bytes;
+        } else {
+            state.statistics.refused += 1;
+            state.predictor.withdraw(predicted);
+            drop(state);
+            self.residency.forget(range);
+        }
+        enqueued
+    }
+
+    fn submit(&self, range: &RawBuffer) -> bool {
+        let operation = Operation::Prefetch { buffer: range, to: self.device };
+        match try_submit(&*self.queue, &operation, Timing::Off) {
+            // The fence is kept with the buffer's uses.
+            Ok(_fence) => true,
+            // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
+            Err(Unsubmitted::Blocked(_) | Unsubmitted::Refused(_)) => false,
+        }
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        let mut room = std::mem::take(&mut self.state.lock().room);
+        // The driver is asked outside of the lock: another thread that asks meanwhile asks for itself.
+        let has = room.take(bytes, || {
+            let (free, total) = self.context.memory_info().ok()?;
+            Some(MemoryInfo { free: free as u64, total: total as u64 })
+        });
+        self.state.lock().room = room;
+        has
+    }
+
+    /// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
+    fn migrates(&self, buffer: &RawBuffer) -> bool {
+        buffer.place().kind == MemoryKind::Unified && !buffer.is_empty() && buffer.host_address().is_some()
+    }
+}
+
+impl fmt::Debug for AutoPrefetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AutoPrefetcher")
+            .field("device", &self.device)
+            .field("able", &self.able)
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,57 @@
+//! Where something is kept in a table of fixed size.
+
+use std::hash::{Hash, Hasher};
+
+/// Multiplies and rotates: as good as a table of predictions needs, and the same in every run.
+#[derive(Default)]
+struct Mixer(u64);
+
+impl Mixer {
+    fn mix(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            self.mix(word);
+        }
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.mix(word.into());
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.mix(word);
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.mix(word as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+}
+
+/// A number that is most likely another one for another value.
+pub(super) fn mark_of(value: &impl Hash) -> u64 {
+    let mut mixer = Mixer::default();
+    value.hash(&mut mixer);
+    mixer.finish()
+}
+
+/// A mark of two things in this order.
+pub(super) fn both(first: u64, second: u64) -> u64 {
+    let mut mixer = Mixer(first);
+    mixer.mix(second);
+    mixer.finish()
+}
+
+/// One of `slots`, at least 1.
+pub(super) fn slot_of(value: &impl Hash, slots: usize) -> usize {
+    (mark_of(value) % slots.max(1) as u64) as usize
+}

@@ -1,0 +1,129 @@
+//! What is known to lie in the device's memory already, so that it need not be prefetched again.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    ops::Range,
+};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use transload_core::{BufferId, RawBuffer};
+
+/// How many allocations are remembered; beyond that all are forgotten, which costs a prefetch each.
+const MOST: usize = 1024;
+/// How many ranges of an allocation are remembered, those that touch each other taken together.
+const MOST_RANGES: usize = 64;
+
+/// Ranges of unified memory that prefetches and launches of one owner left on the device. As soon as anybody else used the
+/// allocation (a host view, a copy, another stream's work) nothing of it is known any more: each use of a buffer through this
+/// library is counted, and only as many as the owner's own are expected. Nothing is known of uses that go around the library,
+/// nor of pages that a full device gave up: those cost page faults, never wrong bytes.
+///
+/// Usable from any thread.
+#[derive(Debug, Default)]
+pub struct DeviceResidency {
+    known: Mutex<HashMap<BufferId, Known>>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The allocation's count of uses once all of ours are claimed.
+    uses: u64,
+    ranges: SmallVec<[Range<usize>; 2]>,
+}
+
+/// What is about to use the buffer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Prefetch,
+    Launch,
+    PrefetchThenLaunch,
+}
+
+impl DeviceResidency {
+    /// A launch is about to use the buffer: answers whether it lies there already. Otherwise it is to be prefetched first, by
+    /// one operation.
+    pub fn expect(&self, buffer: &RawBuffer) -> bool {
+        self.note(buffer, By::PrefetchThenLaunch)
+    }
+
+    /// A launch is about to use the buffer, one operation, and brings it by page faults where it does not lie there.
+    pub fn declare(&self, buffer: &RawBuffer) {
+        self.note(buffer, By::Launch);
+    }
+
+    /// Answers whether the buffer lies there already. Otherwise it is to be prefetched, by one operation.
+    #[must_use]
+    pub fn foresee(&self, buffer: &RawBuffer) -> bool {
+        self.note(buffer, By::Prefetch)
+    }
+
+    /// The buffer goes elsewhere, or what was expected did not happen.
+    pub fn forget(&self, buffer: &RawBuffer) {
+        self.known.lock().remove(&buffer.id());
+    }
+
+    fn note(&self, buffer: &RawBuffer, by: By) -> bool {
+        let range = buffer.offset()..buffer.offset().saturating_add(buffer.len());
+        let uses = buffer.uses();
+        let mut all = self.known.lock();
+        if all.len() >= MOST && !all.contains_key(&buffer.id()) {
+            all.clear();
+        }
+        let known = match all.entry(buffer.id()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => free.insert(Known { uses, ranges: SmallVec::new() }),
+        };
+        if uses > known.uses {
+            *known = Known { uses, ranges: SmallVec::new() };
+        }
+        if by != By::Prefetch {
+            known.uses += 1;
+        }
+        if known.ranges.iter().any(|there| there.start <= range.start && range.end <= there.end) {
+            return true;
+        }
+        if by != By::Launch {
+            known.uses += 1;
+        }
+        known.add(range);
+        false
+    }
+}
+
+impl Known {
+    fn add(&mut self, mut range: Range<usize>) {
+        self.ranges.retain(|there| {
+            let apart = there.end < range.start || range.end < there.start;
+            if !apart {
+                range = there.start.min(range.start)..there.end.max(range.end);
+            }
+            apart
+        });
+        if self.ranges.len() == MOST_RANGES {
+            self.ranges.clear();
+        }
+        self.ranges.push(range);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_are_one_and_too_many_are_forgotten() {
+        let mut known = Known::default();
+        for index in [0, 2, 1, 4] {
+            known.add(index * 10..(index + 1) * 10);
+        }
+        assert_eq!(known.ranges.as_slice(), [0..30, 40..50]);
+        known.add(25..45);
+        assert_eq!((known.ranges.len(), known.ranges[0].clone()), (1, 0..50));
+        for index in 1..=MOST_RANGES {
+            known.add(index * 100..index * 100 + 1);
+        }
+        let last = MOST_RANGES * 100;
+        assert_eq!((known.ranges.len(), known.ranges[0].clone()), (1, last..last + 1));
+    }
+}

@@ -1,0 +1,93 @@
+//! Accesses of one lane of one allocation that are the same distance apart, forwards or backwards.
+
+use std::hash::Hash;
+
+use super::{DeclaredAccess, PredictedAccess, known::slot_of};
+
+const SLOTS: usize = 64;
+/// How often in a row a distance must be seen.
+const CONFIRMED: u8 = 2;
+
+#[derive(Clone, Copy, Debug)]
+struct Lane<K> {
+    buffer: K,
+    lane: u32,
+    last: usize,
+    stride: Stride,
+    seen: u8,
+    accesses: u64,
+}
+
+/// A distance between starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stride {
+    bytes: usize,
+    backwards: bool,
+}
+
+/// A lane has one slot; two that share a slot disturb each other, and are found as often as one of them is alone.
+#[derive(Debug)]
+pub(super) struct Strides<K> {
+    slots: [Option<Lane<K>>; SLOTS],
+}
+
+impl<K: Copy + Eq + Hash> Strides<K> {
+    pub(super) fn new() -> Self {
+        Self { slots: [None; SLOTS] }
+    }
+
+    pub(super) fn forget(&mut self, buffer: K) {
+        for slot in &mut self.slots {
+            if slot.is_some_and(|lane| lane.buffer == buffer) {
+                *slot = None;
+            }
+        }
+    }
+
+    /// Notes an access; answers the stride where it is confirmed, and the number of the access in its lane.
+    pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) -> (Option<Stride>, u64) {
+        let index = slot_of(&(access.buffer, access.lane), SLOTS);
+        let Some(slot) = self.slots.get_mut(index) else { return (None, 0) };
+        let known = slot.as_mut().filter(|lane| lane.buffer == access.buffer && lane.lane == access.lane);
+        let Some(lane) = known else {
+            *slot = Some(Lane {
+                buffer: access.buffer,
+                lane: access.lane,
+                last: access.start,
+                stride: Stride::default(),
+                seen: 0,
+                accesses: 0,
+            });
+            return (None, 0);
+        };
+        lane.accesses += 1;
+        let backwards = access.start < lane.last;
+        let stride = Stride { bytes: access.start.abs_diff(lane.last), backwards };
+        if stride.bytes > 0 {
+            lane.seen = if stride == lane.stride { lane.seen.saturating_add(1) } else { 1 };
+            lane.stride = stride;
+            lane.last = access.start;
+        }
+        ((lane.seen >= CONFIRMED).then_some(lane.stride), lane.accesses)
+    }
+}
+
+impl Stride {
+    /// The next ranges, as far as they begin within the allocation, the last one cut at its end.
+    pub(super) fn follow<K: Copy>(
+        self,
+        access: &DeclaredAccess<K>,
+        most: usize,
+        into: &mut Vec<PredictedAccess<K>>,
+    ) {
+        let mut start = access.start;
+        for _ in 0..most {
+            let next =
+                if self.backwards { start.checked_sub(self.bytes) } else { start.checked_add(self.bytes) };
+            let Some(next) = next.filter(|next| *next < access.of) else { return };
+            start = next;
+            let len = access.len.min(access.of - start);
+            into.push(PredictedAccess { buffer: access.buffer, start, len });
+        }
+    }
+}

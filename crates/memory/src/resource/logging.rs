@@ -1,0 +1,153 @@
+//! An adaptor that writes a line for every call, in a form that can be replayed.
+//!
+//! Every method may be called from any thread. A line is formed and put into a queue under a short lock; one thread at a time
+//! takes what is queued to the writer, with no lock held. So the writer may block, and may even use this resource itself.
+
+use std::{
+    fmt, io,
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+
+use super::{
+    MemoryResource,
+    log_entry::{self, LogAction, LogEntry},
+    wrapped::Wrapper,
+};
+
+/// Writes what passes through as comma-separated values, and changes nothing. Segments have numbers, so a log can be
+/// [replayed](super::replay) on another resource. A segment's end is written before it is given back, so a replay never has
+/// more alive than there was.
+pub struct LoggingResource<R> {
+    upstream: R,
+    log: Arc<Log>,
+    wrapper: Wrapper,
+}
+
+struct Log {
+    began: Instant,
+    last_segment: AtomicU64,
+    desk: Mutex<Desk>,
+}
+
+struct Desk {
+    queue: Vec<u8>,
+    /// Absent while a thread writes.
+    writer: Option<Box<dyn Write + Send>>,
+    error: Option<io::Error>,
+}
+
+/// Writes the end of a segment when dropped.
+struct Logged {
+    log: Arc<Log>,
+    segment: u64,
+    bytes: u64,
+}
+
+impl Drop for Logged {
+    fn drop(&mut self) {
+        self.log.enter(LogAction::Free, self.segment, self.bytes);
+    }
+}
+
+impl<R: MemoryResource> LoggingResource<R> {
+    /// Logs what is asked of `upstream` from now on. The first line names the columns.
+    #[must_use]
+    pub fn new(upstream: R, writer: impl Write + Send + 'static) -> Self {
+        let queue = format!("{}\n", log_entry::HEADER).into_bytes();
+        let desk = Desk { queue, writer: Some(Box::new(writer)), error: None };
+        let log = Log { began: Instant::now(), last_segment: AtomicU64::new(0), desk: Mutex::new(desk) };
+        Self { upstream, log: Arc::new(log), wrapper: Wrapper::default() }
+    }
+
+    /// The first error of the writer, if there was one since this was last asked. Lines that it did not take are lost;
+    /// allocation goes on.
+    #[must_use]
+    pub fn take_error(&self) -> Option<io::Error> {
+        self.log.desk.lock().error.take()
+    }
+}
+
+impl Log {
+    fn enter(&self, action: LogAction, segment: u64, bytes: u64) {
+        let nanoseconds = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let entry = LogEntry { nanoseconds, thread: log_entry::this_thread(), action, segment, bytes };
+        let line = format!("{entry}\n");
+        self.desk.lock().queue.extend_from_slice(line.as_bytes());
+        self.write();
+    }
+
+    /// Takes what is queued to the writer, unless some thread is at it: that one takes this along.
+    fn write(&self) {
+        loop {
+            let (mut turn, lines) = {
+                let mut desk = self.desk.lock();
+                if desk.queue.is_empty() {
+                    return;
+                }
+                let Some(writer) = desk.writer.take() else { return };
+                (Turn { log: self, writer: Some(writer) }, std::mem::take(&mut desk.queue))
+            };
+            let Some(writer) = turn.writer.as_mut() else { return };
+            if let Err(error) = writer.write_all(&lines).and_then(|()| writer.flush()) {
+                self.desk.lock().error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// A thread's turn at the writer; gives it back also where the writer panics.
+struct Turn<'a> {
+    log: &'a Log,
+    writer: Option<Box<dyn Write + Send>>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.log.desk.lock().writer = self.writer.take();
+    }
+}
+
+// SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
+unsafe impl<R: MemoryResource> MemoryResource for LoggingResource<R> {
+    fn place(&self) -> Place {
+        self.upstream.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.upstream.device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        self.wrapper.sweep();
+        let segment = self.upstream.allocate_segment(bytes).inspect_err(|_| {
+            self.log.enter(LogAction::Refused, 0, bytes as u64);
+        })?;
+        let number = self.log.last_segment.fetch_add(1, Ordering::Relaxed) + 1;
+        self.log.enter(LogAction::Allocate, number, bytes as u64);
+        let logged = Logged { log: Arc::clone(&self.log), segment: number, bytes: bytes as u64 };
+        Ok(self.wrapper.wrap(segment, logged, ()))
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.log.enter(LogAction::Trim, 0, 0);
+        self.wrapper.drain().and(self.upstream.trim())
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        self.upstream.info()
+    }
+}
+
+impl<R> fmt::Debug for LoggingResource<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoggingResource").field("segments", &self.log.last_segment).finish_non_exhaustive()
+    }
+}

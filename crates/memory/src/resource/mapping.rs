@@ -1,0 +1,222 @@
+//! Fresh pages from the system, present from the beginning: huge ones where asked for, of a node where asked for.
+//!
+//! Made by several threads at once where it is large, since the system clears every page: one thread does some 10 GB/s.
+
+use std::{ptr::NonNull, thread};
+
+use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
+
+use super::numa;
+
+/// Size and alignment of a transparent huge page.
+pub(super) const HUGE: usize = 2 << 20;
+
+/// Size of an ordinary page: 4 KiB, or 64 KiB on some machines.
+fn page() -> usize {
+    // SAFETY: asks for a constant of the system.
+    let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(told).ok().filter(|page| page.is_power_of_two()).unwrap_or(4096)
+}
+
+/// Zeroed pages, owned: no child of the process gets them.
+pub(super) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping owns its bytes and gives out nothing but their address.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// How pages are to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) huge: bool,
+    pub(super) node: Option<u32>,
+}
+
+impl Mapping {
+    /// At least `bytes` bytes: no more than up to the end of the last page. With huge pages it begins at a multiple of 2 MiB, and
+    /// a rest of less than that has ordinary ones.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where the system has not so much available: asked before, since it would rather kill a process later.
+    pub(super) fn new(bytes: usize, wanted: Wanted) -> Result<Self> {
+        let shortage = || {
+            let now = available();
+            let shortage = MemoryShortage {
+                requested: bytes as u64,
+                free: now.map(|memory| memory.free),
+                total: now.map(|memory| memory.total),
+            };
+            Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
+        };
+        let alignment = if wanted.huge { HUGE.max(page()) } else { page() };
+        let len = bytes.checked_next_multiple_of(page()).ok_or_else(shortage)?;
+        if available().is_some_and(|memory| len as u64 > memory.free) {
+            return Err(shortage());
+        }
+        let mapping = map(len, alignment).ok_or_else(shortage)?;
+        // SAFETY: advice and policies change no content of a mapping that is ours; a refusal costs speed only.
+        unsafe {
+            let start = mapping.start.as_ptr();
+            // A child's copy of a pinned page would be another page.
+            libc::madvise(start.cast(), len, libc::MADV_DONTFORK);
+            if wanted.huge {
+                libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
+            }
+            if let Some(node) = wanted.node {
+                numa::prefer(start, len, node);
+            }
+        }
+        if mapping.populate() { Ok(mapping) } else { Err(shortage()) }
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Has every page present. Answers whether there was memory for all.
+    fn populate(&self) -> bool {
+        /// What one more thread is worth.
+        const SHARE: usize = 16 << 20;
+        const MOST: usize = 8;
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = (self.len / SHARE).clamp(1, MOST.min(cores));
+        let share = (self.len / threads).next_multiple_of(HUGE);
+        let shares = (0..threads).map(|index| {
+            let from = (index * share).min(self.len);
+            (from, (self.len - from).min(share))
+        });
+        thread::scope(|scope| {
+            let mut handles = Vec::new();
+            let mut all = true;
+            for (from, len) in shares.filter(|(_, len)| *len > 0) {
+                let touch = move || self.touch(from, len);
+                match thread::Builder::new().name("transload-touch".to_owned()).spawn_scoped(scope, touch) {
+                    Ok(handle) => handles.push(handle),
+                    Err(_) => all &= self.touch(from, len),
+                }
+            }
+            handles.into_iter().fold(all, |all, handle| all & handle.join().unwrap_or(false))
+        })
+    }
+
+    fn touch(&self, from: usize, len: usize) -> bool {
+        // SAFETY: the range lies within the mapping, which nobody else knows yet.
+        let start = unsafe { self.start.add(from) };
+        // SAFETY: as above; populating changes no content.
+        if unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_POPULATE_WRITE) } == 0 {
+            return true;
+        }
+        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+            return false;
+        }
+        // The system is older than the advice (Linux 5.14).
+        for at in (0..len).step_by(page()) {
+            // SAFETY: as above; fresh pages hold zeros.
+            unsafe { start.add(at).write_volatile(0) };
+        }
+        true
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and unmapped only here.
+        unsafe {
+            libc::munmap(self.start.as_ptr().cast(), self.len);
+        }
+    }
+}
+
+fn map(len: usize, alignment: usize) -> Option<Mapping> {
+    let padded = len.checked_add(alignment - page())?;
+    // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    let base = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            padded,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if base == libc::MAP_FAILED {
+        return None;
+    }
+    let base = base.cast::<u8>();
+    let before = base.align_offset(alignment).min(padded - len);
+    let after = padded - len - before;
+    // SAFETY: `before + len + after` is the size of the mapping just made; what is unmapped are its two ends, which nobody
+    // knows yet. A failure costs address space.
+    unsafe {
+        let start = base.add(before);
+        if before > 0 {
+            libc::munmap(base.cast(), before);
+        }
+        if after > 0 {
+            libc::munmap(start.add(len).cast(), after);
+        }
+        Some(Mapping { start: NonNull::new(start)?, len })
+    }
+}
+
+/// Available and total bytes of main memory, as the system says; limits of a container are not in it.
+pub(super) fn available() -> Option<MemoryInfo> {
+    parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse(text: &str) -> Option<MemoryInfo> {
+    let bytes = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    Some(MemoryInfo { free: bytes("MemAvailable:")?, total: bytes("MemTotal:")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zeroed_aligned_and_no_more_than_asked_for_but_the_last_one() {
+        for (bytes, huge, alignment) in [(1, false, page()), (1, true, HUGE), ((5 << 20) + 3, true, HUGE)] {
+            let mapping = Mapping::new(bytes, Wanted { huge, node: Some(0) }).unwrap();
+            assert!(mapping.start().addr().get().is_multiple_of(alignment), "{bytes}");
+            assert_eq!(mapping.len(), bytes.next_multiple_of(page()));
+            // SAFETY: the mapping has so many initialised bytes.
+            let content = unsafe { std::slice::from_raw_parts_mut(mapping.start().as_ptr(), bytes) };
+            assert!(content.iter().all(|byte| *byte == 0));
+            content.fill(7);
+        }
+    }
+
+    #[test]
+    fn several_threads_leave_no_page_out() {
+        let mapping = Mapping::new((67 << 20) + 1, Wanted { huge: true, node: None }).unwrap();
+        let pages = mapping.len() / page();
+        let mut present = vec![0_u8; pages];
+        // SAFETY: the vector has a byte for each page of the mapping.
+        let asked = unsafe {
+            libc::mincore(mapping.start().as_ptr().cast(), mapping.len(), present.as_mut_ptr().cast())
+        };
+        assert!(asked != 0 || present.iter().all(|page| page & 1 == 1));
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused_before_a_page_is_touched() {
+        for bytes in [usize::MAX, isize::MAX as usize, 1 << 50, usize::MAX - 4095] {
+            let error = Mapping::new(bytes, Wanted { huge: true, node: None }).err().unwrap();
+            assert_eq!(error.kind(), transload_core::ErrorKind::OutOfMemory, "{bytes}");
+            assert_eq!(error.memory_shortage().unwrap().requested, bytes as u64);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Pinned host memory: from the driver, or of huge pages and of the device's node, which the driver is told of.
+//!
+//! Every method may be called from any thread. Streams of every device use the memory; the host uses it in the order that the
+//! buffers cut from it keep.
+
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use transload_core::ErrorKind;
+use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+
+use super::{MemoryResource, NumaBinding};
+use crate::CudaMemoryManager;
+
+/// What pages pinned memory consists of. None of them takes more than asked for, but for the rest of the last page of 4 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostPages {
+    /// Huge ones for segments of 4 MiB and more, where the system lets us ask for them; else the driver's. The driver's also
+    /// where it does not take ours.
+    #[default]
+    Auto,
+    /// As the driver allocates them (`cuMemHostAlloc`), wherever it likes.
+    Driver,
+    /// Pages of 4 KiB, registered with the driver.
+    Ordinary,
+    /// Pages of 2 MiB where the system has them free, registered with the driver: fewer to fault in and to register.
+    Huge,
+}
+
+/// Segments of pinned memory.
+#[derive(Clone, Debug)]
+pub struct PinnedResource {
+    manager: Arc<CudaMemoryManager>,
+    pages: HostPages,
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "other systems bind no pages"))]
+    numa: NumaBinding,
+}
+
+impl PinnedResource {
+    /// Pinned memory near the manager's device, of the pages that suit each size.
+    #[must_use]
+    pub fn new(manager: &Arc<CudaMemoryManager>) -> Self {
+        Self { manager: Arc::clone(manager), pages: HostPages::default(), numa: NumaBinding::default() }
+    }
+
+    /// Says what pages to take.
+    #[must_use]
+    pub fn with_pages(mut self, pages: HostPages) -> Self {
+        self.pages = pages;
+        self
+    }
+
+    /// Says from which node of the host's memory to take them; pages that the driver allocates are not bound.
+    #[must_use]
+    pub fn with_numa(mut self, numa: NumaBinding) -> Self {
+        self.numa = numa;
+        self
+    }
+
+    fn of_driver(&self, bytes: usize) -> Result<RawBuffer> {
+        self.manager.allocate(MemoryKind::Pinned, bytes)
+    }
+
+    /// Ours, registered with the driver.
+    #[cfg(target_os = "linux")]
+    fn mapped(&self, bytes: usize, wanted: super::mapping::Wanted) -> Result<RawBuffer> {
+        let made = super::pinned_memory::PinnedMemory::allocate(&self.manager, bytes, wanted);
+        match made {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                // If giving back fails too, it is still memory that the caller lacks.
+                if self.manager.give_back().is_err() {
+                    return Err(error);
+                }
+                super::pinned_memory::PinnedMemory::allocate(&self.manager, bytes, wanted)
+            }
+            other => other,
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
+        use super::mapping::Wanted;
+        /// From here on huge pages are worth a mapping of its own.
+        const HUGE_FROM: usize = 4 << 20;
+        if bytes == 0 {
+            return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
+        }
+        if self.pages == HostPages::Driver {
+            return self.of_driver(bytes);
+        }
+        let node = self.numa.node(self.manager.device().driver());
+        match self.pages {
+            HostPages::Ordinary => self.mapped(bytes, Wanted { huge: false, node }),
+            HostPages::Huge => self.mapped(bytes, Wanted { huge: true, node }),
+            _ => {
+                let huge = bytes >= HUGE_FROM && has_huge_pages();
+                if !huge && node.is_none() {
+                    return self.of_driver(bytes);
+                }
+                match self.mapped(bytes, Wanted { huge, node }) {
+                    Err(error) if !matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::DeviceLost) => {
+                        self.of_driver(bytes)
+                    }
+                    other => other,
+                }
+            }
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
+        if matches!(self.pages, HostPages::Auto | HostPages::Driver) {
+            return self.of_driver(bytes);
+        }
+        let text = "pages can be chosen on Linux only; valid here are Auto and Driver";
+        Err(Error::new(transload_core::ErrorKind::Unsupported, text))
+    }
+}
+
+/// Whether the system gives huge pages to who asks.
+#[cfg(target_os = "linux")]
+fn has_huge_pages() -> bool {
+    let told = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    told.contains("[madvise]") || told.contains("[always]")
+}
+
+// SAFETY: every allocation is given once, as a buffer that nobody else has, and taken back only when nothing in flight uses it.
+unsafe impl MemoryResource for PinnedResource {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pinned)
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        None
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        self.allocate(bytes)
+    }
+
+    fn trim(&self) -> Result<()> {
+        self.manager.drain()
+    }
+
+    /// The host's memory; `Unsupported` where the system does not tell.
+    fn info(&self) -> Result<MemoryInfo> {
+        #[cfg(target_os = "linux")]
+        if let Some(info) = super::mapping::available() {
+            return Ok(info);
+        }
+        let text = "the system does not tell how much memory the host has free";
+        Err(Error::new(transload_core::ErrorKind::Unsupported, text))
+    }
+}

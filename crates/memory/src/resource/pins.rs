@@ -1,0 +1,81 @@
+//! A registration of host memory with the driver, together with what keeps that memory mapped.
+//!
+//! May be made and given back on any thread. The driver may wait for the device when it is given back, so that is done on a
+//! thread that may wait.
+
+use std::{any::Any, ptr};
+
+use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
+
+/// What keeps memory mapped.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
+
+/// `CU_MEMHOSTREGISTER_READ_ONLY`: the device may not write the memory.
+pub(crate) const READ_ONLY: u32 = 8;
+
+/// Page-locked pages of somebody's.
+pub(crate) struct Pins {
+    context: Context,
+    start: usize,
+    /// Taken when the registration ends; first that, then the memory.
+    owner: Option<Owner>,
+}
+
+impl Pins {
+    /// Registers `bytes` bytes from `start` for every context. `more` are further flags.
+    ///
+    /// # Errors
+    /// The driver's; the owner is dropped then.
+    ///
+    /// # Safety
+    /// * The range is mapped until the owner is dropped.
+    pub(crate) unsafe fn new(
+        context: &Context,
+        start: usize,
+        bytes: usize,
+        more: u32,
+        owner: Owner,
+    ) -> Result<Self, DriverError> {
+        /// `CU_MEMHOSTREGISTER_PORTABLE`: for every context.
+        const PORTABLE: u32 = 1;
+        let _bound = context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        let pointer = ptr::with_exposed_provenance_mut(start);
+        // SAFETY: the caller promises that the range is mapped, and a context is current.
+        check("cuMemHostRegister_v2", unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) })?;
+        Ok(Self { context: context.clone(), start, owner: Some(owner) })
+    }
+
+    /// Ends the registration, then lets go of the memory. The second time it does nothing. The caller sees to it that nothing
+    /// in flight uses the memory.
+    ///
+    /// # Errors
+    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    pub(crate) fn release(&mut self) -> Result<(), DriverError> {
+        let Some(owner) = self.owner.take() else { return Ok(()) };
+        let ended = self.context.enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
+            let pointer = ptr::with_exposed_provenance_mut(self.start);
+            // SAFETY: the range was registered by `new`, and this is the one time that it is taken back.
+            check("cuMemHostUnregister", unsafe { ffi::cuMemHostUnregister(pointer) })
+        });
+        match ended {
+            Ok(()) => drop(owner),
+            Err(_) => std::mem::forget(owner),
+        }
+        ended
+    }
+}
+
+impl Drop for Pins {
+    /// Who drops it without releasing it leaves memory and registration behind, which harms nobody.
+    fn drop(&mut self) {
+        std::mem::forget(self.owner.take());
+    }
+}
+
+impl std::fmt::Debug for Pins {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pins({:#x})", self.start)
+    }
+}

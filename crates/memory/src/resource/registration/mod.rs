@@ -1,0 +1,299 @@
+//! Registered memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
+//!
+//! Every method may be called from any thread. Registering may wait for work in flight on the buffer, and takes some 40 µs for
+//! each MiB; what is registered already costs a look into a table. No lock is held while the driver is called.
+
+mod anchor;
+mod hand;
+mod refusal;
+mod registered;
+mod table;
+#[cfg(test)]
+mod table_tests;
+
+use std::{fmt, ops::Range, ptr::NonNull, sync::Arc};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
+
+use self::{
+    anchor::Registration,
+    hand::{Hand, Joining},
+    refusal::{addresses, in_use, refused, short},
+    registered::{Promised, Registered},
+    table::{Asked, Plan, Table},
+};
+use super::pins::{Pins, READ_ONLY};
+use crate::{CudaFeature, CudaMemoryManager, lift};
+
+/// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
+///
+/// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
+/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
+/// once, [`trim`](Self::trim) of everything. It ends only when no buffer made from it is left and nothing is in flight on it.
+///
+/// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
+/// answered with `Busy`.
+pub struct RegistrationCache {
+    manager: Arc<CudaMemoryManager>,
+    can_register: bool,
+    can_register_read_only: bool,
+    desk: Mutex<Desk>,
+    /// Signalled when a range is no longer in some thread's hand.
+    settled: Condvar,
+}
+
+struct Desk {
+    table: Table<Registration>,
+    hits: u64,
+    registered: u64,
+    evicted: u64,
+}
+
+/// Numbers of a [`RegistrationCache`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegistrationStatistics {
+    /// Registrations alive.
+    pub registrations: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that found their memory registered.
+    pub hits: u64,
+    /// Registrations that were made.
+    pub registered: u64,
+    /// Registrations that were ended.
+    pub evicted: u64,
+}
+
+impl RegistrationCache {
+    /// A cache over a device's driver, of at most `limit` bytes. What it registers is pinned for every device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(manager: &Arc<CudaMemoryManager>, limit: u64) -> Result<Self> {
+        let device = manager.device();
+        Ok(Self {
+            manager: Arc::clone(manager),
+            can_register: device.supports_feature(CudaFeature::HostRegister)?,
+            can_register_read_only: device.supports_feature(CudaFeature::ReadOnlyHostRegister)?,
+            desk: Mutex::new(Desk { table: Table::new(limit), hits: 0, registered: 0, evicted: 0 }),
+            settled: Condvar::new(),
+        })
+    }
+
+    /// The buffer's bytes as pinned memory; pinned and mapped memory is answered as it is. Nothing is copied.
+    ///
+    /// The buffer lends its bytes: until the answer and its slices are gone, using the buffer itself in conflict is answered with
+    /// `Busy`. Where it may be written nobody else may use it at all, so a second call for the same bytes is `Busy`, too.
+    /// What is in flight on the answer when it is dropped, later users of the buffer come behind.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for 0 bytes, and for memory that somebody else registered; `Busy` as said above, and where a view of
+    /// the buffer is open; `OutOfMemory` with the numbers where the limit leaves no room; `Unsupported` for memory of devices,
+    /// and where driver or device cannot register this memory; the driver's.
+    pub fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+        let access = if buffer.is_writable() { Access::Write } else { Access::Read };
+        self.register_for(buffer, access)
+    }
+
+    /// As [`register`](Self::register), to be a source only: the buffer and any number of answers can be read at the same time,
+    /// and nothing can be transferred into them.
+    ///
+    /// # Errors
+    /// As for `register`.
+    pub fn register_source(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
+        self.register_for(buffer, Access::Read)
+    }
+
+    /// Memory that is no buffer's, as pinned memory. It is never freed by this library.
+    ///
+    /// # Errors
+    /// As for [`register`](Self::register).
+    ///
+    /// # Safety
+    /// * `bytes` initialised bytes at `address` stay mapped until [`forget_slice`](Self::forget_slice) of them has answered
+    ///   `Ok`, or the cache and everything it gave is dropped and the memory manager is [drained](CudaMemoryManager::drain).
+    /// * They may be written where `writable` says so. Until the answer is dropped and nothing is in flight on it, nobody uses
+    ///   them in conflict with it: another answer for the same bytes is not ordered with this one.
+    pub unsafe fn register_slice(
+        &self,
+        address: NonNull<u8>,
+        bytes: usize,
+        writable: bool,
+    ) -> Result<RawBuffer> {
+        // SAFETY: the caller's promise.
+        let promised = unsafe { Promised::buffer(address, bytes, writable) };
+        self.register(&promised)
+    }
+
+    /// Ends what is registered of a buffer's bytes; its memory is kept no longer.
+    ///
+    /// # Errors
+    /// `Busy` where it is in use: a buffer made from it is left, or work in flight uses it. The driver's.
+    pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
+        match buffer.host_address() {
+            Some(address) => self.forget_range(&addresses(address, buffer.len())?),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`forget`](Self::forget), for memory that is no buffer's.
+    ///
+    /// # Errors
+    /// As for `forget`.
+    pub fn forget_slice(&self, address: NonNull<u8>, bytes: usize) -> Result<()> {
+        self.forget_range(&addresses(address, bytes)?)
+    }
+
+    /// Ends every registration that is not in use. Answers how many bytes that were.
+    ///
+    /// # Errors
+    /// The driver's first; the others are ended all the same.
+    pub fn trim(&self) -> Result<u64> {
+        // Buffers that wait for the end of their work hold registrations.
+        self.manager.parts().reclaimer.sweep();
+        let taken = self.desk.lock().table.take_idle();
+        let (mut bytes, mut outcome) = (0, Ok(()));
+        for evicted in Hand::all(self, taken) {
+            let len = (evicted.range().end - evicted.range().start) as u64;
+            match evicted.end() {
+                Ok(true) => bytes += len,
+                Ok(false) => {}
+                Err(error) => outcome = outcome.and(Err(lift(error))),
+            }
+        }
+        outcome.map(|()| bytes)
+    }
+
+    /// The numbers of this moment.
+    #[must_use]
+    pub fn statistics(&self) -> RegistrationStatistics {
+        let Desk { table, hits, registered, evicted } = &*self.desk.lock();
+        RegistrationStatistics {
+            registrations: table.len() as u64,
+            bytes: table.bytes(),
+            hits: *hits,
+            registered: *registered,
+            evicted: *evicted,
+        }
+    }
+
+    fn register_for(&self, buffer: &RawBuffer, access: Access) -> Result<RawBuffer> {
+        let place = buffer.place();
+        if matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped) && place.device.is_cpu() {
+            return Ok(buffer.clone());
+        }
+        let address = buffer.host_address().filter(|_| place.kind == MemoryKind::Pageable);
+        let Some(address) = address else {
+            let text = format!("{place} memory cannot be registered; valid is ordinary host memory");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        if buffer.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidArgument, "a registration needs at least 1 byte"));
+        }
+        if !self.can_register {
+            let text = format!("{} cannot register host memory", self.manager.device().id());
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        self.manager.parts().reclaimer.sweep();
+        let asked = Asked { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
+        let loan = buffer.lend(access)?;
+        loan.wait_for_earlier_work();
+        let registration = self.cover(asked, buffer)?;
+        let storage = Registered::new(loan, registration, access == Access::Write && buffer.is_writable());
+        Ok(RawBuffer::new(Box::new(storage), self.manager.parts().reclaimer))
+    }
+
+    /// A registration of at least the bytes asked for.
+    fn cover(&self, mut asked: Asked, buffer: &RawBuffer) -> Result<Arc<Registration>> {
+        let mut owners = vec![buffer.clone()];
+        let mut at_work = Vec::new();
+        loop {
+            let (joined, others) = {
+                let mut desk = self.desk.lock();
+                match desk.table.plan(&asked, &at_work) {
+                    Plan::Covered(registration) => {
+                        desk.hits += 1;
+                        return Ok(registration);
+                    }
+                    Plan::Wait => {
+                        self.settled.wait(&mut desk);
+                        continue;
+                    }
+                    Plan::InUse(range) => return Err(in_use(&range)),
+                    Plan::Short(held) => {
+                        let limit = desk.table.limit();
+                        drop(desk);
+                        return Err(short(&asked.range, held, limit));
+                    }
+                    Plan::Register => {
+                        drop(desk);
+                        return self.make(asked, owners);
+                    }
+                    Plan::Evict { joined, others } => (joined, others),
+                }
+            };
+            for evicted in Hand::all(self, others) {
+                let start = evicted.range().start;
+                if !evicted.end().map_err(lift)? {
+                    at_work.push(start);
+                }
+            }
+            for evicted in Hand::all(self, joined) {
+                let (range, writable) = (evicted.range().clone(), evicted.writable());
+                let theirs = evicted.owners().to_vec();
+                if !evicted.end().map_err(lift)? {
+                    at_work.push(range.start);
+                    continue;
+                }
+                let both = asked.range.start.min(range.start)..asked.range.end.max(range.end);
+                // Only where one that may be read alone stays so, and where there is room for both.
+                if writable == asked.writable
+                    && (both.end - both.start) as u64 <= self.desk.lock().table.limit()
+                {
+                    asked.range = both;
+                    owners.extend(theirs);
+                }
+            }
+        }
+    }
+
+    /// Registers a range that is in this thread's hand.
+    fn make(&self, asked: Asked, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
+        let hand = Joining::new(self, asked.range.start);
+        let parts = self.manager.parts();
+        let bytes = asked.range.end - asked.range.start;
+        let flags = if asked.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
+        let counted = parts.tally.enter(bytes);
+        // SAFETY: every byte of the range is one of the owners', who are kept along.
+        let pins =
+            unsafe { Pins::new(parts.context, asked.range.start, bytes, flags, Box::new(owners.clone())) };
+        let pins = pins.map_err(|error| refused(error, &parts, bytes))?;
+        let made = Registration::new(&asked.range, &parts, pins, counted, owners);
+        let made = Arc::new(made.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no memory is at 0"))?);
+        Ok(hand.done(made))
+    }
+
+    fn forget_range(&self, range: &Range<usize>) -> Result<()> {
+        self.manager.parts().reclaimer.sweep();
+        let taken = self.desk.lock().table.take_touching(range).map_err(|range| in_use(&range))?;
+        let mut outcome = Ok(());
+        for evicted in Hand::all(self, taken) {
+            let range = evicted.range().clone();
+            let ended = match evicted.end() {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(in_use(&range)),
+                Err(error) => Err(lift(error)),
+            };
+            outcome = outcome.and(ended);
+        }
+        outcome
+    }
+}
+
+impl fmt::Debug for RegistrationCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistrationCache").field("statistics", &self.statistics()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,49 @@
+//! Why a range is not registered, in words; and what a range is.
+
+use std::{ops::Range, ptr::NonNull};
+
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, Result};
+use transload_cuda_sys::DriverError;
+
+use crate::{error::lift_allocation, manager::Parts};
+
+/// A range of bytes by its addresses. Two of them may share a page: the driver knows registrations by their bytes.
+pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
+    let start = address.as_ptr().expose_provenance();
+    let overflows = || Error::new(ErrorKind::OutOfRange, format!("{bytes} bytes leave the address space"));
+    Ok(start..start.checked_add(bytes).ok_or_else(overflows)?)
+}
+
+pub(super) fn in_use(range: &Range<usize>) -> Error {
+    let text = format!(
+        "bytes {:#x} to {:#x} are registered and in use; drop the buffers made from them, and wait for their work, first",
+        range.start, range.end
+    );
+    Error::new(ErrorKind::Busy, text)
+}
+
+pub(super) fn short(range: &Range<usize>, held: u64, limit: u64) -> Error {
+    let requested = (range.end - range.start) as u64;
+    let shortage = MemoryShortage { requested, free: Some(limit.saturating_sub(held)), total: Some(limit) };
+    Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
+}
+
+/// Why the driver does not register a range.
+pub(super) fn refused(error: DriverError, parts: &Parts<'_>, bytes: usize) -> Error {
+    const INVALID_VALUE: u32 = 1;
+    const OPERATING_SYSTEM: u32 = 304;
+    const ALREADY_REGISTERED: u32 = 712;
+    const NOT_SUPPORTED: u32 = 801;
+    match error.code() {
+        Some(ALREADY_REGISTERED) => {
+            let text =
+                "part of this memory was registered by somebody else; let them use it, or undo it there";
+            Error::caused_by(ErrorKind::InvalidArgument, text, error)
+        }
+        Some(INVALID_VALUE | OPERATING_SYSTEM | NOT_SUPPORTED) => {
+            let text = "the driver cannot pin this memory, which may be read-only or a device's registers";
+            Error::caused_by(ErrorKind::Unsupported, text, error)
+        }
+        _ => lift_allocation(error, parts.context, Place::new(DeviceId::Cpu, MemoryKind::Pinned), bytes),
+    }
+}

@@ -1,0 +1,105 @@
+//! What registering answers: the same bytes as pinned memory, lent by the buffer whose they are.
+
+use std::{any::Any, ptr::NonNull, sync::Arc};
+
+use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, RawBuffer, Storage};
+
+use super::anchor::Registration;
+
+/// Registered bytes of somebody's buffer.
+pub(super) struct Registered {
+    /// Given back before the registration is.
+    loan: Loan,
+    registration: Arc<Registration>,
+    writable: bool,
+}
+
+impl Registered {
+    pub(super) fn new(loan: Loan, registration: Arc<Registration>, writable: bool) -> Self {
+        Self { loan, registration, writable }
+    }
+}
+
+// SAFETY: the lent buffer keeps its bytes alive and its other users away until drop, the registration keeps them pinned.
+unsafe impl Storage for Registered {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pinned)
+    }
+
+    fn len(&self) -> usize {
+        self.loan.buffer().len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.loan.buffer().host_address()
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// The registration and the lender both wait for the fences.
+    fn take_over(&mut self, until: &[Fence]) -> bool {
+        if !self.registration.keep_until(until) {
+            return false;
+        }
+        self.loan.return_behind(until);
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Memory that a caller promised to keep.
+pub(super) struct Promised {
+    address: NonNull<u8>,
+    bytes: usize,
+    writable: bool,
+}
+
+// SAFETY: who made it promised that the bytes may be used from any thread.
+unsafe impl Send for Promised {}
+// SAFETY: as above; access is ordered by the buffer over it.
+unsafe impl Sync for Promised {}
+
+impl Promised {
+    /// # Safety
+    /// * `bytes` initialised bytes at `address` stay valid until this is dropped, and nobody uses them in conflict with the
+    ///   buffer over it.
+    pub(super) unsafe fn buffer(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
+        RawBuffer::new(Box::new(Self { address, bytes, writable }), &Arc::default())
+    }
+}
+
+// SAFETY: the promise of who made it.
+unsafe impl Storage for Promised {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        Some(self.address)
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

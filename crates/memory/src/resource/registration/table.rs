@@ -1,0 +1,201 @@
+//! Which ranges of host memory are registered, and what has to go before another one can be.
+//!
+//! Pure bookkeeping behind the cache's lock: it calls nobody. What is to be asked of the driver is marked here first, done with
+//! the lock open, and entered afterwards; meanwhile nobody else gets at the range.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use crate::sync::Arc;
+
+/// One range.
+struct Entry<P> {
+    end: usize,
+    writable: bool,
+    /// When it was last asked for.
+    used: u64,
+    state: State<P>,
+}
+
+enum State<P> {
+    /// Some thread is just registering it, or just ending it.
+    InHand,
+    Ready(Arc<P>),
+}
+
+impl<P> State<P> {
+    fn is_idle(&mut self) -> bool {
+        match self {
+            Self::InHand => false,
+            Self::Ready(payload) => is_idle(payload),
+        }
+    }
+}
+
+/// Registered ranges, which never overlap. `P` stands for a registration; it is in use while anybody but the table has it.
+pub(crate) struct Table<P> {
+    by_start: BTreeMap<usize, Entry<P>>,
+    bytes: u64,
+    clock: u64,
+    limit: u64,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) range: Range<usize>,
+    pub(crate) writable: bool,
+}
+
+/// What is to be done for a range.
+pub(crate) enum Plan<P> {
+    /// It is registered.
+    Covered(Arc<P>),
+    /// Another thread has a part of it in hand.
+    Wait,
+    /// These have to go first; they are in the caller's hand now. `joined` ones overlap the range.
+    Evict { joined: Vec<Evicted<P>>, others: Vec<Evicted<P>> },
+    /// It is to be registered by the caller, in whose hand it is now.
+    Register,
+    /// A registration that overlaps the range, and does not do for it, is in use.
+    InUse(Range<usize>),
+    /// The limit leaves no room; so many bytes cannot go.
+    Short(u64),
+}
+
+/// A registration that has to go.
+pub(crate) struct Evicted<P> {
+    pub(crate) range: Range<usize>,
+    pub(crate) writable: bool,
+    pub(crate) payload: Arc<P>,
+}
+
+impl<P> Table<P> {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { by_start: BTreeMap::new(), bytes: 0, clock: 0, limit }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes registered or about to be.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_start.len()
+    }
+
+    /// What to do about a range. Registrations that begin at one of `busy` are in use by work in flight.
+    pub(crate) fn plan(&mut self, asked: &Asked, busy: &[usize]) -> Plan<P> {
+        self.clock += 1;
+        let clock = self.clock;
+        let wanted = (asked.range.end - asked.range.start) as u64;
+        let mut overlapping = Vec::new();
+        for (start, entry) in self.by_start.range_mut(..asked.range.end).rev() {
+            if entry.end <= asked.range.start {
+                break;
+            }
+            let State::Ready(payload) = &mut entry.state else { return Plan::Wait };
+            let covers = *start <= asked.range.start && asked.range.end <= entry.end;
+            if covers && (entry.writable || !asked.writable) {
+                entry.used = clock;
+                return Plan::Covered(Arc::clone(payload));
+            }
+            if busy.contains(start) || !is_idle(payload) {
+                return Plan::InUse(*start..entry.end);
+            }
+            overlapping.push((*start, (entry.end - start) as u64));
+        }
+        let freed: u64 = overlapping.iter().map(|(_, bytes)| bytes).sum();
+        let mut left = self.bytes - freed;
+        let mut others = Vec::new();
+        if left.saturating_add(wanted) > self.limit {
+            let mut idle: Vec<_> =
+                self.idle(busy).filter(|(_, start, _)| !overlaps(&overlapping, *start)).collect();
+            idle.sort_unstable();
+            for (_, start, bytes) in idle {
+                if left.saturating_add(wanted) <= self.limit {
+                    break;
+                }
+                left -= bytes;
+                others.push(start);
+            }
+            if left.saturating_add(wanted) > self.limit {
+                return Plan::Short(left);
+            }
+        }
+        if overlapping.is_empty() && others.is_empty() {
+            let entry =
+                Entry { end: asked.range.end, writable: asked.writable, used: clock, state: State::InHand };
+            self.by_start.insert(asked.range.start, entry);
+            self.bytes += wanted;
+            return Plan::Register;
+        }
+        let joined = overlapping.into_iter().filter_map(|(start, _)| self.take(start)).collect();
+        Plan::Evict { joined, others: others.into_iter().filter_map(|start| self.take(start)).collect() }
+    }
+
+    /// Takes every idle registration in hand that touches a range.
+    ///
+    /// # Errors
+    /// One of them that is in use, or in another thread's hand; none is taken then.
+    pub(crate) fn take_touching(&mut self, range: &Range<usize>) -> Result<Vec<Evicted<P>>, Range<usize>> {
+        let touching = self.by_start.range_mut(..range.end).filter(|(_, entry)| entry.end > range.start);
+        let touching: Vec<(usize, bool)> =
+            touching.map(|(start, entry)| (*start, entry.state.is_idle())).collect();
+        if let Some((start, _)) = touching.iter().find(|(_, idle)| !idle) {
+            return Err(*start..self.by_start.get(start).map_or(*start, |entry| entry.end));
+        }
+        Ok(touching.into_iter().filter_map(|(start, _)| self.take(start)).collect())
+    }
+
+    /// Takes every idle registration in hand.
+    pub(crate) fn take_idle(&mut self) -> Vec<Evicted<P>> {
+        let idle: Vec<usize> = self.idle(&[]).map(|(_, start, _)| start).collect();
+        idle.into_iter().filter_map(|start| self.take(start)).collect()
+    }
+
+    /// What was in hand is registered from now on.
+    pub(crate) fn ready(&mut self, start: usize, payload: &Arc<P>) {
+        if let Some(entry) = self.by_start.get_mut(&start) {
+            entry.state = State::Ready(Arc::clone(payload));
+        }
+    }
+
+    /// What was in hand is not registered.
+    pub(crate) fn gone(&mut self, start: usize) {
+        if let Some(entry) = self.by_start.remove(&start) {
+            self.bytes -= (entry.end - start) as u64;
+        }
+    }
+
+    fn take(&mut self, start: usize) -> Option<Evicted<P>> {
+        let entry = self.by_start.get_mut(&start)?;
+        match std::mem::replace(&mut entry.state, State::InHand) {
+            State::Ready(payload) => {
+                Some(Evicted { range: start..entry.end, writable: entry.writable, payload })
+            }
+            State::InHand => None,
+        }
+    }
+
+    /// When each idle one was last used, where it begins, and how long it is.
+    fn idle(&mut self, busy: &[usize]) -> impl Iterator<Item = (u64, usize, u64)> {
+        self.by_start.iter_mut().filter_map(move |(start, entry)| {
+            let idle = !busy.contains(start) && entry.state.is_idle();
+            idle.then_some((entry.used, *start, (entry.end - start) as u64))
+        })
+    }
+}
+
+fn overlaps(overlapping: &[(usize, u64)], start: usize) -> bool {
+    overlapping.iter().any(|(known, _)| *known == start)
+}
+
+/// Whether nobody but the table has it. Who gets it gets it from the table, so it stays so while the table is locked; and what
+/// its last user left behind is seen by who finds it idle.
+fn is_idle<P>(payload: &mut Arc<P>) -> bool {
+    Arc::get_mut(payload).is_some()
+}

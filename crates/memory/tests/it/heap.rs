@@ -1,0 +1,100 @@
+//! Ordinary host memory of a test, in pages of its own, that notes when it is freed.
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage};
+
+/// No machine has larger ordinary pages.
+const PAGE: usize = 65_536;
+
+pub(crate) struct Heap {
+    start: NonNull<u8>,
+    layout: Layout,
+    bytes: usize,
+    writable: bool,
+    panics: bool,
+    freed: Arc<AtomicU64>,
+}
+
+// SAFETY: it owns its bytes.
+unsafe impl Send for Heap {}
+// SAFETY: nothing but the address is reachable.
+unsafe impl Sync for Heap {}
+
+/// A buffer of so many zeros, and how often it was freed.
+pub(crate) fn heap(bytes: usize, writable: bool) -> (RawBuffer, Arc<AtomicU64>) {
+    heap_that(false, bytes, writable)
+}
+
+/// A buffer whose end panics.
+pub(crate) fn panicking_heap(bytes: usize) -> RawBuffer {
+    heap_that(true, bytes, true).0
+}
+
+fn heap_that(panics: bool, bytes: usize, writable: bool) -> (RawBuffer, Arc<AtomicU64>) {
+    let layout = Layout::from_size_align(bytes.next_multiple_of(PAGE).max(PAGE), PAGE).unwrap();
+    // SAFETY: the layout's size is not 0.
+    let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
+    let freed = Arc::new(AtomicU64::new(0));
+    let storage = Heap { start, layout, bytes, writable, panics, freed: Arc::clone(&freed) };
+    (RawBuffer::new(Box::new(storage), &Arc::default()), freed)
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        self.freed.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: allocated in `heap` with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        assert!(!self.panics, "a destructor that panics");
+    }
+}
+
+// SAFETY: it owns so many zeroed bytes.
+unsafe impl Storage for Heap {
+    fn place(&self) -> Place {
+        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        Some(self.start)
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Fails instead of hanging.
+pub(crate) fn watched(work: impl FnOnce() + Send + 'static) {
+    let (done, outcome) = std::sync::mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        // Nobody listens any more where it took too long.
+        let _late = done.send(());
+    });
+    let waited = outcome.recv_timeout(std::time::Duration::from_secs(120));
+    assert!(waited != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
+    if let Err(panic) = worker.join() {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -1,0 +1,195 @@
+//! Resources and registrations where the driver fails, refuses, or loses its device.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use transload_core::{Error, ErrorKind};
+use transload_cuda_sim::SimDevice;
+use transload_memory::{
+    CudaDevice, CudaMemoryManager, HostPages, LimitedResource, MemoryResource, PinnedResource,
+    RegistrationCache, StatisticsResource, UnifiedResource, WriteCombinedResource,
+};
+
+use crate::{ILLEGAL_ADDRESS, OUT_OF_MEMORY, alone_with_drop_errors, builder, heap::heap};
+
+const PAGE: usize = 65_536;
+
+fn manager(sim: SimDevice) -> Arc<CudaMemoryManager> {
+    Arc::new(CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap())
+}
+
+/// Everything that this folder of the crate does with the driver.
+fn scenario(memory: &Arc<CudaMemoryManager>) -> transload_core::Result<()> {
+    for pages in [HostPages::Driver, HostPages::Ordinary, HostPages::Auto] {
+        let resource = StatisticsResource::new(LimitedResource::new(
+            PinnedResource::new(memory).with_pages(pages),
+            16 << 20,
+        ));
+        resource.allocate_segment(5 << 20)?;
+        resource.trim()?;
+    }
+    WriteCombinedResource::new(memory).allocate_segment(1000)?;
+    UnifiedResource::new(memory)?.allow_oversubscription(true).allocate_segment(1000)?;
+    let cache = RegistrationCache::new(memory, 8 * PAGE as u64)?;
+    let (first, second) = (heap(4 * PAGE, true).0, heap(6 * PAGE, false).0);
+    cache.register(&first.slice(..3 * PAGE)?)?;
+    cache.register(&first.slice(2 * PAGE..)?)?;
+    cache.register(&second)?;
+    cache.forget(&second)?;
+    cache.register(&first)?;
+    cache.trim()?;
+    cache.register(&first)?;
+    Ok(())
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks_but_what_could_not_be_freed() {
+    let _alone = alone_with_drop_errors();
+    for code in [OUT_OF_MEMORY, 999] {
+        for nth in 1.. {
+            assert!(nth < 1000, "the scenario never ended");
+            let sim = builder().read_only_register(true).build();
+            sim.fail_call(None, nth, code);
+            let outcome = CudaDevice::new(sim.ordinal())
+                .and_then(|device| CudaMemoryManager::new(&device).map(Arc::new))
+                .and_then(|memory| {
+                    let outcome = scenario(&memory);
+                    let drained = memory.drain();
+                    outcome.and(drained)
+                });
+            let over = sim.calls() < nth;
+            if let Err(error) = &outcome {
+                let kinds = [ErrorKind::OutOfMemory, ErrorKind::Device];
+                assert!(kinds.contains(&error.kind()), "call {nth}, code {code}: {error:?}");
+            }
+            let unregistering = outcome.is_err_and(|error| error.to_string().contains("cuMemHostUnregister"));
+            let failed_drops = transload_cuda_sys::take_drop_errors();
+            assert!(
+                sim.ledger().is_empty() || unregistering || !failed_drops.is_empty(),
+                "call {nth}, code {code}: {}",
+                sim.ledger()
+            );
+            if over {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_registration_that_cannot_be_ended_keeps_its_memory_for_good_and_frees_its_place() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    let cache = RegistrationCache::new(&memory, PAGE as u64).unwrap();
+    let (buffer, freed) = heap(PAGE, true);
+    drop(cache.register(&buffer).unwrap());
+    sim.fail_call(Some("cuMemHostUnregister"), 1, 999);
+    assert_eq!(cache.trim().unwrap_err().kind(), ErrorKind::Device);
+    drop(buffer);
+    assert_eq!(freed.load(Ordering::SeqCst), 0, "the device may still reach it");
+    assert_eq!(memory.ledger().allocations, 1, "and the ledger says so");
+    assert_eq!(cache.statistics().registrations, 0);
+    drop(cache.register(&heap(PAGE, true).0).unwrap());
+}
+
+#[test]
+fn every_code_of_the_driver_is_an_error_of_a_kind() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let (buffer, _) = heap(PAGE, true);
+    let kind_of = |call: &str, code: u32, work: &dyn Fn() -> Result<(), Error>| {
+        sim.fail_call(Some(call), 1, code);
+        work().unwrap_err().kind()
+    };
+    let resource = PinnedResource::new(&memory).with_pages(HostPages::Driver);
+    for code in 1..1000 {
+        let registered = kind_of("cuMemHostRegister_v2", code, &|| cache.register(&buffer).map(drop));
+        let pinned = (code != OUT_OF_MEMORY)
+            .then(|| kind_of("cuMemHostAlloc", code, &|| resource.allocate_segment(10).map(drop)));
+        match code {
+            OUT_OF_MEMORY => assert_eq!(registered, ErrorKind::OutOfMemory),
+            ILLEGAL_ADDRESS => {
+                assert_eq!((registered, pinned), (ErrorKind::DeviceLost, Some(ErrorKind::DeviceLost)));
+            }
+            712 => assert_eq!(registered, ErrorKind::InvalidArgument),
+            1 | 304 | 801 => assert_eq!(registered, ErrorKind::Unsupported, "{code}"),
+            _ => {}
+        }
+        assert!(buffer.write().is_ok(), "a refusal lends nothing");
+    }
+    assert_eq!(cache.statistics().registrations, 0);
+}
+
+#[test]
+fn pages_that_the_driver_does_not_take_are_replaced_by_its_own() {
+    let sim = builder().host_register(false).build();
+    let memory = manager(sim);
+    let auto = PinnedResource::new(&memory);
+    assert!(auto.allocate_segment(5 << 20).unwrap().write().is_ok());
+    if cfg!(target_os = "linux") {
+        let huge = auto.clone().with_pages(HostPages::Huge);
+        assert!(huge.allocate_segment(5 << 20).is_err());
+    }
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let (buffer, _) = heap(PAGE, true);
+    assert_eq!(cache.register(&buffer).unwrap_err().kind(), ErrorKind::Unsupported);
+    drop((cache, auto));
+    memory.drain().unwrap();
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn memory_that_is_only_read_is_registered_so_where_the_device_can() {
+    for can in [false, true] {
+        let memory = manager(builder().read_only_register(can).build());
+        let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+        let ((fixed, _), (writable, _)) = (heap(PAGE, false), heap(PAGE, true));
+        let flags_of = |buffer: &transload_core::RawBuffer| {
+            let pinned = cache.register(buffer).unwrap();
+            let _bound = memory.device().context().unwrap().enter().unwrap();
+            let mut flags = 0;
+            let start = pinned.host_address().unwrap().as_ptr();
+            // SAFETY: the out pointer is valid.
+            let code = unsafe { transload_cuda_sys::ffi::cuMemHostGetFlags(&mut flags, start.cast()) };
+            transload_cuda_sys::check("cuMemHostGetFlags", code).unwrap();
+            flags & 8 != 0
+        };
+        assert_eq!((flags_of(&fixed), flags_of(&writable)), (can, false));
+    }
+}
+
+#[test]
+fn a_lost_device_leaves_typed_errors_and_no_hang() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let (buffer, _) = heap(PAGE, true);
+    let pinned = cache.register(&buffer).unwrap();
+    let segment = PinnedResource::new(&memory).allocate_segment(5 << 20).unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    drop((pinned, segment));
+    assert_eq!(cache.trim().unwrap_err().kind(), ErrorKind::DeviceLost);
+    assert_eq!(cache.register(&buffer).unwrap_err().kind(), ErrorKind::DeviceLost);
+    drop(cache);
+    let _reported = memory.drain();
+    drop(transload_cuda_sys::take_drop_errors());
+}
+
+#[test]
+fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
+    let sim = builder().total_memory(8 << 20).build();
+    let memory = manager(sim);
+    let resource = UnifiedResource::new(&memory).unwrap();
+    let held: Vec<_> = (0..2).map(|_| resource.allocate_segment(3 << 20).unwrap()).collect();
+    let shortage = resource.allocate_segment(3 << 20).unwrap_err().memory_shortage().unwrap();
+    assert_eq!((shortage.free, shortage.total), (Some(2 << 20), Some(8 << 20)));
+    let more = UnifiedResource::new(&memory).unwrap().allow_oversubscription(true);
+    assert_eq!(more.info().unwrap_err().kind(), ErrorKind::Unsupported);
+    drop(more.allocate_segment(30 << 20).unwrap());
+    drop(held);
+    resource.trim().unwrap();
+    assert!(resource.allocate_segment(8 << 20).is_ok());
+}

@@ -1,0 +1,171 @@
+//! Fills where the driver fails, does not take the kernel, or is watched.
+
+use transload_core::{
+    MemoryKind, Operation, Pattern, RawBuffer, Result, StreamPriority, Timing, fill, submit,
+};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
+
+use crate::{builder, with_each_call_failing};
+
+const WIDE: [Pattern; 2] =
+    [Pattern::U64(0x0102_0304_0506_0708), Pattern::U128(0x0102_0304_0506_0708_090A_0B0C)];
+
+fn content(memory: &CudaMemoryManager, stream: &CudaStream, there: &RawBuffer) -> Vec<u8> {
+    let back = memory.allocate(MemoryKind::Pinned, there.len()).unwrap();
+    stream.copy_to_host_async(there, &back).wait().unwrap();
+    back.read().unwrap().to_vec()
+}
+
+fn is_filled(bytes: &[u8], pattern: Pattern) -> bool {
+    bytes.chunks(16).all(|chunk| *chunk == pattern.repeated()[..chunk.len()])
+}
+
+#[test]
+fn wide_fills_keep_their_turns_among_other_streams_work_under_any_of_fifty_seeds() {
+    for seed in 0..50 {
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let there = memory.allocate(MemoryKind::Device, 300_000).unwrap();
+        let again = memory.allocate(MemoryKind::Device, 300_000).unwrap();
+        drop(streams[0].memset_async(&there, WIDE[0]));
+        drop(streams[1].copy_device_to_device_async(&there, &again));
+        drop(streams[2].memset_async(&there, WIDE[1]));
+        drop(fill(&streams[0], &there.slice(3..3_003).unwrap(), &[1, 2, 3]).unwrap());
+        let seen = content(&memory, &streams[1], &there);
+        assert!(seen[3..3_003].chunks(3).all(|chunk| *chunk == [1, 2, 3]), "seed {seed}");
+        assert!(is_filled(&seen[3_008..], WIDE[1]), "seed {seed}");
+        assert!(is_filled(&content(&memory, &streams[2], &again), WIDE[0]), "seed {seed}");
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+    }
+}
+
+#[test]
+fn every_byte_that_a_wide_fill_writes_is_seen_by_the_check_for_races() {
+    for (from, bytes, races) in [(0, 16, true), (800, 8, true), (1_592, 8, true), (1_600, 8, false)] {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let (one, two) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+        let there = memory.allocate(MemoryKind::Device, 2_000).unwrap();
+        let address = there.device_address().unwrap();
+        // SAFETY: the buffer outlives the work; what is left in it is not looked at.
+        unsafe {
+            one.memset_raw_async(address, WIDE[0], 1_600).unwrap();
+            two.memset_raw_async(address + from, WIDE[0], bytes).unwrap();
+        }
+        assert_eq!(sim.races().len(), usize::from(races), "{bytes} bytes from {from} on");
+        one.synchronize().unwrap();
+        two.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn each_failing_driver_call_around_fills_is_a_typed_error_without_a_hang_or_a_leak() {
+    fn scenario(device: &CudaDevice, memory: &CudaMemoryManager) -> Result<()> {
+        let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+        let there = memory.allocate(MemoryKind::Device, 5_008)?;
+        drop(fill(&one, &there.slice(1..4_999)?, &[1, 2, 3, 4, 5, 6, 7])?);
+        fill(&two, &there, &[1, 2, 3, 4, 5, 6, 7, 8])?;
+        there.wait_idle()
+    }
+    with_each_call_failing(scenario);
+}
+
+#[test]
+fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
+    for code in [209, 218, 221, 222, 223] {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let there = memory.allocate(MemoryKind::Device, 10_000).unwrap();
+        sim.fail_call(Some("cuModuleLoadData"), 1, code);
+        let trace = transload_cuda_sys::trace::start();
+        for pattern in WIDE {
+            for bytes in [16, 32, 48, 9_984] {
+                let part = there.slice(16..16 + bytes).unwrap();
+                drop(stream.memset_async(&there, Pattern::U8(0xEE)));
+                drop(stream.memset_async(&part, pattern));
+                let seen = content(&memory, &stream, &there);
+                assert!(is_filled(&seen[16..16 + bytes], pattern), "{code}: {bytes} bytes of {pattern:?}");
+                assert!(seen[..16].iter().chain(&seen[16 + bytes..]).all(|byte| *byte == 0xEE));
+            }
+        }
+        let calls = trace.calls_of_this_thread();
+        assert_eq!(calls.iter().filter(|call| call.name == "cuModuleLoadData").count(), 1);
+        assert!(calls.iter().all(|call| call.name != "cuLaunchKernel"));
+        assert!(sim.races().is_empty());
+    }
+}
+
+#[test]
+fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 10_000).unwrap();
+    for pattern in WIDE {
+        sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+        let part = there.slice(..9_984).unwrap();
+        let operations = [Operation::Fill { dst: &part, pattern }];
+        let graph = CudaGraph::record(&device, StreamPriority::Normal, &operations).unwrap();
+        assert!(graph.nodes() > 2, "{} memsets and copies", graph.nodes());
+        graph.launch(&stream).unwrap();
+        assert!(is_filled(&content(&memory, &stream, &part), pattern));
+    }
+}
+
+#[test]
+fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
+    for nth in 1..8 {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let there = memory.allocate(MemoryKind::Device, 1 << 20).unwrap();
+        sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+        sim.fail_call(Some("cuMemcpyDtoDAsync_v2"), nth, 999);
+        let error = stream.memset_async(&there, WIDE[1]).wait().unwrap_err();
+        assert!(error.to_string().contains("999"), "{error}");
+        drop(there);
+        stream.memset_async(&memory.allocate(MemoryKind::Device, 1 << 20).unwrap(), WIDE[0]).wait().unwrap();
+        assert!(sim.races().is_empty());
+    }
+}
+
+#[test]
+fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 5 << 20).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    drop(stream.memset_async(&there, WIDE[0]));
+    drop((stream, there));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn a_prepared_pool_loads_nothing_when_it_fills() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let pool = AdvancedStreamPool::new(&device).unwrap();
+    pool.prepare_in_place().unwrap();
+    let there = memory.allocate(MemoryKind::Device, 64).unwrap();
+    let trace = transload_cuda_sys::trace::start();
+    for pattern in WIDE {
+        let queue = pool.get_priority_stream(StreamPriority::Normal).unwrap().into_queue();
+        submit(&*queue, &Operation::Fill { dst: &there, pattern }, Timing::Off).unwrap();
+    }
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
+    pool.synchronize().unwrap();
+}

