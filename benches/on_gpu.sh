@@ -103,7 +103,7 @@ if wanted tests; then
     # All tests of a program share one context. Where they test the driver's own semantics, or hold work back by a host
     # function, beside which the driver runs no other and may not allocate, they go one after the other.
     threads=()
-    [[ $name == *cuda-sim* || $name == *streams* ]] && threads=(--test-threads=1)
+    [[ $name == *cuda-sim* || $name == *streams* || $name == *dlpack* ]] && threads=(--test-threads=1)
     TRANSLOAD_TEST_DRIVER=real step "test $name" 120 "$bundle/$name" --show-output "${threads[@]}"
     status=$?
     python3 - "$name" "$status" "$took" "$work/step" >>"$work/tests" <<'P'

@@ -4,7 +4,7 @@
 use std::{cell::RefCell, ptr::NonNull, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{MemoryKind, RawBuffer, StreamPriority, WorkloadType};
+use transload_core::{Access, MemoryKind, RawBuffer, StreamPriority, WorkloadType};
 use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaModule, CudaStream, LaunchConfig};
 
@@ -17,10 +17,12 @@ use crate::{
 };
 
 /// Bytes, and how often the work on so many is repeated.
-const SIZES: [(usize, usize); 4] = [(64 << 10, 200), (1 << 20, 200), (16 << 20, 60), (256 << 20, 30)];
+const SIZES: [(usize, usize); 4] = [(64 << 10, 400), (1 << 20, 200), (16 << 20, 60), (256 << 20, 30)];
 /// How many times as long as the quickest way by hand with unified memory it may take.
 const MOST: f64 = 1.05;
 const FACTOR: f32 = 2.0;
+/// The driver keeps unified memory in blocks of so many bytes: what is less would share one with another way's.
+const BLOCK: usize = 2 << 20;
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
@@ -95,7 +97,8 @@ fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
     let stream = CudaStream::new(&rig.device)?;
     let (kernel, stream) = (&kernel, &stream);
 
-    let managed = [(); 2].map(|()| RawMemory::new(MemoryKind::Unified, bytes));
+    let held = bytes.max(BLOCK);
+    let managed = [(); 2].map(|()| RawMemory::new(MemoryKind::Unified, held));
     let [managed, faulting] = managed;
     let (managed, faulting, pinned) = (managed?, faulting?, RawMemory::new(MemoryKind::Pinned, bytes)?);
     let there = rig.memory.allocate(MemoryKind::Device, bytes)?;
@@ -157,18 +160,18 @@ fn work(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
         ("explicit", "UnifiedBuffer on pinned memory and copies", UnifiedMode::Explicit),
     ] {
         let lease = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
-        let buffer = UnifiedBuffer::<f32>::new_with_mode(&rig.memory, lease, count, mode)?;
+        let buffer = UnifiedBuffer::<f32>::new_with_mode(&rig.memory, lease, held / size_of::<f32>(), mode)?;
         let way = Way::new(name, method, move || {
             let begun = Instant::now();
-            buffer.write()?.copy_from_slice(&ends.source);
+            buffer.write_range(..count)?.copy_from_slice(&ends.source);
             {
-                let there = buffer.acquire_for_device(stream, Role::InOut)?;
+                let there = buffer.acquire_range_for_device(stream, ..count, Role::InOut, Access::Write)?;
                 let launch = kernel.launch(shape).arg(FACTOR).reads(ones).reads_writes(there.raw());
                 // SAFETY: the kernel takes a float, two arrays of so many floats, and their number.
                 unsafe { launch.arg(count as u64).enqueue(stream) }?;
             }
-            drop(buffer.prefetch_to_host_on(stream, ..));
-            ends.target.borrow_mut().copy_from_slice(&buffer.read()?);
+            drop(buffer.prefetch_to_host_on(stream, ..count));
+            ends.target.borrow_mut().copy_from_slice(&buffer.read_range(..count)?);
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         });
         let goal = (mode == UnifiedMode::Managed).then_some(Goal::RatioAtMost(MOST));

@@ -3,15 +3,11 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
-use std::{
-    ffi::{CStr, c_void},
-    ptr,
-    sync::{Mutex, MutexGuard},
-};
+use std::sync::{Mutex, MutexGuard};
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, TestDevice};
-use transload_cuda_sys::{AsStream as _, Driver, Stream, StreamOptions, check, ffi};
+use transload_cuda_sys::{AsStream as _, Stream, StreamOptions, check, ffi};
 use transload_memory::{CudaDevice, CudaMemoryManager, MigrationTracker};
 
 /// Tests of this file take turns: a tracker counts what happens anywhere in the process.
@@ -181,86 +177,4 @@ fn memory_that_does_not_migrate_is_refused() {
     }
     assert_eq!(setup.tracker.device(), DeviceId::Cuda(setup.device.ordinal()));
     setup.finish();
-}
-
-#[test]
-fn where_the_counters_are_refused_the_start_says_so_and_leaves_nothing_behind() {
-    if harness::is_real() {
-        println!("skipped: needs the software driver");
-        return;
-    }
-    let setup = Setup::new().unwrap();
-    let Setup { test, device, memory, stream, tracker, _turn } = setup;
-    drop(tracker);
-    harness::refuse_migration_counters(Some(28));
-    let error = MigrationTracker::start(&device).unwrap_err();
-    harness::refuse_migration_counters(None);
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    let text = error.to_string();
-    assert!(text.contains("unavailable") && text.contains("28") && text.contains("NOT_SUPPORTED"), "{text}");
-    let tracker = MigrationTracker::start(&device).unwrap();
-    Setup { test, device, memory, stream, tracker, _turn }.finish();
-    let old = harness::device_with(|builder| builder.pre_pascal()).unwrap();
-    let error = MigrationTracker::start(&CudaDevice::new(old.ordinal()).unwrap()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    old.assert_ledger_empty();
-}
-
-#[test]
-fn another_tool_that_has_the_counters_keeps_them() {
-    type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
-    extern "C" fn ignored(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}
-    if harness::is_real() {
-        println!("skipped: needs the software driver");
-        return;
-    }
-    let setup = Setup::new().unwrap();
-    let Setup { test, device, memory, stream, tracker, _turn } = setup;
-    drop(tracker);
-    let tool = |name: &CStr| Driver::get().unwrap().installed().unwrap().tool_symbol(name).unwrap();
-    // SAFETY: CUPTI's headers give the name this signature.
-    let subscribe: extern "C" fn(*mut *mut c_void, Callback, *mut c_void) -> u32 =
-        unsafe { std::mem::transmute(tool(c"cuptiSubscribe")) };
-    // SAFETY: as above.
-    let unsubscribe: extern "C" fn(*mut c_void) -> u32 =
-        unsafe { std::mem::transmute(tool(c"cuptiUnsubscribe")) };
-    let mut other = ptr::null_mut();
-    assert_eq!(subscribe(&mut other, ignored, ptr::null_mut()), 0);
-    let error = MigrationTracker::start(&device).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("another user of CUPTI"), "{error}");
-    assert_eq!(unsubscribe(other), 0, "the refused start took nothing from it");
-    let tracker = MigrationTracker::start(&device).unwrap();
-    Setup { test, device, memory, stream, tracker, _turn }.finish();
-}
-
-#[test]
-fn each_failing_driver_call_of_a_start_is_a_typed_error_and_nothing_leaks() {
-    if harness::is_real() {
-        println!("skipped: needs the software driver");
-        return;
-    }
-    let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    for nth in 1..100 {
-        let test = harness::device_with(|builder| builder).unwrap();
-        let sim = test.sim().unwrap();
-        sim.fail_call(None, nth, 2);
-        let outcome =
-            CudaDevice::new(test.ordinal()).and_then(|device| MigrationTracker::start(&device).map(drop));
-        if let Err(error) = &outcome {
-            assert!(
-                matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Device),
-                "call {nth}: {error:?}"
-            );
-        }
-        // What was made to fail to go stays, and says so.
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            outcome.unwrap();
-            drop(turn);
-            return;
-        }
-    }
-    panic!("the start never ended");
 }

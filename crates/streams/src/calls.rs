@@ -16,6 +16,9 @@ use crate::{CudaGraph, CudaStream, fills::Fill, kernels::Kernels};
 /// loss, and enqueueing takes as long as doing. See `points`.
 pub(crate) const SMALL: usize = 64 << 10;
 
+/// As [`SMALL`], of a fill: it runs at the rate of the device's memory, not of a link.
+pub(crate) const SMALL_FILL: usize = 1 << 20;
+
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
 pub(crate) enum Side {
@@ -174,7 +177,7 @@ impl<'a> Calls<'a> {
     pub(crate) fn are_small(&self) -> bool {
         match *self {
             Self::Copy(_, _, bytes) => bytes <= SMALL,
-            Self::Fill(ref fill) => fill.is_one_call() && fill.bytes() <= SMALL,
+            Self::Fill(ref fill) => fill.is_one_call() && fill.bytes() <= SMALL_FILL,
             _ => false,
         }
     }

@@ -4,7 +4,7 @@ use transload_core::{MemoryAdvice, RawBuffer, Result};
 
 use super::{
     MemoryLocation,
-    calls::{Advice, Range},
+    calls::{Advice, advise_buffer},
 };
 
 /// Advises the driver on a buffer, or a slice of one, of unified memory. The driver keeps it from then on; the call moves and
@@ -37,7 +37,7 @@ use super::{
 /// ```
 pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
     let (advice, location) = split(advice)?;
-    Range::of(buffer)?.advise(advice, location)
+    advise_buffer(buffer, advice, location)
 }
 
 /// What is advised, and about which place; the host stands where advice looks at none.

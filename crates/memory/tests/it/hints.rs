@@ -1,7 +1,7 @@
 //! Advice by its effect: what the driver says of the range afterwards.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::TestDevice;
+use transload_cuda_sim::harness::{self, TestDevice};
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy,
     Residency, advise, apply_migration_policy,
@@ -108,7 +108,7 @@ fn advice_that_cannot_be_followed_is_refused_with_what_would_be_valid() {
 
 #[test]
 fn advice_may_name_any_device_of_the_process() {
-    let Some(devices) = transload_cuda_sim::harness::devices(2) else { return };
+    let Some(devices) = harness::devices(2) else { return };
     let (near, far) = (devices[0].ordinal(), devices[1].ordinal());
     let memory = CudaMemoryManager::new(&CudaDevice::new(near).unwrap()).unwrap();
     let buffer = memory.allocate(MemoryKind::Unified, BYTES).unwrap();
@@ -234,9 +234,14 @@ fn a_numa_node_can_be_preferred_but_accesses_nothing() {
         Err(error) if error.kind() == ErrorKind::MissingFunction => println!("skipped: {error}"),
         outcome => {
             outcome.unwrap();
-            assert_eq!(hints.residency().unwrap().preferred, Some(MemoryLocation::HostNuma(0)));
-            let nowhere = hints.set_preferred_location(MemoryLocation::HostNuma(9_999)).unwrap_err();
-            assert_eq!(nowhere.kind(), ErrorKind::InvalidArgument, "{nowhere}");
+            let preferred = hints.residency().unwrap().preferred;
+            // Driver 580 took it on a virtual machine of one node, and had no preferred place afterwards.
+            let told = preferred == Some(MemoryLocation::HostNuma(0));
+            assert!(told || (harness::is_real() && preferred.is_none()), "{preferred:?}");
+            match hints.set_preferred_location(MemoryLocation::HostNuma(9_999)) {
+                Err(nowhere) => assert_eq!(nowhere.kind(), ErrorKind::InvalidArgument, "{nowhere}"),
+                Ok(()) => assert!(harness::is_real(), "only a driver that ignores nodes takes any"),
+            }
         }
     }
     drop(hints);

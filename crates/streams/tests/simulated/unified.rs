@@ -91,3 +91,32 @@ fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
     });
 }
+
+#[test]
+fn a_device_that_lacks_managed_access_gets_no_pages() {
+    within(|| {
+        let [older, newer] = [builder().pre_pascal().build(), builder().build()];
+        for mode in [UnifiedMode::Managed, UnifiedMode::Explicit] {
+            let device = CudaDevice::new(newer.ordinal()).unwrap();
+            let memory = CudaMemoryManager::new(&device).unwrap();
+            let queue = QueueLease::new(Arc::new(CudaStream::new(&device).unwrap()));
+            let buffer = UnifiedBuffer::<f32>::new_with_mode(&memory, queue, 10, mode).unwrap();
+            let error = buffer.prefetch_to_device(Some(older.ordinal())).wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{mode}: {error}");
+            let advised = buffer.set_accessed_by(older.ordinal());
+            assert!(mode == UnifiedMode::Explicit || advised.unwrap_err().kind() == ErrorKind::Unsupported);
+            drop(buffer);
+            memory.drain().unwrap();
+        }
+        let device = CudaDevice::new(older.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let queue = QueueLease::new(Arc::new(CudaStream::new(&device).unwrap()));
+        let forced = UnifiedBuffer::<u8>::new_with_mode(&memory, queue, 10, UnifiedMode::Managed);
+        let error = forced.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("valid is the mode explicit"), "{error}");
+        drop(memory);
+        drop(device);
+        assert!(older.ledger().is_empty() && newer.ledger().is_empty());
+    });
+}

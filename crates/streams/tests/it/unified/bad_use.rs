@@ -90,34 +90,6 @@ fn devices_that_do_not_exist_or_are_no_place_for_it_are_refused() {
 }
 
 #[test]
-fn a_device_that_lacks_managed_access_gets_no_pages() {
-    let Some(older) = harness::device_with(|device| device.pre_pascal()) else { return };
-    everywhere(|bench| {
-        let buffer = bench.buffer::<f32>(10);
-        if bench.setup.test.ordinal() == older.ordinal() {
-            return;
-        }
-        let error = buffer.prefetch_to_device(Some(older.ordinal())).wait().unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{bench}: {error}");
-        if bench.is_managed() {
-            assert_eq!(
-                kind(buffer.set_accessed_by(older.ordinal())),
-                Some(ErrorKind::Unsupported),
-                "{bench}"
-            );
-        }
-    });
-    let setup = Setup::on(older);
-    let stream = transload_streams::CudaStream::new(&setup.device).unwrap();
-    let queue = QueueLease::new(std::sync::Arc::new(stream));
-    let forced = UnifiedBuffer::<u8>::new_with_mode(&setup.memory, queue, 10, UnifiedMode::Managed);
-    let error = forced.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("valid is the mode explicit"), "{error}");
-    setup.finish();
-}
-
-#[test]
 fn a_queue_or_memory_of_another_device_or_kind_is_refused() {
     let Some(devices) = harness::devices(2) else { return };
     let [one, two] = devices[..] else { panic!("two devices") };
