@@ -8,20 +8,14 @@ Times are host time around the copy and a synchronisation (unit us); rates are b
 
 import datetime
 import json
-import statistics
 import sys
 import time
 
 import torch
+from pytorch_rows import percentiles
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, MIB, 16 * MIB, 256 * MIB]
-
-
-def percentiles(values):
-    values = sorted(values)
-    at = lambda share: values[round(share * (len(values) - 1))]
-    return at(0.1), statistics.median(values), at(0.9)
 
 
 def measure(copy, repetitions):
