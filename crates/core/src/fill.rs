@@ -17,7 +17,7 @@ use crate::{
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for an element of no bytes, and where `dst` is no whole number of elements;
 /// [`ErrorKind::Unsupported`] where the queue does not fill such memory; those of [`submit`]. After an error of the queue's
-/// own `dst` may be filled in part.
+/// own, or where a host view was opened between two operations, `dst` may be filled in part.
 pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
     if element.is_empty() || !dst.len().is_multiple_of(element.len()) {
         let text = format!(

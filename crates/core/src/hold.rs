@@ -44,7 +44,7 @@ impl RawBuffer {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
     pub fn try_hold(&self, access: Access) -> Result<Holding> {
-        Ok(match self.hazards().try_open_view(self.range(), access)? {
+        Ok(match self.hazards().try_hold(self.range(), access)? {
             Opening::Open(ticket) => Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) }),
             by => Holding::Blocked(Blocked { buffer: self.clone(), access, by }),
         })

@@ -79,7 +79,8 @@ impl CudaStream {
     #[inline]
     unsafe fn copy_small(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
         let own = &*self.own;
-        own.check_here()?;
+        // Its handle is nobody's, but an event may have pulled it into a capture.
+        own.check_runs()?;
         reachable(self, src, dst)?;
         let (from, to) = (side(src)?, side(dst)?);
         let _bound = own.context().enter().map_err(lift)?;

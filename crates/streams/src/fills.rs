@@ -1,5 +1,5 @@
-//! A fill as calls of the driver: its own memset for patterns of 1, 2 and 4 bytes, our kernel for those of 8 and 16, and copies
-//! where the kernel cannot be.
+//! A fill as calls of the driver: its own memset for patterns of 1, 2 and 4 bytes, our kernel for those of 8 and 16 and where
+//! memory begins between, and copies where the kernel cannot be.
 
 use transload_core::{Pattern, Result};
 use transload_cuda_sys::{DriverError, RawStream, check, ffi};
@@ -36,25 +36,24 @@ impl<'a> Fill<'a> {
         pattern: Pattern,
         stream: &'a StreamTimeline,
     ) -> Result<Self> {
-        let by = match pattern {
-            Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_) => By::Memset(pattern),
-            Pattern::U64(_) | Pattern::U128(_) => match pattern.shortest() {
-                short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_)) => By::Memset(short),
-                _ if bytes == 0 => By::Copies(pattern),
-                wide => {
-                    stream.kernels_for_fills()?.map_or(By::Copies(wide), |kernels| By::Kernel(kernels, wide))
-                }
-            },
+        if let Some(by) = memset(pattern, address) {
+            return Ok(Self { address, bytes, by });
+        }
+        let short = pattern.shortest();
+        let by = match memset(short, address) {
+            Some(by) => by,
+            None if bytes == 0 => By::Copies(short),
+            None => {
+                stream.kernels_for_fills()?.map_or(By::Copies(short), |kernels| By::Kernel(kernels, short))
+            }
         };
         Ok(Self { address, bytes, by })
     }
 
     /// As [`new`](Self::new), but without a kernel: for work that may outlive the stream, in someone's graph.
     pub(crate) fn without_kernels(address: u64, bytes: usize, pattern: Pattern) -> Self {
-        let by = match pattern.shortest() {
-            short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_)) => By::Memset(short),
-            wide => By::Copies(wide),
-        };
+        let short = pattern.shortest();
+        let by = memset(short, address).unwrap_or(By::Copies(short));
         Self { address, bytes, by }
     }
 
@@ -74,12 +73,12 @@ impl<'a> Fill<'a> {
     /// * The address is valid for as many bytes on the device of `stream`, whose context is current and that of the stream it
     ///   was made for. The memory stays alive, and nothing else uses it in conflict, until the stream has done what is
     ///   enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    /// * Address and length are multiples of the pattern's width.
+    /// * The length is a multiple of the pattern's width.
     pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let Self { address, bytes, by } = *self;
         let made = match by {
             // SAFETY: the caller's promise.
-            By::Memset(pattern) => unsafe { memset(address, bytes, pattern, stream) },
+            By::Memset(pattern) => unsafe { enqueue_memset(address, bytes, pattern, stream) },
             // SAFETY: the caller's promise; the kernels are those of the stream's context.
             By::Kernel(kernels, pattern) => unsafe {
                 kernels.fill(address, pattern.repeated(), bytes, stream)
@@ -92,9 +91,20 @@ impl<'a> Fill<'a> {
     }
 }
 
+/// The driver's own, where it has one for the pattern and takes the address: another library's memory may begin anywhere.
+fn memset(pattern: Pattern, address: u64) -> Option<By<'static>> {
+    let has = matches!(pattern, Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_));
+    (has && address.is_multiple_of(pattern.width() as u64)).then_some(By::Memset(pattern))
+}
+
 /// # Safety
 /// * As for [`Fill::make`].
-unsafe fn memset(address: u64, bytes: usize, pattern: Pattern, stream: RawStream) -> Result<(), DriverError> {
+unsafe fn enqueue_memset(
+    address: u64,
+    bytes: usize,
+    pattern: Pattern,
+    stream: RawStream,
+) -> Result<(), DriverError> {
     let [a, b, c, d, ..] = pattern.repeated();
     match pattern.width() {
         1 => {
@@ -127,12 +137,12 @@ unsafe fn by_copies(
 ) -> Result<(), DriverError> {
     let width = pattern.width().min(bytes);
     let repeated = pattern.repeated();
-    let (words, _) = repeated.as_chunks::<4>();
-    for (at, word) in (0..width).step_by(4).zip(words) {
-        // SAFETY: the caller's promise; the word lies within the first pattern.
-        check("cuMemsetD32Async", unsafe {
-            ffi::cuMemsetD32Async(address + at as u64, u32::from_ne_bytes(*word), 1, stream)
-        })?;
+    // By words, where the driver takes the address for those.
+    let step = if address.is_multiple_of(4) && width.is_multiple_of(4) { 4 } else { 1 };
+    for (at, part) in (0..width).step_by(step).zip(repeated.chunks(step)) {
+        let piece = Pattern::from_bytes(part).unwrap_or(pattern);
+        // SAFETY: the caller's promise; the piece lies within the first pattern.
+        unsafe { enqueue_memset(address + at as u64, step, piece, stream) }?;
         *under_way = true;
     }
     let mut done = width;

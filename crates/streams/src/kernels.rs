@@ -52,8 +52,15 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; the driver synchronises access itself.
 unsafe impl Sync for Kernels {}
 
-/// What is loaded. A context whose kernels are alive is alive too, so that its handle is nobody else's.
-static LOADED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+/// What is loaded, for each context one at a time: who keeps a context's kernels keeps those that everyone launches. A context
+/// whose kernels are alive is alive too, so that its handle is nobody else's.
+static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+
+/// Of which context. Its handle lies here so that none is upgraded, and perhaps dropped, under the lock but the one wanted.
+struct Loaded {
+    context: usize,
+    kernels: Weak<Kernels>,
+}
 
 impl Kernels {
     /// The context's kernels: loaded already, or loaded now, which takes the driver some milliseconds where its cache
@@ -62,14 +69,18 @@ impl Kernels {
     /// # Errors
     /// `Unsupported` where the driver does not take the module; the driver's.
     pub(crate) fn of(context: &Context) -> Result<Arc<Self>> {
-        if let Some(found) = find(context) {
+        if let Some(found) = find(&LOADED.lock(), context) {
             return Ok(found);
         }
         let made = Arc::new(Self::load(context).map_err(explain)?);
-        // Where two threads came first, each uses its own: they do the same.
         let mut loaded = LOADED.lock();
-        loaded.retain(|kernels| kernels.strong_count() > 0);
-        loaded.push(Arc::downgrade(&made));
+        // Where two threads came first, the loser's go, behind the lock: the driver unloads them.
+        if let Some(found) = find(&loaded, context) {
+            drop(loaded);
+            return Ok(found);
+        }
+        loaded.retain(|loaded| loaded.kernels.strong_count() > 0);
+        loaded.push(Loaded { context: context.as_raw().addr(), kernels: Arc::downgrade(&made) });
         Ok(made)
     }
 
@@ -193,12 +204,9 @@ fn blocks(src: u64, dst: u64, bytes: u64, most: u32) -> u32 {
     u32::try_from(units.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX).clamp(1, most)
 }
 
-fn find(context: &Context) -> Option<Arc<Kernels>> {
-    LOADED
-        .lock()
-        .iter()
-        .filter_map(Weak::upgrade)
-        .find(|kernels| kernels.context.as_raw() == context.as_raw())
+fn find(loaded: &[Loaded], context: &Context) -> Option<Arc<Kernels>> {
+    let of_context = loaded.iter().filter(|loaded| loaded.context == context.as_raw().addr());
+    of_context.filter_map(|loaded| loaded.kernels.upgrade()).next()
 }
 
 /// A module that the driver does not take is a capability that is missing, not something that broke.

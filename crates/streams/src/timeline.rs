@@ -58,6 +58,8 @@ pub(crate) struct StreamTimeline {
     thread: Option<ThreadId>,
     stream: Stream,
     pub(crate) device: DeviceId,
+    /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
+    pub(crate) joins: AtomicBool,
     /// The first error of the stream's work. The context is unusable from then on.
     pub(crate) broken: OnceLock<Error>,
     pub(crate) metrics: Counters,
@@ -77,8 +79,6 @@ pub(crate) struct StreamTimeline {
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
-    /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
-    pub(crate) joins: AtomicBool,
     this: Weak<Self>,
 }
 

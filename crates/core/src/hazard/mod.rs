@@ -262,6 +262,19 @@ impl Hazards {
     /// # Errors
     /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
     pub(crate) fn try_open_view(&self, range: Range<usize>, access: Access) -> Result<Opening> {
+        self.try_open(range, access, true)
+    }
+
+    /// As [`try_open_view`](Self::try_open_view), and drops no fence, which might be the last handle of its stream: for callers
+    /// that hold a lock.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn try_hold(&self, range: Range<usize>, access: Access) -> Result<Opening> {
+        self.try_open(range, access, false)
+    }
+
+    fn try_open(&self, range: Range<usize>, access: Access, forgets: bool) -> Result<Opening> {
         let mut after = Dependencies::new();
         // Declared before the lock, so dropped after it.
         let mut removed = Removed::new();
@@ -274,8 +287,10 @@ impl Hazards {
             Obstacle::Pending => return Ok(Opening::Pending),
             Obstacle::None => {}
         }
-        table.forget_what_is_over(&mut removed);
-        table.collect(&range, access, None, &mut after);
+        if forgets {
+            table.forget_what_is_over(&mut removed);
+        }
+        table.collect_open(&range, access, &mut after);
         if after.is_empty() {
             return Ok(Opening::Open(table.hold(range, access, Holder::View)));
         }

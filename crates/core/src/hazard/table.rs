@@ -109,6 +109,12 @@ impl Table {
         pending
     }
 
+    /// Adds the fences of the uses in conflict that are not known to be over.
+    pub(super) fn collect_open(&self, range: &Range<usize>, access: Access, after: &mut Dependencies) {
+        self.collect(range, access, None, after);
+        after.retain(|fence| !fence.is_known_done());
+    }
+
     /// Adds the fences of the uses in conflict, but for those of the timeline `own`.
     pub(super) fn collect(
         &self,

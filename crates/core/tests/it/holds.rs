@@ -1,8 +1,21 @@
 //! A hold is an open host view to everyone else, and becomes the use of what was enqueued under it.
 
-use transload_core::{Access, ErrorKind, Hold, Holding, RawBuffer};
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
 
-use crate::mock::{MockQueue, buffer};
+use transload_core::{
+    Access, DeviceId, ErrorKind, Fence, Hold, Holding, MemoryKind, RawBuffer, Result, Timeline, TimelineId,
+    next_timeline_id,
+};
+
+use crate::mock::{DEVICE, MockQueue, buffer, host_buffer};
 
 fn held(buffer: &RawBuffer, access: Access) -> Hold {
     match buffer.try_hold(access).unwrap() {
@@ -75,4 +88,65 @@ fn the_count_of_writes_changes_with_each_use_that_writes_and_with_no_other() {
     drop(a.write().unwrap());
     drop(held(&a.slice(3..4).unwrap(), Access::Write));
     assert_eq!(a.writes(), before.0 + 2);
+}
+
+/// Over from the beginning; its end is noted, which for a stream would be calls of its driver.
+struct Ended(TimelineId, Arc<AtomicBool>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: it counts no work.
+unsafe impl Timeline for Ended {
+    fn id(&self) -> TimelineId {
+        self.0
+    }
+
+    fn device(&self) -> DeviceId {
+        DEVICE
+    }
+
+    fn reached(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        true
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn taking_a_hold_ends_no_timeline_since_it_may_be_taken_under_a_lock() {
+    for access in [Access::Read, Access::Write] {
+        let ended = Arc::new(AtomicBool::new(false));
+        let a = host_buffer(MemoryKind::Pinned, 100);
+        let fence = Fence::new(Arc::new(Ended(next_timeline_id(), Arc::clone(&ended))), 1);
+        // SAFETY: nothing was enqueued.
+        unsafe { held(&a, Access::Write).commit(&fence) };
+        drop(fence);
+        let again = held(&a, access);
+        assert!(!ended.load(Ordering::SeqCst), "the table's handle was the last one");
+        drop(again);
+        drop(a.write().unwrap());
+        assert!(ended.load(Ordering::SeqCst), "whoever may call the driver forgets what is over");
+    }
 }

@@ -13,6 +13,7 @@ mod hazards;
 mod holds;
 mod loans;
 mod mock;
+mod order;
 mod patterns;
 mod reclaim;
 mod take_over;

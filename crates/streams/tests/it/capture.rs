@@ -3,9 +3,9 @@
 
 use std::sync::mpsc;
 
-use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
+use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, StreamPriority};
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, DriverError};
-use transload_streams::{CudaGraph, CudaStream};
+use transload_streams::{CudaEvent, CudaGraph, CudaStream};
 
 use crate::setup::{Setup, noise};
 
@@ -87,5 +87,32 @@ fn recording_updating_and_launching_graphs_of_ours_disturb_no_capture_of_others(
     });
     assert!(back.read().unwrap().iter().all(|byte| *byte == 4));
     drop((one, two, back, stream, captured));
+    setup.finish();
+}
+
+#[test]
+fn a_stream_that_an_event_pulls_into_a_capture_takes_no_operation_small_or_large_until_it_ends() {
+    let setup = Setup::new();
+    let captured = CudaStream::new(&setup.device).unwrap();
+    let pulled = CudaStream::new(&setup.device).unwrap();
+    let (fork, join) = (CudaEvent::new(&setup.device).unwrap(), CudaEvent::new(&setup.device).unwrap());
+    let (host, there) = (setup.pinned(&noise(100_000, 5)), setup.device(100_000));
+    let capture = begin(&captured, CaptureMode::Relaxed).unwrap();
+    fork.record(&captured).unwrap();
+    pulled.wait_event(&fork).unwrap();
+    for bytes in [1, 4096, 100_000] {
+        let (src, dst) = (host.slice(..bytes).unwrap(), there.slice(..bytes).unwrap());
+        // A fence cannot tell its end, and the graph would use the buffers after theirs.
+        let refused = pulled.copy_from_host_async(&src, &dst).refusal().map(transload_core::Error::kind);
+        assert_eq!(refused, Some(ErrorKind::Busy), "{bytes} bytes");
+    }
+    join.record(&pulled).unwrap();
+    captured.wait_event(&join).unwrap();
+    assert!(capture.end().is_ok(), "the capture is valid to its end");
+    let back = setup.pinned(&vec![0; 100_000]);
+    pulled.copy_from_host_async(&host, &there).wait().unwrap();
+    pulled.copy_to_host_async(&there.slice(..64).unwrap(), &back.slice(..64).unwrap()).wait().unwrap();
+    assert_eq!(back.read().unwrap()[..64], host.read().unwrap()[..64]);
+    drop((host, there, back, fork, join, pulled, captured));
     setup.finish();
 }

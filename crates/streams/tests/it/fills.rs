@@ -1,6 +1,8 @@
 //! Fills with patterns of every width and elements of every size: exactly their bytes, wherever they are enqueued.
 
-use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, fill};
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Reclaimer, StreamPriority, fill};
 use transload_cuda_sys::{AsStream, CaptureMode};
 use transload_memory::lift;
 use transload_streams::{CudaGraph, CudaGraphUpdate, CudaStream};
@@ -9,6 +11,7 @@ use crate::{
     capture::{begin, beside_a_global_capture},
     in_place::{content, filled},
     setup::{Setup, noise},
+    shifted::shifted,
 };
 
 const WIDE: u128 = 0x1021_3243_5465_7687_98A9_BACB_DCED_FE0F;
@@ -270,5 +273,28 @@ fn what_is_no_whole_fill_of_the_devices_memory_is_refused_and_stays_as_it_was() 
     fill(&stream, &part(5, 5), &[1, 2, 3]).unwrap().wait().unwrap();
     assert_eq!(content(&setup, &stream, &there), [7; 100]);
     drop((there, pinned, mapped, stream));
+    setup.finish();
+}
+
+#[test]
+fn foreign_memory_that_begins_at_any_byte_is_filled_as_well() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let reclaimer = Arc::new(Reclaimer::new());
+    for pattern in patterns() {
+        for shift in [1, 2, 3, 4, 7, 8] {
+            for bytes in [16, 48, 4_080] {
+                let mut expected = noise(5_000, bytes as u64);
+                let there = filled(&setup, &stream, MemoryKind::Device, &expected);
+                let foreign = shifted(&there, shift, &reclaimer);
+                let part = foreign.slice(32..32 + bytes).unwrap();
+                stream.memset_async(&part, pattern).wait().unwrap();
+                expected[shift + 32..shift + 32 + bytes].copy_from_slice(&bytes_of(pattern, bytes));
+                assert!(content(&setup, &stream, &there) == expected, "{pattern:?} from {shift} on");
+            }
+        }
+    }
+    reclaimer.drain().unwrap();
+    drop((stream, reclaimer));
     setup.finish();
 }

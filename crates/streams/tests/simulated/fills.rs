@@ -6,7 +6,7 @@ use transload_core::{
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
 
-use crate::{builder, with_each_call_failing};
+use crate::{builder, shifted::shifted, with_each_call_failing};
 
 const WIDE: [Pattern; 2] =
     [Pattern::U64(0x0102_0304_0506_0708), Pattern::U128(0x0102_0304_0506_0708_090A_0B0C)];
@@ -168,4 +168,27 @@ fn a_prepared_pool_loads_nothing_when_it_fills() {
     let calls = trace.calls_of_this_thread();
     assert!(calls.iter().all(|call| !call.name.starts_with("cuModule")), "{calls:?}");
     pool.synchronize().unwrap();
+}
+
+#[test]
+fn memory_that_begins_at_any_byte_is_filled_also_without_the_kernel() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 1_000).unwrap();
+    sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+    for pattern in [Pattern::U16(0x0102), Pattern::U32(0x0102_0304), WIDE[0], WIDE[1]] {
+        for shift in [1, 2, 3, 4] {
+            let foreign = shifted(&there, shift, &std::sync::Arc::default());
+            for bytes in [16, 48, 800] {
+                drop(stream.memset_async(&there, Pattern::U8(0xEE)));
+                stream.memset_async(&foreign.slice(16..16 + bytes).unwrap(), pattern).wait().unwrap();
+                let seen = content(&memory, &stream, &there);
+                let (before, rest) = seen.split_at(16 + shift);
+                assert!(is_filled(&rest[..bytes], pattern), "{bytes} bytes of {pattern:?} from {shift} on");
+                assert!(before.iter().chain(&rest[bytes..]).all(|byte| *byte == 0xEE));
+            }
+        }
+    }
 }

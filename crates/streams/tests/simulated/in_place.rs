@@ -106,3 +106,32 @@ fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
     drop((memory, device));
     assert!(sim.ledger().is_empty(), "{}", sim.ledger());
 }
+
+#[test]
+fn threads_that_need_the_kernels_at_once_share_one_module() {
+    const THREADS: usize = 4;
+    for round in 0..50 {
+        let sim = builder().build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let there: Vec<_> = (0..THREADS)
+            .map(|_| [(); 2].map(|()| memory.allocate(MemoryKind::Device, 64).unwrap()))
+            .collect();
+        let start = std::sync::Barrier::new(THREADS);
+        let streams: Vec<CudaStream> = std::thread::scope(|scope| {
+            let copying = there.iter().map(|[one, two]| {
+                let (device, start) = (&device, &start);
+                scope.spawn(move || {
+                    let stream = CudaStream::new(device).unwrap();
+                    start.wait();
+                    copy(&stream, one, two).unwrap();
+                    stream
+                })
+            });
+            copying.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        // A graph keeps the module that it finds, for nodes that launch the one of its streams: they must be the same.
+        assert_eq!(sim.ledger().modules, 1, "round {round}");
+        streams.iter().for_each(|stream| stream.synchronize().unwrap());
+    }
+}
