@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Access, Fence, RawBuffer, Result,
-    hazard::{Opening, Ticket, Woken},
+    hazard::{Opening, Removed, Ticket, Woken},
 };
 
 /// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
@@ -18,6 +18,7 @@ pub struct Hold {
     buffer: RawBuffer,
     /// Taken when it ends in another way than by its drop.
     ticket: Option<Ticket>,
+    _forgotten: Forgotten,
 }
 
 /// What came of [`RawBuffer::try_hold`].
@@ -35,18 +36,28 @@ pub struct Blocked {
     buffer: RawBuffer,
     access: Access,
     by: Opening,
+    _forgotten: Forgotten,
 }
 
+/// Uses that were found to be over. Their fences may be the last handles of their streams, whose end calls the driver: they go
+/// with the hold, which is not dropped where it was made.
+type Forgotten = Option<Box<Removed>>;
+
 impl RawBuffer {
-    /// Keeps work in conflict away from the range, where nothing is in the way. Never blocks, and asks no driver: it may be
-    /// called under a lock.
+    /// Keeps work in conflict away from the range, where nothing is in the way. Never blocks, and calls no driver: it may be
+    /// called under a lock. What it answers is not to be dropped under one.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
     pub fn try_hold(&self, access: Access) -> Result<Holding> {
-        Ok(match self.hazards().try_open_view(self.range(), access)? {
-            Opening::Open(ticket) => Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) }),
-            by => Holding::Blocked(Blocked { buffer: self.clone(), access, by }),
+        let mut removed = Removed::new();
+        let opening = self.hazards().try_open(self.range(), access, &mut removed)?;
+        let _forgotten = (!removed.is_empty()).then(|| Box::new(removed));
+        Ok(match opening {
+            Opening::Open(ticket) => {
+                Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket), _forgotten })
+            }
+            by => Holding::Blocked(Blocked { buffer: self.clone(), access, by, _forgotten }),
         })
     }
 }

@@ -18,8 +18,8 @@ use crate::{
 };
 
 use holder::{Holder, busy, in_flight};
-pub(crate) use table::Ticket;
-use table::{Held, Obstacle, Removed, Table, Use};
+use table::{Held, Obstacle, Table, Use};
+pub(crate) use table::{Removed, Ticket};
 pub(crate) use woken::Woken;
 
 /// The fences that an operation must come after. Inline up to eight.
@@ -262,9 +262,23 @@ impl Hazards {
     /// # Errors
     /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
     pub(crate) fn try_open_view(&self, range: Range<usize>, access: Access) -> Result<Opening> {
-        let mut after = Dependencies::new();
         // Declared before the lock, so dropped after it.
         let mut removed = Removed::new();
+        self.try_open(range, access, &mut removed)
+    }
+
+    /// As [`try_open_view`](Self::try_open_view), for a caller who holds a lock: what is over is not dropped, but goes into
+    /// `removed`, to be dropped without it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn try_open(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        removed: &mut Removed,
+    ) -> Result<Opening> {
+        let mut after = Dependencies::new();
         let mut table = self.table.lock();
         match table.obstacle(&range, access) {
             Obstacle::Open(by, access) => {
@@ -274,7 +288,7 @@ impl Hazards {
             Obstacle::Pending => return Ok(Opening::Pending),
             Obstacle::None => {}
         }
-        table.forget_what_is_over(&mut removed);
+        table.forget_what_is_over(removed);
         table.collect(&range, access, None, &mut after);
         if after.is_empty() {
             return Ok(Opening::Open(table.hold(range, access, Holder::View)));

@@ -13,7 +13,7 @@ pub(crate) struct Ticket(pub(super) u64);
 
 /// A use that was enqueued: over when the fence is.
 #[derive(Debug)]
-pub(super) struct Use {
+pub(crate) struct Use {
     pub(super) range: Range<usize>,
     pub(super) access: Access,
     pub(super) fence: Fence,
@@ -28,7 +28,7 @@ pub(super) struct Held {
 }
 
 /// Uses taken out of a table, to be dropped once its lock is open: a fence may be the last handle of its stream.
-pub(super) type Removed = SmallVec<[Use; 8]>;
+pub(crate) type Removed = SmallVec<[Use; 8]>;
 
 /// In this order what a copy touches lies together: most buffers have one use.
 #[derive(Debug, Default)]
