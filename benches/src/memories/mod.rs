@@ -27,7 +27,7 @@ const PARTS: [Part; 6] = [
     ("automatic prefetch", predicting::rows),
 ];
 
-/// All rows of memory on the device with this ordinal, which is the session's; see [`contest::rows`].
+/// All rows of memory on the device with this ordinal, which is the session's; see `contest::rows`.
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.

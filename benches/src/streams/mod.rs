@@ -46,7 +46,7 @@ const PARTS: [Part; 12] = [
     ("loads that want different answers", loads::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's; see [`contest::rows`].
+/// All rows of streams on the device with this ordinal, which is the session's; see `contest::rows`.
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.

@@ -6,18 +6,32 @@
 use std::{
     ffi::{CStr, c_void},
     ptr,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use transload_core::ErrorKind;
+use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness;
-use transload_cuda_sys::Driver;
-use transload_memory::{CudaDevice, MigrationTracker};
+use transload_cuda_sys::{AsStream as _, Driver, Stream, StreamOptions, check, ffi};
+use transload_memory::{CudaDevice, CudaMemoryManager, MigrationTracker};
 
 /// Tests of this file take turns: the counters are the process's.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A prefetch that is over. `None` means the host.
+fn prefetch_on(device: &CudaDevice, stream: &Stream, buffer: &RawBuffer, to: Option<u32>) {
+    let to = to.map_or(-1, |ordinal| i32::try_from(ordinal).unwrap());
+    let _bound = device.context().unwrap().enter().unwrap();
+    let address = buffer.device_address().unwrap();
+    // SAFETY: the range is managed memory, nobody else uses it, and the stream is waited for.
+    check("prefetch", unsafe { ffi::cuMemPrefetchAsync(address, buffer.len(), to, stream.as_raw()) })
+        .unwrap();
+    stream.synchronize().unwrap();
 }
 
 #[test]
@@ -62,6 +76,58 @@ fn another_tool_that_has_the_counters_keeps_them() {
     assert_eq!(unsubscribe(other), 0, "the refused start took nothing from it");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
+    test.assert_ledger_empty();
+}
+
+/// How often CUPTI wanted a buffer of the test's for records.
+static WANTED: AtomicU32 = AtomicU32::new(0);
+
+#[test]
+fn behind_the_last_tracker_no_record_is_made_for_anybody() {
+    type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
+    type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
+    /// Gives nothing: that it was asked is enough.
+    extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usize) {
+        WANTED.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: the library passes three places for the answer.
+        unsafe {
+            buffer.write(ptr::null_mut());
+            bytes.write(0);
+            most.write(0);
+        }
+    }
+    extern "C" fn completed(_: *mut c_void, _: u32, _: *mut u8, _: usize, _: usize) {}
+    let _turn = turn();
+    let test = harness::device_with(|builder| builder).unwrap();
+    let device = CudaDevice::new(test.ordinal()).unwrap();
+    let tracker = MigrationTracker::start(&device).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = Stream::new(device.context().unwrap(), StreamOptions::default()).unwrap();
+    let buffer = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap();
+    buffer.write().unwrap().fill(1);
+    let tool = |name: &CStr| Driver::get().unwrap().installed().unwrap().tool_symbol(name).unwrap();
+    // SAFETY: CUPTI's headers give the name this signature.
+    let register: extern "C" fn(Requested, Completed) -> u32 =
+        unsafe { std::mem::transmute(tool(c"cuptiActivityRegisterCallbacks")) };
+    // SAFETY: as above.
+    let flush: extern "C" fn(u32) -> u32 = unsafe { std::mem::transmute(tool(c"cuptiActivityFlushAll")) };
+    let second = MigrationTracker::start(&device).unwrap();
+    assert_eq!((flush(1), register(requested, completed)), (0, 0));
+    let wanted = || {
+        let before = WANTED.load(Ordering::SeqCst);
+        prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
+        prefetch_on(&device, &stream, &buffer, None);
+        assert_eq!(flush(1), 0);
+        WANTED.load(Ordering::SeqCst) - before
+    };
+    drop(second);
+    assert!(wanted() > 0, "one tracker is left");
+    drop(tracker);
+    assert_eq!(wanted(), 0);
+    drop((buffer, stream));
+    drop(MigrationTracker::start(&device).unwrap());
+    memory.drain().unwrap();
+    drop((memory, device));
     test.assert_ledger_empty();
 }
 

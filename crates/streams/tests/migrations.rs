@@ -117,6 +117,22 @@ fn a_prefetched_launch_has_no_faults_and_one_that_is_not_has_some() {
 }
 
 #[test]
+fn a_fault_on_the_page_that_a_slice_begins_within_is_the_slices() {
+    let Some(setup) = Setup::new() else { return };
+    let [x, y] = [0, 1].map(|_| setup.written(COUNT * 4).slice(100..500).unwrap());
+    setup.tracker.reset().unwrap();
+    setup.plain(&x, &y);
+    for part in [&x, &y] {
+        let counts = setup.counts(part);
+        assert!(counts.gpu_fault_groups > 0 && !counts.is_without_faults(), "{counts}");
+        assert!(part.read().unwrap().iter().all(|byte| *byte == 0));
+    }
+    assert!(setup.counts(&y).cpu_faults > 0);
+    drop((x, y));
+    setup.finish();
+}
+
+#[test]
 fn a_predicted_sweep_faults_in_its_first_chunks_only() {
     const CHUNKS: usize = 8;
     let Some(setup) = Setup::new() else { return };

@@ -249,6 +249,14 @@ impl Cupti {
         // SAFETY: the caller's promise; the record is null or the one before.
         while unsafe { (self.next)(buffer, valid, &mut record) } == 0 && !record.is_null() {
             let start = record.addr().wrapping_sub(buffer.addr());
+            if start.checked_add(size_of::<u32>()).is_none_or(|end| end > valid) {
+                return unknown + 1;
+            }
+            // SAFETY: each record begins with its kind, which was just found to lie within the valid bytes.
+            if unsafe { record.cast::<u32>().read_unaligned() } != KIND {
+                // Whoever enabled that kind beside us: it may be shorter, and nothing of ours is lost with it.
+                continue;
+            }
             if start.checked_add(size_of::<Counter>()).is_none_or(|end| end > valid) {
                 return unknown + 1;
             }

@@ -6,6 +6,8 @@ use super::MigrationCounts;
 
 /// How many regions are told apart; what comes beyond that counts in the total only.
 const MOST: usize = 1 << 18;
+/// The smallest page of any device or host: a fault's record names a byte of its page, mostly the first.
+const PAGE: u64 = 4096;
 
 /// One record of the driver's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,32 +53,33 @@ impl Regions {
 
     pub(super) fn add(&mut self, record: Record) {
         let mut happened = MigrationCounts::default();
-        let (device, bytes) = match record.event {
+        let page = record.address & !(PAGE - 1);
+        let (device, address, bytes) = match record.event {
             Event::ToDevice { device, bytes } => {
                 happened.to_device = 1;
                 happened.bytes_to_device = bytes;
-                (device, bytes)
+                (device, record.address, bytes)
             }
             Event::ToHost { device, bytes } => {
                 happened.to_host = 1;
                 happened.bytes_to_host = bytes;
-                (device, bytes)
+                (device, record.address, bytes)
             }
             Event::GpuFault { device, groups } => {
                 happened.gpu_fault_groups = groups;
-                (device, 1)
+                (device, page, PAGE)
             }
             // The host's faults are no device's.
             Event::CpuFault => {
                 happened.cpu_faults = 1;
-                (self.device, 1)
+                (self.device, page, PAGE)
             }
         };
         if device != self.device {
             return;
         }
         grow(&mut self.total, &happened);
-        let key = (record.address, bytes);
+        let key = (address, bytes);
         if let Some(known) = self.found.get_mut(&key) {
             grow(known, &happened);
         } else if self.found.len() < MOST {
@@ -91,7 +94,8 @@ impl Regions {
         self.total
     }
 
-    /// What touched the range. Of a migration that reaches beyond it, the bytes within count.
+    /// What touched the range. Of a migration that reaches beyond it, the bytes within count; a fault counts for every range
+    /// that has a byte of its page.
     pub(super) fn within(&self, range: &Range<u64>) -> MigrationCounts {
         let mut sum = MigrationCounts { lost: self.total.lost, ..MigrationCounts::default() };
         sum.lost = sum.lost.saturating_add(self.unplaced);
@@ -165,6 +169,8 @@ mod tests {
         let counts = regions.within(&(7..8));
         assert_eq!((counts.gpu_fault_groups, counts.cpu_faults), (3, 1));
         assert!(!counts.is_without_faults());
+        assert!(!regions.within(&(PAGE - 1..PAGE)).is_without_faults(), "of the same page");
+        assert!(regions.within(&(PAGE..2 * PAGE)).is_without_faults(), "the next page");
     }
 
     #[test]

@@ -35,6 +35,9 @@ struct Running {
 static RUNNING: Mutex<Running> = Mutex::new(Running { subscriber: None, users: 0, proven: Vec::new() });
 /// Who hears of records. Held for a moment only.
 static LISTENERS: Mutex<Vec<Heard>> = Mutex::new(Vec::new());
+/// Addresses of the buffers that the library has of ours. Who used it before us without subscribing had callbacks of its own,
+/// and its buffers come back through ours.
+static LENT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The library, for the callbacks.
 static CUPTI: OnceLock<&'static Cupti> = OnceLock::new();
 
@@ -105,6 +108,9 @@ extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usiz
     // SAFETY: the layout's size is not 0.
     let memory = unsafe { alloc::alloc(BUFFER) };
     let size = if memory.is_null() { 0 } else { BUFFER.size() };
+    if size > 0 {
+        LENT.lock().push(memory.addr());
+    }
     // SAFETY: the library passes three places for the answer; 0 records means as many as fit.
     unsafe {
         buffer.write(memory);
@@ -128,8 +134,36 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _byt
             listeners.iter().for_each(|heard| heard.lock().lose(lost));
         }
     }
-    if !buffer.is_null() {
+    if is_ours(buffer) {
         // SAFETY: `requested` allocated it with this layout, and the library is done with it.
         unsafe { alloc::dealloc(buffer, BUFFER) };
+    }
+}
+
+/// Whether the buffer was lent, which it is no more.
+fn is_ours(buffer: *mut u8) -> bool {
+    let mut lent = LENT.lock();
+    let index = lent.iter().position(|known| *known == buffer.addr());
+    index.map(|index| lent.swap_remove(index)).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_somebody_else_handed_out_is_left_to_them_and_ours_is_freed_once() {
+        let mut theirs = vec![1_u8; 100_000];
+        completed(ptr::null_mut(), 0, theirs.as_mut_ptr(), theirs.len(), 0);
+        completed(ptr::null_mut(), 0, ptr::null_mut(), 0, 0);
+        assert!(theirs.iter().all(|byte| *byte == 1), "it was freed");
+        let (mut ours, mut size, mut most) = (ptr::null_mut(), 0, 1);
+        requested(&mut ours, &mut size, &mut most);
+        assert!(!ours.is_null() && ours.addr().is_multiple_of(8));
+        assert_eq!((size, most), (BUFFER.size(), 0));
+        completed(ptr::null_mut(), 0, ours, size, 0);
+        assert!(!is_ours(ours), "it was freed");
     }
 }

@@ -79,7 +79,7 @@ impl MigrationTracker {
         self.device
     }
 
-    /// What touched a buffer's bytes so far.
+    /// What touched a buffer's bytes so far. A page fault counts for every buffer, or slice of one, that has bytes of its page.
     ///
     /// # Errors
     /// `InvalidArgument` for memory that does not migrate, `Unsupported` where the driver does not deliver its records.

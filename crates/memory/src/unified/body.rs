@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use transload_core::{
     Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill, submit,
 };
+use transload_cuda_sys::{DriverError, record_drop_error};
 
 use super::{UnifiedMode, state::State};
 use crate::{CudaDevice, CudaMemoryManager};
@@ -131,6 +132,17 @@ impl Body {
                     range.end_bound()
                 ),
             )),
+        }
+    }
+}
+
+impl Drop for Body {
+    /// Who kept the memory that devices use is to find there what the host wrote.
+    fn drop(&mut self) {
+        if let Err(error) = self.send_what_failed()
+            && let Some(cause) = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref())
+        {
+            record_drop_error(Err(DriverError::clone(cause)));
         }
     }
 }

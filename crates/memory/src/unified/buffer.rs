@@ -92,10 +92,11 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// [`Explicit`](UnifiedMode::Explicit).
     ///
     /// # Errors
-    /// The driver's, where what the host wrote last cannot be sent to the device.
+    /// The driver's, where what the host wrote last cannot be sent to the device. It is tried once more then, as where a buffer
+    /// is dropped, for whoever has a clone of [`raw`](Buffer::raw).
     pub fn into_raw(self) -> Result<RawBuffer> {
         self.body.send_what_failed()?;
-        Ok(self.body.raw)
+        Ok(self.body.raw.clone())
     }
 
     fn over(body: Body) -> Result<Self> {

@@ -137,6 +137,7 @@ impl Body {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range.clone())?);
         let operation = Operation::Copy { src: &src, dst: &dst };
         operation.validate()?;
+        self.settle_what_is_over();
         let mut claims = Claims::of(&mut operation.uses())?;
         claims.wait_where_a_queue_cannot(queue);
         let guards = self.state.lock().copy.guards();
@@ -145,13 +146,23 @@ impl Body {
         let mut state = self.state.lock();
         // While the claims are held nobody writes the range, except through the address that a guard gave.
         state.notice(self.raw.writes(), 0);
-        if state.copy.guards() == guards {
-            state.copy.arrives(range, fence.clone());
-        }
+        let unchanged = state.copy.guards() == guards;
+        let replaced = unchanged.then(|| state.copy.arrives(range, fence.clone()));
         drop(state);
+        drop(replaced);
         // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
         unsafe { claims.commit(&fence) };
         Ok(fence)
+    }
+
+    /// Takes note of copies to the host that are over, so that those which no slice ever asks for are not kept.
+    fn settle_what_is_over(&self) {
+        let over = self.state.lock().copy.over();
+        for arrival in over {
+            // Known to be over: nothing is waited for.
+            let well = arrival.1.wait().is_ok();
+            self.state.lock().arrived(&arrival, well);
+        }
     }
 
     /// A fence behind all that writes the range on the device so far.

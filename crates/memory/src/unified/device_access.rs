@@ -15,7 +15,7 @@ use super::{
 ///
 /// Declare [`raw`](Self::raw) to a launch, or submit operations on it: such work is ordered by the buffer, and a host slice waits
 /// for it, so the guard may be dropped as soon as it is enqueued. What is made to use [`device_address`](Self::device_address)
-/// in another way must be over before.
+/// in another way must be over before, and come after earlier work by the caller's care.
 ///
 /// Views of `raw` are ordered by what is in flight on it, as for any buffer; guards keep out the slices of the unified buffer.
 ///
@@ -72,7 +72,9 @@ impl<T: Pod> DeviceAccess<'_, T> {
         &self.part
     }
 
-    /// The address of the first element on the device.
+    /// The address of the first element on the device. The buffer does not order what uses it: earlier work may be in flight,
+    /// where the mode is [`Explicit`](UnifiedMode::Explicit) also the copy of what the host wrote last. Let it come after what
+    /// [`lend`](RawBuffer::lend) of [`raw`](Self::raw) answers ([`Loan::after`](transload_core::Loan::after)).
     #[must_use]
     pub fn device_address(&self) -> Option<u64> {
         self.part.device_address()

@@ -61,6 +61,11 @@ impl Role {
         }
     }
 
+    /// Whether its advice is another one on another device.
+    fn names_device(self) -> bool {
+        matches!(self, Self::Resident | Self::Output)
+    }
+
     /// Gives the advice for a buffer, or a slice of one, and takes that of the other roles on the device back. For memory that
     /// does not move between host and device nothing is done.
     ///
@@ -78,6 +83,16 @@ impl Role {
     }
 }
 
+/// Whether the one would undo the other.
+fn takes_back(unset: MemoryAdvice, set: MemoryAdvice) -> bool {
+    match (unset, set) {
+        (MemoryAdvice::UnsetReadMostly, MemoryAdvice::SetReadMostly)
+        | (MemoryAdvice::UnsetPreferredLocation, MemoryAdvice::SetPreferredLocation(_)) => true,
+        (MemoryAdvice::UnsetAccessedBy(former), MemoryAdvice::SetAccessedBy(new)) => former == new,
+        _ => false,
+    }
+}
+
 fn give(buffer: &RawBuffer, advice: Vec<MemoryAdvice>) -> Result<()> {
     advice.into_iter().try_for_each(|advice| advise(buffer, advice))
 }
@@ -86,13 +101,20 @@ impl Placing {
     /// The advice that is to be given for a role, or nothing where it was given last.
     fn turn_to(&mut self, role: Role, device: DeviceId, range: &Range<usize>) -> Option<Vec<MemoryAdvice>> {
         let new = (role, device, range.clone());
-        if self.advised.as_ref() == Some(&new) {
+        let same = |(known, at, of): &(Role, DeviceId, Range<usize>)| {
+            *known == role && (*at == device || !role.names_device()) && of == range
+        };
+        if self.advised.as_ref().is_some_and(same) {
             return None;
         }
-        // What was never advised need not be taken back.
+        let given = role.advice(device);
+        // What was never advised need not be taken back, and what is given again must not be: copies and mappings would go.
         let others = self.roles.iter().filter(|known| **known != (role, device));
-        let mut advice: Vec<_> = others.flat_map(|(other, device)| other.taken_back(*device)).collect();
-        advice.extend(role.advice(device));
+        let mut advice: Vec<_> = others
+            .flat_map(|(other, device)| other.taken_back(*device))
+            .filter(|back| !given.iter().any(|set| takes_back(*back, *set)))
+            .collect();
+        advice.extend(given);
         if !self.roles.contains(&(role, device)) {
             self.roles.push((role, device));
         }

@@ -26,12 +26,15 @@ pub(crate) struct HostCopy {
     /// Where the copy is as new as the device's memory.
     valid: Ranges,
     /// Copies to the host that are on their way: part of what is valid, as long as they do not fail.
-    arriving: Vec<(Range<usize>, Fence)>,
+    arriving: Vec<Arrival>,
     /// How many guards for writing have ended.
     guards: u64,
     /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
     unsent: Vec<Hold>,
 }
+
+/// A range's copy on its way to the host, and when it is there.
+pub(crate) type Arrival = (Range<usize>, Fence);
 
 /// What the driver was told about where managed memory should be.
 #[derive(Debug, Default)]
@@ -60,8 +63,9 @@ impl State {
         self.copy.seen = writes;
     }
 
-    /// What was on its way has arrived, or failed.
-    pub(crate) fn arrived(&mut self, (range, fence): &(Range<usize>, Fence), well: bool) {
+    /// What was on its way has arrived, or failed. Whoever calls this drops his own copy of the fence without the lock: it may
+    /// be the last handle of its stream.
+    pub(crate) fn arrived(&mut self, (range, fence): &Arrival, well: bool) {
         let same =
             |other: &Fence| other.point() == fence.point() && other.timeline().id() == fence.timeline().id();
         self.copy.arriving.retain(|(_, other)| !same(other));
@@ -100,16 +104,23 @@ impl HostCopy {
         self.guards
     }
 
-    /// The range's copy is on its way.
-    pub(crate) fn arrives(&mut self, range: Range<usize>, fence: Fence) {
+    /// The range's copy is on its way. Answers what it replaces, to be dropped without the lock.
+    pub(crate) fn arrives(&mut self, range: Range<usize>, fence: Fence) -> Vec<Arrival> {
         // It comes after those, and over all of their bytes.
-        self.arriving.retain(|(older, _)| older.start < range.start || range.end < older.end);
+        let covered = |(older, _): &mut Arrival| range.start <= older.start && older.end <= range.end;
+        let replaced = self.arriving.extract_if(.., covered).collect();
         self.arriving.push((range.clone(), fence));
         self.valid.insert(range);
+        replaced
+    }
+
+    /// What is known to be over of what was on its way: nobody may have looked at it yet.
+    pub(crate) fn over(&self) -> Vec<Arrival> {
+        self.arriving.iter().filter(|(_, fence)| fence.is_known_done()).cloned().collect()
     }
 
     /// What of the range is on its way, or was when somebody looked.
-    pub(crate) fn arriving(&self, range: &Range<usize>) -> Vec<(Range<usize>, Fence)> {
+    pub(crate) fn arriving(&self, range: &Range<usize>) -> Vec<Arrival> {
         let meets = |other: &Range<usize>| other.start.max(range.start) < other.end.min(range.end);
         self.arriving.iter().filter(|(other, _)| meets(other)).cloned().collect()
     }

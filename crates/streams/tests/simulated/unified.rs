@@ -6,7 +6,7 @@ use transload_core::{Buffer, ErrorKind, Operation, Pattern, QueueLease, Result, 
 use transload_memory::{CudaDevice, CudaMemoryManager, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use crate::{UNKNOWN, builder, with_each_call_failing, within};
+use crate::{UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, within};
 
 const BYTES: usize = 3000;
 
@@ -89,6 +89,45 @@ fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_
         stream.copy_to_host_async(&raw, &pinned).wait().unwrap();
         assert!(pinned.read().unwrap().iter().all(|byte| *byte == 77), "it went along");
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+    });
+}
+
+#[test]
+fn what_could_not_be_sent_is_sent_when_the_buffer_goes_as_its_memory_may_be_kept() {
+    within(|| {
+        let _alone = alone_with_drop_errors();
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let pinned = memory.allocate(transload_core::MemoryKind::Pinned, BYTES).unwrap();
+        for refusals in 1..3 {
+            let queue = QueueLease::new(Arc::new(stream.clone()));
+            let buffer =
+                UnifiedBuffer::<u8>::new_with_mode(&memory, queue, BYTES, UnifiedMode::Explicit).unwrap();
+            let kept = buffer.raw().clone();
+            buffer.write().unwrap().fill(5);
+            let mut slice = buffer.write().unwrap();
+            slice.fill(6);
+            sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+            drop(slice);
+            if refusals == 2 {
+                sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+                assert_eq!(buffer.into_raw().unwrap_err().kind(), ErrorKind::Device);
+            } else {
+                drop(buffer);
+            }
+            stream.copy_to_host_async(&kept, &pinned).wait().unwrap();
+            assert!(
+                pinned.read().unwrap().iter().all(|byte| *byte == 6),
+                "{refusals}: what was there before"
+            );
+        }
+        assert!(transload_cuda_sys::take_drop_errors().is_empty());
+        drop((stream, pinned));
+        memory.drain().unwrap();
+        drop((memory, device));
+        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
     });
 }
 

@@ -1,11 +1,19 @@
 //! Without shared memory bytes are copied when the other side's are newer, and only then.
 
-use transload_core::Buffer;
-use transload_cuda_sys::trace;
-use transload_memory::Role;
+use std::sync::{Arc, OnceLock, Weak};
+
+use transload_core::{
+    Buffer, DeviceId, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing,
+};
+use transload_cuda_sys::{AsStream as _, Context, check, ffi, trace};
+use transload_memory::{Role, UnifiedBuffer};
+use transload_streams::CudaStream;
 
 use super::everywhere;
-use crate::launch::{saxpy, saxpy_of};
+use crate::{
+    gate::limited,
+    launch::{saxpy, saxpy_of},
+};
 
 /// Calls of this thread that copy up and down.
 fn copies(action: impl FnOnce()) -> (usize, usize) {
@@ -73,5 +81,78 @@ fn a_prefetch_to_the_host_is_the_copy_that_the_next_slice_does_not_wait_for() {
         down.wait().unwrap();
         assert_eq!(buffer.read().unwrap()[5], 5, "{bench}: overtaken by a fill");
         drop(buffer);
+    });
+}
+
+/// A stream that is slow to answer: when it does, the copy is over and a guard has come and gone, by whose address the device
+/// wrote.
+struct Overtaken {
+    stream: CudaStream,
+    context: Context,
+    buffer: OnceLock<Weak<UnifiedBuffer<u8>>>,
+}
+
+// SAFETY: the stream keeps the promises.
+unsafe impl Queue for Overtaken {
+    fn device(&self) -> DeviceId {
+        self.stream.device()
+    }
+
+    fn priority(&self) -> StreamPriority {
+        self.stream.priority()
+    }
+
+    fn timeline(&self) -> &Arc<dyn Timeline> {
+        self.stream.timeline()
+    }
+
+    fn can_copy(&self, src: Place, dst: Place) -> bool {
+        self.stream.can_copy(src, dst)
+    }
+
+    fn can_wait_for(&self, fence: &Fence) -> bool {
+        self.stream.can_wait_for(fence)
+    }
+
+    unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        // SAFETY: the caller's promise.
+        let fence = unsafe { self.stream.enqueue(operation, after, timing) }?;
+        if let Some(buffer) = self.buffer.get().and_then(Weak::upgrade) {
+            fence.wait()?;
+            let there = buffer.acquire_for_device(&self.stream, Role::Output)?;
+            let address = there.device_address().unwrap();
+            let _bound = self.context.enter().unwrap();
+            // SAFETY: the guard keeps the host away, all that was enqueued on the memory is over, and so is this below.
+            check("memset", unsafe { ffi::cuMemsetD8Async(address, 9, there.len(), self.stream.as_raw()) })
+                .unwrap();
+            self.stream.synchronize()?;
+        }
+        Ok(fence)
+    }
+
+    fn outstanding(&self) -> u64 {
+        self.stream.outstanding()
+    }
+}
+
+#[test]
+fn a_copy_to_the_host_that_a_guards_end_overtakes_is_not_taken_for_the_newest() {
+    limited(|| {
+        everywhere(|bench| {
+            if bench.is_managed() {
+                return;
+            }
+            let buffer = Arc::new(bench.buffer::<u8>(1000));
+            buffer.fill(1).unwrap();
+            let queue = Overtaken {
+                stream: CudaStream::new(&bench.setup.device).unwrap(),
+                context: bench.setup.device.context().unwrap().clone(),
+                buffer: OnceLock::new(),
+            };
+            queue.buffer.set(Arc::downgrade(&buffer)).unwrap();
+            buffer.prefetch_to_host_on(&queue, ..).wait().unwrap();
+            assert!(buffer.read().unwrap().iter().all(|byte| *byte == 9), "{bench}: it is stale");
+            drop((buffer, queue));
+        });
     });
 }

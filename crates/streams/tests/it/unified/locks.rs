@@ -1,16 +1,19 @@
 //! No lock of a buffer's is held while its queue is called: others use it meanwhile.
 
 use std::{
+    any::Any,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    task::Waker,
     thread,
+    time::Duration,
 };
 
 use transload_core::{
     Access, Buffer, DeviceId, Fence, Operation, Place, Queue, QueueLease, Result, StreamPriority, Timeline,
-    Timing,
+    TimelineId, Timing, next_timeline_id,
 };
 use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::CudaStream;
@@ -113,6 +116,85 @@ fn others_use_other_ranges_while_the_driver_is_called_for_one() {
             assert!(queue.calls.load(Ordering::SeqCst) > 10, "{bench}: it was called");
             assert_eq!(buffer.len(), 100);
             drop((buffer, queue));
+        });
+    });
+}
+
+/// The timeline of work that is over, which uses the buffer when it goes: as a stream's does that is somebody else's.
+struct Leaving {
+    id: TimelineId,
+    device: DeviceId,
+    buffer: Weak<UnifiedBuffer<u8>>,
+    left: Arc<AtomicU32>,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        let buffer = self.buffer.upgrade().unwrap();
+        thread::scope(|scope| scope.spawn(|| drop(buffer.try_read(90..))).join().unwrap());
+        self.left.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: it counts no work at all.
+unsafe impl Timeline for Leaving {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn reached(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn poll(&self, _point: u64) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self, _point: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
+        true
+    }
+
+    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn a_stream_whose_last_fence_a_slice_forgets_goes_under_no_lock() {
+    limited(|| {
+        everywhere(|bench| {
+            let buffer = Arc::new(bench.buffer::<u8>(100));
+            let left = Arc::new(AtomicU32::new(0));
+            for access in [Access::Read, Access::Write] {
+                drop(buffer.read().unwrap());
+                let timeline: Arc<dyn Timeline> = Arc::new(Leaving {
+                    id: next_timeline_id(),
+                    device: bench.stream.device(),
+                    buffer: Arc::downgrade(&buffer),
+                    left: Arc::clone(&left),
+                });
+                let loan = buffer.raw().slice(..50).unwrap().lend(access).unwrap();
+                let fence = Fence::new(timeline, 1);
+                // SAFETY: nothing was done on the loan, and what was before it is over: it was read.
+                unsafe { loan.end_behind(&fence) };
+                drop(fence);
+                drop(buffer.write_range(..10).unwrap());
+                buffer.fill(1).unwrap();
+            }
+            assert_eq!(left.load(Ordering::SeqCst), 2, "{bench}");
+            drop(buffer);
         });
     });
 }

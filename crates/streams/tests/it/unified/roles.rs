@@ -1,12 +1,13 @@
 //! A role gives the driver the advice that goes with it, read back from the driver, and brings the memory to the device.
 
 use transload_core::{Access, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
+use transload_cuda_sim::harness;
 use transload_cuda_sys::trace;
-use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer};
-use transload_streams::{LaunchConfig, LaunchExecutor};
+use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMode};
+use transload_streams::{CudaStream, LaunchConfig, LaunchExecutor};
 
 use super::{Bench, benches, everywhere};
-use crate::launch::saxpy_of;
+use crate::{launch::saxpy_of, setup::Setup};
 
 /// Large enough to have pages of its own on any driver.
 const COUNT: usize = 1 << 20;
@@ -46,6 +47,45 @@ fn each_role_has_its_advice_and_takes_that_of_the_last_one_back() {
     }
     drop(buffer);
     bench.finish();
+}
+
+#[test]
+fn an_input_of_two_devices_keeps_its_copies_while_they_read_it_in_turns() {
+    let Some(devices) = harness::devices(2) else { return };
+    let [one, two] = devices[..] else { panic!("two devices") };
+    let (one, two) = (Setup::on(one), Setup::on(two));
+    if UnifiedMode::of(&one.device).unwrap() == UnifiedMode::Explicit {
+        println!("skipped: the device has no concurrent access to unified memory");
+        return;
+    }
+    let bench = Bench::new("the first of two devices", one, UnifiedMode::Managed);
+    let there = CudaStream::new(&two.device).unwrap();
+    let buffer = bench.buffer::<f32>(COUNT);
+    let advice = |stream: &CudaStream, role| {
+        let trace = trace::start();
+        drop(buffer.acquire_for_device(stream, role).unwrap());
+        trace.calls_of_this_thread().iter().filter(|call| call.name.starts_with("cuMemAdvise")).count()
+    };
+    assert_eq!(advice(&bench.stream, Role::Input), 1);
+    for round in 0..2 {
+        assert_eq!(advice(&there, Role::Input), 0, "round {round}: to take it back would drop the copies");
+        assert_eq!(advice(&bench.stream, Role::Input), 0, "round {round}");
+        assert!(believed(&buffer).read_mostly, "round {round}");
+    }
+    // A result is mapped for the host and for whoever writes it, and nobody else.
+    advice(&bench.stream, Role::Output);
+    assert_eq!(
+        advice(&there, Role::Output),
+        4,
+        "not read mostly, not by the first; by the host and the second"
+    );
+    let known = believed(&buffer);
+    let second = MemoryLocation::Device(two.test.ordinal());
+    assert!(!known.read_mostly && known.accessed_by.len() == 2, "{known:?}");
+    assert!(known.accessed_by.contains(&second) && known.accessed_by.contains(&MemoryLocation::Host));
+    drop((buffer, there));
+    bench.finish();
+    two.finish();
 }
 
 #[test]
