@@ -50,9 +50,17 @@ impl Pins {
     /// in flight uses the memory.
     ///
     /// # Errors
-    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    /// As for [`end`](Self::end).
     pub(crate) fn release(&mut self) -> Result<(), DriverError> {
-        let Some(owner) = self.owner.take() else { return Ok(()) };
+        self.end().map(drop)
+    }
+
+    /// As [`release`](Self::release), but leaves the memory to the caller, to be let go where the user's code may run.
+    ///
+    /// # Errors
+    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    pub(crate) fn end(&mut self) -> Result<Option<Owner>, DriverError> {
+        let Some(owner) = self.owner.take() else { return Ok(None) };
         let ended = self.context.enter().and_then(|_bound| {
             let _capture = RelaxedCapture::enter()?;
             let pointer = ptr::with_exposed_provenance_mut(self.start);
@@ -60,10 +68,12 @@ impl Pins {
             check("cuMemHostUnregister", unsafe { ffi::cuMemHostUnregister(pointer) })
         });
         match ended {
-            Ok(()) => drop(owner),
-            Err(_) => std::mem::forget(owner),
+            Ok(()) => Ok(Some(owner)),
+            Err(error) => {
+                std::mem::forget(owner);
+                Err(error)
+            }
         }
-        ended
     }
 }
 

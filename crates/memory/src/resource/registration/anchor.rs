@@ -9,7 +9,7 @@ use transload_cuda_sys::{Context, DriverError};
 use crate::{
     janitor::{Address, Janitor},
     manager::Parts,
-    resource::pins::Pins,
+    resource::pins::{Owner, Pins},
     tally::Counted,
 };
 
@@ -76,13 +76,13 @@ impl Registration {
         }
     }
 
-    /// Ends it now. Nothing may use it any more.
-    pub(super) fn end(&self) -> Result<(), DriverError> {
+    /// Ends it now, and leaves what kept the memory mapped to the caller. Nothing may use it any more.
+    pub(super) fn end(&self) -> Result<Option<Owner>, DriverError> {
         let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
         let Some((mut pins, counted)) = anchor.and_then(|anchor| anchor.held.lock().take()) else {
-            return Ok(());
+            return Ok(None);
         };
-        let ended = pins.release();
+        let ended = pins.end();
         // What could not be ended stays in the ledger: it is still there.
         if ended.is_ok() {
             drop(counted)

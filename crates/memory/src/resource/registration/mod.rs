@@ -18,7 +18,7 @@ use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use self::{
     anchor::Registration,
-    hand::{Hand, Joining},
+    hand::{Hand, Joining, LetGo},
     refusal::{addresses, in_use, refused, short},
     registered::{Promised, Registered},
     table::{Asked, Plan, Table},
@@ -154,15 +154,19 @@ impl RegistrationCache {
         // Buffers that wait for the end of their work hold registrations.
         self.manager.parts().reclaimer.sweep();
         let taken = self.desk.lock().table.take_idle();
-        let (mut bytes, mut outcome) = (0, Ok(()));
+        let (mut bytes, mut outcome, mut let_go) = (0, Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
             let len = (evicted.range().end - evicted.range().start) as u64;
             match evicted.end() {
-                Ok(true) => bytes += len,
-                Ok(false) => {}
+                Ok(Some(ended)) => {
+                    bytes += len;
+                    let_go.push(ended);
+                }
+                Ok(None) => {}
                 Err(error) => outcome = outcome.and(Err(lift(error))),
             }
         }
+        drop(let_go);
         outcome.map(|()| bytes)
     }
 
@@ -234,18 +238,25 @@ impl RegistrationCache {
                     Plan::Evict { joined, others } => (joined, others),
                 }
             };
-            for evicted in Hand::all(self, others) {
+            // Dropped behind the hands, also after an error.
+            let mut let_go = LetGo::default();
+            let (joined, others) = (Hand::all(self, joined), Hand::all(self, others));
+            for evicted in others {
                 let start = evicted.range().start;
-                if !evicted.end().map_err(lift)? {
-                    at_work.push(start);
+                match evicted.end().map_err(lift)? {
+                    Some(ended) => let_go.push(ended),
+                    None => at_work.push(start),
                 }
             }
-            for evicted in Hand::all(self, joined) {
+            for evicted in joined {
                 let (range, writable) = (evicted.range().clone(), evicted.writable());
                 let theirs = evicted.owners().to_vec();
-                if !evicted.end().map_err(lift)? {
-                    at_work.push(range.start);
-                    continue;
+                match evicted.end().map_err(lift)? {
+                    Some(ended) => let_go.push(ended),
+                    None => {
+                        at_work.push(range.start);
+                        continue;
+                    }
                 }
                 let both = asked.range.start.min(range.start)..asked.range.end.max(range.end);
                 // Only where one that may be read alone stays so, and where there is room for both.
@@ -278,16 +289,20 @@ impl RegistrationCache {
     fn forget_range(&self, range: &Range<usize>) -> Result<()> {
         self.manager.parts().reclaimer.sweep();
         let taken = self.desk.lock().table.take_touching(range).map_err(|range| in_use(&range))?;
-        let mut outcome = Ok(());
+        let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
             let range = evicted.range().clone();
             let ended = match evicted.end() {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(in_use(&range)),
+                Ok(Some(ended)) => {
+                    let_go.push(ended);
+                    Ok(())
+                }
+                Ok(None) => Err(in_use(&range)),
                 Err(error) => Err(lift(error)),
             };
             outcome = outcome.and(ended);
         }
+        drop(let_go);
         outcome
     }
 }
