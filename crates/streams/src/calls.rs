@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 };
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
-use crate::{CudaGraph, CudaStream, fills::Fill, kernels::Kernels};
+use crate::{CudaGraph, CudaStream, copy_parts::copy_in_parts, fills::Fill, kernels::Kernels};
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
 /// loss, and enqueueing takes as long as doing. See `points`.
@@ -253,6 +253,26 @@ impl<'a> Calls<'a> {
 /// * As for [`Calls::make`].
 #[inline(always)]
 pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+    const INVALID_VALUE: u32 = 1;
+    // SAFETY: the caller's promise.
+    match unsafe { copy_once(src, dst, bytes, stream) } {
+        // SAFETY: the caller's promise; nothing was enqueued.
+        Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
+            copy_in_parts(src, dst, bytes, stream, error)
+        },
+        other => other,
+    }
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+#[inline(always)]
+pub(crate) unsafe fn copy_once(
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+) -> Result<(), DriverError> {
     if bytes == 0 {
         return Ok(());
     }

@@ -7,6 +7,8 @@ use std::{any::Any, ptr};
 
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
 
+use super::edges;
+
 /// What keeps memory mapped.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
@@ -17,6 +19,8 @@ pub(crate) const READ_ONLY: u32 = 8;
 pub(crate) struct Pins {
     context: Context,
     start: usize,
+    /// Of the registration, among all.
+    number: u64,
     /// Taken when the registration ends; first that, then the memory.
     owner: Option<Owner>,
 }
@@ -43,7 +47,8 @@ impl Pins {
         let pointer = ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller promises that the range is mapped, and a context is current.
         check("cuMemHostRegister_v2", unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) })?;
-        Ok(Self { context: context.clone(), start, owner: Some(owner) })
+        let number = edges::enter(start, bytes);
+        Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
     /// Ends the registration, then lets go of the memory. The second time it does nothing. The caller sees to it that nothing
@@ -68,7 +73,10 @@ impl Pins {
             check("cuMemHostUnregister", unsafe { ffi::cuMemHostUnregister(pointer) })
         });
         match ended {
-            Ok(()) => Ok(Some(owner)),
+            Ok(()) => {
+                edges::leave(self.start, self.number);
+                Ok(Some(owner))
+            }
             Err(error) => {
                 std::mem::forget(owner);
                 Err(error)

@@ -198,6 +198,32 @@ fn registered_memory_is_a_destination_too() {
 }
 
 #[test]
+fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
+    let bed = Bed::new(6);
+    // Kept by the cache after their buffers are gone, as registrations are.
+    let parts = [0..1_000_000, 1_000_000..1_500_001, 2_000_000..2_100_000];
+    let register = |buffer: &RawBuffer| {
+        for part in parts.clone() {
+            drop(bed.cache.register(&buffer.slice(part).unwrap()).unwrap());
+        }
+    };
+    let (source, (target, _)) = (bed.source(), heap(BYTES, true));
+    register(&source);
+    register(&target);
+    bed.stream.copy_from_host_async(&source, &bed.device_side).wait().unwrap();
+    assert!(bed.arrived() == bed.content);
+    bed.stream.copy_to_host_async(&bed.device_side, &target).wait().unwrap();
+    assert!(*target.read().unwrap() == bed.content[..]);
+    // Also by the short way, and from the middle of one registration to beyond the next.
+    let (from, there) = (999_990..1_000_010, bed.device_side.slice(..20).unwrap());
+    bed.stream.copy_from_host_async(&source.slice(from.clone()).unwrap(), &there).wait().unwrap();
+    assert!(bed.arrived()[..20] == bed.content[from]);
+    assert_eq!(bed.cache.statistics().registrations, 6);
+    drop((source, target, there));
+    bed.finish();
+}
+
+#[test]
 fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     let bed = crate::allocator::Bed::new();
     let Ok(resource) = transload_memory::UnifiedResource::new(&bed.memory) else {
