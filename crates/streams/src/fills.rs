@@ -1,5 +1,5 @@
-//! A fill as calls of the driver: its own memset for patterns of 1, 2 and 4 bytes, our kernel for those of 8 and 16, and copies
-//! where the kernel cannot be.
+//! A fill as calls of the driver: its own memset for patterns of 1, 2 and 4 bytes, our kernel for those of 8 and 16 and for
+//! memory of others that is not aligned to the pattern, and copies where the kernel cannot be.
 
 use transload_core::{Pattern, Result};
 use transload_cuda_sys::{DriverError, RawStream, check, ffi};
@@ -36,10 +36,14 @@ impl<'a> Fill<'a> {
         pattern: Pattern,
         stream: &'a StreamTimeline,
     ) -> Result<Self> {
+        // What others allocated may begin anywhere.
+        let is_aligned = |pattern: Pattern| address.is_multiple_of(pattern.width() as u64);
         let by = match pattern {
-            Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_) => By::Memset(pattern),
-            Pattern::U64(_) | Pattern::U128(_) => match pattern.shortest() {
-                short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_)) => By::Memset(short),
+            Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_) if is_aligned(pattern) => By::Memset(pattern),
+            _ => match pattern.shortest() {
+                short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_)) if is_aligned(short) => {
+                    By::Memset(short)
+                }
                 _ if bytes == 0 => By::Copies(pattern),
                 wide => {
                     stream.kernels_for_fills()?.map_or(By::Copies(wide), |kernels| By::Kernel(kernels, wide))
@@ -52,8 +56,12 @@ impl<'a> Fill<'a> {
     /// As [`new`](Self::new), but without a kernel: for work that may outlive the stream, in someone's graph.
     pub(crate) fn without_kernels(address: u64, bytes: usize, pattern: Pattern) -> Self {
         let by = match pattern.shortest() {
-            short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_)) => By::Memset(short),
-            wide => By::Copies(wide),
+            short @ (Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_))
+                if address.is_multiple_of(short.width() as u64) =>
+            {
+                By::Memset(short)
+            }
+            other => By::Copies(other),
         };
         Self { address, bytes, by }
     }
@@ -74,7 +82,7 @@ impl<'a> Fill<'a> {
     /// * The address is valid for as many bytes on the device of `stream`, whose context is current and that of the stream it
     ///   was made for. The memory stays alive, and nothing else uses it in conflict, until the stream has done what is
     ///   enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    /// * Address and length are multiples of the pattern's width.
+    /// * The length is a multiple of the pattern's width.
     pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let Self { address, bytes, by } = *self;
         let made = match by {
@@ -125,14 +133,24 @@ unsafe fn by_copies(
     stream: RawStream,
     under_way: &mut bool,
 ) -> Result<(), DriverError> {
+    const WORD: usize = size_of::<u32>();
     let width = pattern.width().min(bytes);
     let repeated = pattern.repeated();
-    let (words, _) = repeated.as_chunks::<4>();
-    for (at, word) in (0..width).step_by(4).zip(words) {
-        // SAFETY: the caller's promise; the word lies within the first pattern.
-        check("cuMemsetD32Async", unsafe {
-            ffi::cuMemsetD32Async(address + at as u64, u32::from_ne_bytes(*word), 1, stream)
-        })?;
+    let unit = if address.is_multiple_of(WORD as u64) && width.is_multiple_of(WORD) { WORD } else { 1 };
+    for (at, part) in (0..width).step_by(unit).zip(repeated.chunks_exact(unit)) {
+        let to = address + at as u64;
+        match *part {
+            [a, b, c, d] => {
+                let word = u32::from_ne_bytes([a, b, c, d]);
+                // SAFETY: the caller's promise; the word lies within the first pattern.
+                check("cuMemsetD32Async", unsafe { ffi::cuMemsetD32Async(to, word, 1, stream) })?;
+            }
+            [byte, ..] => {
+                // SAFETY: the caller's promise; the byte lies within the first pattern.
+                check("cuMemsetD8Async", unsafe { ffi::cuMemsetD8Async(to, byte, 1, stream) })?;
+            }
+            [] => {}
+        }
         *under_way = true;
     }
     let mut done = width;

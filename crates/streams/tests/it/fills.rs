@@ -9,6 +9,7 @@ use crate::{
     capture::{begin, beside_a_global_capture},
     in_place::{content, filled},
     setup::{Setup, noise},
+    shifted::shifted,
 };
 
 const WIDE: u128 = 0x1021_3243_5465_7687_98A9_BACB_DCED_FE0F;
@@ -270,5 +271,24 @@ fn what_is_no_whole_fill_of_the_devices_memory_is_refused_and_stays_as_it_was() 
     fill(&stream, &part(5, 5), &[1, 2, 3]).unwrap().wait().unwrap();
     assert_eq!(content(&setup, &stream, &there), [7; 100]);
     drop((there, pinned, mapped, stream));
+    setup.finish();
+}
+
+#[test]
+fn memory_that_begins_anywhere_is_filled_as_any_other() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    for pattern in patterns() {
+        for bytes in [16, 48, 4096 + 16] {
+            let whole = setup.device(bytes + 8);
+            let there = shifted(&whole);
+            stream.memset_async(&whole, Pattern::U8(0xEE)).wait().unwrap();
+            stream.memset_async(&there, pattern).wait().unwrap();
+            let seen = content(&setup, &stream, &whole);
+            assert!(seen[5..5 + bytes] == bytes_of(pattern, bytes), "{pattern:?}, {bytes} bytes");
+            assert!(seen[..5].iter().chain(&seen[5 + bytes..]).all(|byte| *byte == 0xEE), "{pattern:?}");
+        }
+    }
+    drop(stream);
     setup.finish();
 }

@@ -45,6 +45,7 @@ mod reactor;
 mod registered;
 mod runs;
 mod setup;
+mod shifted;
 mod streams;
 mod unified;
 mod wait_fences;

@@ -103,6 +103,24 @@ fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
 }
 
 #[test]
+fn a_driver_that_does_not_take_the_kernel_fills_memory_that_begins_anywhere() {
+    let sim = builder().record_accesses(true).build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = CudaStream::new(&device).unwrap();
+    sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+    for pattern in [Pattern::U16(0x0102), Pattern::U32(0x0102_0304), WIDE[0], WIDE[1]] {
+        let whole = memory.allocate(MemoryKind::Device, 1_008).unwrap();
+        stream.memset_async(&whole, Pattern::U8(0xEE)).wait().unwrap();
+        stream.memset_async(&crate::shifted::shifted(&whole).slice(..976).unwrap(), pattern).wait().unwrap();
+        let seen = content(&memory, &stream, &whole);
+        assert!(is_filled(&seen[5..981], pattern), "{pattern:?}");
+        assert!(seen[..5].iter().chain(&seen[981..]).all(|byte| *byte == 0xEE), "{pattern:?}");
+    }
+    assert!(sim.races().is_empty());
+}
+
+#[test]
 fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() {
     let sim = builder().build();
     let device = CudaDevice::new(sim.ordinal()).unwrap();

@@ -19,6 +19,8 @@ mod launch;
 mod pool;
 mod prediction;
 mod runs;
+#[path = "../it/shifted.rs"]
+mod shifted;
 mod unified;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
