@@ -194,11 +194,9 @@ fn blocks(src: u64, dst: u64, bytes: u64, most: u32) -> u32 {
 }
 
 fn find(context: &Context) -> Option<Arc<Kernels>> {
-    LOADED
-        .lock()
-        .iter()
-        .filter_map(Weak::upgrade)
-        .find(|kernels| kernels.context.as_raw() == context.as_raw())
+    // Dropped with the list unlocked: one of them may be the last handle by now, and unloading calls the driver.
+    let alive: Vec<_> = LOADED.lock().iter().filter_map(Weak::upgrade).collect();
+    alive.into_iter().find(|kernels| kernels.context.as_raw() == context.as_raw())
 }
 
 /// A module that the driver does not take is a capability that is missing, not something that broke.

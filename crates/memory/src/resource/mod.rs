@@ -96,6 +96,7 @@ unsafe impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
         (**self).device()
     }
 
+    #[track_caller]
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         (**self).allocate_segment(bytes)
     }
