@@ -1,9 +1,10 @@
 //! A copy in the parts that the driver takes, where host memory is registered in part.
 
+use transload_core::Pitched;
 use transload_cuda_sys::{DriverError, RawStream, ffi};
 use transload_memory::registration_edges;
 
-use crate::calls::{Side, copy_once};
+use crate::calls::{Side, copy, copy_once};
 
 impl Side {
     /// Offsets at which a registration begins or ends.
@@ -47,15 +48,53 @@ pub(crate) unsafe fn copy_in_parts(
     for to in edges {
         // SAFETY: the caller's promise; the parts lie within the ranges.
         let part = unsafe { copy_once(src.behind(from), dst.behind(from), to - from, stream) };
-        if let Err(error) = part {
-            if from > 0 {
-                // Nobody would wait for the parts before.
-                // SAFETY: the caller's promise: the stream is alive.
-                let _its_error_is_known = unsafe { ffi::cuStreamSynchronize(stream) };
-            }
-            return Err(error);
+        if part.is_err() && from > 0 {
+            // SAFETY: the caller's promise: the stream is alive.
+            unsafe { wait_for_the_parts_before(stream) };
         }
+        part?;
         from = to;
     }
     Ok(())
+}
+
+/// As [`copy_in_parts`], row by row.
+///
+/// # Errors
+/// As for `copy_in_parts`.
+///
+/// # Safety
+/// * As for [`Calls::make`](crate::calls::Calls::make).
+#[cold]
+pub(crate) unsafe fn rows_in_parts(
+    src: Side,
+    dst: Side,
+    rows: Pitched,
+    stream: RawStream,
+    refused: DriverError,
+) -> Result<(), DriverError> {
+    let span = |pitch: usize| rows.height.saturating_mul(pitch);
+    if src.edges(span(rows.src_pitch)).is_empty() && dst.edges(span(rows.dst_pitch)).is_empty() {
+        return Err(refused);
+    }
+    for row in 0..rows.height {
+        let (from, to) = (src.behind(row * rows.src_pitch), dst.behind(row * rows.dst_pitch));
+        // SAFETY: the caller's promise; a row lies within the ranges.
+        let copied = unsafe { copy(from, to, rows.width, stream) };
+        if copied.is_err() && row > 0 {
+            // SAFETY: the caller's promise: the stream is alive.
+            unsafe { wait_for_the_parts_before(stream) };
+        }
+        copied?;
+    }
+    Ok(())
+}
+
+/// After an error nobody else would.
+///
+/// # Safety
+/// * The stream is alive, and its context current.
+unsafe fn wait_for_the_parts_before(stream: RawStream) {
+    // SAFETY: the caller's promise.
+    let _the_other_error_is_told = unsafe { ffi::cuStreamSynchronize(stream) };
 }

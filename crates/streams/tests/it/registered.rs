@@ -218,8 +218,18 @@ fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
     let (from, there) = (999_990..1_000_010, bed.device_side.slice(..20).unwrap());
     bed.stream.copy_from_host_async(&source.slice(from.clone()).unwrap(), &there).wait().unwrap();
     assert!(bed.arrived()[..20] == bed.content[from]);
+    drop(there);
+    // Rows, some of which lie within a registration and some across its end.
+    let rows = transload_core::Pitched { width: 1000, height: 40, src_pitch: 2000, dst_pitch: 1000 };
+    let (there, from) = (bed.device_side.slice(..40_000).unwrap(), 1_449_501..1_528_501);
+    let src = source.slice(from.clone()).unwrap();
+    let copy = transload_core::Operation::CopyPitched { src: &src, dst: &there, rows };
+    transload_core::submit(&bed.stream, &copy, transload_core::Timing::Off).unwrap().wait().unwrap();
+    let expected: Vec<u8> = bed.content[from].chunks(2000).flat_map(|row| row[..1000].to_vec()).collect();
+    assert!(bed.arrived()[..40_000] == expected);
+    drop((there, src));
     assert_eq!(bed.cache.statistics().registrations, 6);
-    drop((source, target, there));
+    drop((source, target));
     bed.finish();
 }
 
