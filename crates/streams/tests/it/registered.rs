@@ -259,3 +259,36 @@ fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     drop((pool, one, two));
     bed.finish();
 }
+
+#[test]
+fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back() {
+    const CHILD: &str = "TRANSLOAD_TEST_REGISTERED_EXIT";
+    if std::env::var_os(CHILD).is_none() {
+        let name =
+            "registered::a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back";
+        watched(move || {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+            assert!(child.status().unwrap().success(), "it ends by itself, without a crash");
+        });
+        return;
+    }
+    let bed = Bed::new(7);
+    let (source, other) = (bed.source(), bed.source());
+    let pinned = bed.cache.register(&source).unwrap();
+    drop(bed.stream.copy_from_host_async(&pinned, &bed.device_side));
+    drop(bed.cache.register(&other).unwrap());
+    let pool =
+        transload_streams::StreamOrderedAllocator::new(transload_memory::PinnedResource::new(&bed.memory));
+    let held = pool.allocate_buffer(&bed.stream, 5 << 20).unwrap();
+    drop(bed.stream.copy_to_host_async(&bed.device_side, &held.slice(..BYTES).unwrap()));
+    let written = transload_memory::WriteCombinedResource::new(&bed.memory);
+    let written = transload_memory::MemoryResource::allocate_segment(&written, 1000).unwrap();
+    // The thread that frees memory is at it when the process ends.
+    for _ in 0..20 {
+        drop(bed.setup.pinned(&[1; 100]));
+    }
+    bed.cache.trim().unwrap();
+    std::mem::forget((bed, pinned, pool, held, written, source, other));
+    std::process::exit(0);
+}
