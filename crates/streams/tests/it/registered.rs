@@ -198,6 +198,35 @@ fn registered_memory_is_a_destination_too() {
 }
 
 #[test]
+fn a_registration_stays_while_the_buffer_itself_is_in_flight() {
+    watched(|| {
+        let bed = Bed::new(8);
+        let source = bed.source();
+        drop(bed.cache.register(&source).unwrap());
+        // It is registered still, so the driver's copy engine reads it where it is, whatever its buffer calls it.
+        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
+        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
+        assert_eq!(bed.cache.trim().unwrap(), 0);
+        assert_eq!(bed.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
+        gate.open();
+        copied.wait().unwrap();
+        bed.cache.forget(&source).unwrap();
+        assert!(bed.arrived() == bed.content);
+        // Nor does it end with its cache.
+        let cache = RegistrationCache::new(&bed.memory, u64::MAX).unwrap();
+        drop(cache.register(&source).unwrap());
+        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
+        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
+        drop(cache);
+        assert_eq!(bed.memory.ledger().parked, 1);
+        gate.open();
+        copied.wait().unwrap();
+        drop(source);
+        bed.finish();
+    });
+}
+
+#[test]
 fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
     let bed = Bed::new(6);
     // Kept by the cache after their buffers are gone, as registrations are.

@@ -1,7 +1,8 @@
 //! Registered memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
 //!
 //! Every method may be called from any thread. Registering may wait for work in flight on the buffer, and takes some 40 µs for
-//! each MiB; what is registered already costs a look into a table. No lock is held while the driver is called.
+//! each MiB; what is registered already costs a look into a table. Where a registration ends (to make room, or in `forget` and
+//! `trim`) the driver waits for everything in flight on the device (driver 580). No lock is held while the driver is called.
 
 mod anchor;
 mod hand;
@@ -29,8 +30,9 @@ use crate::{CudaFeature, CudaMemoryManager, lift};
 /// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
 ///
 /// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
-/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
-/// once, [`trim`](Self::trim) of everything. It ends only when no buffer made from it is left and nothing is in flight on it.
+/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the
+/// driver has it: [`forget`](Self::forget) lets go of a buffer's memory at once, [`trim`](Self::trim) of everything. It ends
+/// only when no buffer made from it is left and nothing is in flight on it, or on the buffers whose bytes they are.
 ///
 /// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
 /// answered with `Busy`.
