@@ -296,7 +296,14 @@ class Checks:
         tensor = torch.from_dlpack(Ours(probe, buffer, [self.bytes], device=device))
         probe.call("drop", buffer)
         probe.call("drain")
+        # Memory that went back would be given again here.
+        others = [self.kept(kind, 9) for _ in range(2)]
+        for other in others:
+            probe.call("compare", other, 9)
+            expect(probe.call("address", other) != tensor.data_ptr(), "the memory was given to somebody else")
         expect(bool((tensor == 3).all()), "the memory went with the buffer")
+        for other in others:
+            probe.call("drop", other)
 
     def bad_streams_are_refused(self):
         probe = self.probe

@@ -246,6 +246,13 @@ impl RawBuffer {
         outcome
     }
 
+    /// The fences of what was enqueued so far on these bytes and is not known to be over; does not wait. `None` while another
+    /// thread just enqueues something. Host views and loans do not count.
+    #[must_use]
+    pub fn in_flight(&self) -> Option<Vec<Fence>> {
+        Some(self.hazards().in_flight(&self.range())?.into_vec())
+    }
+
     /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
     /// nobody used the allocation in between, except around this library.
     #[must_use]

@@ -79,11 +79,14 @@ impl Importer {
         ledger
     }
 
-    /// Waits for the work on tensors whose buffers were dropped, and gives them back.
+    /// Waits for the work on tensors whose buffers were dropped, and gives them back. Exports whose consumer was done while its
+    /// stream was being captured come back, too, once that capture has ended.
     ///
     /// # Errors
     /// The first error of work that failed; all are given back all the same.
     pub fn drain(&self) -> Result<()> {
+        #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+        crate::cuda::retry_ends();
         self.reclaimer.drain()
     }
 

@@ -5,7 +5,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    thread,
+    thread::{self, ThreadId},
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -35,7 +35,8 @@ struct Job {
 #[derive(Default)]
 struct Desk {
     jobs: Vec<Job>,
-    busy: bool,
+    /// The thread that is freeing just now.
+    busy: Option<ThreadId>,
     closed: bool,
 }
 
@@ -67,10 +68,14 @@ impl Janitor {
         self.shared.work.notify_one();
     }
 
-    /// Blocks until everything left so far is freed.
+    /// Blocks until everything left so far is freed. On the thread itself, which is then in the destructor of registered memory
+    /// of the user's, it does nothing: what it would wait for is itself.
     pub(crate) fn drain(&self) {
         let mut desk = self.shared.desk.lock();
-        while desk.busy || !desk.jobs.is_empty() {
+        if desk.busy == Some(thread::current().id()) {
+            return;
+        }
+        while desk.busy.is_some() || !desk.jobs.is_empty() {
             self.shared.idle.wait(&mut desk);
         }
     }
@@ -93,7 +98,7 @@ fn run(shared: &Shared) {
             shared.work.wait(&mut desk);
         }
         let jobs = std::mem::take(&mut desk.jobs);
-        desk.busy = true;
+        desk.busy = Some(thread::current().id());
         drop(desk);
         for Job { context, address, counted } in jobs {
             // What owned registered memory is the user's, and its destructor may panic: by then the memory is released.
@@ -110,7 +115,7 @@ fn run(shared: &Shared) {
             }
             record_drop_error(released);
         }
-        shared.desk.lock().busy = false;
+        shared.desk.lock().busy = None;
         shared.idle.notify_all();
     }
 }

@@ -68,7 +68,8 @@ pub use resource::{
     CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
     LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
     ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
-    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, replay,
+    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
+    replay,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

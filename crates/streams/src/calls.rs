@@ -10,7 +10,12 @@ use transload_cuda_sys::{
 };
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
-use crate::{CudaGraph, CudaStream, fills::Fill, kernels::Kernels};
+use crate::{
+    CudaGraph, CudaStream,
+    copy_parts::{copy_in_parts, rows_in_parts},
+    fills::Fill,
+    kernels::Kernels,
+};
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
 /// loss, and enqueueing takes as long as doing. See `points`.
@@ -18,6 +23,9 @@ pub(crate) const SMALL: usize = 64 << 10;
 
 /// As [`SMALL`], of a fill: it runs at the rate of the device's memory, not of a link.
 pub(crate) const SMALL_FILL: usize = 1 << 20;
+
+/// What the driver answers, among other things, to host memory that is registered in part.
+const INVALID_VALUE: u32 = 1;
 
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
@@ -256,6 +264,25 @@ impl<'a> Calls<'a> {
 /// * As for [`Calls::make`].
 #[inline(always)]
 pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+    // SAFETY: the caller's promise.
+    match unsafe { copy_once(src, dst, bytes, stream) } {
+        // SAFETY: the caller's promise; nothing was enqueued.
+        Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
+            copy_in_parts(src, dst, bytes, stream, error)
+        },
+        other => other,
+    }
+}
+
+/// # Safety
+/// * As for [`Calls::make`].
+#[inline(always)]
+pub(crate) unsafe fn copy_once(
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+) -> Result<(), DriverError> {
     if bytes == 0 {
         return Ok(());
     }
@@ -332,7 +359,13 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
         Height: rows.height,
     };
     // SAFETY: the caller's promise; the driver copies the structure during the call.
-    check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) })
+    match check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) }) {
+        // SAFETY: the caller's promise; nothing was enqueued.
+        Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
+            rows_in_parts(src, dst, rows, stream, error)
+        },
+        other => other,
+    }
 }
 
 /// Where to, in the driver's terms, or why the buffer cannot go there.

@@ -40,6 +40,7 @@ mod calls;
 mod captured;
 mod coordinator;
 mod copies;
+mod copy_parts;
 mod enqueue;
 mod event;
 mod fills;

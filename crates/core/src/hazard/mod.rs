@@ -333,6 +333,19 @@ impl Hazards {
         self.table.lock().writes
     }
 
+    /// The fences of the uses of a range that are not known to be over; `None` while another thread enqueues one.
+    pub(crate) fn in_flight(&self, range: &Range<usize>) -> Option<Dependencies> {
+        // Both declared before the lock, so dropped after it.
+        let (mut removed, mut found) = (Removed::new(), Dependencies::new());
+        let mut table = self.table.lock();
+        if table.is_pending(range) {
+            return None;
+        }
+        table.forget_what_is_over(&mut removed);
+        table.collect(range, Access::Write, None, &mut found);
+        Some(found)
+    }
+
     /// The fences of all uses that are not known to be over.
     pub(crate) fn outstanding(&self) -> Dependencies {
         let mut removed = Removed::new();

@@ -102,6 +102,11 @@ impl Table {
         obstacle
     }
 
+    /// Whether work is being enqueued on a part of the range.
+    pub(super) fn is_pending(&self, range: &Range<usize>) -> bool {
+        self.held.iter().any(|held| held.by == Holder::Pending && overlaps(&held.range, range))
+    }
+
     /// As [`obstacle`](Self::obstacle), for who will wait: notes that somebody does.
     pub(super) fn must_wait(&mut self, range: &Range<usize>, access: Access) -> bool {
         let pending = matches!(self.obstacle(range, access), Obstacle::Pending);

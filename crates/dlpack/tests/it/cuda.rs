@@ -281,8 +281,12 @@ fn a_stream_that_is_captured_takes_no_export_and_its_loans_end_after_the_capture
             assert_eq!(ours.memset_async(&other, Pattern::U8(2)).wait().unwrap_err().kind(), ErrorKind::Busy);
             drop(capture.end().unwrap());
         }
-        // Any later export or import finds out; another test's may be about to.
-        while let Err(error) = Export::of::<f32>(&other).for_stream(&ours).versioned().map(drop) {
+        // Any later export, import or drain finds out; another test's may be about to.
+        let comes_back = || {
+            setup.importer.drain().unwrap();
+            other.lend(transload_core::Access::Write).map(drop)
+        };
+        while let Err(error) = comes_back() {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             std::thread::yield_now();
         }

@@ -4,6 +4,7 @@
 //! from any thread.
 
 mod cuda;
+mod edges;
 mod failing;
 mod failure_callback;
 mod limited;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
+pub use edges::registration_edges;
 pub use failing::FailingResource;
 pub use failure_callback::FailureCallbackResource;
 pub use limited::LimitedResource;
@@ -94,6 +96,7 @@ unsafe impl<R: MemoryResource + ?Sized> MemoryResource for Arc<R> {
         (**self).device()
     }
 
+    #[track_caller]
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         (**self).allocate_segment(bytes)
     }

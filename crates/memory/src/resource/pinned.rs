@@ -27,7 +27,7 @@ pub enum HostPages {
     Huge,
 }
 
-/// Segments of pinned memory.
+/// Segments of pinned memory. A process that this one forks does not have those of pages other than the driver's.
 #[derive(Clone, Debug)]
 pub struct PinnedResource {
     manager: Arc<CudaMemoryManager>,

@@ -7,6 +7,8 @@ use std::{any::Any, ptr};
 
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
 
+use super::edges;
+
 /// What keeps memory mapped.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
@@ -17,6 +19,8 @@ pub(crate) const READ_ONLY: u32 = 8;
 pub(crate) struct Pins {
     context: Context,
     start: usize,
+    /// Of the registration, among all.
+    number: u64,
     /// Taken when the registration ends; first that, then the memory.
     owner: Option<Owner>,
 }
@@ -43,16 +47,25 @@ impl Pins {
         let pointer = ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller promises that the range is mapped, and a context is current.
         check("cuMemHostRegister_v2", unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) })?;
-        Ok(Self { context: context.clone(), start, owner: Some(owner) })
+        let number = edges::enter(start, bytes);
+        Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
     /// Ends the registration, then lets go of the memory. The second time it does nothing. The caller sees to it that nothing
     /// in flight uses the memory.
     ///
     /// # Errors
-    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    /// As for [`end`](Self::end).
     pub(crate) fn release(&mut self) -> Result<(), DriverError> {
-        let Some(owner) = self.owner.take() else { return Ok(()) };
+        self.end().map(drop)
+    }
+
+    /// As [`release`](Self::release), but leaves the memory to the caller, to be let go where the user's code may run.
+    ///
+    /// # Errors
+    /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
+    pub(crate) fn end(&mut self) -> Result<Option<Owner>, DriverError> {
+        let Some(owner) = self.owner.take() else { return Ok(None) };
         let ended = self.context.enter().and_then(|_bound| {
             let _capture = RelaxedCapture::enter()?;
             let pointer = ptr::with_exposed_provenance_mut(self.start);
@@ -60,10 +73,15 @@ impl Pins {
             check("cuMemHostUnregister", unsafe { ffi::cuMemHostUnregister(pointer) })
         });
         match ended {
-            Ok(()) => drop(owner),
-            Err(_) => std::mem::forget(owner),
+            Ok(()) => {
+                edges::leave(self.start, self.number);
+                Ok(Some(owner))
+            }
+            Err(error) => {
+                std::mem::forget(owner);
+                Err(error)
+            }
         }
-        ended
     }
 }
 

@@ -63,7 +63,7 @@ struct Count {
 impl Count {
     fn add(&self, by: u64) {
         let now = self.current.fetch_add(by, Ordering::Relaxed).saturating_add(by);
-        self.peak.fetch_max(now, Ordering::Relaxed);
+        self.peak.fetch_max(now, Ordering::Release);
         self.total.fetch_add(by, Ordering::Relaxed);
     }
 }
@@ -108,7 +108,9 @@ impl<R: MemoryResource> StatisticsResource<R> {
     /// Peaks count from what is alive now.
     pub fn reset_peak(&self) {
         for count in [&self.counts.bytes, &self.counts.segments] {
-            count.peak.store(count.current.load(Ordering::Relaxed), Ordering::Relaxed);
+            // What was added meanwhile is in one of the two: in the count, or in the peak after this.
+            count.peak.swap(count.current.load(Ordering::Relaxed), Ordering::AcqRel);
+            count.peak.fetch_max(count.current.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 }

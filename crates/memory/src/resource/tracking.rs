@@ -26,7 +26,8 @@ pub enum TrackedOrigin {
     /// Nothing.
     #[default]
     Nothing,
-    /// The line that called the resource. Under an allocator that is a line of the allocator.
+    /// The line that called the resource. Through another adaptor that is a line of the adaptor, and through a trait object, as
+    /// allocators have it, one of this resource: take the [backtrace](Self::Backtrace) there.
     Caller,
     /// The whole chain of calls. Takes some microseconds for each segment, and names of functions only where the program has
     /// them.

@@ -82,6 +82,15 @@ fn tracking_lists_every_live_segment_the_largest_first() {
     assert_eq!(text.lines().count(), 3, "{text}");
     drop(held);
     assert!(resource.report().segments().is_empty());
+    let shared = Arc::new(resource);
+    let caller_of = |held: RawBuffer| {
+        let caller = shared.report().segments()[0].caller.unwrap().file();
+        drop(held);
+        caller
+    };
+    assert!(caller_of(MemoryResource::allocate_segment(&shared, 5).unwrap()).ends_with("adaptors.rs"));
+    let unknown: &dyn MemoryResource = &*shared;
+    assert!(caller_of(unknown.allocate_segment(5).unwrap()).ends_with("tracking.rs"), "as it is documented");
     let traced = TrackingResource::new(pinned(&memory), TrackedOrigin::Backtrace);
     let _held = traced.allocate_segment(10).unwrap();
     assert!(traced.report().segments()[0].backtrace.is_some());

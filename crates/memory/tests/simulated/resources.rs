@@ -93,6 +93,25 @@ fn a_registration_that_cannot_be_ended_keeps_its_memory_for_good_and_frees_its_p
 }
 
 #[test]
+fn after_a_registration_that_cannot_be_ended_what_was_to_be_joined_can_be_registered_again() {
+    crate::heap::watched(|| {
+        let _alone = alone_with_drop_errors();
+        let sim = builder().build();
+        let memory = manager(sim);
+        let cache = RegistrationCache::new(&memory, 4 * PAGE as u64).unwrap();
+        let ((first, _), (other, _)) = (heap(4 * PAGE, true), heap(2 * PAGE, true));
+        drop(cache.register(&first.slice(..2 * PAGE).unwrap()).unwrap());
+        drop(cache.register(&other).unwrap());
+        // The other one has to go to make room, and fails to.
+        sim.fail_call(Some("cuMemHostUnregister"), 1, 999);
+        let more = first.slice(PAGE..).unwrap();
+        assert_eq!(cache.register(&more).unwrap_err().kind(), ErrorKind::Device);
+        drop(cache.register(&more).unwrap());
+        assert_eq!(cache.statistics().registrations, 1);
+    });
+}
+
+#[test]
 fn every_code_of_the_driver_is_an_error_of_a_kind() {
     let sim = builder().build();
     let memory = manager(sim);

@@ -198,6 +198,71 @@ fn registered_memory_is_a_destination_too() {
 }
 
 #[test]
+fn a_registration_stays_while_the_buffer_itself_is_in_flight() {
+    watched(|| {
+        let bed = Bed::new(8);
+        let source = bed.source();
+        drop(bed.cache.register(&source).unwrap());
+        // It is registered still, so the driver's copy engine reads it where it is, whatever its buffer calls it.
+        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
+        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
+        assert_eq!(bed.cache.trim().unwrap(), 0);
+        assert_eq!(bed.cache.forget(&source).unwrap_err().kind(), ErrorKind::Busy);
+        gate.open();
+        copied.wait().unwrap();
+        bed.cache.forget(&source).unwrap();
+        assert!(bed.arrived() == bed.content);
+        // Nor does it end with its cache.
+        let cache = RegistrationCache::new(&bed.memory, u64::MAX).unwrap();
+        drop(cache.register(&source).unwrap());
+        let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
+        let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
+        drop(cache);
+        assert_eq!(bed.memory.ledger().parked, 1);
+        gate.open();
+        copied.wait().unwrap();
+        drop(source);
+        bed.finish();
+    });
+}
+
+#[test]
+fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
+    let bed = Bed::new(6);
+    // Kept by the cache after their buffers are gone, as registrations are.
+    let parts = [0..1_000_000, 1_000_000..1_500_001, 2_000_000..2_100_000];
+    let register = |buffer: &RawBuffer| {
+        for part in parts.clone() {
+            drop(bed.cache.register(&buffer.slice(part).unwrap()).unwrap());
+        }
+    };
+    let (source, (target, _)) = (bed.source(), heap(BYTES, true));
+    register(&source);
+    register(&target);
+    bed.stream.copy_from_host_async(&source, &bed.device_side).wait().unwrap();
+    assert!(bed.arrived() == bed.content);
+    bed.stream.copy_to_host_async(&bed.device_side, &target).wait().unwrap();
+    assert!(*target.read().unwrap() == bed.content[..]);
+    // Also by the short way, and from the middle of one registration to beyond the next.
+    let (from, there) = (999_990..1_000_010, bed.device_side.slice(..20).unwrap());
+    bed.stream.copy_from_host_async(&source.slice(from.clone()).unwrap(), &there).wait().unwrap();
+    assert!(bed.arrived()[..20] == bed.content[from]);
+    drop(there);
+    // Rows, some of which lie within a registration and some across its end.
+    let rows = transload_core::Pitched { width: 1000, height: 40, src_pitch: 2000, dst_pitch: 1000 };
+    let (there, from) = (bed.device_side.slice(..40_000).unwrap(), 1_449_501..1_528_501);
+    let src = source.slice(from.clone()).unwrap();
+    let copy = transload_core::Operation::CopyPitched { src: &src, dst: &there, rows };
+    transload_core::submit(&bed.stream, &copy, transload_core::Timing::Off).unwrap().wait().unwrap();
+    let expected: Vec<u8> = bed.content[from].chunks(2000).flat_map(|row| row[..1000].to_vec()).collect();
+    assert!(bed.arrived()[..40_000] == expected);
+    drop((there, src));
+    assert_eq!(bed.cache.statistics().registrations, 6);
+    drop((source, target));
+    bed.finish();
+}
+
+#[test]
 fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     let bed = crate::allocator::Bed::new();
     let Ok(resource) = transload_memory::UnifiedResource::new(&bed.memory) else {
@@ -222,4 +287,37 @@ fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     assert!(pool.statistics().reserved <= 40 << 20, "the same memory serves all rounds");
     drop((pool, one, two));
     bed.finish();
+}
+
+#[test]
+fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back() {
+    const CHILD: &str = "TRANSLOAD_TEST_REGISTERED_EXIT";
+    if std::env::var_os(CHILD).is_none() {
+        let name =
+            "registered::a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back";
+        watched(move || {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
+            assert!(child.status().unwrap().success(), "it ends by itself, without a crash");
+        });
+        return;
+    }
+    let bed = Bed::new(7);
+    let (source, other) = (bed.source(), bed.source());
+    let pinned = bed.cache.register(&source).unwrap();
+    drop(bed.stream.copy_from_host_async(&pinned, &bed.device_side));
+    drop(bed.cache.register(&other).unwrap());
+    let pool =
+        transload_streams::StreamOrderedAllocator::new(transload_memory::PinnedResource::new(&bed.memory));
+    let held = pool.allocate_buffer(&bed.stream, 5 << 20).unwrap();
+    drop(bed.stream.copy_to_host_async(&bed.device_side, &held.slice(..BYTES).unwrap()));
+    let written = transload_memory::WriteCombinedResource::new(&bed.memory);
+    let written = transload_memory::MemoryResource::allocate_segment(&written, 1000).unwrap();
+    // The thread that frees memory is at it when the process ends.
+    for _ in 0..20 {
+        drop(bed.setup.pinned(&[1; 100]));
+    }
+    bed.cache.trim().unwrap();
+    std::mem::forget((bed, pinned, pool, held, written, source, other));
+    std::process::exit(0);
 }

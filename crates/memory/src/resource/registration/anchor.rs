@@ -9,7 +9,7 @@ use transload_cuda_sys::{Context, DriverError};
 use crate::{
     janitor::{Address, Janitor},
     manager::Parts,
-    resource::pins::Pins,
+    resource::pins::{Owner, Pins},
     tally::Counted,
 };
 
@@ -68,21 +68,26 @@ impl Registration {
         })
     }
 
-    /// Whether work is in flight on it; asks the driver.
+    /// Whether work is in flight on it, also through the buffers whose bytes they are: copy engines use those in place while
+    /// they are registered. Asks the driver.
     pub(super) fn is_at_work(&self) -> bool {
+        let is_over = |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_over));
+        if !self.owners.iter().all(is_over) {
+            return true;
+        }
         match self.whole.lend(Access::Write) {
             Ok(loan) => !loan.after().iter().all(Fence::is_over),
             Err(_lent_already) => true,
         }
     }
 
-    /// Ends it now. Nothing may use it any more.
-    pub(super) fn end(&self) -> Result<(), DriverError> {
+    /// Ends it now, and leaves what kept the memory mapped to the caller. Nothing may use it any more.
+    pub(super) fn end(&self) -> Result<Option<Owner>, DriverError> {
         let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
         let Some((mut pins, counted)) = anchor.and_then(|anchor| anchor.held.lock().take()) else {
-            return Ok(());
+            return Ok(None);
         };
-        let ended = pins.release();
+        let ended = pins.end();
         // What could not be ended stays in the ledger: it is still there.
         if ended.is_ok() {
             drop(counted)
@@ -90,6 +95,18 @@ impl Registration {
             std::mem::forget(counted)
         }
         ended
+    }
+}
+
+impl Drop for Registration {
+    /// What is in flight through the owners is in flight on the registration, which ends behind it.
+    fn drop(&mut self) {
+        let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
+        if anchor.is_some_and(|anchor| anchor.held.lock().is_some()) {
+            for owner in &self.owners {
+                self.keep_until(&owner.in_flight().unwrap_or_default());
+            }
+        }
     }
 }
 

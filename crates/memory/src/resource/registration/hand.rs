@@ -1,11 +1,16 @@
 //! A range that one thread has in hand, until it is registered or gone; whatever happens, it is let go and others are told.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+};
 
 use transload_core::RawBuffer;
 use transload_cuda_sys::DriverError;
 
 use super::{RegistrationCache, anchor::Registration, table::Evicted};
+use crate::resource::pins::Owner;
 
 /// A registration that this thread has in hand to end it. Dropped otherwise, it is ready as before.
 pub(super) struct Hand<'a> {
@@ -36,17 +41,17 @@ impl<'a> Hand<'a> {
         self.evicted.as_ref().map_or(&[], |evicted| evicted.payload.owners())
     }
 
-    /// Ends it; answers `false` where work is in flight on it, and leaves it as it was.
-    pub(super) fn end(mut self) -> Result<bool, DriverError> {
+    /// Ends it; answers `None` where work is in flight on it, and leaves it as it was.
+    pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
         if self.evicted.as_ref().is_some_and(|evicted| evicted.payload.is_at_work()) {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some(evicted) = self.evicted.take() else { return Ok(false) };
-        // Gone from the table also where the driver refuses, or an owner's destructor panics.
+        let Some(evicted) = self.evicted.take() else { return Ok(None) };
+        // Gone from the table also where the driver refuses.
         let _gone = Joining::new(self.cache, self.range.start);
-        evicted.payload.end()?;
+        let owner = evicted.payload.end()?;
         self.cache.desk.lock().evicted += 1;
-        Ok(true)
+        Ok(Some(Ended { _registration: evicted.payload, _owner: owner }))
     }
 }
 
@@ -55,6 +60,37 @@ impl Drop for Hand<'_> {
         if let Some(evicted) = self.evicted.take() {
             self.cache.desk.lock().table.ready(self.range.start, &evicted.payload);
             self.cache.settled.notify_all();
+        }
+    }
+}
+
+/// What kept the memory of an ended registration. To drop it may run the user's code, which may use the cache or wait for a
+/// thread that does: so it is dropped once this thread has nothing in hand.
+pub(super) struct Ended {
+    _registration: Arc<Registration>,
+    _owner: Option<Owner>,
+}
+
+/// Ended registrations, let go together. The first destructor that panics does so once all have run.
+#[derive(Default)]
+pub(super) struct LetGo(Vec<Ended>);
+
+impl LetGo {
+    pub(super) fn push(&mut self, ended: Ended) {
+        self.0.push(ended);
+    }
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        let mut first = None;
+        for ended in self.0.drain(..) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(ended))) {
+                first.get_or_insert(payload);
+            }
+        }
+        if let Some(payload) = first.filter(|_| !std::thread::panicking()) {
+            resume_unwind(payload);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Registered memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
 //!
 //! Every method may be called from any thread. Registering may wait for work in flight on the buffer, and takes some 40 µs for
-//! each MiB; what is registered already costs a look into a table. No lock is held while the driver is called.
+//! each MiB; what is registered already costs a look into a table. Where a registration ends (to make room, or in `forget` and
+//! `trim`) the driver waits for everything in flight on the device (driver 580). No lock is held while the driver is called.
 
 mod anchor;
 mod hand;
@@ -18,7 +19,7 @@ use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use self::{
     anchor::Registration,
-    hand::{Hand, Joining},
+    hand::{Hand, Joining, LetGo},
     refusal::{addresses, in_use, refused, short},
     registered::{Promised, Registered},
     table::{Asked, Plan, Table},
@@ -29,8 +30,9 @@ use crate::{CudaFeature, CudaMemoryManager, lift};
 /// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
 ///
 /// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
-/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the driver has it: [`forget`](Self::forget) lets go of a buffer's memory at
-/// once, [`trim`](Self::trim) of everything. It ends only when no buffer made from it is left and nothing is in flight on it.
+/// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the
+/// driver has it: [`forget`](Self::forget) lets go of a buffer's memory at once, [`trim`](Self::trim) of everything. It ends
+/// only when no buffer made from it is left and nothing is in flight on it, or on the buffers whose bytes they are.
 ///
 /// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
 /// answered with `Busy`.
@@ -154,15 +156,19 @@ impl RegistrationCache {
         // Buffers that wait for the end of their work hold registrations.
         self.manager.parts().reclaimer.sweep();
         let taken = self.desk.lock().table.take_idle();
-        let (mut bytes, mut outcome) = (0, Ok(()));
+        let (mut bytes, mut outcome, mut let_go) = (0, Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
             let len = (evicted.range().end - evicted.range().start) as u64;
             match evicted.end() {
-                Ok(true) => bytes += len,
-                Ok(false) => {}
+                Ok(Some(ended)) => {
+                    bytes += len;
+                    let_go.push(ended);
+                }
+                Ok(None) => {}
                 Err(error) => outcome = outcome.and(Err(lift(error))),
             }
         }
+        drop(let_go);
         outcome.map(|()| bytes)
     }
 
@@ -234,18 +240,25 @@ impl RegistrationCache {
                     Plan::Evict { joined, others } => (joined, others),
                 }
             };
-            for evicted in Hand::all(self, others) {
+            // Dropped behind the hands, also after an error.
+            let mut let_go = LetGo::default();
+            let (joined, others) = (Hand::all(self, joined), Hand::all(self, others));
+            for evicted in others {
                 let start = evicted.range().start;
-                if !evicted.end().map_err(lift)? {
-                    at_work.push(start);
+                match evicted.end().map_err(lift)? {
+                    Some(ended) => let_go.push(ended),
+                    None => at_work.push(start),
                 }
             }
-            for evicted in Hand::all(self, joined) {
+            for evicted in joined {
                 let (range, writable) = (evicted.range().clone(), evicted.writable());
                 let theirs = evicted.owners().to_vec();
-                if !evicted.end().map_err(lift)? {
-                    at_work.push(range.start);
-                    continue;
+                match evicted.end().map_err(lift)? {
+                    Some(ended) => let_go.push(ended),
+                    None => {
+                        at_work.push(range.start);
+                        continue;
+                    }
                 }
                 let both = asked.range.start.min(range.start)..asked.range.end.max(range.end);
                 // Only where one that may be read alone stays so, and where there is room for both.
@@ -278,16 +291,20 @@ impl RegistrationCache {
     fn forget_range(&self, range: &Range<usize>) -> Result<()> {
         self.manager.parts().reclaimer.sweep();
         let taken = self.desk.lock().table.take_touching(range).map_err(|range| in_use(&range))?;
-        let mut outcome = Ok(());
+        let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
             let range = evicted.range().clone();
             let ended = match evicted.end() {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(in_use(&range)),
+                Ok(Some(ended)) => {
+                    let_go.push(ended);
+                    Ok(())
+                }
+                Ok(None) => Err(in_use(&range)),
                 Err(error) => Err(lift(error)),
             };
             outcome = outcome.and(ended);
         }
+        drop(let_go);
         outcome
     }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Asked {
 pub(crate) enum Plan<P> {
     /// It is registered.
     Covered(Arc<P>),
-    /// Another thread has a part of it in hand.
+    /// Another thread has a part of it in hand, or what may leave room for it.
     Wait,
     /// These have to go first; they are in the caller's hand now. `joined` ones overlap the range.
     Evict { joined: Vec<Evicted<P>>, others: Vec<Evicted<P>> },
@@ -123,7 +123,9 @@ impl<P> Table<P> {
                 others.push(start);
             }
             if left.saturating_add(wanted) > self.limit {
-                return Plan::Short(left);
+                // What another thread is just ending may leave room.
+                let in_hand = self.by_start.values().any(|entry| matches!(entry.state, State::InHand));
+                return if in_hand && wanted <= self.limit { Plan::Wait } else { Plan::Short(left) };
             }
         }
         if overlapping.is_empty() && others.is_empty() {

@@ -72,6 +72,17 @@ fn the_limit_is_kept_by_what_was_used_longest_ago() {
 }
 
 #[test]
+fn what_is_just_being_ended_is_waited_for_where_the_limit_leaves_no_room_beside_it() {
+    let mut table = Table::new(100);
+    drop(register(&mut table, 0..60, true));
+    assert_eq!(table.take_idle().len(), 1);
+    assert!(matches!(table.plan(&asked(200..260, true), &[]), Plan::Wait));
+    assert!(matches!(table.plan(&asked(200..301, true), &[]), Plan::Short(60)), "never fits");
+    table.gone(0);
+    assert!(matches!(table.plan(&asked(200..260, true), &[]), Plan::Register));
+}
+
+#[test]
 fn only_idle_ones_are_taken() {
     let mut table = Table::new(u64::MAX);
     let used = register(&mut table, 0..10, true);

@@ -1,0 +1,73 @@
+//! Where registered host memory begins and ends, in the whole process: a copy that begins in a registration and leaves it is
+//! refused by the driver (seen on driver 580, also where the next registration adjoins).
+//!
+//! Every function may be called from any thread.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use parking_lot::Mutex;
+
+/// Beginnings of what this crate has registered, with the end and the number of each.
+static REGISTERED: Mutex<BTreeMap<usize, (usize, u64)>> = Mutex::new(BTreeMap::new());
+
+/// Notes a registration; answers its number.
+pub(super) fn enter(start: usize, bytes: usize) -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    REGISTERED.lock().insert(start, (start.saturating_add(bytes), number));
+    number
+}
+
+/// Forgets a registration that has ended: by then another thread may have made the next one there.
+pub(super) fn leave(start: usize, number: u64) {
+    let mut registered = REGISTERED.lock();
+    if registered.get(&start).is_some_and(|(_, known)| *known == number) {
+        registered.remove(&start);
+    }
+}
+
+/// The addresses within a range of host memory, in order, where a registration of this crate's begins or ends. Copies of the
+/// parts between them are what the driver takes where it refuses one of the whole. Registrations of others are not in it.
+#[must_use]
+pub fn registration_edges(range: &Range<usize>) -> Vec<usize> {
+    let within = |edge: &usize| range.start < *edge && *edge < range.end;
+    let registered = REGISTERED.lock();
+    // Registrations do not overlap, so all that begin before the last one that is not beyond the range end before it.
+    let touching = registered.range(..range.end).rev().take_while(|(_, (end, _))| *end > range.start);
+    let mut edges: Vec<usize> =
+        touching.flat_map(|(start, (end, _))| [*start, *end]).filter(within).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    edges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_are_those_within_the_range() {
+        // Addresses that nothing else has.
+        const AT: usize = 1 << 60;
+        let [first, second, third] = [100, 200, 400].map(|start| enter(AT + start, 100));
+        let edges = |range: Range<usize>| {
+            let found = registration_edges(&(AT + range.start..AT + range.end));
+            found.into_iter().map(|edge| edge - AT).collect::<Vec<_>>()
+        };
+        assert_eq!(edges(0..1000), [100, 200, 300, 400, 500]);
+        assert_eq!(edges(150..450), [200, 300, 400]);
+        assert_eq!(edges(100..200), []);
+        assert_eq!(edges(300..400), []);
+        leave(AT + 200, second);
+        assert_eq!(edges(150..450), [200, 400]);
+        leave(AT + 100, first);
+        leave(AT + 400, second);
+        assert_eq!(edges(300..1000), [400, 500], "another one's");
+        leave(AT + 400, third);
+        assert_eq!(edges(0..1000), []);
+    }
+}

@@ -1,0 +1,100 @@
+//! A copy in the parts that the driver takes, where host memory is registered in part.
+
+use transload_core::Pitched;
+use transload_cuda_sys::{DriverError, RawStream, ffi};
+use transload_memory::registration_edges;
+
+use crate::calls::{Side, copy, copy_once};
+
+impl Side {
+    /// Offsets at which a registration begins or ends.
+    fn edges(self, bytes: usize) -> Vec<usize> {
+        let Self::Host(address) = self else { return Vec::new() };
+        let start = address.addr();
+        let edges = registration_edges(&(start..start.saturating_add(bytes)));
+        edges.into_iter().map(|edge| edge - start).collect()
+    }
+
+    fn behind(self, offset: usize) -> Self {
+        match self {
+            Self::Host(address) => Self::Host(address.wrapping_byte_add(offset)),
+            Self::Device(address) => Self::Device(address + offset as u64),
+        }
+    }
+}
+
+/// Does what the driver refused to do at once: a range that begins in a registration and leaves it, it does not take.
+///
+/// # Errors
+/// `refused` where no registration ends within the memory; the driver's, and then nothing is in flight.
+///
+/// # Safety
+/// * As for [`Calls::make`](crate::calls::Calls::make).
+#[cold]
+pub(crate) unsafe fn copy_in_parts(
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+    refused: DriverError,
+) -> Result<(), DriverError> {
+    let mut edges = [src.edges(bytes), dst.edges(bytes)].concat();
+    if edges.is_empty() {
+        return Err(refused);
+    }
+    edges.sort_unstable();
+    edges.push(bytes);
+    let mut from = 0;
+    for to in edges {
+        // SAFETY: the caller's promise; the parts lie within the ranges.
+        let part = unsafe { copy_once(src.behind(from), dst.behind(from), to - from, stream) };
+        if part.is_err() && from > 0 {
+            // SAFETY: the caller's promise: the stream is alive.
+            unsafe { wait_for_the_parts_before(stream) };
+        }
+        part?;
+        from = to;
+    }
+    Ok(())
+}
+
+/// As [`copy_in_parts`], row by row.
+///
+/// # Errors
+/// As for `copy_in_parts`.
+///
+/// # Safety
+/// * As for [`Calls::make`](crate::calls::Calls::make).
+#[cold]
+pub(crate) unsafe fn rows_in_parts(
+    src: Side,
+    dst: Side,
+    rows: Pitched,
+    stream: RawStream,
+    refused: DriverError,
+) -> Result<(), DriverError> {
+    let span = |pitch: usize| rows.height.saturating_mul(pitch);
+    if src.edges(span(rows.src_pitch)).is_empty() && dst.edges(span(rows.dst_pitch)).is_empty() {
+        return Err(refused);
+    }
+    for row in 0..rows.height {
+        let (from, to) = (src.behind(row * rows.src_pitch), dst.behind(row * rows.dst_pitch));
+        // SAFETY: the caller's promise; a row lies within the ranges.
+        let copied = unsafe { copy(from, to, rows.width, stream) };
+        if copied.is_err() && row > 0 {
+            // SAFETY: the caller's promise: the stream is alive.
+            unsafe { wait_for_the_parts_before(stream) };
+        }
+        copied?;
+    }
+    Ok(())
+}
+
+/// After an error nobody else would.
+///
+/// # Safety
+/// * The stream is alive, and its context current.
+unsafe fn wait_for_the_parts_before(stream: RawStream) {
+    // SAFETY: the caller's promise.
+    let _the_other_error_is_told = unsafe { ffi::cuStreamSynchronize(stream) };
+}
