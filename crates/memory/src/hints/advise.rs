@@ -11,7 +11,8 @@ use super::{
 /// changes no content, waits for nothing, and may be made while work is in flight.
 ///
 /// The driver keeps advice by whole pages of the host, which a range's ends are rounded out to: advice on a slice reaches the
-/// rest of its first and last page. It is forgotten with the allocation.
+/// rest of its first and last page. It is forgotten with the allocation: a pool's block keeps what its last user advised, and
+/// so do its neighbours in a page.
 ///
 /// # Errors
 /// `Unsupported` for memory that is not unified, for a device of another family, and for a device that cannot share

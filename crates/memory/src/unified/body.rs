@@ -8,7 +8,10 @@ use transload_core::{
 };
 use transload_cuda_sys::{DriverError, record_drop_error};
 
-use super::{UnifiedMode, state::State};
+use super::{
+    UnifiedMode,
+    state::{Placing, State},
+};
 use crate::{CudaDevice, CudaMemoryManager};
 
 #[derive(Debug)]
@@ -70,7 +73,9 @@ impl Body {
                 format!("the memory is {}'s, the buffer would be one of {}", place.device, device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(Self::over(device, queue, raw, None))
+        let body = Self::over(device, queue, raw, None);
+        body.state.lock().place = Placing::inherited(device.id());
+        Ok(body)
     }
 
     fn over(device: &CudaDevice, queue: QueueLease, raw: RawBuffer, host: Option<RawBuffer>) -> Self {

@@ -78,8 +78,9 @@ impl<T: Pod> UnifiedBuffer<T> {
         Self::over(Body::allocate(memory, queue, bytes, mode)?)
     }
 
-    /// Elements over managed memory that exists, or a slice of it; nothing is copied. Memory that host and device use at the
-    /// same time only.
+    /// Elements over managed memory that exists, or a slice of it, a pool's block say; nothing is copied, and it is not made
+    /// zero. Memory that host and device use at the same time only. What was advised on it stays until it is first given to a
+    /// device for a role.
     ///
     /// # Errors
     /// `Unsupported` for other memory; `InvalidArgument` where its length is no whole number of elements, the address is not

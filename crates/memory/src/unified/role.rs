@@ -98,6 +98,12 @@ fn give(buffer: &RawBuffer, advice: Vec<MemoryAdvice>) -> Result<()> {
 }
 
 impl Placing {
+    /// Of memory that had other users: a block of a pool, say, whose pages keep what those advised. The first role takes that
+    /// back.
+    pub(crate) fn inherited(device: DeviceId) -> Self {
+        Self { roles: Role::ALL.map(|role| (role, device)).to_vec(), ..Self::default() }
+    }
+
     /// The advice that is to be given for a role, or nothing where it was given last.
     fn turn_to(&mut self, role: Role, device: DeviceId, range: &Range<usize>) -> Option<Vec<MemoryAdvice>> {
         let new = (role, device, range.clone());

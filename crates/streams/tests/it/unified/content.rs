@@ -1,10 +1,10 @@
 //! Whoever looks sees what was written before, whichever side wrote it.
 
-use std::fmt::Debug;
+use std::{collections::HashSet, fmt::Debug, sync::Arc};
 
 use transload_core::{Access, Buffer, ErrorKind, MemoryKind, Operation, Pattern, Pod, Timing, submit};
-use transload_memory::{Role, UnifiedBuffer};
-use transload_streams::{CudaStream, LaunchConfig};
+use transload_memory::{CudaMemoryManager, Role, UnifiedBuffer, UnifiedResource};
+use transload_streams::{CudaStream, LaunchConfig, StreamOrderedAllocator};
 
 use super::{Bench, everywhere};
 use crate::{
@@ -184,5 +184,37 @@ fn what_a_device_wrote_by_the_address_alone_counts_where_a_guard_for_writing_was
         drop((there_x, there_y));
         assert!(y.read().unwrap().iter().all(|number| *number == 7.0), "{bench}");
         drop((x, y, kernel));
+    });
+}
+
+#[test]
+fn typed_buffers_over_blocks_of_a_pool_are_shared_and_their_blocks_used_again() {
+    everywhere(|bench| {
+        if !bench.is_managed() {
+            return;
+        }
+        let memory = Arc::new(CudaMemoryManager::new(&bench.setup.device).unwrap());
+        let pool = StreamOrderedAllocator::new(UnifiedResource::new(&memory).unwrap());
+        let mut addresses = HashSet::new();
+        for round in 1..10_u32 {
+            let block = pool.allocate_buffer(&bench.stream, 40_000).unwrap();
+            addresses.insert(block.device_address().unwrap());
+            let role = if round % 2 == 0 { Role::Input } else { Role::Resident };
+            let buffer = UnifiedBuffer::<u32>::from_raw(&memory, bench.queue(), block).unwrap();
+            buffer.write().unwrap().fill(round);
+            buffer.prefetch_range_to_device(5_000.., None).wait().unwrap();
+            drop(buffer.acquire_for_device(&bench.stream, role).unwrap());
+            let half = buffer.raw().slice(..20_000).unwrap();
+            let fill = Operation::Fill { dst: &half, pattern: Pattern::U32(round + 100) };
+            submit(&bench.stream, &fill, Timing::Off).unwrap();
+            let seen = buffer.read().unwrap();
+            assert!(seen[..5_000].iter().all(|number| *number == round + 100), "{bench}: round {round}");
+            assert!(seen[5_000..].iter().all(|number| *number == round), "{bench}: round {round}");
+            drop(seen);
+        }
+        assert!(addresses.len() < 9, "{bench}: blocks are used again");
+        drop(pool);
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{bench}: {}", memory.ledger());
     });
 }

@@ -3,7 +3,7 @@
 use transload_core::{Access, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness;
 use transload_cuda_sys::trace;
-use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMode};
+use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMode, advise};
 use transload_streams::{CudaStream, LaunchConfig, LaunchExecutor};
 
 use super::{Bench, benches, everywhere};
@@ -86,6 +86,22 @@ fn an_input_of_two_devices_keeps_its_copies_while_they_read_it_in_turns() {
     drop((buffer, there));
     bench.finish();
     two.finish();
+}
+
+#[test]
+fn the_first_role_of_memory_that_was_there_before_takes_back_what_others_advised() {
+    let Some(bench) = managed() else { return };
+    let raw = bench.setup.memory.allocate(MemoryKind::Unified, COUNT * 4).unwrap();
+    for before in [MemoryAdvice::SetReadMostly, MemoryAdvice::SetPreferredLocation(DeviceId::Cpu)] {
+        advise(&raw, before).unwrap();
+        let buffer = UnifiedBuffer::<f32>::from_raw(&bench.setup.memory, bench.queue(), raw.clone()).unwrap();
+        drop(buffer.acquire_for_device(&bench.stream, Role::Output).unwrap());
+        let now = believed(&buffer);
+        assert!(!now.read_mostly && now.preferred.is_none() && now.accessed_by.len() == 2, "{now:?}");
+        drop(buffer);
+    }
+    drop(raw);
+    bench.finish();
 }
 
 #[test]
