@@ -39,6 +39,6 @@ pub use buffer::CudaBuffer;
 pub use config::CudaBackendConfig;
 pub use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, DeviceAccess, RegistrationCache, RegistrationStatistics,
-    Role, UnifiedBuffer, UnifiedMode, UnifiedSupport,
+    Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSupport,
 };
 pub use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaEvent, CudaStream};

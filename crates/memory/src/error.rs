@@ -3,6 +3,8 @@
 use transload_core::{Error, ErrorKind, MemoryKind, MemoryShortage, Place};
 use transload_cuda_sys::{Context, DriverError};
 
+use crate::host_info;
+
 /// Turns a driver's error into core's; the driver's own is its cause.
 #[must_use]
 pub fn lift(error: DriverError) -> Error {
@@ -45,7 +47,14 @@ pub(crate) fn lift_allocation(
                 total: info.map(|(_, total)| total as u64),
             }
         }
-        _ => MemoryShortage { requested: requested as u64, free: None, total: None },
+        _ => {
+            let info = host_info::available();
+            MemoryShortage {
+                requested: requested as u64,
+                free: info.map(|info| info.free),
+                total: info.map(|info| info.total),
+            }
+        }
     };
     Error::out_of_memory(place, shortage)
 }

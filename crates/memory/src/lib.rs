@@ -36,6 +36,7 @@ mod device_memory;
 mod error;
 mod feature;
 mod hints;
+mod host_info;
 mod host_memory;
 mod in_context;
 mod janitor;

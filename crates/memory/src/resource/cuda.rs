@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
-use crate::CudaMemoryManager;
+use crate::{CudaMemoryManager, host_info};
 
 /// Segments of one kind from a [`CudaMemoryManager`].
 #[derive(Clone, Debug)]
@@ -57,10 +57,9 @@ unsafe impl MemoryResource for CudaResource {
 
     fn info(&self) -> Result<MemoryInfo> {
         if self.is_hosts() {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                "the driver tells nothing about the host's memory",
-            ));
+            return host_info::available().ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, "this system tells nothing about the host's memory")
+            });
         }
         self.manager.info()
     }

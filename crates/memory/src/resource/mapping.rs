@@ -4,7 +4,9 @@
 
 use std::{ptr::NonNull, thread};
 
-use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, MemoryShortage, Place, Result};
+use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
+
+use crate::host_info;
 
 use super::numa;
 
@@ -44,7 +46,7 @@ impl Mapping {
     /// `OutOfMemory` where the system has not so much available: asked before, since it would rather kill a process later.
     pub(super) fn new(bytes: usize, wanted: Wanted) -> Result<Self> {
         let shortage = || {
-            let now = available();
+            let now = host_info::available();
             let shortage = MemoryShortage {
                 requested: bytes as u64,
                 free: now.map(|memory| memory.free),
@@ -54,7 +56,7 @@ impl Mapping {
         };
         let alignment = if wanted.huge { HUGE.max(page()) } else { page() };
         let len = bytes.checked_next_multiple_of(page()).ok_or_else(shortage)?;
-        if available().is_some_and(|memory| len as u64 > memory.free) {
+        if host_info::available().is_some_and(|memory| len as u64 > memory.free) {
             return Err(shortage());
         }
         let mapping = map(len, alignment).ok_or_else(shortage)?;
@@ -166,20 +168,6 @@ fn map(len: usize, alignment: usize) -> Option<Mapping> {
         }
         Some(Mapping { start: NonNull::new(start)?, len })
     }
-}
-
-/// Available and total bytes of main memory, as the system says; limits of a container are not in it.
-pub(super) fn available() -> Option<MemoryInfo> {
-    parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-fn parse(text: &str) -> Option<MemoryInfo> {
-    let bytes = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-        kib.checked_mul(1024)
-    };
-    Some(MemoryInfo { free: bytes("MemAvailable:")?, total: bytes("MemTotal:")? })
 }
 
 #[cfg(test)]

@@ -145,7 +145,7 @@ unsafe impl MemoryResource for PinnedResource {
     /// The host's memory; `Unsupported` where the system does not tell.
     fn info(&self) -> Result<MemoryInfo> {
         #[cfg(target_os = "linux")]
-        if let Some(info) = super::mapping::available() {
+        if let Some(info) = crate::host_info::available() {
             return Ok(info);
         }
         let text = "the system does not tell how much memory the host has free";
