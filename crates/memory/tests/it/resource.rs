@@ -18,7 +18,11 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
         assert_eq!((segment.len(), segment.place()), (100_000, resource.place()));
         let is_hosts = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
         assert_eq!(resource.device(), (!is_hosts).then_some(own));
-        assert_eq!(resource.info().is_ok(), !is_hosts, "the driver knows its device's memory only");
+        // The driver knows its device's memory only; of the host's Linux tells.
+        match resource.info() {
+            Ok(info) => assert!(0 < info.free && info.free <= info.total, "{kind}: {info:?}"),
+            Err(error) => assert!(is_hosts && !cfg!(target_os = "linux"), "{kind}: {error}"),
+        }
         drop(segment);
         resource.trim().unwrap();
     }
