@@ -152,7 +152,7 @@ fi
 # ---- the main job, twice
 if wanted bench; then
   for run in 1 2; do
-    step "bench $run" 150 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
+    step "bench $run" 220 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
     status=$?
     text=$(grep -E '^[0-9]+ rows,|^goals missed' "$work/step" | tr '\n' ';')
     # A machine whose driver is not found must not pass for a measured one.

@@ -82,6 +82,11 @@ pub(crate) fn refuse(code: Option<u32>) {
     TOOL.lock().refusal = code;
 }
 
+/// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_USER`.
+const ASKED_FOR: u32 = 1;
+/// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_COHERENCE`.
+const BY_TOUCH: u32 = 2;
+
 /// Something happened to the page at `address`, between the host and the device.
 pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
     let mut tool = TOOL.lock();
@@ -114,7 +119,7 @@ pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
             destination,
             stream: 0,
             process: std::process::id(),
-            flags: 0,
+            flags: if gpu_faults + cpu_faults > 0 { BY_TOUCH } else { ASKED_FOR },
             pad: 0,
             processors: [0; 5],
         });

@@ -283,9 +283,13 @@ impl Cupti {
 }
 
 fn event(counter: &Counter) -> Option<Event> {
-    let Counter { kind: KIND, value, source, destination, .. } = *counter else { return None };
+    /// `CUpti_ActivityUnifiedMemoryMigrationCause`: somebody touched a page, or the driver took its neighbours along.
+    const BY_FAULTS: [u32; 2] = [2, 3];
+    let Counter { kind: KIND, value, source, destination, flags, .. } = *counter else { return None };
     match counter.counter {
-        1 => Some(Event::ToDevice { device: destination, bytes: value }),
+        1 => {
+            Some(Event::ToDevice { device: destination, bytes: value, by_faults: BY_FAULTS.contains(&flags) })
+        }
         2 => Some(Event::ToHost { device: source, bytes: value }),
         3 => Some(Event::CpuFault),
         4 => Some(Event::GpuFault { device: source, groups: value.max(1) }),

@@ -19,7 +19,7 @@ pub(super) struct Record {
 /// What happened, and on which device where it is one device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    ToDevice { device: u32, bytes: u64 },
+    ToDevice { device: u32, bytes: u64, by_faults: bool },
     ToHost { device: u32, bytes: u64 },
     GpuFault { device: u32, groups: u64 },
     CpuFault,
@@ -55,8 +55,9 @@ impl Regions {
         let mut happened = MigrationCounts::default();
         let page = record.address & !(PAGE - 1);
         let (device, address, bytes) = match record.event {
-            Event::ToDevice { device, bytes } => {
+            Event::ToDevice { device, bytes, by_faults } => {
                 happened.to_device = 1;
+                happened.to_device_by_faults = u64::from(by_faults);
                 happened.bytes_to_device = bytes;
                 (device, record.address, bytes)
             }
@@ -125,6 +126,7 @@ impl Regions {
 fn grow(sum: &mut MigrationCounts, more: &MigrationCounts) {
     let pairs = [
         (&mut sum.to_device, more.to_device),
+        (&mut sum.to_device_by_faults, more.to_device_by_faults),
         (&mut sum.bytes_to_device, more.bytes_to_device),
         (&mut sum.to_host, more.to_host),
         (&mut sum.bytes_to_host, more.bytes_to_host),
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
 
     fn moved(address: u64, bytes: u64) -> Record {
-        Record { address, event: Event::ToDevice { device: 0, bytes } }
+        Record { address, event: Event::ToDevice { device: 0, bytes, by_faults: false } }
     }
 
     #[test]
@@ -156,6 +158,18 @@ mod tests {
         assert_eq!(regions.within(&(1500..2000)), MigrationCounts::default());
         assert_eq!(regions.within(&(1200..1200)), MigrationCounts::default());
         assert_eq!(regions.total().bytes_to_device, 1010);
+    }
+
+    #[test]
+    fn what_faults_brought_is_told_apart_from_what_was_prefetched() {
+        let mut regions = Regions::of(0);
+        regions.add(moved(0, 500));
+        assert!(regions.within(&(0..500)).is_without_faults());
+        let event = Event::ToDevice { device: 0, bytes: 500, by_faults: true };
+        regions.add(Record { address: 0, event });
+        let counts = regions.within(&(400..500));
+        assert_eq!((counts.to_device, counts.to_device_by_faults), (2, 1));
+        assert!(!counts.is_without_faults());
     }
 
     #[test]

@@ -52,6 +52,23 @@ fn strides_are_found_forwards_and_backwards_and_beside_each_other() {
 }
 
 #[test]
+fn four_buffers_of_a_launch_are_predicted_beside_each_other_whichever_they_are() {
+    let of = 20 * CHUNK;
+    for first in (0..2_000).step_by(4) {
+        let launches: Vec<_> = (0..20)
+            .flat_map(|index| {
+                let of_lane =
+                    move |lane| DeclaredAccess { lane, ..access(first + lane, index * CHUNK, CHUNK, of) };
+                (0..4).map(of_lane)
+            })
+            .collect();
+        let mut predictor = AccessPredictor::new(4, usize::MAX);
+        let (right, all) = run(&mut predictor, &launches);
+        assert_eq!((right, all), (4 * 17, 4 * 17), "buffers {first} and the next three");
+    }
+}
+
+#[test]
 fn steps_over_many_buffers_are_found_in_the_third_step_and_predicted_over_its_end() {
     let step: Vec<_> = [5, 3, 9, 3, 1, 7, 2, 5, 8].iter().map(|of| access(*of, 0, CHUNK, CHUNK)).collect();
     let steps: Vec<_> = (0..6).flat_map(|_| step.clone()).collect();

@@ -5,6 +5,9 @@ use std::hash::Hash;
 use super::{DeclaredAccess, PredictedAccess, known::slot_of};
 
 const SLOTS: usize = 64;
+/// A lane has as many slots to choose from: with one alone, two buffers of a launch would disturb each other in one program of
+/// 64.
+const WAYS: usize = 4;
 /// How often in a row a distance must be seen.
 const CONFIRMED: u8 = 2;
 
@@ -16,6 +19,8 @@ struct Lane<K> {
     stride: Stride,
     seen: u8,
     accesses: u64,
+    /// When it was seen last.
+    at: u64,
 }
 
 /// A distance between starts.
@@ -25,15 +30,17 @@ pub(super) struct Stride {
     backwards: bool,
 }
 
-/// A lane has one slot; two that share a slot disturb each other, and are found as often as one of them is alone.
+/// Where more lanes want the same few slots than there are, the one that was not seen for longest gives way.
 #[derive(Debug)]
 pub(super) struct Strides<K> {
     slots: [Option<Lane<K>>; SLOTS],
+    /// Accesses so far.
+    now: u64,
 }
 
 impl<K: Copy + Eq + Hash> Strides<K> {
     pub(super) fn new() -> Self {
-        Self { slots: [None; SLOTS] }
+        Self { slots: [None; SLOTS], now: 0 }
     }
 
     pub(super) fn forget(&mut self, buffer: K) {
@@ -46,20 +53,26 @@ impl<K: Copy + Eq + Hash> Strides<K> {
 
     /// Notes an access; answers the stride where it is confirmed, and the number of the access in its lane.
     pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) -> (Option<Stride>, u64) {
-        let index = slot_of(&(access.buffer, access.lane), SLOTS);
-        let Some(slot) = self.slots.get_mut(index) else { return (None, 0) };
-        let known = slot.as_mut().filter(|lane| lane.buffer == access.buffer && lane.lane == access.lane);
-        let Some(lane) = known else {
-            *slot = Some(Lane {
-                buffer: access.buffer,
-                lane: access.lane,
-                last: access.start,
-                stride: Stride::default(),
-                seen: 0,
-                accesses: 0,
-            });
+        self.now += 1;
+        let first = slot_of(&(access.buffer, access.lane), SLOTS / WAYS) * WAYS;
+        let Some(slots) = self.slots.get_mut(first..first + WAYS) else { return (None, 0) };
+        let is_it = |lane: &Lane<K>| lane.buffer == access.buffer && lane.lane == access.lane;
+        let Some(lane) = slots.iter_mut().flatten().find(|lane| is_it(lane)) else {
+            let oldest = slots.iter_mut().min_by_key(|slot| slot.as_ref().map_or(0, |lane| lane.at));
+            if let Some(slot) = oldest {
+                *slot = Some(Lane {
+                    buffer: access.buffer,
+                    lane: access.lane,
+                    last: access.start,
+                    stride: Stride::default(),
+                    seen: 0,
+                    accesses: 0,
+                    at: self.now,
+                });
+            }
             return (None, 0);
         };
+        lane.at = self.now;
         lane.accesses += 1;
         let backwards = access.start < lane.last;
         let stride = Stride { bytes: access.start.abs_diff(lane.last), backwards };

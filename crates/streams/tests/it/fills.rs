@@ -136,7 +136,9 @@ fn a_fill_with_an_element_waits_for_nothing_and_keeps_its_turn() {
 fn a_wide_fill_is_one_launch_and_one_that_is_narrow_in_truth_is_the_drivers_memset() {
     let setup = Setup::new();
     let stream = CudaStream::new(&setup.device).unwrap();
-    let there = setup.device(1 << 20);
+    // So large that a fill has an event of its own.
+    let bytes = 2 << 20;
+    let there = setup.device(bytes);
     stream.memset_async(&there, Pattern::U128(WIDE)).wait().unwrap();
     for (pattern, call) in [
         (Pattern::U128(WIDE), "cuLaunchKernel"),
@@ -153,7 +155,7 @@ fn a_wide_fill_is_one_launch_and_one_that_is_narrow_in_truth_is_the_drivers_mems
             calls.iter().map(|call| call.name).filter(|name| !name.starts_with("cuCtx")).collect();
         assert_eq!(names, [call, "cuEventRecord"], "{pattern:?}");
         filled.wait().unwrap();
-        let expected = bytes_of(pattern, 1 << 20);
+        let expected = bytes_of(pattern, bytes);
         assert!(content(&setup, &stream, &there) == expected, "{pattern:?}");
     }
     drop((stream, there));

@@ -78,7 +78,7 @@ fn each_large_copy_of_a_pipeline_has_one_event_of_its_own() {
 fn a_run_ends_before_a_large_a_measured_and_a_waiting_operation_and_before_what_only_waits() {
     let setup = Setup::new();
     let (stream, other) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
-    let (small, large, elsewhere) = (setup.device(64), setup.device(1 << 20), setup.device(1 << 20));
+    let (small, large, elsewhere) = (setup.device(64), setup.device(2 << 20), setup.device(1 << 20));
     let event = transload_streams::CudaEvent::new(&setup.device).unwrap();
     let trace = transload_cuda_sys::trace::start();
     let next = |what: &dyn Fn()| {
