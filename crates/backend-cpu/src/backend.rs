@@ -17,7 +17,7 @@ use crate::{
     foreign::{Borrowed, BoxedOwner, VecOwner},
     pages::Pages,
     queue::CpuQueue,
-    storage::{Counters, HostStorage},
+    storage::{Counters, counted},
     workers::Employment,
 };
 
@@ -67,8 +67,8 @@ impl CpuBackend {
         let len = bytes.len();
         let (owner, address) = VecOwner::new(bytes);
         // SAFETY: the owner keeps the vector's `len` initialised bytes at this address until it is dropped.
-        let storage = unsafe { HostStorage::new(owner, address, len, true, &self.counters) };
-        RawBuffer::new(Box::new(storage), &self.reclaimer)
+        let storage = unsafe { counted(owner, address, len, true, &self.counters) };
+        RawBuffer::new(storage, &self.reclaimer)
     }
 
     /// A buffer over bytes that `owner` gives, such as a mapped file, which lives on until no operation uses them. Nothing
@@ -77,8 +77,8 @@ impl CpuBackend {
     pub fn wrap_readonly(&self, owner: impl AsRef<[u8]> + Send + Sync + 'static) -> RawBuffer {
         let (owner, address, len) = BoxedOwner::new(owner);
         // SAFETY: the owner has its final address, and gave the slice as one that lives as long as itself.
-        let storage = unsafe { HostStorage::new(owner, address, len, false, &self.counters) };
-        RawBuffer::new(Box::new(storage), &self.reclaimer)
+        let storage = unsafe { counted(owner, address, len, false, &self.counters) };
+        RawBuffer::new(storage, &self.reclaimer)
     }
 
     /// A buffer of `len` bytes over memory that stays somebody else's: it is never freed by the buffer. It counts in the
@@ -92,8 +92,8 @@ impl CpuBackend {
     #[must_use]
     pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
         // SAFETY: the caller's promise.
-        let storage = unsafe { HostStorage::new(Borrowed, address, len, true, &self.counters) };
-        RawBuffer::new(Box::new(storage), &self.reclaimer)
+        let storage = unsafe { counted(Borrowed, address, len, true, &self.counters) };
+        RawBuffer::new(storage, &self.reclaimer)
     }
 
     fn out_of_memory(&self, bytes: usize) -> Error {
@@ -136,8 +136,8 @@ impl Backend for CpuBackend {
         let pages = Pages::new(bytes).ok_or_else(|| self.out_of_memory(bytes))?;
         let address = pages.address();
         // SAFETY: the pages have so many zeroed bytes at this address until they are dropped.
-        let storage = unsafe { HostStorage::new(pages, address, bytes, true, &self.counters) };
-        Ok(RawBuffer::new(Box::new(storage), &self.reclaimer))
+        let storage = unsafe { counted(pages, address, bytes, true, &self.counters) };
+        Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
     /// The kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] elsewhere than on Linux.

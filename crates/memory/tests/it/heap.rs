@@ -2,7 +2,6 @@
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
-    any::Any,
     ptr::NonNull,
     sync::{
         Arc,
@@ -10,7 +9,7 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage};
+use transload_core::{HostBytes, MemoryKind, RawBuffer};
 
 /// No machine has larger ordinary pages.
 const PAGE: usize = 65_536;
@@ -18,8 +17,6 @@ const PAGE: usize = 65_536;
 pub(crate) struct Heap {
     start: NonNull<u8>,
     layout: Layout,
-    bytes: usize,
-    writable: bool,
     panics: bool,
     freed: Arc<AtomicU64>,
 }
@@ -44,7 +41,9 @@ fn heap_that(panics: bool, bytes: usize, writable: bool) -> (RawBuffer, Arc<Atom
     // SAFETY: the layout's size is not 0.
     let start = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
     let freed = Arc::new(AtomicU64::new(0));
-    let storage = Heap { start, layout, bytes, writable, panics, freed: Arc::clone(&freed) };
+    let owner = Heap { start, layout, panics, freed: Arc::clone(&freed) };
+    // SAFETY: the owner has so many zeroed bytes there, and frees them when it is dropped.
+    let storage = unsafe { HostBytes::new(owner, start, bytes, MemoryKind::Pageable, writable) };
     (RawBuffer::new(Box::new(storage), &Arc::default()), freed)
 }
 
@@ -54,33 +53,6 @@ impl Drop for Heap {
         // SAFETY: allocated in `heap` with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
         assert!(!self.panics, "a destructor that panics");
-    }
-}
-
-// SAFETY: it owns so many zeroed bytes.
-unsafe impl Storage for Heap {
-    fn place(&self) -> Place {
-        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    fn host_address(&self) -> Option<NonNull<u8>> {
-        Some(self.start)
-    }
-
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_writable(&self) -> bool {
-        self.writable
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

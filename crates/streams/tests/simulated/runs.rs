@@ -183,7 +183,7 @@ fn a_callback_is_told_the_error_of_its_stream() {
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
-    let there = memory.allocate(MemoryKind::Device, 1 << 20).unwrap();
+    let there = memory.allocate(MemoryKind::Device, 2 << 20).unwrap();
     drop(stream.memset_async(&there, Pattern::U8(1)));
     // Whoever asks for the end first, which nobody but the reactor does, is told that the device is lost.
     sim.fail_call(Some("cuEventQuery"), 1, ILLEGAL_ADDRESS);

@@ -21,7 +21,7 @@ use self::{
     anchor::Registration,
     hand::{Hand, Joining, LetGo},
     refusal::{addresses, in_use, refused, short},
-    registered::{Promised, Registered},
+    registered::{Registered, promised},
     table::{Asked, Plan, Table},
 };
 use super::pins::{Pins, READ_ONLY};
@@ -125,7 +125,7 @@ impl RegistrationCache {
         writable: bool,
     ) -> Result<RawBuffer> {
         // SAFETY: the caller's promise.
-        let promised = unsafe { Promised::buffer(address, bytes, writable) };
+        let promised = unsafe { promised(address, bytes, writable) };
         self.register(&promised)
     }
 

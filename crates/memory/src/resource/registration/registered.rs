@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, RawBuffer, Storage};
+use transload_core::{DeviceId, Fence, HostBytes, Loan, MemoryKind, Place, RawBuffer, Storage};
 
 use super::anchor::Registration;
 
@@ -57,49 +57,12 @@ unsafe impl Storage for Registered {
 }
 
 /// Memory that a caller promised to keep.
-pub(super) struct Promised {
-    address: NonNull<u8>,
-    bytes: usize,
-    writable: bool,
-}
-
-// SAFETY: who made it promised that the bytes may be used from any thread.
-unsafe impl Send for Promised {}
-// SAFETY: as above; access is ordered by the buffer over it.
-unsafe impl Sync for Promised {}
-
-impl Promised {
-    /// # Safety
-    /// * `bytes` initialised bytes at `address` stay valid until this is dropped, and nobody uses them in conflict with the
-    ///   buffer over it.
-    pub(super) unsafe fn buffer(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
-        RawBuffer::new(Box::new(Self { address, bytes, writable }), &Arc::default())
-    }
-}
-
-// SAFETY: the promise of who made it.
-unsafe impl Storage for Promised {
-    fn place(&self) -> Place {
-        Place::new(DeviceId::Cpu, MemoryKind::Pageable)
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    fn host_address(&self) -> Option<NonNull<u8>> {
-        Some(self.address)
-    }
-
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_writable(&self) -> bool {
-        self.writable
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
+///
+/// # Safety
+/// * `bytes` initialised bytes at `address` stay valid for any thread until the buffer is gone and nothing uses it, and nobody
+///   uses them in conflict with it.
+pub(super) unsafe fn promised(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
+    // SAFETY: the caller's promise.
+    let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
+    RawBuffer::new(Box::new(storage), &Arc::default())
 }
