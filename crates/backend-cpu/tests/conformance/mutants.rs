@@ -58,7 +58,7 @@ fn faults_in_recordings_are_found() {
 
 #[test]
 fn faults_in_completion_are_found() {
-    is_found(Fault::WaitsReturnEarly, &["fences"]);
+    is_found(Fault::WaitsReturnEarly, &["held-fences"]);
     is_found(Fault::NeverPollsTrue, &["fences"]);
     is_found(Fault::NeverWakes, &["wakers", "thousand"]);
     is_found(Fault::WakesEarly, &["wakers"]);

@@ -1,8 +1,12 @@
 //! Promises about fences: when work is over, and how long it took.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use super::{Failure, Subject, Verdict, gate::Gate, lab::Lab};
@@ -125,13 +129,41 @@ pub(super) fn held_fences(subject: &Subject) -> Result<Verdict, Failure> {
             ensure!(!over, "{fence:?} is over before what it must come after");
         }
         ensure!(back.try_read().is_err(), "bytes that are being written can be viewed");
+        let (early, waiting) = returns_while_held(&here)?;
+        ensure!(!early, "a wait for {here:?} returns before that is over");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
         here.wait()?;
+        waiting.join().map_err(|panic| Failure::panicked(&*panic))?;
         ensure!(there.is_over(), "what came before is not over");
         lab.expect(&back, &content, "bytes that were held up")?;
     }
     Ok(Verdict::passed_if(any, "the queues do not wait for strangers' fences: their submitter does"))
+}
+
+/// Whether a wait for what is held up returns all the same, and the thread that tries.
+fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> {
+    /// For how long it is looked at: a wait that is none returns at once.
+    const LOOKED_AT: Duration = Duration::from_millis(20);
+    let (begun, returned) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (theirs, flags) = (fence.clone(), (Arc::clone(&begun), Arc::clone(&returned)));
+    let wait = move || {
+        flags.0.store(true, Ordering::Release);
+        let _told_elsewhere = theirs.wait();
+        flags.1.store(true, Ordering::Release);
+    };
+    let waiting = match thread::Builder::new().spawn(wait) {
+        Ok(waiting) => waiting,
+        Err(error) => fail!("no thread could be started: {error}"),
+    };
+    while !begun.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+    let from = Instant::now();
+    while from.elapsed() < LOOKED_AT && !returned.load(Ordering::Acquire) {
+        thread::yield_now();
+    }
+    Ok((returned.load(Ordering::Acquire), waiting))
 }
 
 pub(super) fn durations(subject: &Subject) -> Result<Verdict, Failure> {
