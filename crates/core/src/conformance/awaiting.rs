@@ -10,7 +10,11 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Failure, Subject, Verdict, gate::Gate, lab::Lab};
+use super::{
+    Failure, Subject, Verdict,
+    gate::Gate,
+    lab::{self, Lab},
+};
 use crate::{Fence, Operation, Pattern, Queue, Timing, submit};
 
 #[derive(Default)]
@@ -78,7 +82,7 @@ fn held_wakers(lab: &Lab<'_>) -> Result<(), Failure> {
         }
         let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
         let (count, over) = register(&fence);
-        (0..200).for_each(|_| std::thread::yield_now());
+        lab::look_on(|| false);
         ensure!(!over && count.get() == 0, "woken before the work could begin");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");

@@ -1,6 +1,9 @@
 //! What every check needs: the memory to test with, and a way to put bytes there and to get them back.
 
-use std::{thread, time::Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::{Failure, Subject, noise::Noise};
 use crate::{
@@ -223,4 +226,18 @@ pub(super) fn perform(queue: &QueueLease, operation: &Operation<'_>) -> Result<O
         Err(error) if error.kind() == ErrorKind::Unsupported => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Looks on while what must not happen would have the time to happen, and answers whether it did. Nothing waits for this: on a
+/// machine that is so busy that it takes longer, a fault is found another time.
+pub(super) fn look_on(mut has_happened: impl FnMut() -> bool) -> bool {
+    const LONG: Duration = Duration::from_millis(20);
+    let from = Instant::now();
+    while from.elapsed() < LONG {
+        if has_happened() {
+            return true;
+        }
+        thread::yield_now();
+    }
+    has_happened()
 }

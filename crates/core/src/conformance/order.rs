@@ -5,7 +5,7 @@ use std::thread;
 use super::{
     Failure, Subject, Verdict,
     gate::Gate,
-    lab::{Lab, same},
+    lab::{self, Lab, same},
 };
 use crate::{Operation, Pattern, RawBuffer, Result as CoreResult, Timing, submit};
 
@@ -131,7 +131,7 @@ pub(super) fn other_backends(subject: &Subject) -> Result<Verdict, Failure> {
             };
             let worker = thread::Builder::new().spawn_scoped(scope, work);
             // Gives work that does not wait a chance to be seen: nothing here depends on how long this takes.
-            (0..1000).for_each(|_| thread::yield_now());
+            lab::look_on(|| false);
             let early = between.try_read().is_ok();
             gate.open();
             let worker = match worker {
