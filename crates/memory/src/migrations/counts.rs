@@ -31,7 +31,8 @@ pub struct MigrationCounts {
 
 impl MigrationCounts {
     /// Whether nobody had to wait for a page that lay elsewhere: no fault of either side is known, none brought anything, and no
-    /// record was lost.
+    /// record was lost. A device's first touch of memory that lies nowhere yet brings nothing; of a part of a buffer it may
+    /// be missed.
     #[must_use]
     pub fn is_without_faults(&self) -> bool {
         let Self { to_device_by_faults, gpu_fault_groups, cpu_faults, lost, .. } = *self;

@@ -79,7 +79,8 @@ impl MigrationTracker {
         self.device
     }
 
-    /// What touched a buffer's bytes so far. A page fault counts for every buffer, or slice of one, that has bytes of its page.
+    /// What touched a buffer's bytes so far. A page fault of the host, and a group of faults of the device by the one address that
+    /// its record names, counts for every buffer, or slice of one, that has bytes of that page; see [`MigrationCounts`].
     ///
     /// # Errors
     /// `InvalidArgument` for memory that does not migrate, `Unsupported` where the driver does not deliver its records.

@@ -19,7 +19,7 @@ use super::{
 ///
 /// Views of `raw` are ordered by what is in flight on it, as for any buffer; guards keep out the slices of the unified buffer.
 ///
-/// A guard for writing that is dropped leaves the device's side as the newest.
+/// A guard for writing that is dropped leaves the device's side as the newest. Usable from, and dropped on, any thread.
 #[must_use = "a guard ends when it is dropped"]
 pub struct DeviceAccess<'a, T> {
     body: &'a Body,

@@ -10,7 +10,8 @@ use transload_core::Pod;
 
 use super::host::Open;
 
-/// Readable elements. While it is open, work of devices that would write them answers `Busy`, as does a guard for that.
+/// Readable elements. While it is open, work of devices that would write them answers `Busy`, as does a guard for that. Usable
+/// from, and dropped on, any thread.
 #[derive(Debug)]
 pub struct UnifiedSlice<'a, T> {
     open: Open<'a>,
@@ -18,7 +19,7 @@ pub struct UnifiedSlice<'a, T> {
 }
 
 /// Writable elements. While it is open, work of devices that would use them answers `Busy`, as does any guard. What it holds when
-/// it is dropped is what devices see from then on.
+/// it is dropped is what devices see from then on. Usable from, and dropped on, any thread.
 #[derive(Debug)]
 pub struct UnifiedSliceMut<'a, T> {
     open: Open<'a>,

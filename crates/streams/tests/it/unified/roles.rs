@@ -44,7 +44,15 @@ fn each_role_has_its_advice_and_takes_that_of_the_last_one_back() {
         assert!(!output.read_mostly && output.preferred.is_none(), "{output:?}");
         assert_eq!(output.accessed_by.len(), 2, "{output:?}");
         assert!(output.accessed_by.contains(&MemoryLocation::Host) && output.accessed_by.contains(&here));
+        assert!(buffer.prefetch_to_host().wait().is_ok());
+        let in_out = take(Role::InOut);
+        assert!(
+            !in_out.read_mostly && in_out.preferred.is_none() && in_out.accessed_by.is_empty(),
+            "{in_out:?}"
+        );
+        assert_eq!(in_out.last_prefetch, Some(here), "it is brought all the same");
     }
+    assert_eq!(Role::InOut.access(), Access::Write);
     drop(buffer);
     bench.finish();
 }

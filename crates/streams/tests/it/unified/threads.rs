@@ -112,3 +112,12 @@ fn own_ranges(bench: &Bench) {
 fn ranges_of_many_threads_keep_their_own_bytes() {
     limited(|| everywhere(own_ranges));
 }
+
+#[test]
+fn buffers_guards_and_slices_may_go_to_any_thread() {
+    fn goes<T: Send + Sync>() {}
+    goes::<transload_memory::UnifiedBuffer<f32>>();
+    goes::<transload_memory::DeviceAccess<'static, f32>>();
+    goes::<transload_memory::UnifiedSlice<'static, f32>>();
+    goes::<transload_memory::UnifiedSliceMut<'static, f32>>();
+}
