@@ -40,7 +40,7 @@ impl<'a, T: Pod> DeviceAccess<'a, T> {
         access: Access,
     ) -> Result<Self> {
         if role == Role::Input && access == Access::Write {
-            let text = "an input is not written; valid roles for writing are Resident and Output";
+            let text = "an input is not written; valid roles for writing are Resident, Output and InOut";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         body.check_place(queue.device())?;

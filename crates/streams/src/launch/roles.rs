@@ -19,7 +19,7 @@ pub(crate) type Roles<'a> = SmallVec<[(&'a RawBuffer, Role); 2]>;
 pub(crate) fn of_the_last<'a>(declared: &Uses<'a>, role: Role) -> Result<(&'a RawBuffer, Role)> {
     let text = match declared.last() {
         Some((_, Access::Write)) if role == Role::Input => {
-            "an input is not written; valid roles for what is written are Resident and Output"
+            "an input is not written; valid roles for what is written are Resident, Output and InOut"
         }
         Some((buffer, _)) => return Ok((buffer, role)),
         None => "a role is that of the buffer declared before it; declare one first",
