@@ -32,6 +32,9 @@ pub struct Options {
     /// Only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
+    /// Of the groups streams and memory, only the parts whose name contains one of these texts.
+    #[arg(long, value_name = "TEXT", value_delimiter = ',')]
+    pub parts: Vec<String>,
     /// The software driver in place of the machine's; its rows are labelled so.
     #[arg(long)]
     pub simulate: bool,
@@ -53,9 +56,29 @@ impl Options {
         self.only.is_empty() || self.only.contains(&group)
     }
 
+    /// Whether a part of a group is wanted.
+    #[must_use]
+    pub fn wants_part(&self, name: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|text| name.contains(text.as_str()))
+    }
+
     /// Whether any group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
         [Group::Cuda, Group::Streams, Group::Memory].into_iter().any(|group| self.wants(group))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_chosen_by_a_piece_of_their_name_and_all_are_without_a_choice() {
+        let of = |words: &[&str]| Options::parse_from([&["transload-bench"], words].concat());
+        assert!(of(&[]).wants_part("advising"));
+        let some = of(&["--parts", "advis,work"]);
+        assert!(some.wants_part("advising") && some.wants_part("the same work by other ways"));
+        assert!(!some.wants_part("filling"));
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn rows(
 ) -> Result<Vec<Row>> {
     let rig = Rig::new(group, options, session, ordinal)?;
     let mut rows = Vec::new();
-    for (name, part) in parts {
+    for (name, part) in parts.iter().filter(|(name, _)| rig.wants(name)) {
         begin(&format!("{group}, {name}"));
         match part(&rig) {
             Ok(more) => rows.extend(more),

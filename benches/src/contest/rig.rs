@@ -51,6 +51,16 @@ impl<'a> Rig<'a> {
         self.session.bind()
     }
 
+    /// Leaves this thread without a context.
+    pub(crate) fn unbind(&self) -> Result<()> {
+        self.session.unbind()
+    }
+
+    /// Whether a part of its rows is wanted.
+    pub(crate) fn wants(&self, part: &str) -> bool {
+        self.options.wants_part(part)
+    }
+
     pub(crate) fn is_simulated(&self) -> bool {
         self.session.is_simulated()
     }

@@ -91,12 +91,11 @@ fn summaries_behind(summaries: impl Iterator<Item = Summary>) -> impl Iterator<I
     std::iter::once(None).chain(summaries.map(Some))
 }
 
-/// Values of each way; another one begins in every repetition.
+/// Values of each way, measured in turns; see [`turns`].
 fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
     let mut values: Vec<Vec<f64>> = ways.iter().map(|_| Vec::with_capacity(repetitions)).collect();
     for repetition in 0..WARM_UP + repetitions {
-        for turn in 0..ways.len() {
-            let index = (repetition + turn) % ways.len();
+        for index in turns(ways.len(), repetition) {
             let (Some(way), Some(values)) = (ways.get_mut(index), values.get_mut(index)) else { continue };
             let value = (way.run)()?;
             if repetition >= WARM_UP {
@@ -105,6 +104,19 @@ fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
         }
     }
     Ok(values)
+}
+
+/// In which order the ways have their turns in a repetition. What ran before leaves its traces in caches and in the driver, so
+/// each way is begun with, and comes directly behind each other one, equally often in any `2 * ways` repetitions: the design
+/// of Williams (1949).
+fn turns(ways: usize, repetition: usize) -> impl Iterator<Item = usize> {
+    let reversed = (repetition / ways.max(1)) % 2 == 1;
+    (0..ways).map(move |turn| {
+        let place = if reversed { ways - 1 - turn } else { turn };
+        // 0, 1, n - 1, 2, n - 2 …
+        let step = if place % 2 == 1 { place.div_ceil(2) } else { ways - place / 2 };
+        (step + repetition) % ways
+    })
 }
 
 /// One more time, beginning with spoilt destinations.
@@ -117,25 +129,36 @@ fn proven(way: &mut Way<'_>) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-
     use anyhow::bail;
 
     use super::*;
 
     #[test]
-    fn every_way_begins_in_turn_and_has_as_many_values() {
-        let order = RefCell::new(Vec::new());
-        let order = &order;
-        let way = |name: &'static str| {
-            Way::new(name, name, move || {
-                order.borrow_mut().push(name);
-                Ok(1.0)
-            })
-        };
-        let values = in_turns(&mut [way("a"), way("b"), way("c")], 4).unwrap();
-        assert!(values.iter().all(|values| values.len() == 4));
-        assert_eq!(order.borrow().get(..9).unwrap(), ["a", "b", "c", "b", "c", "a", "c", "a", "b"]);
+    fn every_way_has_as_many_values_each_of_its_own() {
+        let way = |name: &'static str, value: f64| Way::new(name, name, move || Ok(value));
+        let values = in_turns(&mut [way("a", 1.0), way("b", 2.0), way("c", 3.0)], 4).unwrap();
+        assert_eq!(values, [vec![1.0; 4], vec![2.0; 4], vec![3.0; 4]]);
+    }
+
+    #[test]
+    fn each_way_comes_first_and_behind_each_other_one_equally_often() {
+        for ways in 1..9 {
+            let (mut first, mut behind) = (vec![0; ways], vec![vec![0; ways]; ways]);
+            for repetition in 0..2 * ways {
+                let order: Vec<usize> = turns(ways, repetition).collect();
+                let mut sorted = order.clone();
+                sorted.sort_unstable();
+                assert!(sorted.into_iter().eq(0..ways), "each has one turn: {order:?}");
+                first[order[0]] += 1;
+                order.windows(2).for_each(|pair| behind[pair[0]][pair[1]] += 1);
+            }
+            assert!(first.iter().all(|times| *times == 2), "{ways} ways: {first:?}");
+            for (way, times) in behind.iter().enumerate() {
+                let others: Vec<i32> =
+                    times.iter().enumerate().filter(|(other, _)| *other != way).map(|(_, n)| *n).collect();
+                assert!(others.iter().all(|times| *times == 2), "{ways} ways, behind {way}: {others:?}");
+            }
+        }
     }
 
     #[test]

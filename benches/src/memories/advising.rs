@@ -19,7 +19,8 @@ const BYTES: usize = 1 << 20;
 const MOST: f64 = 1.05;
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let (theirs, ours) = (RawAdvice::new(BYTES)?, rig.memory.allocate(MemoryKind::Unified, BYTES)?);
+    let (theirs, older) = (RawAdvice::new(BYTES)?, RawAdvice::new(BYTES)?);
+    let ours = rig.memory.allocate(MemoryKind::Unified, BYTES)?;
     let device = rig.device.id();
     let raw = rig.device.driver().as_raw();
     let kinds = [
@@ -34,11 +35,27 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (name, (set, unset), (ours_set, ours_unset)) in kinds {
         let ways = vec![
-            Way::new("raw", "raw driver, cuMemAdvise", || {
+            Way::new("raw", "raw driver, cuMemAdvise_v2", || {
                 let begun = Instant::now();
                 for _ in 0..MANY {
                     theirs.advise(set, raw)?;
                     theirs.advise(unset, raw)?;
+                }
+                Ok(each(begun))
+            }),
+            Way::new("raw-relaxed", "raw driver, cuMemAdvise_v2 that leaves others' captures alone", || {
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    theirs.advise_relaxed(set, raw)?;
+                    theirs.advise_relaxed(unset, raw)?;
+                }
+                Ok(each(begun))
+            }),
+            Way::new("raw-older", "raw driver, cuMemAdvise", || {
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    older.advise_older(set, raw)?;
+                    older.advise_older(unset, raw)?;
                 }
                 Ok(each(begun))
             }),
@@ -51,13 +68,24 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 Ok(each(begun))
             })
             .goal(Goal::RatioAtMost(MOST)),
+            Way::new("advise-bare", "advise() on a thread without a context", || {
+                rig.unbind()?;
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    advise(&ours, ours_set)?;
+                    advise(&ours, ours_unset)?;
+                }
+                let each = each(begun);
+                rig.bind()?;
+                Ok(each)
+            }),
         ];
         let contest = Contest {
             id: format!("advise/{name}"),
             what: format!("advice \"{name}\" on {BYTES} bytes of unified memory, given and taken back"),
             unit: "ns",
             bytes: 0,
-            repetitions: rig.repetitions(100),
+            repetitions: rig.repetitions(1000),
         };
         rows.extend(contest.rows(rig, ways)?);
     }

@@ -31,16 +31,48 @@ impl RawAdvice {
         Ok(Self { memory, address })
     }
 
-    /// Gives a piece of advice by its number.
+    /// Gives a piece of advice by its number, by the call of CUDA 12.2 and newer.
     ///
     /// # Errors
     /// The driver's.
     #[inline]
     pub fn advise(&self, advice: u32, device: i32) -> Result<()> {
+        let place = ffi::MemLocation { kind: 1, id: device };
+        // SAFETY: the memory is owned; advice changes no contents.
+        let code = unsafe { ffi::cuMemAdvise_v2(self.address, self.memory.len(), advice, place) };
+        Ok(check("cuMemAdvise_v2", code)?)
+    }
+
+    /// As [`advise`](Self::advise), in the mode in which it does not end a capture of another thread.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn advise_relaxed(&self, advice: u32, device: i32) -> Result<()> {
+        const RELAXED: u32 = 2;
+        let before = exchange(RELAXED)?;
+        self.advise(advice, device)?;
+        exchange(before).map(|_| ())
+    }
+
+    /// As [`advise`](Self::advise), by the call that every driver has.
+    ///
+    /// # Errors
+    /// The driver's.
+    #[inline]
+    pub fn advise_older(&self, advice: u32, device: i32) -> Result<()> {
         // SAFETY: the memory is owned; advice changes no contents.
         let code = unsafe { ffi::cuMemAdvise(self.address, self.memory.len(), advice, device) };
         Ok(check("cuMemAdvise", code)?)
     }
+}
+
+#[inline]
+fn exchange(mut mode: u32) -> Result<u32> {
+    // SAFETY: the pointer is valid for the call.
+    let code = unsafe { ffi::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    check("cuThreadExchangeStreamCaptureMode", code)?;
+    Ok(mode)
 }
 
 /// `transload_saxpy(a, x, y, count)`: the same text that the library's examples and tests load.

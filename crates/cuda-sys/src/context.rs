@@ -27,6 +27,15 @@ struct Retained {
     device: Device,
 }
 
+/// The driver's answer, and with success the calling thread's current context.
+#[inline]
+fn current() -> (u32, CUcontext) {
+    let mut current = ptr::null_mut();
+    // SAFETY: the out pointer is valid for the call.
+    let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
+    (code, current)
+}
+
 impl Context {
     /// Retains the device's primary context, creating it if this process has none yet (that takes about 200 ms on a
     /// data-centre GPU). The calling thread's current context stays as it is.
@@ -60,13 +69,17 @@ impl Context {
     /// The driver's code.
     #[inline]
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
-        let mut current = ptr::null_mut();
-        // SAFETY: the out pointer is valid for the call.
-        let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
+        let (code, current) = current();
         if code == code::SUCCESS && current == self.raw {
             return Ok(ContextGuard { pushed: false, context: PhantomData, not_send: PhantomData });
         }
         self.push(code)
+    }
+
+    /// Whether it is the calling thread's current context.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        current() == (code::SUCCESS, self.raw)
     }
 
     /// `asked` is the answer to the question after the current context, which is not this one.

@@ -39,7 +39,7 @@ mod event;
 mod graph;
 mod stream;
 
-pub use capture::RelaxedCapture;
+pub use capture::{RelaxedCapture, relaxed};
 pub use context::{Context, ContextGuard};
 pub use cust;
 pub use device::{Device, attribute};

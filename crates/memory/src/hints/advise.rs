@@ -21,7 +21,7 @@ use super::{
 /// # Example
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{DeviceId, MemoryAdvice, MemoryKind};
+/// use transload_core::{MemoryAdvice, MemoryKind};
 /// use transload_memory::{CudaDevice, CudaMemoryManager, advise};
 ///
 /// fn weights() -> transload_core::Result<()> {
@@ -42,6 +42,7 @@ pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
 }
 
 /// What is advised, and about which place; the host stands where advice looks at none.
+#[inline]
 pub(super) fn split(advice: MemoryAdvice) -> Result<(Advice, MemoryLocation)> {
     Ok(match advice {
         MemoryAdvice::SetReadMostly => (Advice::SetReadMostly, MemoryLocation::Host),

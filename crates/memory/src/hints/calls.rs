@@ -1,13 +1,19 @@
 //! The driver's calls about managed ranges, the newer form where the driver has it, and what its refusals mean.
 
-use std::sync::OnceLock;
+use std::{cell::Cell, sync::OnceLock};
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
-use transload_cuda_sys::{Context, Device, Driver, DriverError, RelaxedCapture, attribute, check, ffi};
+use transload_cuda_sys::{
+    Context, Device, Driver, DriverError, attribute, check,
+    ffi::{self, MemLocation},
+    relaxed,
+};
 
-use super::MemoryLocation;
+use super::{MemoryLocation, prefetch_target::Named};
 use crate::{lift, unified_memory};
 
+/// `CUDA_SUCCESS`.
+const SUCCESS: u32 = 0;
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_INVALID_DEVICE`.
@@ -62,42 +68,88 @@ impl Range {
 
     /// Gives advice; `location` is looked at only by advice that is about a place.
     pub(super) fn advise(&self, advice: Advice, location: MemoryLocation) -> Result<()> {
-        give(&self.context, (self.address, self.bytes), advice, location)
+        give((self.address, self.bytes), advice, location, || Ok(self.context.clone()))
     }
 }
 
-/// Gives advice on all of a buffer, as [`Range::of`] and [`Range::advise`] do, without a handle of the context of its own: that
-/// would take as long as a tenth of the driver's call.
+/// Gives advice on all of a buffer, as [`Range::of`] and [`Range::advise`] do, without asking for its context first.
+#[inline]
 pub(super) fn advise_buffer(buffer: &RawBuffer, advice: Advice, location: MemoryLocation) -> Result<()> {
-    match unified_memory::context_of(buffer).zip(buffer.device_address()) {
-        Some((context, address)) if !buffer.is_empty() => {
-            give(context, (address, buffer.len()), advice, location)
+    let place = buffer.place();
+    match buffer.device_address() {
+        Some(address)
+            if place.kind == MemoryKind::Unified
+                && matches!(place.device, DeviceId::Cuda(_))
+                && !buffer.is_empty() =>
+        {
+            give((address, buffer.len()), advice, location, || Range::of(buffer).map(|range| range.context))
         }
         _ => Range::of(buffer)?.advise(advice, location),
     }
 }
 
+thread_local! {
+    /// Whether the context that was current on this thread did not do, the last time.
+    static ENTERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
+/// own and enter it takes as long as a tenth of the driver's call (H200). It is entered where there is none, or where the
+/// answer may be that of a context that is lost.
+#[inline]
 fn give(
-    context: &Context,
-    (address, bytes): (u64, usize),
+    range: (u64, usize),
     advice: Advice,
     location: MemoryLocation,
+    context: impl FnOnce() -> Result<Context>,
 ) -> Result<()> {
-    let newer = has_locations()?;
-    let raw = location.to_raw()?;
-    let older = if newer { 0 } else { location.to_older()? };
-    let _bound = context.enter().map_err(lift)?;
-    let _capture = RelaxedCapture::enter().map_err(lift)?;
-    let made = if newer {
-        // SAFETY: advice moves pages at most; the driver refuses a range that is not managed memory.
-        let code = unsafe { ffi::cuMemAdvise_v2(address, bytes, advice as u32, raw) };
-        check("cuMemAdvise_v2", code)
-    } else {
-        // SAFETY: as above.
-        let code = unsafe { ffi::cuMemAdvise(address, bytes, advice as u32, older) };
-        check("cuMemAdvise", code)
+    let at_once = match location {
+        MemoryLocation::Device(ordinal) => i32::try_from(ordinal).ok().map(|id| MemLocation { kind: 1, id }),
+        MemoryLocation::Host => Some(MemLocation { kind: 2, id: 0 }),
+        _ => None,
     };
-    made.map_err(|error| explain_hint(error, address, bytes, location))
+    let answer = match at_once {
+        Some(to) if is_known_to_have_locations() && !ENTERS.get() => tell_newer(range, advice, to),
+        _ => return give_in(range, advice, location, context, SUCCESS),
+    };
+    if answer == SUCCESS { Ok(()) } else { give_in(range, advice, location, context, answer) }
+}
+
+/// In the memory's own context, unless it was there that the driver gave an answer that is no success.
+#[cold]
+#[inline(never)]
+fn give_in(
+    range: (u64, usize),
+    advice: Advice,
+    location: MemoryLocation,
+    context: impl FnOnce() -> Result<Context>,
+    answered: u32,
+) -> Result<()> {
+    let to = Named::new(location)?;
+    let context = context()?;
+    let own = context.is_current();
+    let given = if own && answered != SUCCESS {
+        check("cuMemAdvise_v2", answered)
+    } else {
+        ENTERS.set(!own);
+        let _bound = context.enter().map_err(lift)?;
+        match to {
+            Named::Newer(to) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
+            Named::Older(to) => check("cuMemAdvise", tell_older(range, advice, to)),
+        }
+    };
+    given.map_err(|error| explain_hint(error, range.0, range.1, location))
+}
+
+#[inline]
+fn tell_newer((address, bytes): (u64, usize), advice: Advice, to: MemLocation) -> u32 {
+    // SAFETY: advice moves pages at most; the driver refuses a range that is not managed memory.
+    relaxed(|| unsafe { ffi::cuMemAdvise_v2(address, bytes, advice as u32, to) })
+}
+
+fn tell_older((address, bytes): (u64, usize), advice: Advice, to: i32) -> u32 {
+    // SAFETY: as above.
+    relaxed(|| unsafe { ffi::cuMemAdvise(address, bytes, advice as u32, to) })
 }
 
 /// Refuses ranges that no memory can have.
@@ -112,14 +164,22 @@ pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
     Ok(())
 }
 
+/// See [`has_locations`]; empty until someone asked.
+static HAS_LOCATIONS: OnceLock<bool> = OnceLock::new();
+
+/// Whether the driver is known to name places by type and number.
+#[inline]
+pub(super) fn is_known_to_have_locations() -> bool {
+    HAS_LOCATIONS.get().is_some_and(|has| *has)
+}
+
 /// Whether the driver names places by type and number: CUDA 12.2 and newer.
 pub(super) fn has_locations() -> Result<bool> {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    if let Some(has) = HAS.get() {
+    if let Some(has) = HAS_LOCATIONS.get() {
         return Ok(*has);
     }
     let driver = Driver::get().map_err(lift)?;
-    Ok(*HAS.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
+    Ok(*HAS_LOCATIONS.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
 }
 
 /// Why the driver refused a prefetch of, or advice on, a range, in core's terms: the device is unknown, it cannot share

@@ -29,6 +29,7 @@ impl MemoryLocation {
     }
 
     /// As `CUmemLocation`. Types: 1 device, 2 host, 3 host NUMA node, 4 the current one.
+    #[inline]
     pub(super) fn to_raw(self) -> Result<MemLocation> {
         Ok(match self {
             Self::Device(ordinal) => {
@@ -59,6 +60,7 @@ impl MemoryLocation {
     }
 }
 
+#[cold]
 fn too_large(ordinal: u32) -> Error {
     Error::new(ErrorKind::UnknownDevice, format!("there is no CUDA device {ordinal}"))
 }
@@ -68,16 +70,20 @@ impl TryFrom<DeviceId> for MemoryLocation {
 
     /// # Errors
     /// `Unsupported` for a device that is neither the host nor CUDA's.
+    #[inline]
     fn try_from(device: DeviceId) -> Result<Self> {
         match device {
             DeviceId::Cpu => Ok(Self::Host),
             DeviceId::Cuda(ordinal) => Ok(Self::Device(ordinal)),
-            other => Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("unified memory cannot be at {other}; valid are cpu and cuda:N"),
-            )),
+            other => Err(elsewhere(other)),
         }
     }
+}
+
+#[cold]
+fn elsewhere(device: DeviceId) -> Error {
+    let text = format!("unified memory cannot be at {device}; valid are cpu and cuda:N");
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 impl fmt::Display for MemoryLocation {

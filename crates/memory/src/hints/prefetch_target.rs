@@ -11,13 +11,20 @@ use super::{MemoryLocation, calls::has_locations};
 /// A [`MemoryLocation`] that the running driver can be told: everything that can be refused without it was refused. For those
 /// who enqueue by themselves; [`ManagedMemoryHints`](crate::ManagedMemoryHints) is for everyone else.
 #[derive(Clone, Copy, Debug)]
-pub struct PrefetchTarget(Form);
+pub struct PrefetchTarget(Named);
 
+/// A place as the running driver's calls name it.
 #[derive(Clone, Copy, Debug)]
-enum Form {
+pub(super) enum Named {
     /// By type and number: CUDA 12.2 and newer.
     Newer(MemLocation),
     Older(i32),
+}
+
+impl Named {
+    pub(super) fn new(location: MemoryLocation) -> Result<Self> {
+        Ok(if has_locations()? { Self::Newer(location.to_raw()?) } else { Self::Older(location.to_older()?) })
+    }
 }
 
 impl PrefetchTarget {
@@ -27,11 +34,7 @@ impl PrefetchTarget {
     /// `UnknownDevice` for an ordinal that no driver can have, `MissingFunction` for a NUMA node on a driver before CUDA 12.2;
     /// those of a driver that cannot be loaded.
     pub fn new(location: MemoryLocation) -> Result<Self> {
-        Ok(Self(if has_locations()? {
-            Form::Newer(location.to_raw()?)
-        } else {
-            Form::Older(location.to_older()?)
-        }))
+        Named::new(location).map(Self)
     }
 
     /// Enqueues the migration of a range. Its content stays; the driver refuses a range that is not managed memory.
@@ -43,11 +46,11 @@ impl PrefetchTarget {
     /// * `stream` is a stream that is alive, and a context is current.
     pub unsafe fn enqueue(self, address: u64, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
         match self.0 {
-            Form::Newer(location) => check("cuMemPrefetchAsync_v2", unsafe {
+            Named::Newer(location) => check("cuMemPrefetchAsync_v2", unsafe {
                 // SAFETY: the caller's promise; migration keeps the content. The flags must be 0.
                 ffi::cuMemPrefetchAsync_v2(address, bytes, location, 0, stream)
             }),
-            Form::Older(place) => check("cuMemPrefetchAsync", unsafe {
+            Named::Older(place) => check("cuMemPrefetchAsync", unsafe {
                 // SAFETY: as above.
                 ffi::cuMemPrefetchAsync(address, bytes, place, stream)
             }),

@@ -2,6 +2,7 @@
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sys::{Context, Device};
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy,
     Residency, advise, apply_migration_policy,
@@ -52,6 +53,29 @@ fn each_advice_is_kept_and_taken_back_by_the_driver() {
         advise(&buffer, MemoryAdvice::UnsetAccessedBy(at)).unwrap();
     }
     assert_eq!(Residency::of(&buffer).unwrap(), Residency::default(), "all was taken back");
+    finish(device, memory, buffer);
+}
+
+#[test]
+fn advice_asks_for_no_context_of_the_thread_that_gives_it() {
+    let Some((device, memory, buffer)) = unified() else { return };
+    let context = Device::new(device.ordinal()).and_then(Context::primary).unwrap();
+    let given_and_taken_back = || {
+        advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+        assert!(Residency::of(&buffer).unwrap().read_mostly);
+        advise(&buffer, MemoryAdvice::UnsetReadMostly).unwrap();
+        assert!(!Residency::of(&buffer).unwrap().read_mostly);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            given_and_taken_back();
+            let bound = context.enter().unwrap();
+            given_and_taken_back();
+            drop(bound);
+            given_and_taken_back();
+        });
+    });
+    drop(context);
     finish(device, memory, buffer);
 }
 

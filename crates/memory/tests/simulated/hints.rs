@@ -1,9 +1,10 @@
 //! Hints on devices and with faults that only the software driver can have.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind};
+use transload_cuda_sys::{Context, Device};
 use transload_memory::{MigrationPolicy, Residency, advise, apply_migration_policy};
 
-use crate::{ILLEGAL_ADDRESS, builder, manager};
+use crate::{ILLEGAL_ADDRESS, OUT_OF_MEMORY, builder, manager};
 
 #[test]
 fn a_device_that_cannot_share_with_the_host_is_refused_by_name() {
@@ -23,19 +24,54 @@ fn a_device_that_cannot_share_with_the_host_is_refused_by_name() {
 }
 
 #[test]
-fn advice_that_is_right_costs_one_call_beside_the_binding_of_the_context() {
-    let memory = manager(builder().build());
+fn advice_that_is_right_costs_one_call_between_the_two_that_leave_captures_alone() {
+    let (sim, other) = (builder().build(), builder().build());
+    let memory = manager(sim);
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let advised = || {
+        let trace = transload_cuda_sys::trace::start();
+        advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+        trace.calls_of_this_thread().iter().map(|call| call.name).collect::<Vec<_>>()
+    };
+    let exchange = "cuThreadExchangeStreamCaptureMode";
+    let bare = [exchange, "cuMemAdvise_v2", exchange];
+    for ordinal in [sim.ordinal(), other.ordinal()] {
+        let context = Device::new(ordinal).and_then(Context::primary).unwrap();
+        let _bound = context.enter().unwrap();
+        advised();
+        assert_eq!(advised(), bare, "in the context of device {ordinal}");
+    }
+    advised();
+    let entered = advised();
+    let calls = entered.iter().filter(|name| !name.starts_with("cuCtx")).copied().collect::<Vec<_>>();
+    assert_eq!(calls, bare, "without a context");
+    assert!(entered.contains(&"cuCtxPushCurrent_v2"), "{entered:?}");
+}
+
+#[test]
+fn another_context_that_is_lost_does_not_answer_for_the_memory() {
+    let (sim, lost) = (builder().build(), builder().build());
+    let memory = manager(sim);
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let context = Device::new(lost.ordinal()).and_then(Context::primary).unwrap();
+    let _bound = context.enter().unwrap();
+    lost.poison(ILLEGAL_ADDRESS);
+    for _ in 0..2 {
+        advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+        advise(&buffer, MemoryAdvice::UnsetReadMostly).unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_refuses_is_not_asked_twice_in_the_same_context() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();
+    let context = Device::new(sim.ordinal()).and_then(Context::primary).unwrap();
+    let _bound = context.enter().unwrap();
     advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
-    let trace = transload_cuda_sys::trace::start();
-    advise(&buffer, MemoryAdvice::SetReadMostly).unwrap();
-    let names: Vec<_> = trace
-        .calls_of_this_thread()
-        .iter()
-        .map(|call| call.name)
-        .filter(|name| !name.starts_with("cuCtx") && *name != "cuThreadExchangeStreamCaptureMode")
-        .collect();
-    assert_eq!(names, ["cuMemAdvise_v2"]);
+    sim.fail_call(Some("cuMemAdvise_v2"), 1, OUT_OF_MEMORY);
+    assert_eq!(advise(&buffer, MemoryAdvice::SetReadMostly).unwrap_err().kind(), ErrorKind::OutOfMemory);
 }
 
 #[test]
