@@ -199,6 +199,35 @@ if wanted sanitizer; then
   done
 fi
 
+# ---- every test under the memory checker. What a test asks the driver to refuse is meant so: only accesses are counted. The
+# programs run at the same time, since the checker makes them several times as slow and nothing here is measured.
+if wanted sanitizer; then
+  checked=()
+  for name in $(tests); do
+    [[ $name == *--peers* ]] && [ "$devices" -lt 2 ] && continue
+    checked+=("$name")
+    at=$work/checked-$(basename "$name")
+    (
+      begun=$(date +%s)
+      TRANSLOAD_TEST_DRIVER=real limited 400 compute-sanitizer --tool memcheck --report-api-errors no --log-file "$at.checker" \
+        "$bundle/$name" --show-output --test-threads=1 >"$at.output" 2>&1
+      printf '%s\t%s\n' "$?" $(($(date +%s) - begun)) >"$at.status"
+    ) &
+  done
+  wait
+  for name in "${checked[@]}"; do
+    at=$work/checked-$(basename "$name")
+    { printf '\n===== sanitizer, %s\n' "$name"; cat "$at.output" "$at.checker"; } >>"$log" 2>&1
+    IFS=$'\t' read -r status took <"$at.status"
+    summary=$(grep -o 'ERROR SUMMARY: [0-9]* error' "$at.checker" | tail -n 1)
+    errors=$(printf '%s' "$summary" | tr -cd 0-9)
+    [ -z "$errors" ] && status=71 summary="the checker gave no summary"
+    [ "${errors:-0}" -ne 0 ] && status=72
+    passed=$(grep -c '^test .* \.\.\. ok$' "$at.output")
+    note "sanitizer, $name" "$status" "$took" "$summary; $passed tests, $(grep -c '^skipped:' "$at.output") of them skipped"
+  done
+fi
+
 # ---- faults in the use of our own allocator, which no checker of memory can see
 if wanted sanitizer; then
   step "own check" 60 "$bundle/transload-planted-fault" --fault free
