@@ -6,13 +6,10 @@ Usage: pytorch_copies.py [repetitions]
 Times are host time around the copy and a synchronisation (unit us); rates are by CUDA events (unit GB/s).
 """
 
-import datetime
-import json
-import sys
 import time
 
 import torch
-from pytorch_rows import percentiles
+from pytorch_rows import any_row, asked_repetitions, run
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, MIB, 16 * MIB, 256 * MIB]
@@ -40,69 +37,42 @@ def measure(copy, repetitions):
     return host, events
 
 
-def row(path, way, size, unit, values, verified):
-    p10, p50, p90 = percentiles(values)
-    return {
-        "id": f"pytorch/{path}/{way}/{size}/{'time' if unit == 'us' else 'rate'}",
-        "path": path.replace("-to-", " -> "),
-        "method": f"PyTorch {torch.__version__}, {way}",
-        "bytes": size,
-        "value": p50,
-        "unit": unit,
-        "p10": p10,
-        "p50": p50,
-        "p90": p90,
-        "reference": None,
-        "reference_value": None,
-        "ratio": None,
-        "goal": None,
-        "met": None,
-        "simulated": False,
-        "verified": verified,
-    }
+def rows(path, way, size, copy, check, repetitions):
+    host, events = measure(copy, repetitions)
+    torch.cuda.synchronize()
+    verified = check()
+    rates = [size / t / 1e9 for t in events if t > 0]
+    for unit, values in (("us", [t * 1e6 for t in host]), ("GB/s", rates)):
+        name = f"{path}/{way}/{size}/{'time' if unit == 'us' else 'rate'}"
+        yield any_row(name, path.replace("-to-", " -> "), f", {way}", unit, values, size, verified)
+
+
+def copies(size, kind, repetitions, device):
+    content = torch.randint(0, 256, (size,), dtype=torch.uint8)
+    host = content.clone().pin_memory() if kind == "pinned" else content.clone()
+    there = torch.zeros(size, dtype=torch.uint8, device=device)
+    back = torch.zeros(size, dtype=torch.uint8)
+    back = back.pin_memory() if kind == "pinned" else back
+    lazy = kind == "pinned"
+    up, down = f"cpu.{kind}-to-cuda:0.device", f"cuda:0.device-to-cpu.{kind}"
+    same = lambda one: torch.equal(one.cpu(), content)
+    to = lambda: host.to(device, non_blocking=lazy)
+    yield from rows(up, "copy_", size, lambda: there.copy_(host, non_blocking=lazy), lambda: same(there), repetitions)
+    yield from rows(down, "copy_", size, lambda: back.copy_(there, non_blocking=lazy), lambda: same(back), repetitions)
+    yield from rows(up, "to", size, to, lambda: same(to()), repetitions)
+    if kind == "pageable":
+        yield from rows(down, "cpu", size, there.cpu, lambda: same(there.cpu()), repetitions)
 
 
 def main():
-    given = int(sys.argv[1]) if len(sys.argv) > 1 else None
     device = torch.device("cuda:0")
     torch.manual_seed(11)
-    header = {
-        "what": "pytorch copies",
-        "torch": torch.__version__,
-        "hardware": torch.cuda.get_device_name(0),
-        "cuda": torch.version.cuda,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    }
-    print(json.dumps(header))
-    wrong = 0
-    for size in SIZES:
-        repetitions = max(30, given or (200 if size <= 64 * KIB else 30))
-        content = torch.randint(0, 256, (size,), dtype=torch.uint8)
-        for kind in ("pinned", "pageable"):
-            host = content.clone().pin_memory() if kind == "pinned" else content.clone()
-            there = torch.zeros(size, dtype=torch.uint8, device=device)
-            back = torch.zeros(size, dtype=torch.uint8)
-            back = back.pin_memory() if kind == "pinned" else back
-            lazy = kind == "pinned"
-            ways = [
-                (f"cpu.{kind}-to-cuda:0.device", "copy_", lambda: there.copy_(host, non_blocking=lazy)),
-                (f"cuda:0.device-to-cpu.{kind}", "copy_", lambda: back.copy_(there, non_blocking=lazy)),
-                (f"cpu.{kind}-to-cuda:0.device", "to", lambda: host.to(device, non_blocking=lazy)),
-            ]
-            if kind == "pageable":
-                ways.append((f"cuda:0.device-to-cpu.{kind}", "cpu", lambda: there.cpu()))
-            for path, way, copy in ways:
-                host_times, event_times = measure(copy, repetitions)
-                torch.cuda.synchronize()
-                if path.startswith("cpu"):
-                    verified = torch.equal(there.cpu(), content) if way == "copy_" else torch.equal(copy().cpu(), content)
-                else:
-                    verified = torch.equal(back if way == "copy_" else copy(), content)
-                wrong += not verified
-                print(json.dumps(row(path, way, size, "us", [t * 1e6 for t in host_times], verified)))
-                rates = [size / t / 1e9 for t in event_times if t > 0]
-                print(json.dumps(row(path, way, size, "GB/s", rates, verified)))
-    sys.exit(1 if wrong else 0)
+    parts = [
+        copies(size, kind, asked_repetitions(200 if size <= 64 * KIB else 30), device)
+        for size in SIZES
+        for kind in ("pinned", "pageable")
+    ]
+    run("copies", parts)
 
 
 if __name__ == "__main__":

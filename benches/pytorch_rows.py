@@ -4,6 +4,7 @@ import datetime
 import json
 import statistics
 import sys
+import threading
 import time
 import traceback
 
@@ -17,11 +18,15 @@ def percentiles(values):
 
 
 def row(group, name, what, unit, values, moved=0, verified=False):
+    return any_row(f"{group}/{name}", f"{group}: {what}", "", unit, values, moved, verified)
+
+
+def any_row(name, path, way, unit, values, moved, verified):
     p10, p50, p90 = percentiles(values)
     return {
-        "id": f"pytorch/{group}/{name}",
-        "path": f"{group}: {what}",
-        "method": f"PyTorch {torch.__version__}",
+        "id": f"pytorch/{name}",
+        "path": path,
+        "method": f"PyTorch {torch.__version__}{way}",
         "bytes": moved,
         "value": p50,
         "unit": unit,
@@ -54,6 +59,25 @@ def timed(work, drain, many):
     return took / many
 
 
+def together(threads, work):
+    """Seconds that so many threads take from a common start until the last is through. `work` is given the gate and does all that
+    is not to be counted before it waits there."""
+    gate = threading.Barrier(threads + 1, timeout=30)
+
+    def body():
+        work(gate)
+        gate.wait()
+
+    all_of_them = [threading.Thread(target=body) for _ in range(threads)]
+    [thread.start() for thread in all_of_them]
+    gate.wait()
+    begun = time.perf_counter()
+    gate.wait()
+    took = time.perf_counter() - begun
+    [thread.join() for thread in all_of_them]
+    return took
+
+
 def run(what, parts):
     """Prints every row of every part; the exit status says whether one failed or moved wrong bytes."""
     header = {
@@ -78,4 +102,5 @@ def run(what, parts):
 
 
 def asked_repetitions(usual):
+    """What the command line asks for, at least 30."""
     return max(30, int(sys.argv[1]) if len(sys.argv) > 1 else usual)

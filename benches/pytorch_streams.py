@@ -6,12 +6,11 @@ Usage: pytorch_streams.py [repetitions]
 Times are host time, Python's own included, unless a row says that the device's events measured it.
 """
 
-import threading
 import time
 
 import pytorch_rows
 import torch
-from pytorch_rows import repeated, timed
+from pytorch_rows import repeated, timed, together
 
 MANY, SMALL, MIB = 64, 4096, 1 << 20
 
@@ -43,25 +42,13 @@ def allocating(repetitions, device):
         what = f"torch.empty of {size} bytes and its del, warm"
         yield row(f"allocate/{size}/threads-1", what, "ns", repeated(repetitions, once))
 
-        def eight():
-            gate = threading.Barrier(9, timeout=30)
-
-            def body():
-                with torch.cuda.stream(torch.cuda.Stream()):
-                    work()
-                    gate.wait()
-                    work()
+        def body(gate):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                work()
                 gate.wait()
+                work()
 
-            threads = [threading.Thread(target=body) for _ in range(8)]
-            [thread.start() for thread in threads]
-            gate.wait()
-            begun = time.perf_counter()
-            gate.wait()
-            took = time.perf_counter() - begun
-            [thread.join() for thread in threads]
-            return 8000 / took
-
+        eight = lambda: 8000 / together(8, body)
         what = f"torch.empty of {size} bytes and its del, warm, 8 threads on streams of their own"
         yield row(f"allocate/{size}/threads-8", what, "pairs/s", repeated(max(30, repetitions // 4), eight))
 
@@ -164,30 +151,18 @@ def overlapping(repetitions):
 
 
 def uploading(repetitions, device):
-    def once():
-        gate = threading.Barrier(9, timeout=30)
-
-        def body():
-            stream = torch.cuda.Stream()
-            host = torch.ones(SMALL, dtype=torch.uint8).pin_memory()
-            there = torch.zeros(SMALL, dtype=torch.uint8, device=device)
-            torch.cuda.synchronize()
-            with torch.cuda.stream(stream):
-                gate.wait()
-                for _ in range(200):
-                    there.copy_(host, non_blocking=True)
-                    stream.synchronize()
+    def body(gate):
+        stream = torch.cuda.Stream()
+        host = torch.ones(SMALL, dtype=torch.uint8).pin_memory()
+        there = torch.zeros(SMALL, dtype=torch.uint8, device=device)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
             gate.wait()
+            for _ in range(200):
+                there.copy_(host, non_blocking=True)
+                stream.synchronize()
 
-        threads = [threading.Thread(target=body) for _ in range(8)]
-        [thread.start() for thread in threads]
-        gate.wait()
-        begun = time.perf_counter()
-        gate.wait()
-        took = time.perf_counter() - begun
-        [thread.join() for thread in threads]
-        return 1600 / took
-
+    once = lambda: 1600 / together(8, body)
     what = f"pinned uploads of {SMALL} bytes by 8 threads, each on a stream of its own"
     # Nobody looks at these bytes: the row counts as one that moves none.
     yield row(f"threads-8/{SMALL}", what, "uploads/s", repeated(max(30, repetitions // 4), once))

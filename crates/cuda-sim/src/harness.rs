@@ -3,7 +3,7 @@
 //! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
 //! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
 
-use crate::{SimDevice, SimDeviceBuilder, api::cupti, install};
+use crate::{SimDevice, SimDeviceBuilder, api::cupti, install, rng::Rng};
 
 /// Set to `real`, it makes [`device`] hand out real devices.
 pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
@@ -105,6 +105,18 @@ pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
         return None;
     }
     Some((0..count).map(|ordinal| TestDevice { ordinal, sim: None }).collect())
+}
+
+/// Bytes that look like nothing else: the same for a seed, others for another one.
+#[must_use]
+pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = Rng::new(seed);
+    let mut noise = Vec::with_capacity(bytes + 8);
+    while noise.len() < bytes {
+        noise.extend_from_slice(&random.next().to_le_bytes());
+    }
+    noise.truncate(bytes);
+    noise
 }
 
 /// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);

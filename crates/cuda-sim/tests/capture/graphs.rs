@@ -2,14 +2,18 @@
 
 use std::ptr;
 
-use transload_cuda_sim::{SimDevice, harness, install};
+use transload_cuda_sim::{
+    SimDevice,
+    harness::{self, noise},
+    install,
+};
 use transload_cuda_sys::{
     AsStream, Capture, CaptureMode, Context, Device, Event, EventTiming, Graph, GraphUpdate, Stream, ffi,
 };
 
 use crate::{
     Alone,
-    raw::{Bench, Pinned, contents, download, fill, random, upload},
+    raw::{Bench, Pinned, contents, download, fill, upload},
 };
 
 const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
@@ -54,7 +58,7 @@ fn what_is_captured_runs_at_each_launch_and_not_before() {
         drop(graph);
         assert!(contents(bench, memory.address, 1000).iter().all(|byte| *byte == 9), "nothing ran yet");
         for seed in 1..4 {
-            let content = random(seed, 1000);
+            let content = noise(1000, seed);
             host.set(&content);
             // SAFETY: the memory is live, and waited for below.
             unsafe { exec.launch(&stream) }.expect("launch");
@@ -104,7 +108,7 @@ fn a_fork_and_a_join_by_events_order_the_nodes_under_any_seed() {
         assert_eq!(graph.node_count(), Ok(5));
         let mut exec = graph.instantiate().expect("instantiate");
         for (turn, stream) in [&one, &other, &two].into_iter().enumerate() {
-            let content = random(turn as u64, bytes);
+            let content = noise(bytes, turn as u64);
             host.bytes_mut()[..bytes].copy_from_slice(&content);
             // SAFETY: the memory is live, and waited for below.
             unsafe { exec.launch(stream) }.expect("launch");

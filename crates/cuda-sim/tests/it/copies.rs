@@ -1,9 +1,9 @@
 //! Bytes arrive, from and to every kind of memory.
 
-use transload_cuda_sim::harness;
+use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, check, ffi};
 
-use crate::raw::{Bench, INVALID_VALUE, contents, download, fill, random, upload};
+use crate::raw::{Bench, INVALID_VALUE, contents, download, fill, upload};
 #[test]
 fn pinned_bytes_make_the_round_trip_at_odd_sizes_and_offsets() {
     let bench = Bench::new(harness::device());
@@ -16,7 +16,7 @@ fn pinned_bytes_make_the_round_trip_at_odd_sizes_and_offsets() {
         let memory = bench.memory(bytes + offset);
         let mut source = bench.pinned(bytes + offset);
         let target = bench.pinned(bytes + offset);
-        let content = random(turn as u64 + 1, bytes + offset);
+        let content = noise(bytes + offset, turn as u64 + 1);
         source.set(&content);
         let place = memory.address + offset as u64;
         upload(&stream, place, &source, offset, bytes).expect("up");
@@ -37,7 +37,7 @@ fn pageable_bytes_make_the_round_trip_and_may_be_changed_after_the_call() {
     let _bound = bench.context.enter().expect("enter");
     for (turn, bytes) in [5_usize, 64 << 10, (64 << 10) + 1, (1 << 20) + 3].into_iter().enumerate() {
         let memory = bench.memory(bytes);
-        let content = random(turn as u64 + 40, bytes);
+        let content = noise(bytes, turn as u64 + 40);
         let mut source = content.clone();
         let mut target = vec![0_u8; bytes];
         // SAFETY: both vectors have `bytes` bytes; a pageable source may be reused after the call.
@@ -67,7 +67,7 @@ fn registered_memory_is_copied_like_pinned_memory() {
     let stream = bench.stream();
     let _bound = bench.context.enter().expect("enter");
     let bytes = (1 << 20) + 8192;
-    let content = random(77, bytes);
+    let content = noise(bytes, 77);
     let source = content.clone();
     let memory = bench.memory(bytes);
     let start = source.as_ptr().cast_mut().cast();
@@ -93,7 +93,7 @@ fn copies_within_a_device_and_of_any_direction() {
     let (first, second) = (bench.memory(bytes), bench.memory(bytes));
     let mut source = bench.pinned(bytes);
     let target = bench.pinned(bytes);
-    let content = random(5, bytes);
+    let content = noise(bytes, 5);
     source.set(&content);
     // SAFETY: all memory is owned and lives until the stream is done.
     unsafe {
@@ -115,7 +115,7 @@ fn a_rectangle_lands_with_its_pitch() {
     let _bound = bench.context.enter().expect("enter");
     let (width, height, from_pitch, to_pitch) = (37_usize, 11_usize, 50_usize, 64_usize);
     let mut source = bench.pinned(from_pitch * height);
-    let content = random(9, from_pitch * height);
+    let content = noise(from_pitch * height, 9);
     source.set(&content);
     let memory = bench.memory(to_pitch * height);
     fill(&stream, memory.address, 0xA5, memory.bytes).expect("fill");

@@ -2,10 +2,10 @@
 
 use std::ptr;
 
-use transload_cuda_sim::harness;
+use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, Device, DriverError, attribute, check, ffi};
 
-use crate::raw::{Bench, INVALID_VALUE, OUT_OF_MEMORY, code, contents, download, fill, random, upload};
+use crate::raw::{Bench, INVALID_VALUE, OUT_OF_MEMORY, code, contents, download, fill, upload};
 #[test]
 fn freeing_twice_is_refused() {
     let bench = Bench::new(harness::device());
@@ -61,7 +61,7 @@ fn mapped_memory_has_a_device_pointer() {
     let bench = Bench::new(harness::device());
     let _bound = bench.context.enter().expect("enter");
     let mut pinned = bench.pinned(8192);
-    pinned.set(&random(3, 8192));
+    pinned.set(&noise(8192, 3));
     let (mut address, mut flags) = (0, 0);
     // SAFETY: the out pointers are valid.
     unsafe {
@@ -76,7 +76,7 @@ fn mapped_memory_has_a_device_pointer() {
     check("copy", unsafe { ffi::cuMemcpyDtoDAsync_v2(memory.address, address, 8192, stream.as_raw()) })
         .expect("copy");
     stream.synchronize().expect("healthy");
-    assert_eq!(contents(&bench, memory.address, 8192), random(3, 8192));
+    assert_eq!(contents(&bench, memory.address, 8192), noise(8192, 3));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn memory_taken_from_a_pool_is_ordered_by_its_stream() {
     let mut source = bench.pinned(bytes);
     let target = bench.pinned(bytes);
     for round in 0..5 {
-        let content = random(round + 900, bytes);
+        let content = noise(bytes, round + 900);
         source.set(&content);
         let mut address = 0;
         // SAFETY: the out pointer is valid; the memory is used in stream order only.
@@ -140,7 +140,7 @@ fn managed_memory_makes_the_round_trip() {
     let stream = bench.stream();
     let _bound = bench.context.enter().expect("enter");
     let bytes = 1 << 20;
-    let content = random(55, bytes);
+    let content = noise(bytes, 55);
     let memory = bench.memory(bytes);
     let mut address = 0;
     // SAFETY: the out pointer is valid; managed memory is the host's too while the device is idle.

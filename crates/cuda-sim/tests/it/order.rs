@@ -2,10 +2,10 @@
 
 use std::{ptr, thread};
 
-use transload_cuda_sim::harness;
+use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, Event, EventTiming, Stream, StreamOptions, check, ffi};
 
-use crate::raw::{Bench, INVALID_HANDLE, NOT_READY, code, contents, download, fill, random, upload};
+use crate::raw::{Bench, INVALID_HANDLE, NOT_READY, code, contents, download, fill, upload};
 #[test]
 fn an_event_never_recorded_is_done() {
     let bench = Bench::new(harness::device());
@@ -62,7 +62,7 @@ fn an_event_done_means_all_earlier_work_of_the_stream_is_visible() {
     let memory = bench.memory(bytes);
     let target = bench.pinned(bytes);
     let mut source = bench.pinned(bytes);
-    let content = random(31, bytes);
+    let content = noise(bytes, 31);
     source.set(&content);
     let event = Event::new(&bench.context, EventTiming::Disabled).expect("event");
     upload(&stream, memory.address, &source, 0, bytes).expect("up");
@@ -88,7 +88,7 @@ fn a_stream_that_waits_for_an_event_sees_what_came_before_it() {
     let target = bench.pinned(bytes);
     let event = Event::new(&bench.context, EventTiming::Disabled).expect("event");
     for round in 0..4 {
-        let content = random(100 + round, bytes);
+        let content = noise(bytes, 100 + round);
         source.set(&content);
         upload(&producer, memory.address, &source, 0, bytes).expect("up");
         event.record(&producer).expect("record");
@@ -167,7 +167,7 @@ fn a_stream_destroyed_with_work_in_it_still_does_it() {
     let bytes = 4 << 20;
     let memory = bench.memory(bytes);
     let mut source = bench.pinned(bytes);
-    let content = random(66, bytes);
+    let content = noise(bytes, 66);
     source.set(&content);
     let event = Event::new(&bench.context, EventTiming::Disabled).expect("event");
     let stream = bench.stream();

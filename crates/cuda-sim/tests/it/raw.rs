@@ -109,19 +109,6 @@ impl Drop for Pinned {
     }
 }
 
-/// Different content for every seed, the same for the same one.
-pub(crate) fn random(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..bytes)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()[3]
-        })
-        .collect()
-}
-
 pub(crate) fn upload(stream: &Stream, to: u64, from: &Pinned, offset: usize, bytes: usize) -> Result<()> {
     let _bound = stream.context().enter()?;
     // SAFETY: tests keep the pinned memory until the stream is done.

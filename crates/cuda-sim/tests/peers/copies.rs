@@ -1,9 +1,9 @@
 //! Copies between devices.
 
-use transload_cuda_sim::harness;
+use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, check, ffi};
 
-use crate::raw::{Bench, contents, random, upload};
+use crate::raw::{Bench, contents, upload};
 
 #[test]
 fn a_peer_copy_works_with_and_without_access() {
@@ -14,7 +14,7 @@ fn a_peer_copy_works_with_and_without_access() {
     let mut source = here.pinned(bytes);
     let stream = here.stream();
     for round in 0..2 {
-        let content = random(round + 20, bytes);
+        let content = noise(bytes, round + 20);
         source.set(&content);
         upload(&stream, from.address, &source, 0, bytes).expect("up");
         let _bound = here.context.enter().expect("enter");

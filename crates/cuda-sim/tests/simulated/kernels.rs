@@ -2,12 +2,13 @@
 
 use std::ptr;
 
+use transload_cuda_sim::harness::noise;
 use transload_cuda_sim::{
     AccessKind, IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, harness, register_kernel_twin,
 };
 use transload_cuda_sys::{AsStream, Stream, check, cust::sys::CUfunction, ffi};
 
-use crate::raw::{Bench, INVALID_HANDLE, code, contents, fill, random, upload};
+use crate::raw::{Bench, INVALID_HANDLE, code, contents, fill, upload};
 
 const PTX: &[u8] =
     b".version 7.0\n.target sm_52\n.visible .entry twin_copy(\n  .param .u64 from\n) { ret; }\n\0";
@@ -75,13 +76,13 @@ fn a_kernel_runs_in_its_place_and_reads_mapped_memory() {
     let stream = bench.stream();
     let memory = bench.memory(10_000);
     let mut mapped = bench.pinned(10_000);
-    mapped.set(&random(4, 10_000));
+    mapped.set(&noise(10_000, 4));
     fill(&stream, memory.address, 0, 10_000).expect("fill");
     check("launch", launch(function, &stream, mapped.address() as u64, memory.address, 9_999, 0))
         .expect("launch");
     assert_eq!(test.sim().map(|sim| sim.queued()), Some(2), "it is late like everything else");
     let seen = contents(&bench, memory.address, 10_000);
-    assert_eq!(seen[..9_999], random(4, 10_000)[..9_999]);
+    assert_eq!(seen[..9_999], noise(10_000, 4)[..9_999]);
     assert_eq!(seen[9_999], 0);
     let operations: Vec<_> =
         test.sim().expect("simulated").accesses().iter().map(|record| record.operation).collect();
@@ -109,7 +110,7 @@ fn a_kernel_cannot_use_ordinary_host_memory_unless_the_device_can() {
         let function = load(&bench);
         let stream = bench.stream();
         let to = bench.memory(64);
-        let ordinary = random(6, 64);
+        let ordinary = noise(64, 6);
         let from = ordinary.as_ptr().expose_provenance() as u64;
         check("launch", launch(function, &stream, from, to.address, 64, 0)).expect("launch");
         assert_eq!(stream.synchronize().is_ok(), able);
@@ -156,7 +157,7 @@ fn a_kernel_reads_a_peers_memory_only_when_access_is_enabled() {
         let function = load(&here);
         let (from, to) = (there.memory(512), here.memory(512));
         let mut source = there.pinned(512);
-        source.set(&random(12, 512));
+        source.set(&noise(512, 12));
         let sender = there.stream();
         upload(&sender, from.address, &source, 0, 512).expect("up");
         sender.synchronize().expect("healthy");
@@ -169,7 +170,7 @@ fn a_kernel_reads_a_peers_memory_only_when_access_is_enabled() {
         let stream = here.stream();
         check("launch", launch(function, &stream, from.address, to.address, 512, 0)).expect("launch");
         if enabled {
-            assert_eq!(contents(&here, to.address, 512), random(12, 512));
+            assert_eq!(contents(&here, to.address, 512), noise(512, 12));
         } else {
             assert_eq!(code(stream.synchronize()), 700);
         }

@@ -1,9 +1,12 @@
 //! Work runs late, in an order drawn from a seed, and in pieces.
 
-use transload_cuda_sim::{SimDevice, harness};
+use transload_cuda_sim::{
+    SimDevice,
+    harness::{self, noise},
+};
 use transload_cuda_sys::{AsStream, Event, EventTiming, Stream, check, ffi};
 
-use crate::raw::{Bench, NOT_READY, contents, download, fill, random, upload};
+use crate::raw::{Bench, NOT_READY, contents, download, fill, upload};
 
 /// Several streams with several operations each, forced through one of them; the order in which they ran.
 fn interleaving(seed: u64) -> Vec<(u32, &'static str)> {
@@ -47,14 +50,14 @@ fn nothing_runs_before_somebody_waits() {
     let memory = bench.memory(1 << 20);
     let target = bench.pinned(1 << 20);
     let mut source = bench.pinned(1 << 20);
-    source.set(&random(1, 1 << 20));
+    source.set(&noise(1 << 20, 1));
     upload(&stream, memory.address, &source, 0, 1 << 20).expect("up");
     download(&stream, &target, 0, memory.address, 1 << 20).expect("down");
     assert_eq!(target.snapshot(), vec![0; 1 << 20], "the bytes must not be there before the wait");
     // A pinned source is read when the copy runs: this change is one that real hardware may or may not see.
-    source.set(&random(2, 1 << 20));
+    source.set(&noise(1 << 20, 2));
     stream.synchronize().expect("healthy");
-    assert_eq!(target.snapshot(), random(2, 1 << 20));
+    assert_eq!(target.snapshot(), noise(1 << 20, 2));
 }
 
 #[test]
@@ -156,14 +159,14 @@ fn a_synchronous_copy_to_pinned_memory_is_done_when_it_returns() {
     let memory = bench.memory(1 << 20);
     let mut source = bench.pinned(1 << 20);
     let target = bench.pinned(1 << 20);
-    source.set(&random(70, 1 << 20));
+    source.set(&noise(1 << 20, 70));
     // SAFETY: all memory is owned.
     unsafe {
         check("up", ffi::cuMemcpyHtoD_v2(memory.address, source.pointer().cast(), 1 << 20)).expect("up");
-        source.set(&random(71, 1 << 20));
+        source.set(&noise(1 << 20, 71));
         check("down", ffi::cuMemcpyDtoH_v2(target.pointer().cast(), memory.address, 1 << 20)).expect("down");
     }
-    assert_eq!(target.snapshot(), random(70, 1 << 20));
+    assert_eq!(target.snapshot(), noise(1 << 20, 70));
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::ptr;
 
-use transload_cuda_sim::harness;
+use transload_cuda_sim::harness::{self, noise};
 use transload_cuda_sys::{AsStream, Device, DriverError, check, ffi};
 
-use crate::raw::{Bench, INVALID_VALUE, code, contents, fill, random};
+use crate::raw::{Bench, INVALID_VALUE, code, contents, fill};
 
 const ILLEGAL_ADDRESS: u32 = 700;
 
@@ -158,7 +158,7 @@ fn a_batch_copies_all_its_parts() {
     let stream = bench.stream();
     let _bound = bench.context.enter().expect("enter");
     let (memory, mut source) = (bench.memory(4096), bench.pinned(4096));
-    source.set(&random(8, 4096));
+    source.set(&noise(4096, 8));
     let place = ffi::MemLocation { kind: 1, id: 0 };
     let mut attributes =
         [ffi::MemcpyAttributes { src_access_order: 1, src_location: place, dst_location: place, flags: 0 }];
@@ -181,7 +181,7 @@ fn a_batch_copies_all_its_parts() {
     check("cuMemcpyBatchAsync_v2", answer).expect("batch");
     stream.synchronize().expect("healthy");
     let seen = contents(&bench, memory.address, 4096);
-    let sent = random(8, 4096);
+    let sent = noise(4096, 8);
     for part in 0..4 {
         assert_eq!(seen[part * 1024..][..1024], sent[(3 - part) * 1024..][..1024], "part {part}");
     }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use transload_core::{MemoryKind, RawBuffer};
+pub(crate) use transload_cuda_sim::harness::noise;
 use transload_cuda_sim::harness::{self, TestDevice};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
@@ -47,17 +48,4 @@ impl Setup {
         test.assert_ledger_empty();
         test.assert_no_races();
     }
-}
-
-/// Bytes from a small generator, different for each seed.
-pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..bytes)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
 }

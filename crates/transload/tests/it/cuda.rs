@@ -9,6 +9,7 @@ use transload::{
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
+pub(crate) use transload_cuda_sim::harness::noise;
 use transload_cuda_sim::harness::{self, TestDevice};
 
 pub(crate) struct Setup {
@@ -59,18 +60,6 @@ impl Drop for Setup {
         self.test.assert_ledger_empty();
         self.test.assert_no_races();
     }
-}
-
-pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..bytes)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
 }
 
 const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];

@@ -6,6 +6,7 @@ use transload::{
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_cuda_sim::harness::TestDevice;
+pub(crate) use transload_cuda_sim::harness::noise;
 
 pub(crate) struct Setup {
     pub(crate) tests: [TestDevice; 2],
@@ -65,16 +66,4 @@ impl Setup {
             test.assert_ledger_empty();
         }
     }
-}
-
-pub(crate) fn noise(bytes: usize, seed: u64) -> Vec<u8> {
-    let mut state = (seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    (0..bytes)
-        .map(|_| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        })
-        .collect()
 }
