@@ -149,6 +149,15 @@ P
   [ -s "$work/tests" ] || note tests 1 0 "the bundle has no tests"
 fi
 
+# ---- the random tests of streams and memory, many times as long and with other seeds; only where it is asked for by name
+if [[ " ${STEPS:-} " == *" soak "* ]]; then
+  seed=${SEED:-$(date +%s)}
+  TRANSLOAD_TEST_DRIVER=real TRANSLOAD_TEST_ROUNDS=${ROUNDS:-10} TRANSLOAD_SIM_SEED=$seed step soak 300 \
+    "$bundle/transload-streams--it" --show-output --test-threads=1 random whatever_the_pattern
+  status=$?
+  note soak "$status" "$took" "${ROUNDS:-10} times as long as usual, seed $seed; $(grep -o 'test result.*' "$work/step" | cut -c1-60)"
+fi
+
 # ---- the main job, twice
 if wanted bench; then
   for run in 1 2; do

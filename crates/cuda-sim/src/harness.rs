@@ -119,6 +119,14 @@ pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     noise
 }
 
+/// How many times as much random tests do as they usually do: the variable `TRANSLOAD_TEST_ROUNDS`, else 1. With
+/// `TRANSLOAD_SIM_SEED` they do other things than usual.
+#[must_use]
+pub fn rounds() -> u32 {
+    let given = std::env::var("TRANSLOAD_TEST_ROUNDS").ok().and_then(|text| text.trim().parse().ok());
+    given.unwrap_or(1).max(1)
+}
+
 /// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
 /// `None` lets them again. It holds for the whole process.
 pub fn refuse_migration_counters(code: Option<u32>) {

@@ -6,7 +6,7 @@ use transload_core::MemoryKind;
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{BlockState, CudaStream, StreamOrderedAllocator};
 
-use crate::setup::Setup;
+use crate::{gate::within, setup::Setup};
 
 /// A device, its memory, and an allocator over one kind of it.
 pub(crate) struct Bed {
@@ -52,17 +52,7 @@ impl Bed {
 
 /// Fails instead of hanging.
 pub(crate) fn watched(work: impl FnOnce() + Send + 'static) {
-    let (done, outcome) = std::sync::mpsc::channel();
-    let worker = std::thread::spawn(move || {
-        work();
-        // Nobody listens any more where it took too long.
-        let _late = done.send(());
-    });
-    let waited = outcome.recv_timeout(std::time::Duration::from_secs(300));
-    assert!(waited != Err(std::sync::mpsc::RecvTimeoutError::Timeout), "it hangs");
-    if let Err(panic) = worker.join() {
-        std::panic::resume_unwind(panic);
-    }
+    within(std::time::Duration::from_secs(300), work);
 }
 
 /// The names of this thread's driver calls while `work` runs.

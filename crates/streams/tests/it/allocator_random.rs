@@ -18,6 +18,7 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 use crate::{
     allocator::watched,
     allocator_across::{fill, read_back},
+    setup::seeds,
 };
 
 const REGION: usize = 16 << 20;
@@ -166,7 +167,7 @@ fn random_operations_under_several_seeds_mix_up_nothing_and_race_nowhere() {
 
 /// On a real device the seeds change the operations only, and no race checker looks on.
 fn several_seeds() {
-    for seed in 0..5 {
+    for seed in seeds(5) {
         if is_real() {
             run(&CudaDevice::new(0).unwrap(), seed, 800);
             continue;

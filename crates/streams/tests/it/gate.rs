@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, check, ffi};
 use transload_memory::CudaDevice;
 use transload_streams::{CudaEvent, CudaStream};
@@ -118,6 +119,7 @@ pub(crate) fn limited(test: impl FnOnce() + Send + 'static) {
 
 /// As [`limited`], for a test that takes longer.
 pub(crate) fn within(limit: Duration, test: impl FnOnce() + Send + 'static) {
+    let limit = limit * harness::rounds();
     let (done, is_done) = channel();
     let running = thread::spawn(move || {
         test();

@@ -1,6 +1,6 @@
 //! Launches keep their turn among the work of all streams, keep their memory, and refuse what cannot be right.
 
-use std::{sync::mpsc, time::Duration};
+use std::time::Duration;
 
 use transload_core::{Access, ErrorKind, Fence, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness;
@@ -8,25 +8,17 @@ use transload_cuda_sys::{AsStream, trace};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig};
 
-use crate::setup::{Setup, noise};
+use crate::{
+    gate::within,
+    setup::{Setup, noise},
+};
 
 pub(crate) const SAXPY: &str = include_str!("../../examples/kernels/saxpy.ptx");
 pub(crate) const SPIN: &str = include_str!("../../examples/kernels/spin.ptx");
 
 /// Runs what could wait for itself, and fails where it does not end.
 pub(crate) fn watched(body: impl FnOnce() + Send + 'static) {
-    let (end, ended) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        body();
-        // The receiver is gone only where it gave up.
-        let _told = end.send(());
-    });
-    if ended.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("it hangs");
-    }
-    if let Err(failure) = thread.join() {
-        std::panic::resume_unwind(failure);
-    }
+    within(Duration::from_secs(60), body);
 }
 
 /// Numbers that add up exactly.

@@ -9,7 +9,7 @@ use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
     launch::{bytes, saxpy_of, watched},
-    setup::{Setup, noise},
+    setup::{Setup, noise, seeds},
 };
 
 /// Numbers of a chunk: 64 KiB, so that chunks share no page.
@@ -222,7 +222,7 @@ fn a_queue_of_another_device_is_refused() {
 #[test]
 fn whatever_the_pattern_the_bytes_are_those_of_a_run_without_predictions() {
     watched(|| {
-        for seed in 0..6 {
+        for seed in seeds(6) {
             let Some(setup) = able() else { return };
             let kernel = saxpy_of(&setup);
             let limits = PredictionLimits { depth: 1 + seed as usize % 5, bytes_ahead: 4 * CHUNK * 4 };

@@ -49,3 +49,9 @@ impl Setup {
         test.assert_no_races();
     }
 }
+
+/// From 0, as many as usual; by `TRANSLOAD_TEST_ROUNDS` more of them, by `TRANSLOAD_SIM_SEED` others.
+pub(crate) fn seeds(usual: u64) -> std::ops::Range<u64> {
+    let first = std::env::var("TRANSLOAD_SIM_SEED").map_or(0, |_| transload_cuda_sim::seed());
+    first..first.saturating_add(usual * u64::from(harness::rounds()))
+}

@@ -33,19 +33,7 @@ const ILLEGAL_ADDRESS: u32 = 700;
 
 /// Runs a test that could hang; it fails after two minutes.
 fn within(test: impl FnOnce() + Send + 'static) {
-    let (ended, end) = std::sync::mpsc::channel();
-    let test = std::thread::spawn(move || {
-        test();
-        let _nobody_waits = ended.send(());
-    });
-    if end.recv_timeout(std::time::Duration::from_secs(120))
-        == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
-    {
-        panic!("it hangs");
-    }
-    if let Err(panic) = test.join() {
-        std::panic::resume_unwind(panic);
-    }
+    gate::within(std::time::Duration::from_secs(120), test);
 }
 
 fn builder() -> transload_cuda_sim::SimDeviceBuilder {

@@ -7,6 +7,7 @@ use proptest::{
     test_runner::{Config, RngAlgorithm, TestCaseResult, TestRng, TestRunner},
 };
 use transload_core::{Access, Buffer, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_cuda_sim::harness;
 use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::{CudaKernel, CudaStream};
 
@@ -35,7 +36,7 @@ enum Step {
     DeviceFills(Part, u8, usize),
     /// The same through a handle that was kept from the beginning.
     KeptFills(Part, u8, usize),
-    DeviceAdds(Part, u8, usize, bool),
+    DeviceAdds(Part, u8, usize, Role),
     DeviceReads(Part, usize),
     Prefetches(Part, usize, bool),
 }
@@ -52,11 +53,15 @@ fn step() -> impl Strategy<Value = Step> {
         1 => small().prop_map(Step::Fills),
         2 => (part(), small(), stream()).prop_map(|(part, value, on)| Step::DeviceFills(part, value, on)),
         1 => (part(), small(), stream()).prop_map(|(part, value, on)| Step::KeptFills(part, value, on)),
-        3 => (part(), small(), stream(), any::<bool>())
-            .prop_map(|(part, value, on, resident)| Step::DeviceAdds(part, value, on, resident)),
+        3 => (part(), small(), stream(), writing())
+            .prop_map(|(part, value, on, role)| Step::DeviceAdds(part, value, on, role)),
         2 => (part(), stream()).prop_map(|(part, on)| Step::DeviceReads(part, on)),
         2 => (part(), stream(), any::<bool>()).prop_map(|(part, on, up)| Step::Prefetches(part, on, up)),
     ]
+}
+
+fn writing() -> impl Strategy<Value = Role> {
+    prop_oneof![Just(Role::Resident), Just(Role::Output), Just(Role::InOut)]
 }
 
 /// What all workloads of a bench share.
@@ -129,12 +134,11 @@ impl Workload<'_> {
                 fill(&streams[on], &self.kept.slice(range.start * 4..range.end * 4).unwrap(), value);
                 self.model[range].fill(value.into());
             }
-            Step::DeviceAdds(part, value, on, resident) => {
+            Step::DeviceAdds(part, value, on, role) => {
                 let range = self.range(part);
                 if range.is_empty() {
                     return Ok(());
                 }
-                let role = if resident { Role::Resident } else { Role::Output };
                 let there = self
                     .buffer
                     .acquire_range_for_device(&streams[on], range.clone(), role, Access::Write)
@@ -213,7 +217,7 @@ fn workloads(bench: &Bench, cases: u32, seed: u64) {
 fn a_thousand_random_workloads_leave_what_a_plain_vector_would_hold() {
     within(Duration::from_secs(300), || {
         let benches = benches();
-        let each = WORKLOADS.div_ceil(benches.len() as u32);
+        let each = WORKLOADS.saturating_mul(harness::rounds()).div_ceil(benches.len() as u32);
         for (seed, bench) in (transload_cuda_sim::seed()..).zip(benches) {
             workloads(&bench, each, seed);
             bench.finish();
