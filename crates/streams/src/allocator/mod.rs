@@ -4,6 +4,7 @@
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
 
 mod after_capture;
+mod ahead;
 mod arena;
 mod arenas;
 mod block;
@@ -14,6 +15,7 @@ pub(crate) mod ending;
 mod free;
 mod gather;
 mod hands;
+mod in_flight;
 mod ladder;
 mod quick;
 mod release;
