@@ -36,7 +36,6 @@ mod device_memory;
 mod error;
 mod feature;
 mod hints;
-mod host_info;
 mod host_memory;
 mod in_context;
 mod janitor;
