@@ -42,6 +42,7 @@ mod janitor;
 mod manager;
 mod migrations;
 mod prediction;
+mod promised;
 mod resource;
 mod sync;
 mod tally;
