@@ -60,7 +60,7 @@ impl CudaBackend {
     /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
     pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
         let member = self.member(DeviceId::Cuda(ordinal))?;
-        CudaBuffer::new(member.memory()?, &member.pool, len)
+        CudaBuffer::new(len, &member.pool, |bytes| member.allocate(MemoryKind::Device, bytes))
     }
 
     /// A device of this backend.
@@ -237,12 +237,10 @@ impl Backend for CudaBackend {
         let mut sum = Ledger::default();
         for member in &self.members {
             sum.leases += member.pool.leases() as u64;
-            if let Some(memory) = member.memory_if_used() {
-                let ledger = memory.ledger();
-                sum.allocations += ledger.allocations;
-                sum.bytes += ledger.bytes;
-                sum.parked += ledger.parked;
-            }
+            let ledger = member.ledger();
+            sum.allocations += ledger.allocations;
+            sum.bytes += ledger.bytes;
+            sum.parked += ledger.parked;
         }
         sum
     }

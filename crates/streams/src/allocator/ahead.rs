@@ -16,7 +16,13 @@ impl Shared {
     /// A block that nothing in flight uses; where the bound is reached, the one that is over first. `None` where the stream
     /// has none at all.
     #[cold]
-    pub(super) fn take_ahead(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
+    pub(super) fn take_ahead(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        ahead: u64,
+    ) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let rested = {
             let mut state = arena.lock();
@@ -45,7 +51,7 @@ impl Shared {
         if busy == 0 {
             return Ok(None);
         }
-        if busy.saturating_add(want.size) <= self.ahead {
+        if busy.saturating_add(want.size) <= ahead {
             match self.take_unused(stream, index, want) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
                 other => return other.map(Some),

@@ -29,9 +29,15 @@ struct Pooled {
 }
 
 impl Shared {
-    pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+    /// A buffer; `ahead` is how much of the stream may be free but in flight beside a request that gets other memory.
+    pub(super) fn buffer(
+        self: &Arc<Self>,
+        stream: &CudaStream,
+        bytes: usize,
+        ahead: u64,
+    ) -> Result<RawBuffer> {
         let want = Want::of(bytes)?;
-        let Taken { arena, handle, address, segment, behind } = self.take(stream, want, true)?;
+        let Taken { arena, handle, address, segment, behind } = self.take_for_buffer(stream, want, ahead)?;
         let found = self.segments.lock().get(segment).map(|found| {
             let start = found
                 .buffer

@@ -237,6 +237,26 @@ impl Shared {
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
+    /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
+    pub(super) fn wait_for_all_work(&self) -> Result<()> {
+        let _visit = self.visits.enter();
+        let mut outcome = Ok(());
+        for (index, arena) in self.arenas.iter() {
+            let fences: Vec<Fence> = {
+                let state = arena.lock();
+                let until = state.waiting.iter().flat_map(|waiting| &waiting.until);
+                until.filter(|fence| CudaStream::can_be_behind(fence, true)).cloned().collect()
+            };
+            for fence in &fences {
+                outcome = outcome.and(fence.wait());
+            }
+            drop(fences);
+            self.ask(index);
+        }
+        self.wait_for_everything_free();
+        outcome
+    }
+
     /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
     /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {

@@ -185,7 +185,17 @@ impl StreamOrderedAllocator {
     /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` where someone captures the stream into a graph and
     /// the memory at hand is behind work of it that no event covers yet.
     pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        self.shared.buffer(stream, bytes)
+        self.shared.buffer(stream, bytes, self.shared.ahead)
+    }
+
+    /// As [`allocate_buffer`](Self::allocate_buffer), of memory that nothing in flight uses, as long as there is any or more
+    /// can be had, however much is in flight: for whoever does not know which stream uses the buffer first. `stream` is one
+    /// that does no work of its own, since what is freed in its order is used again at once.
+    ///
+    /// # Errors
+    /// As for `allocate_buffer`.
+    pub fn allocate_idle_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        self.shared.buffer(stream, bytes, u64::MAX)
     }
 
     /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on
@@ -273,6 +283,16 @@ impl StreamOrderedAllocator {
     pub fn trim(&self) -> Result<u64> {
         let bytes = self.shared.trim();
         self.shared.upstream.trim().map(|()| bytes)
+    }
+
+    /// Waits for everything that free memory is behind, then gives back what [`trim`](Self::trim) does. Memory behind someone's
+    /// capture stays.
+    ///
+    /// # Errors
+    /// The first error of work that failed; all memory is given back all the same. The upstream resource's.
+    pub fn drain(&self) -> Result<()> {
+        let outcome = self.shared.wait_for_all_work();
+        outcome.and(self.trim().map(|_| ()))
     }
 
     /// Registers what is asked when memory is short and nothing is left to give back. It may free blocks and drop buffers of

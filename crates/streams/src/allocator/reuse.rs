@@ -43,19 +43,18 @@ pub(super) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
 }
 
 impl Shared {
-    /// A block for a request: the stream's own, another's, or of a new segment.
-    pub(super) fn take(&self, stream: &CudaStream, want: Want, buffer: bool) -> Result<Taken> {
+    /// A block for a buffer: the stream's own, another's, or of a new segment.
+    pub(super) fn take_for_buffer(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Taken> {
         let (index, _) = self.arena_of(stream)?;
-        if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+        if let Some(taken) = self.take_own(stream, index, want, true)? {
             return Ok(taken);
         }
-        if self.ahead > 0
-            && buffer
-            && let Some(taken) = self.take_ahead(stream, index, want)?
+        if ahead > 0
+            && let Some(taken) = self.take_ahead(stream, index, want, ahead)?
         {
             return Ok(taken);
         }
-        self.take_slowly(stream, index, want, buffer)
+        self.take_slowly(stream, index, want, true)
     }
 
     #[cold]
