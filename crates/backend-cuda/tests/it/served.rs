@@ -264,3 +264,45 @@ fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
     drop(stream);
     finish(test, backend);
 }
+
+/// Takes memory, brings noise there and back, and drops most of it while that runs.
+fn work(backend: &CudaBackend, device: DeviceId, seed: u64) {
+    let mut state = seed * 2 + 1;
+    let mut draw = move |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for round in 0..60 {
+        let workload = [WorkloadType::Memory, WorkloadType::Compute][draw(2)];
+        let queue = backend.lease_queue(device, StreamPriority::Normal, workload).unwrap();
+        let bytes = 1 + draw(100_000);
+        let take = |kind| backend.allocate(device, kind, bytes).unwrap();
+        let (up, there) = (take(MemoryKind::Pinned), take(MemoryKind::Device));
+        let value = (seed * 60 + round) as u8;
+        up.try_write().unwrap().fill(value);
+        submit(&*queue, &Operation::Copy { src: &up, dst: &there }, Timing::Off).unwrap();
+        drop(up);
+        if draw(3) > 0 {
+            continue;
+        }
+        let back = take(MemoryKind::Pinned);
+        submit(&*queue, &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
+        drop(there);
+        assert!(back.read().unwrap().iter().all(|byte| *byte == value), "another buffer's bytes");
+    }
+}
+
+#[test]
+fn buffers_of_many_threads_never_mix_up_their_contents() {
+    watched(|| {
+        let test = harness::device();
+        let (backend, device) = open(&test);
+        std::thread::scope(|scope| {
+            for seed in 0..6 {
+                let backend = &backend;
+                scope.spawn(move || work(backend, device, seed));
+            }
+        });
+        finish(test, backend);
+    });
+}

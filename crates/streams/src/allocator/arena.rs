@@ -30,7 +30,9 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) seal: Seal,
     /// Blocks that are free once fences are over.
     pub(crate) waiting: Vec<Waiting<F>>,
-    /// Blocks of host memory that are free once the stream's own work is over.
+    /// Whether a block counts as free only once the stream's own work is over, too.
+    pub(crate) is_hosts: bool,
+    /// Blocks of host memory that are free once that is.
     pub(crate) in_flight: InFlight,
     /// What of other streams this one comes after.
     pub(crate) ordered: Vec<Ordered>,
@@ -104,6 +106,7 @@ impl<O, F, U> Arena<O, F, U> {
                 freed: 0,
                 seal: Seal::default(),
                 waiting: Vec::new(),
+                is_hosts: false,
                 in_flight: InFlight::default(),
                 ordered: Vec::new(),
                 dependencies: Vec::new(),
@@ -191,7 +194,12 @@ impl<O, F, U> ArenaState<O, F, U> {
             if waiting.until.iter().all(&over) {
                 let Waiting { node, until } = self.waiting.swap_remove(index);
                 dropped.extend(until);
-                self.blocks.rest(node);
+                let Order { freed, point } = self.blocks.node(node).order;
+                if self.is_hosts && freed == 0 && point > 0 {
+                    self.in_flight.push(point, node, self.blocks.node(node).size);
+                } else {
+                    self.blocks.rest(node);
+                }
             } else {
                 index += 1;
             }

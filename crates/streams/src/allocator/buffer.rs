@@ -123,7 +123,7 @@ impl Drop for Pooled {
         let Ok(node) = state.live(self.handle, self.address) else { return };
         let order = Order { freed: 0, point };
         state.last_point = state.last_point.max(point);
-        if others.is_empty() && point > 0 && self.shared.ahead > 0 {
+        if others.is_empty() && point > 0 && state.is_hosts {
             state.free_in_flight(node, point);
         } else if others.is_empty() {
             state.blocks.give(node, order);

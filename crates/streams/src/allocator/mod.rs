@@ -52,6 +52,10 @@ use crate::CudaStream;
 /// it last. To another stream it is given when the work is known to be over, or behind a wait on the device; the event for
 /// that is recorded only then.
 ///
+/// Buffers of pinned and mapped memory are for the host to write: they are cut from memory that nothing in flight uses, within a
+/// bound (see [`AllocatorBuilder::ahead`]). So a loop that takes a buffer, writes it, uploads it and lets go of it writes the
+/// next one while the last one is uploaded.
+///
 /// Sizes are rounded up to multiples of 512 bytes, and every block begins at one. Requests of up to 1 MiB are cut from
 /// segments of 2 MiB, larger ones from segments of at least 20 MiB, an eighth of what is held already where that is more.
 ///

@@ -124,6 +124,9 @@ impl Shared {
             }
         };
         if is_new {
+            if let Some(arena) = self.arenas.get(index) {
+                arena.lock().is_hosts = self.ahead > 0;
+            }
             let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
             stream.own.endings.add(Arc::new(Ends { arenas, directory }));
         }

@@ -181,6 +181,29 @@ fn a_buffer_that_another_stream_still_reads_is_not_written_next_either() {
 }
 
 #[test]
+fn a_buffer_of_which_only_another_streams_work_is_over_is_not_written_next_either() {
+    limited(|| {
+        let bed = Bed::new();
+        let (own, other) = (bed.stream(), bed.stream());
+        let pool = builder(&bed).build().unwrap();
+        let targets = [bed.setup.device(MIB), bed.setup.device(MIB)];
+        pinned_before(&pool, &own, 2);
+        let gate = Gate::before(bed.device(), &[&own]);
+        let first = pool.allocate_buffer(&own, MIB).unwrap();
+        let up = other.copy_from_host_async(&first, &targets[0]);
+        upload(&own, first, &targets[1]);
+        up.wait().unwrap();
+        for _ in 0..2 {
+            let next = pool.allocate_buffer(&own, MIB).unwrap();
+            next.try_write().unwrap().fill(1);
+        }
+        gate.open();
+        drop((pool, targets, own, other));
+        bed.finish();
+    });
+}
+
+#[test]
 fn plain_blocks_are_given_in_the_order_of_the_stream_also_while_in_flight() {
     limited(|| {
         let bed = Bed::new();
