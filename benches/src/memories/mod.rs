@@ -3,6 +3,7 @@
 
 mod advising;
 mod filling;
+mod looping;
 mod migrating;
 mod pinning;
 mod predicting;

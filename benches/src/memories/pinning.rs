@@ -7,6 +7,7 @@ use transload_core::MemoryKind;
 use transload_memory::{HostPages, MemoryResource as _, PinnedResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
+use super::looping;
 use crate::{
     contest::{Contest, Rig, Way},
     cuda::RawMemory,
@@ -42,6 +43,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     for (bytes, often) in COLD {
         rows.extend(cold(rig, rig.bytes(bytes), often)?);
     }
+    rows.extend(looping::rows(rig)?);
     Ok(rows)
 }
 

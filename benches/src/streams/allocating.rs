@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use transload_core::MemoryKind;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{Backend as _, MemoryKind};
 use transload_memory::CudaResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
@@ -60,6 +61,8 @@ fn raw_pair(pool: &RawPool, queue: &RawQueue, bytes: usize) -> Result<()> {
 fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
     let (pool, queue) = (raw_pool(rig)?, RawQueue::new(0)?);
     let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
+    let config = CudaBackendConfig::default().with_devices([rig.device.ordinal()]);
+    let backend = CudaBackend::open(&config)?;
     let theirs = rig.rival.as_ref().map(rival::Rival::stream).transpose()?;
     let goal = (bytes == 1 << 20).then_some(Goal::AtMost(MOST));
     let mut ours = Way::new("allocator", "StreamOrderedAllocator", || {
@@ -83,6 +86,12 @@ fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
             stream.synchronize()?;
             Ok(took)
         }),
+        Way::new("backend", "Backend::allocate and the buffer's drop", || {
+            timed(many, || {
+                drop(backend.allocate(rig.device.id(), MemoryKind::Device, bytes)?);
+                Ok(())
+            })
+        }),
     ];
     if let Some(theirs) = &theirs {
         ways.push(Way::new("cudarc", &format!("{}, alloc() and drop", rival::NAME), || {
@@ -98,7 +107,9 @@ fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
         bytes: 0,
         repetitions: rig.repetitions(100),
     };
-    contest.rows(rig, ways)
+    let rows = contest.rows(rig, ways);
+    backend.drain()?;
+    rows
 }
 
 fn raw_pool(rig: &Rig<'_>) -> Result<RawPool> {

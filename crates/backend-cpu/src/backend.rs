@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
     PathCost, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
+    host_memory,
 };
 
 use crate::{
@@ -97,7 +98,7 @@ impl CpuBackend {
     }
 
     fn out_of_memory(&self, bytes: usize) -> Error {
-        let now = device::memory().ok();
+        let now = host_memory().ok();
         let shortage = MemoryShortage {
             requested: bytes as u64,
             free: now.map(|memory| memory.free),
@@ -143,7 +144,7 @@ impl Backend for CpuBackend {
     /// The kernel's `MemAvailable` and `MemTotal`; [`ErrorKind::Unsupported`] elsewhere than on Linux.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
         device::check(device)?;
-        device::memory()
+        host_memory()
     }
 
     fn lease_queue(

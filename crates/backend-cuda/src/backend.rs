@@ -60,7 +60,7 @@ impl CudaBackend {
     /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
     pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
         let member = self.member(DeviceId::Cuda(ordinal))?;
-        CudaBuffer::new(member.memory()?, &member.pool, len)
+        CudaBuffer::new(len, &member.pool, |bytes| member.allocate(MemoryKind::Device, bytes))
     }
 
     /// A device of this backend.
@@ -150,6 +150,9 @@ impl Backend for CudaBackend {
         self.members.iter().map(|member| member.info().clone()).collect()
     }
 
+    /// Device memory of up to 16 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
+    /// any that nothing in flight uses, without a call to the driver. What buffers leave is kept until [`drain`](Backend::drain),
+    /// or until memory is short. Then a buffer may also begin behind work in flight, and this may block until such work is over.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.member(device)?.allocate(kind, bytes)
     }
@@ -237,12 +240,10 @@ impl Backend for CudaBackend {
         let mut sum = Ledger::default();
         for member in &self.members {
             sum.leases += member.pool.leases() as u64;
-            if let Some(memory) = member.memory_if_used() {
-                let ledger = memory.ledger();
-                sum.allocations += ledger.allocations;
-                sum.bytes += ledger.bytes;
-                sum.parked += ledger.parked;
-            }
+            let ledger = member.ledger();
+            sum.allocations += ledger.allocations;
+            sum.bytes += ledger.bytes;
+            sum.parked += ledger.parked;
         }
         sum
     }

@@ -3,10 +3,10 @@
 use std::marker::PhantomData;
 
 use transload_core::{
-    Buffer, Error, ErrorKind, MemoryKind, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority,
-    Timing, WorkloadType, fill, submit,
+    Buffer, Error, ErrorKind, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing,
+    WorkloadType, fill, submit,
 };
-use transload_memory::{CudaMemoryManager, borrow, borrow_mut};
+use transload_memory::{borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
 
 /// `len` elements of `T` on a device. The methods of [`Buffer`] block; for asynchronous work use
@@ -19,7 +19,11 @@ pub struct CudaBuffer<T> {
 }
 
 impl<T: Pod> CudaBuffer<T> {
-    pub(crate) fn new(memory: &CudaMemoryManager, pool: &AdvancedStreamPool, len: usize) -> Result<Self> {
+    pub(crate) fn new(
+        len: usize,
+        pool: &AdvancedStreamPool,
+        allocate: impl Fn(usize) -> Result<RawBuffer>,
+    ) -> Result<Self> {
         let bytes = size_of::<T>().checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidArgument,
@@ -31,7 +35,7 @@ impl<T: Pod> CudaBuffer<T> {
             )
         })?;
         let queue = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
-        Ok(Self { raw: memory.allocate(MemoryKind::Device, bytes)?, queue, element: PhantomData })
+        Ok(Self { raw: allocate(bytes)?, queue, element: PhantomData })
     }
 
     fn run(&self, operation: &Operation<'_>) -> Result<()> {

@@ -2,17 +2,19 @@
 
 use std::sync::{Arc, OnceLock};
 
-use transload_core::{DeviceInfo, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
-use crate::CudaBackendConfig;
+use crate::{CudaBackendConfig, served::Served};
 
 pub(crate) struct Member {
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<Arc<CudaMemoryManager>>,
+    /// What is given by [`allocate`](Self::allocate); holds segments of `memory`.
+    served: Arc<Served>,
     /// Over the device's own memory; holds segments of `memory`.
     allocator: OnceLock<StreamOrderedAllocator>,
     /// Host memory registered through this device; holds parts of `memory`.
@@ -39,6 +41,7 @@ impl Member {
             device,
             info,
             memory: OnceLock::new(),
+            served: Arc::default(),
             allocator: OnceLock::new(),
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
@@ -64,6 +67,8 @@ impl Member {
         }
         // Holds nothing before the first request, so that it does not matter who comes first.
         let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
+        let served = Arc::downgrade(&self.served);
+        made.on_out_of_memory(move |_| served.upgrade().is_some_and(|served| served.trim() > 0));
         Ok(self.allocator.get_or_init(|| made))
     }
 
@@ -77,21 +82,24 @@ impl Member {
         Ok(self.registrations.get_or_init(|| made))
     }
 
-    /// Where the device has no room, what the allocator holds without need is given back, and the driver asked again.
+    /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.with_room(|memory| memory.allocate(kind, bytes))
+        self.with_room(|memory| match self.served.allocate((&self.device, memory), kind, bytes)? {
+            Some(buffer) => Ok(buffer),
+            None => memory.allocate(kind, bytes),
+        })
     }
 
     /// Allocates; where the device has no room, gives back what can be and tries again, as [`allocate`](Self::allocate) does.
-    pub(crate) fn with_room<B>(&self, allocate: impl Fn(&CudaMemoryManager) -> Result<B>) -> Result<B> {
+    pub(crate) fn with_room<B>(&self, allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>) -> Result<B> {
         let refused = match allocate(self.memory()?) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
         };
-        match self.allocator.get().map(StreamOrderedAllocator::trim) {
-            Some(Ok(freed)) if freed > 0 => allocate(self.memory()?),
-            _ => Err(refused),
-        }
+        // What cannot be given back is missing still, which the next try says.
+        let of_allocator = self.allocator.get().and_then(|allocator| allocator.trim().ok());
+        let freed = self.served.trim() + of_allocator.unwrap_or(0);
+        if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 
     /// Waits for the streams, then gives back what is free but kept.
@@ -100,7 +108,7 @@ impl Member {
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Registrations that are left may be in use by what is parked.
-            outcome = outcome.and(trimmed.map(|_| ())).and(memory.drain());
+            outcome = outcome.and(self.served.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
                 outcome = outcome.and(registrations.trim().map(|_| ()));
             }
@@ -108,8 +116,15 @@ impl Member {
         outcome
     }
 
+    /// What is alive of its memory.
+    pub(crate) fn ledger(&self) -> Ledger {
+        let mut ledger = self.memory_if_used().map(CudaMemoryManager::ledger).unwrap_or_default();
+        self.served.enter(&mut ledger);
+        ledger
+    }
+
     /// The memory manager, if anything was allocated yet.
-    pub(crate) fn memory_if_used(&self) -> Option<&CudaMemoryManager> {
+    fn memory_if_used(&self) -> Option<&CudaMemoryManager> {
         self.memory.get().map(AsRef::as_ref)
     }
 }

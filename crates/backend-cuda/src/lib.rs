@@ -31,6 +31,7 @@ mod config;
 mod costs;
 mod device;
 mod peers;
+mod served;
 mod share;
 mod unified;
 

@@ -1,9 +1,7 @@
 //! The driver's errors in core's terms.
 
-use transload_core::{Error, ErrorKind, MemoryKind, MemoryShortage, Place};
+use transload_core::{Error, ErrorKind, MemoryKind, MemoryShortage, Place, host_memory};
 use transload_cuda_sys::{Context, DriverError};
-
-use crate::host_info;
 
 /// Turns a driver's error into core's; the driver's own is its cause.
 #[must_use]
@@ -48,7 +46,7 @@ pub(crate) fn lift_allocation(
             }
         }
         _ => {
-            let info = host_info::available();
+            let info = host_memory().ok();
             MemoryShortage {
                 requested: requested as u64,
                 free: info.map(|info| info.free),

@@ -69,7 +69,7 @@ impl CudaMemoryManager {
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             janitor: Janitor::start()?,
             reclaimer: Arc::new(Reclaimer::new()),
-            tally: Arc::default(),
+            tally: Tally::new(device.ordinal()),
         })
     }
 
@@ -93,7 +93,8 @@ impl CudaMemoryManager {
     ///
     /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again.
     /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
-    /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request.
+    /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request. In all is what
+    /// every manager of the device in this process gave, but for what others gave on such a request.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
@@ -132,11 +133,15 @@ impl CudaMemoryManager {
                     .map(|memory| Box::new(memory) as _)
             }
             MemoryKind::Unified if self.managed => {
-                let most = if terms == Terms::Oversubscribed { u64::MAX } else { self.managed_limit(bytes)? };
-                let counted = self.tally.enter_managed(bytes, most).map_err(|held| {
-                    // What may still come beside the managed memory that there is, wherever its pages are.
-                    self.managed_shortage(bytes, most.saturating_sub(held), most)
-                })?;
+                let counted = if terms == Terms::Oversubscribed {
+                    self.tally.enter_oversubscribed(bytes)
+                } else {
+                    let most = self.managed_limit(bytes)?;
+                    self.tally.enter_managed(bytes, most).map_err(|held| {
+                        // What may still come beside the managed memory that there is, wherever its pages are.
+                        self.managed_shortage(bytes, most.saturating_sub(held), most)
+                    })?
+                };
                 UnifiedMemory::allocate(&self.context, bytes, self.concurrent, &self.janitor, || counted)
                     .map(|memory| Box::new(memory) as _)
             }

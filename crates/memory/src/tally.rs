@@ -5,13 +5,25 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use crate::promised::Promised;
+
 /// Live allocations of one manager.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tally {
     allocations: AtomicU64,
     bytes: AtomicU64,
-    /// Managed memory among them.
-    managed: AtomicU64,
+    /// Managed memory that was asked for beyond what the device has free.
+    oversubscribed: AtomicU64,
+    /// The other managed memory, with that of all other managers of the device.
+    promised: Arc<Promised>,
+}
+
+/// What else than its manager an allocation counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Managed {
+    No,
+    Promised,
+    Oversubscribed,
 }
 
 /// One live allocation in a tally; leaves it when dropped.
@@ -19,27 +31,44 @@ pub(crate) struct Tally {
 pub(crate) struct Counted {
     tally: Arc<Tally>,
     bytes: u64,
-    is_managed: bool,
+    managed: Managed,
 }
 
 impl Tally {
-    pub(crate) fn enter(self: &Arc<Self>, bytes: usize) -> Counted {
-        self.add(bytes as u64, false)
+    pub(crate) fn new(device: u32) -> Arc<Self> {
+        Arc::new(Self {
+            allocations: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            oversubscribed: AtomicU64::new(0),
+            promised: Promised::of(device),
+        })
     }
 
-    /// As [`enter`](Self::enter), for managed memory of at most `most` bytes at a time. Where that is too much, answers how
-    /// many bytes there are already.
+    pub(crate) fn enter(self: &Arc<Self>, bytes: usize) -> Counted {
+        self.add(bytes as u64, Managed::No)
+    }
+
+    /// As [`enter`](Self::enter), for managed memory: of all managers together, and of this one what was asked for beyond,
+    /// at most `most` bytes at a time. Where that is too much, answers how many bytes there are already.
     pub(crate) fn enter_managed(self: &Arc<Self>, bytes: usize, most: u64) -> Result<Counted, u64> {
         let bytes = bytes as u64;
-        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
-        self.managed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)?;
-        Ok(self.add(bytes, true))
+        let beyond = self.oversubscribed.load(Ordering::Relaxed);
+        let room = most.checked_sub(beyond).ok_or(beyond)?;
+        self.promised.add(bytes, room).map_err(|held| held.saturating_add(beyond))?;
+        Ok(self.add(bytes, Managed::Promised))
     }
 
-    fn add(self: &Arc<Self>, bytes: u64, is_managed: bool) -> Counted {
+    /// As [`enter`](Self::enter), for managed memory that may be more than the device has. Other managers' requests are not
+    /// refused for it: it is this one that was told to allow it.
+    pub(crate) fn enter_oversubscribed(self: &Arc<Self>, bytes: usize) -> Counted {
+        self.oversubscribed.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.add(bytes as u64, Managed::Oversubscribed)
+    }
+
+    fn add(self: &Arc<Self>, bytes: u64, managed: Managed) -> Counted {
         self.allocations.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        Counted { tally: Arc::clone(self), bytes, is_managed }
+        Counted { tally: Arc::clone(self), bytes, managed }
     }
 
     pub(crate) fn allocations(&self) -> u64 {
@@ -55,8 +84,12 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.tally.allocations.fetch_sub(1, Ordering::Relaxed);
         self.tally.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        if self.is_managed {
-            self.tally.managed.fetch_sub(self.bytes, Ordering::Relaxed);
+        match self.managed {
+            Managed::No => {}
+            Managed::Promised => self.tally.promised.sub(self.bytes),
+            Managed::Oversubscribed => {
+                self.tally.oversubscribed.fetch_sub(self.bytes, Ordering::Relaxed);
+            }
         }
     }
 }

@@ -93,6 +93,11 @@ impl Points {
         self.marked.load(Ordering::Acquire) < self.given()
     }
 
+    /// Whether an event covers the point, or it is reached.
+    pub(crate) fn is_marked(&self, point: u64) -> bool {
+        self.marked.load(Ordering::Acquire) >= point
+    }
+
     /// An event was recorded behind the work of all points up to this one.
     pub(crate) fn mark(&self, upto: u64) {
         self.marked.fetch_max(upto, Ordering::AcqRel);

@@ -7,6 +7,7 @@ mod allocator;
 mod conformance;
 mod lanes;
 mod register;
+mod served;
 mod unified;
 
 use std::sync::Arc;

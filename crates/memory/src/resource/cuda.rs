@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
-use crate::{CudaMemoryManager, host_info};
+use crate::CudaMemoryManager;
 
 /// Segments of one kind from a [`CudaMemoryManager`].
 #[derive(Clone, Debug)]
@@ -57,9 +57,7 @@ unsafe impl MemoryResource for CudaResource {
 
     fn info(&self) -> Result<MemoryInfo> {
         if self.is_hosts() {
-            return host_info::available().ok_or_else(|| {
-                Error::new(ErrorKind::Unsupported, "this system tells nothing about the host's memory")
-            });
+            return transload_core::host_memory();
         }
         self.manager.info()
     }

@@ -1,7 +1,8 @@
 //! An adaptor that writes a line for every call, in a form that can be replayed.
 //!
 //! Every method may be called from any thread. A line is formed and put into a queue under a short lock; one thread at a time
-//! takes what is queued to the writer, with no lock held. So the writer may block, and may even use this resource itself.
+//! takes what is queued to the writer, with no lock held. So the writer may block, and may even use this resource itself: what
+//! its thread asks for meanwhile is counted and not written, since each line would else lead to the next.
 
 use std::{
     fmt, io,
@@ -10,6 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    thread::{self, ThreadId},
     time::Instant,
 };
 
@@ -25,6 +27,8 @@ use super::{
 /// Writes what passes through as comma-separated values, and changes nothing. Segments have numbers, so a log can be
 /// [replayed](super::replay) on another resource. A segment's end is written before it is given back, so a replay never has
 /// more alive than there was.
+///
+/// A writer that has other threads use this resource for every line, and does so for theirs, is never done.
 pub struct LoggingResource<R> {
     upstream: R,
     log: Arc<Log>,
@@ -41,6 +45,9 @@ struct Desk {
     queue: Vec<u8>,
     /// Absent while a thread writes.
     writer: Option<Box<dyn Write + Send>>,
+    /// The thread that writes.
+    writing: Option<ThreadId>,
+    unwritten: u64,
     error: Option<io::Error>,
 }
 
@@ -49,11 +56,17 @@ struct Logged {
     log: Arc<Log>,
     segment: u64,
     bytes: u64,
+    /// Whether its beginning was written.
+    is_written: bool,
 }
 
 impl Drop for Logged {
     fn drop(&mut self) {
-        self.log.enter(LogAction::Free, self.segment, self.bytes);
+        if self.is_written {
+            self.log.enter(LogAction::Free, self.segment, self.bytes);
+        } else {
+            self.log.desk.lock().unwritten += 1;
+        }
     }
 }
 
@@ -62,7 +75,7 @@ impl<R: MemoryResource> LoggingResource<R> {
     #[must_use]
     pub fn new(upstream: R, writer: impl Write + Send + 'static) -> Self {
         let queue = format!("{}\n", log_entry::HEADER).into_bytes();
-        let desk = Desk { queue, writer: Some(Box::new(writer)), error: None };
+        let desk = Desk { queue, writer: Some(Box::new(writer)), writing: None, unwritten: 0, error: None };
         let log = Log { began: Instant::now(), last_segment: AtomicU64::new(0), desk: Mutex::new(desk) };
         Self { upstream, log: Arc::new(log), wrapper: Wrapper::default() }
     }
@@ -73,15 +86,32 @@ impl<R: MemoryResource> LoggingResource<R> {
     pub fn take_error(&self) -> Option<io::Error> {
         self.log.desk.lock().error.take()
     }
+
+    /// Calls that are not in the log because the writer made them, in the thread in which it wrote. What becomes of segments
+    /// that it got so is not in it either.
+    #[must_use]
+    pub fn unwritten(&self) -> u64 {
+        self.log.desk.lock().unwritten
+    }
 }
 
 impl Log {
-    fn enter(&self, action: LogAction, segment: u64, bytes: u64) {
+    /// Answers whether it will be written.
+    fn enter(&self, action: LogAction, segment: u64, bytes: u64) -> bool {
         let nanoseconds = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let entry = LogEntry { nanoseconds, thread: log_entry::this_thread(), action, segment, bytes };
         let line = format!("{entry}\n");
-        self.desk.lock().queue.extend_from_slice(line.as_bytes());
+        {
+            let mut desk = self.desk.lock();
+            // A segment can be freed only once: that leads to no further line.
+            if action != LogAction::Free && desk.writing == Some(thread::current().id()) {
+                desk.unwritten += 1;
+                return false;
+            }
+            desk.queue.extend_from_slice(line.as_bytes());
+        }
         self.write();
+        true
     }
 
     /// Takes what is queued to the writer, unless some thread is at it: that one takes this along.
@@ -93,6 +123,7 @@ impl Log {
                     return;
                 }
                 let Some(writer) = desk.writer.take() else { return };
+                desk.writing = Some(thread::current().id());
                 (Turn { log: self, writer: Some(writer) }, std::mem::take(&mut desk.queue))
             };
             let Some(writer) = turn.writer.as_mut() else { return };
@@ -111,7 +142,9 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.log.desk.lock().writer = self.writer.take();
+        let mut desk = self.log.desk.lock();
+        desk.writer = self.writer.take();
+        desk.writing = None;
     }
 }
 
@@ -131,8 +164,8 @@ unsafe impl<R: MemoryResource> MemoryResource for LoggingResource<R> {
             self.log.enter(LogAction::Refused, 0, bytes as u64);
         })?;
         let number = self.log.last_segment.fetch_add(1, Ordering::Relaxed) + 1;
-        self.log.enter(LogAction::Allocate, number, bytes as u64);
-        let logged = Logged { log: Arc::clone(&self.log), segment: number, bytes: bytes as u64 };
+        let is_written = self.log.enter(LogAction::Allocate, number, bytes as u64);
+        let logged = Logged { log: Arc::clone(&self.log), segment: number, bytes: bytes as u64, is_written };
         Ok(self.wrapper.wrap(segment, logged, ()))
     }
 

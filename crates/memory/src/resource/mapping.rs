@@ -4,9 +4,7 @@
 
 use std::{ptr::NonNull, thread};
 
-use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
-
-use crate::host_info;
+use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result, host_memory};
 
 use super::numa;
 
@@ -46,7 +44,7 @@ impl Mapping {
     /// `OutOfMemory` where the system has not so much available: asked before, since it would rather kill a process later.
     pub(super) fn new(bytes: usize, wanted: Wanted) -> Result<Self> {
         let shortage = || {
-            let now = host_info::available();
+            let now = host_memory().ok();
             let shortage = MemoryShortage {
                 requested: bytes as u64,
                 free: now.map(|memory| memory.free),
@@ -56,7 +54,7 @@ impl Mapping {
         };
         let alignment = if wanted.huge { HUGE.max(page()) } else { page() };
         let len = bytes.checked_next_multiple_of(page()).ok_or_else(shortage)?;
-        if host_info::available().is_some_and(|memory| len as u64 > memory.free) {
+        if host_memory().is_ok_and(|memory| len as u64 > memory.free) {
             return Err(shortage());
         }
         let mapping = map(len, alignment).ok_or_else(shortage)?;

@@ -144,11 +144,6 @@ unsafe impl MemoryResource for PinnedResource {
 
     /// The host's memory; `Unsupported` where the system does not tell.
     fn info(&self) -> Result<MemoryInfo> {
-        #[cfg(target_os = "linux")]
-        if let Some(info) = crate::host_info::available() {
-            return Ok(info);
-        }
-        let text = "the system does not tell how much memory the host has free";
-        Err(Error::new(transload_core::ErrorKind::Unsupported, text))
+        transload_core::host_memory()
     }
 }

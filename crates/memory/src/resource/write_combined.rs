@@ -7,7 +7,7 @@ use std::{ptr, sync::Arc};
 use transload_core::{Access, DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
-use crate::{CudaMemoryManager, host_info, host_memory::HostMemory, manager::Terms};
+use crate::{CudaMemoryManager, host_memory::HostMemory, manager::Terms};
 
 /// Segments of write-combined pinned memory. Nothing can be transferred into them, and no writable view of them opens:
 /// [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred times slower than from
@@ -45,9 +45,7 @@ unsafe impl MemoryResource for WriteCombinedResource {
     }
 
     fn info(&self) -> Result<MemoryInfo> {
-        host_info::available().ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "this system tells nothing about the host's memory")
-        })
+        transload_core::host_memory()
     }
 }
 

@@ -171,13 +171,72 @@ fn a_writer_may_use_the_resource_fail_and_panic() {
         resource.set(LoggingResource::new(pinned(&memory), rude)).unwrap();
         let logging = resource.get().unwrap();
         let segment = logging.allocate_segment(100).unwrap();
+        assert!(logging.take_error().is_none());
+        assert_eq!(logging.unwritten(), 2, "what the writer asked for and gave back");
+        let second = logging.allocate_segment(100).unwrap();
         assert_eq!(logging.take_error().unwrap().to_string(), "full");
         assert!(logging.take_error().is_none());
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| logging.trim()));
         assert!(panicked.is_err());
-        drop(segment);
+        drop((segment, second));
         logging.trim().unwrap();
         assert!(turns.load(Ordering::Relaxed) > 3, "the writer came back");
+    });
+}
+
+/// A writer that takes memory of the resource for every line, as one that keeps its lines in buffers cut from it does; it
+/// keeps what it got, and gives back what was got elsewhere.
+struct Greedy {
+    resource: Arc<OnceLock<LoggingResource<CudaResource>>>,
+    hoard: Arc<Mutex<Vec<RawBuffer>>>,
+    page: Page,
+}
+
+impl Write for Greedy {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let resource = self.resource.get().unwrap();
+        let own = resource.allocate_segment(64).unwrap();
+        resource.trim().unwrap();
+        let others = std::mem::replace(&mut *self.hoard.lock().unwrap(), vec![own]);
+        drop(others);
+        self.page.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_writer_that_allocates_for_every_line_comes_to_an_end_and_its_log_can_be_replayed() {
+    watched(|| {
+        let memory = memory();
+        let (resource, hoard, page) = (Arc::new(OnceLock::new()), Arc::default(), Page::default());
+        let (theirs, its) = (Arc::clone(&resource), Arc::clone(&hoard));
+        let greedy = Greedy { resource: theirs, hoard: its, page: page.clone() };
+        resource.set(LoggingResource::new(pinned(&memory), greedy)).unwrap();
+        let logging = resource.get().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for bytes in 1..20 {
+                        let segment = logging.allocate_segment(bytes).unwrap();
+                        // Its last handle may go within the writer.
+                        hoard.lock().unwrap().push(segment);
+                    }
+                });
+            }
+        });
+        // Dropped with the hoard unlocked: the writer takes from it.
+        let left = std::mem::take(&mut *hoard.lock().unwrap());
+        drop(left);
+        assert!(logging.unwritten() > 0 && logging.take_error().is_none());
+        let left = std::mem::take(&mut *hoard.lock().unwrap());
+        drop(left);
+        let log = read_log(&page.text()).unwrap();
+        let of = |action: LogAction| log.iter().filter(|entry| entry.action == action).count();
+        assert_eq!((of(LogAction::Allocate), of(LogAction::Free), of(LogAction::Trim)), (57, 57, 0));
+        assert_eq!(replay(&log, &pinned(&memory)).unwrap().left, 0);
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use transload_core::{Error, ErrorKind};
+use transload_core::{Error, ErrorKind, MemoryKind};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{
     CudaDevice, CudaMemoryManager, HostPages, LimitedResource, MemoryResource, PinnedResource,
@@ -211,4 +211,35 @@ fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
     drop(held);
     resource.trim().unwrap();
     assert!(resource.allocate_segment(8 << 20).is_ok());
+}
+
+#[test]
+fn managers_of_one_device_together_promise_no_more_than_it_has() {
+    let sim = builder().total_memory(8 << 20).build();
+    let (one, two) = (manager(sim), manager(sim));
+    let (first, second) = (UnifiedResource::new(&one).unwrap(), UnifiedResource::new(&two).unwrap());
+    let held = first.allocate_segment(5 << 20).unwrap();
+    let shortage = second.allocate_segment(4 << 20).unwrap_err().memory_shortage().unwrap();
+    assert_eq!((shortage.free, shortage.total), (Some(3 << 20), Some(8 << 20)));
+    assert_eq!(two.allocate(MemoryKind::Unified, 4 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    let beside = second.allocate_segment(3 << 20).unwrap();
+    // Another device has its own.
+    let other = manager(builder().total_memory(8 << 20).build());
+    drop(other.allocate(MemoryKind::Unified, 8 << 20).unwrap());
+    drop(held);
+    first.trim().unwrap();
+    drop(second.allocate_segment(5 << 20).unwrap());
+    drop(beside);
+    second.trim().unwrap();
+    drop((second, two));
+    drop(first.allocate_segment(8 << 20).unwrap());
+    // Whoever was told to give more does so for himself.
+    let third = manager(sim);
+    let more = UnifiedResource::new(&third).unwrap().allow_oversubscription(true);
+    first.trim().unwrap();
+    let beyond = more.allocate_segment(30 << 20).unwrap();
+    assert_eq!(third.allocate(MemoryKind::Unified, 1 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    drop(first.allocate_segment(1 << 20).unwrap());
+    drop(beyond);
+    more.trim().unwrap();
 }

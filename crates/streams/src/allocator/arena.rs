@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use super::{
     blocks::{Blocks, Order, State},
+    in_flight::InFlight,
     sync::{Mutex, MutexGuard},
 };
 
@@ -29,6 +30,10 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) seal: Seal,
     /// Blocks that are free once fences are over.
     pub(crate) waiting: Vec<Waiting<F>>,
+    /// Whether a block counts as free only once the stream's own work is over, too.
+    pub(crate) is_hosts: bool,
+    /// Blocks of host memory that are free once that is.
+    pub(crate) in_flight: InFlight,
     /// What of other streams this one comes after.
     pub(crate) ordered: Vec<Ordered>,
     /// Fences of streams that this one was told to come after.
@@ -101,6 +106,8 @@ impl<O, F, U> Arena<O, F, U> {
                 freed: 0,
                 seal: Seal::default(),
                 waiting: Vec::new(),
+                is_hosts: false,
+                in_flight: InFlight::default(),
                 ordered: Vec::new(),
                 dependencies: Vec::new(),
                 users: HashMap::new(),
@@ -187,11 +194,54 @@ impl<O, F, U> ArenaState<O, F, U> {
             if waiting.until.iter().all(&over) {
                 let Waiting { node, until } = self.waiting.swap_remove(index);
                 dropped.extend(until);
-                self.blocks.rest(node);
+                let Order { freed, point } = self.blocks.node(node).order;
+                if self.is_hosts && freed == 0 && point > 0 {
+                    self.in_flight.push(point, node, self.blocks.node(node).size);
+                } else {
+                    self.blocks.rest(node);
+                }
             } else {
                 index += 1;
             }
         }
+    }
+
+    /// Frees a live block of host memory whose last use is over at `point` of the stream's own timeline.
+    pub(crate) fn free_in_flight(&mut self, node: u32, point: u64) {
+        self.in_flight.push(point, node, self.blocks.node(node).size);
+        self.blocks.give_waiting(node, Order { freed: 0, point });
+    }
+
+    /// What the stream has done with up to `reached` is free for the host. Answers whether there was anything.
+    pub(crate) fn rest_reached(&mut self, reached: u64) -> bool {
+        let mut any = false;
+        while let Some(node) = self.in_flight.pop_reached(reached) {
+            self.blocks.rest_quick(node);
+            any = true;
+        }
+        any
+    }
+
+    /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
+    pub(crate) fn take_in_flight(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
+        let Self { in_flight, blocks, .. } = self;
+        if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == size) {
+            self.reuses.same_size += 1;
+            return Some(blocks.revive(node, requested));
+        }
+        let fits = |node: u32| blocks.node(node).size >= size && blocks.node(node).small == small;
+        match in_flight.take_first(fits) {
+            Some(node) => blocks.rest(node),
+            // Only together with its neighbours.
+            None => drop(self.rest_reached(u64::MAX)),
+        }
+        self.take_fitting(size, requested, small)
+    }
+
+    /// Bytes that are free only once work is over.
+    pub(crate) fn busy(&self) -> u64 {
+        let waiting: u64 = self.waiting.iter().map(|waiting| self.blocks.node(waiting.node).size).sum();
+        self.in_flight.bytes() + waiting
     }
 
     /// Makes the arena ready for another stream; what is left over is for when the lock is open.

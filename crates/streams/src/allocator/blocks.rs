@@ -241,6 +241,12 @@ impl Blocks {
         let node = &mut self.nodes[index as usize];
         self.tally.leave(node.size, node.requested);
         node.order = order;
+        self.rest_quick(index);
+    }
+
+    /// A block that waited is free now, and likely to be asked for again at this size.
+    pub(crate) fn rest_quick(&mut self, index: u32) {
+        let node = &mut self.nodes[index as usize];
         node.state = State::Quick;
         let (next, evicted) = self.quick.push(node.size, index);
         node.next = next;
@@ -263,6 +269,11 @@ impl Blocks {
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
         self.tally.take_back(node.size, node.requested);
+    }
+
+    /// A block that waited is live again.
+    pub(crate) fn revive(&mut self, index: u32, requested: u64) -> u32 {
+        self.go_live(index, requested)
     }
 
     /// A block that waited is free now.

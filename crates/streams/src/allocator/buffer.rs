@@ -29,9 +29,15 @@ struct Pooled {
 }
 
 impl Shared {
-    pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+    /// A buffer; `ahead` is how much of the stream may be free but in flight beside a request that gets other memory.
+    pub(super) fn buffer(
+        self: &Arc<Self>,
+        stream: &CudaStream,
+        bytes: usize,
+        ahead: u64,
+    ) -> Result<RawBuffer> {
         let want = Want::of(bytes)?;
-        let Taken { arena, handle, address, segment, behind } = self.take(stream, want, true)?;
+        let Taken { arena, handle, address, segment, behind } = self.take_for_buffer(stream, want, ahead)?;
         let found = self.segments.lock().get(segment).map(|found| {
             let start = found
                 .buffer
@@ -117,7 +123,9 @@ impl Drop for Pooled {
         let Ok(node) = state.live(self.handle, self.address) else { return };
         let order = Order { freed: 0, point };
         state.last_point = state.last_point.max(point);
-        if others.is_empty() {
+        if others.is_empty() && point > 0 && state.is_hosts {
+            state.free_in_flight(node, point);
+        } else if others.is_empty() {
             state.blocks.give(node, order);
         } else {
             state.blocks.give_waiting(node, order);

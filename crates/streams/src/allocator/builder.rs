@@ -19,11 +19,15 @@ pub enum CrossStreamReuse {
     WhenShort,
 }
 
+/// What [`AllocatorBuilder::ahead`] is by default.
+const AHEAD: u64 = 128 << 20;
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) limit: u64,
     pub(super) segments: SegmentSizes,
     pub(super) reuse: CrossStreamReuse,
+    pub(super) ahead: u64,
 }
 
 impl Default for Options {
@@ -32,6 +36,7 @@ impl Default for Options {
             limit: u64::MAX,
             segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
             reuse: CrossStreamReuse::default(),
+            ahead: AHEAD,
         }
     }
 }
@@ -71,6 +76,18 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// When streams take each other's memory.
     pub fn cross_stream_reuse(mut self, reuse: CrossStreamReuse) -> Self {
         self.options.reuse = reuse;
+        self
+    }
+
+    /// How far the host may run ahead of a stream, in bytes (128 MiB by default); of pinned and mapped memory only.
+    ///
+    /// A buffer of such memory is written by the host, which waits for whatever still uses the bytes. So a request for one is
+    /// given memory that nothing in flight uses, new memory if need be, as long as what of the stream is free but in flight
+    /// makes at most so many bytes together with the request. Beyond that, or where no more memory is to be had, it gets the
+    /// block that is over first. So for each stream at most so many bytes are held that would not be without; 0 gives every
+    /// request what was freed last, as for device memory. Plain blocks are always given so.
+    pub fn ahead(mut self, bytes: u64) -> Self {
+        self.options.ahead = bytes;
         self
     }
 

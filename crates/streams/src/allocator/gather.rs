@@ -164,6 +164,9 @@ fn candidates(
 ) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for (arena, Locked { index, state }) in locked.iter_mut().enumerate() {
+        if wait {
+            state.rest_reached(u64::MAX);
+        }
         state.blocks.flush();
         let stream = streams.get(arena).and_then(Option::as_ref);
         let until = over(state, stream);

@@ -43,6 +43,27 @@ impl Shared {
         self.climb(stream, index, want, buffer)
     }
 
+    /// Memory that nothing uses: joined of what is over anywhere, or of a new segment.
+    ///
+    /// # Errors
+    /// `OutOfMemory` where there is none without waiting for work or giving anything back.
+    pub(super) fn grow_without_waiting(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+        self.refuse_what_never_fits(want)?;
+        if self.free_bytes() >= want.size
+            && let Some(taken) = self.gather(stream, index, want, true, false)?
+        {
+            return Ok(taken);
+        }
+        match self.grow_by(stream, index, want, true, self.next_segment(want)) {
+            Err(error) if is_shortage(&error) => self.grow_by(stream, index, want, true, want.size),
+            other => other,
+        }
+    }
+
+    fn next_segment(&self, want: Want) -> u64 {
+        self.options.segments.next(want, self.reserved.load(Ordering::Relaxed))
+    }
+
     /// Tries everything once, from what costs least to what costs most.
     fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
         if self.options.reuse == CrossStreamReuse::BeforeGrowing
@@ -51,7 +72,7 @@ impl Shared {
         {
             return Ok(taken);
         }
-        let sizes = [self.options.segments.next(want, self.reserved.load(Ordering::Relaxed)), want.size];
+        let sizes = [self.next_segment(want), want.size];
         for size in sizes {
             match self.grow_by(stream, index, want, buffer, size) {
                 Err(error) if is_shortage(&error) => {}
@@ -214,6 +235,26 @@ impl Shared {
         let reserved = segment.reserved;
         drop(segment);
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
+    }
+
+    /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
+    pub(super) fn wait_for_all_work(&self) -> Result<()> {
+        let _visit = self.visits.enter();
+        let mut outcome = Ok(());
+        for (index, arena) in self.arenas.iter() {
+            let fences: Vec<Fence> = {
+                let state = arena.lock();
+                let until = state.waiting.iter().flat_map(|waiting| &waiting.until);
+                until.filter(|fence| CudaStream::can_be_behind(fence, true)).cloned().collect()
+            };
+            for fence in &fences {
+                outcome = outcome.and(fence.wait());
+            }
+            drop(fences);
+            self.ask(index);
+        }
+        self.wait_for_everything_free();
+        outcome
     }
 
     /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by

@@ -4,6 +4,7 @@
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
 
 mod after_capture;
+mod ahead;
 mod arena;
 mod arenas;
 mod block;
@@ -14,6 +15,7 @@ pub(crate) mod ending;
 mod free;
 mod gather;
 mod hands;
+mod in_flight;
 mod ladder;
 mod quick;
 mod release;
@@ -49,6 +51,10 @@ use crate::CudaStream;
 /// A block freed on a stream is given to that stream's next request at once: what uses it next is enqueued behind what used
 /// it last. To another stream it is given when the work is known to be over, or behind a wait on the device; the event for
 /// that is recorded only then.
+///
+/// Buffers of pinned and mapped memory are for the host to write: they are cut from memory that nothing in flight uses, within a
+/// bound (see [`AllocatorBuilder::ahead`]). So a loop that takes a buffer, writes it, uploads it and lets go of it writes the
+/// next one while the last one is uploaded.
 ///
 /// Sizes are rounded up to multiples of 512 bytes, and every block begins at one. Requests of up to 1 MiB are cut from
 /// segments of 2 MiB, larger ones from segments of at least 20 MiB, an eighth of what is held already where that is more.
@@ -183,7 +189,17 @@ impl StreamOrderedAllocator {
     /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` where someone captures the stream into a graph and
     /// the memory at hand is behind work of it that no event covers yet.
     pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        self.shared.buffer(stream, bytes)
+        self.shared.buffer(stream, bytes, self.shared.ahead)
+    }
+
+    /// As [`allocate_buffer`](Self::allocate_buffer), of memory that nothing in flight uses, as long as there is any or more
+    /// can be had, however much is in flight: for whoever does not know which stream uses the buffer first. `stream` is one
+    /// that does no work of its own, since what is freed in its order is used again at once.
+    ///
+    /// # Errors
+    /// As for `allocate_buffer`.
+    pub fn allocate_idle_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        self.shared.buffer(stream, bytes, u64::MAX)
     }
 
     /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on
@@ -271,6 +287,16 @@ impl StreamOrderedAllocator {
     pub fn trim(&self) -> Result<u64> {
         let bytes = self.shared.trim();
         self.shared.upstream.trim().map(|()| bytes)
+    }
+
+    /// Waits for everything that free memory is behind, then gives back what [`trim`](Self::trim) does. Memory behind someone's
+    /// capture stays.
+    ///
+    /// # Errors
+    /// The first error of work that failed; all memory is given back all the same. The upstream resource's.
+    pub fn drain(&self) -> Result<()> {
+        let outcome = self.shared.wait_for_all_work();
+        outcome.and(self.trim().map(|_| ()))
     }
 
     /// Registers what is asked when memory is short and nothing is left to give back. It may free blocks and drop buffers of

@@ -43,13 +43,18 @@ pub(super) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
 }
 
 impl Shared {
-    /// A block for a request: the stream's own, another's, or of a new segment.
-    pub(super) fn take(&self, stream: &CudaStream, want: Want, buffer: bool) -> Result<Taken> {
+    /// A block for a buffer: the stream's own, another's, or of a new segment.
+    pub(super) fn take_for_buffer(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Taken> {
         let (index, _) = self.arena_of(stream)?;
-        if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+        if let Some(taken) = self.take_own(stream, index, want, true)? {
             return Ok(taken);
         }
-        self.take_slowly(stream, index, want, buffer)
+        if ahead > 0
+            && let Some(taken) = self.take_ahead(stream, index, want, ahead)?
+        {
+            return Ok(taken);
+        }
+        self.take_slowly(stream, index, want, true)
     }
 
     #[cold]
@@ -63,6 +68,14 @@ impl Shared {
         use super::builder::CrossStreamReuse;
         // The block that served the request may be one that was there before the stream was released.
         if self.resume(stream, index)
+            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+        {
+            return Ok(taken);
+        }
+        // Plain blocks are in the stream's order anyway.
+        if !buffer
+            && self.ahead > 0
+            && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_reached(u64::MAX))
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
         {
             return Ok(taken);
@@ -130,7 +143,7 @@ impl Shared {
         {
             let state = arena.lock();
             fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).take(ASKED));
-            let points = [state.seal.point, state.last_point];
+            let points = [state.in_flight.first().unwrap_or(0), state.seal.point, state.last_point];
             stream = stream_of(&state);
             if let Some(stream) = &stream {
                 let of = |point| Fence::new(std::sync::Arc::clone(&stream.timeline), point);
@@ -147,14 +160,15 @@ impl Shared {
         let mut state = arena.lock();
         let before = state.waiting.len();
         state.rest_where(Fence::is_known_done, &mut dropped);
-        let rested = state.waiting.len() < before;
+        let (_, reached) = over(&state, stream.as_ref());
+        let rested = state.rest_reached(reached) || state.waiting.len() < before;
         drop(state);
         rested
     }
 
     /// Merges what streams left that are gone and whose work is over into this stream's blocks. Answers whether there was
     /// anything.
-    fn absorb_ended(&self, index: u32) -> bool {
+    pub(super) fn absorb_ended(&self, index: u32) -> bool {
         let mut any = false;
         for (other, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
             let Some(end) = end_of(arena) else { continue };
@@ -168,6 +182,7 @@ impl Shared {
                 if !matches!(&state.owner, Owner::Ended(end) if end.is_known_over()) {
                     continue;
                 }
+                state.rest_reached(u64::MAX);
                 state.blocks.flush();
                 let free: Vec<u32> = state.blocks.free_ones().collect();
                 for node in free {
@@ -203,7 +218,13 @@ impl Shared {
     }
 
     /// A block of another stream whose work is over, or that this stream comes after already.
-    fn take_over(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Option<Taken>> {
+    pub(super) fn take_over(
+        &self,
+        stream: &CudaStream,
+        index: u32,
+        want: Want,
+        buffer: bool,
+    ) -> Result<Option<Taken>> {
         let Some(own) = self.arenas.get(index) else { return Ok(None) };
         let ordered = own.lock().ordered.clone();
         for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
@@ -276,6 +297,7 @@ impl Shared {
                 if other.is_none() && !matches!(state.owner, Owner::Ended(_)) {
                     continue;
                 }
+                state.rest_reached(u64::MAX);
                 let Some(piece) = take_out(&mut state, want, |_| true) else { continue };
                 (piece, state.life)
             };

@@ -6,7 +6,9 @@ use std::sync::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, MemoryShortage, Reclaimer, Result, Timeline, TimelineId};
+use transload_core::{
+    Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, Timeline, TimelineId,
+};
 use transload_cuda_sys::Stream;
 use transload_memory::MemoryResource;
 
@@ -32,6 +34,8 @@ pub(super) struct Shared {
     pub(super) id: u64,
     pub(super) upstream: Box<dyn MemoryResource>,
     pub(super) options: Options,
+    /// Of host memory, how many bytes of a stream may be in flight beside a request that gets others.
+    pub(super) ahead: u64,
     pub(super) arenas: Arc<Arenas>,
     /// Locked before any arena.
     pub(super) directory: Arc<Mutex<Directory>>,
@@ -60,10 +64,13 @@ pub(super) struct Taken {
 impl Shared {
     pub(super) fn new(upstream: Box<dyn MemoryResource>, options: Options) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let is_host = matches!(upstream.place().kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        let ahead = if is_host { options.ahead } else { 0 };
         Arc::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             upstream,
             options,
+            ahead,
             arenas: Arc::new(Arenas::new()),
             directory: Arc::default(),
             segments: Mutex::default(),
@@ -117,6 +124,9 @@ impl Shared {
             }
         };
         if is_new {
+            if let Some(arena) = self.arenas.get(index) {
+                arena.lock().is_hosts = self.ahead > 0;
+            }
             let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
             stream.own.endings.add(Arc::new(Ends { arenas, directory }));
         }
@@ -249,6 +259,7 @@ impl Drop for Shared {
             let (last, used) =
                 (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
             state.blocks = Blocks::new();
+            state.in_flight.clear();
             drop(state);
             drop(dependencies);
             let stream = match owner {

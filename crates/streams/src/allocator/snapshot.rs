@@ -53,7 +53,7 @@ pub enum BlockState {
     Live,
     /// Free in the order of its stream.
     Free,
-    /// Free once other streams have done what they do with it.
+    /// Free once other streams have done what they do with it; of host memory, once its own has.
     Waiting,
 }
 

@@ -14,6 +14,8 @@ pub struct AllocatorStatistics {
     pub requested: u64,
     /// Live blocks.
     pub live_blocks: u64,
+    /// Blocks that are free once work in flight is over, as far as the driver was asked.
+    pub waiting_blocks: u64,
     /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several.
     pub peak_in_use: u64,
     /// Bytes held of the upstream resource.
@@ -96,6 +98,8 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
         served.other_stream_behind_wait += other_stream_behind_wait;
         served.gathered += gathered;
         served.new_segment += new_segment;
+        let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::Waiting);
+        numbers.waiting_blocks += waiting.count() as u64;
         let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);
         free.extend(unused.map(|(_, node)| (node.segment, node.address, node.size)));
     });

@@ -43,6 +43,7 @@ mod prediction;
 mod raw_forms;
 mod reactor;
 mod registered;
+mod run_ahead;
 mod runs;
 mod setup;
 mod shifted;

@@ -96,7 +96,7 @@ fn warm_pinned_memory_asks_nothing_of_the_driver_nor_of_the_resource() {
 fn a_pinned_buffer_over_memory_in_flight_is_written_only_behind_that() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let pool = pool(&bed);
+    let pool = StreamOrderedAllocator::builder(PinnedResource::new(&bed.memory)).ahead(0).build().unwrap();
     let device = bed.setup.device(300_000);
     let back = bed.setup.pinned(&vec![0; 300_000]);
     for round in 0..10 {

@@ -9,6 +9,8 @@
 mod arena;
 #[path = "../../src/allocator/blocks.rs"]
 mod blocks;
+#[path = "../../src/allocator/in_flight.rs"]
+mod in_flight;
 #[path = "../../src/allocator/quick.rs"]
 mod quick;
 #[path = "../../src/allocator/tally.rs"]

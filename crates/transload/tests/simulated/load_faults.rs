@@ -41,9 +41,11 @@ fn allocations(manager: &CrossBackendTransferManager) -> u64 {
     manager.ledger().iter().map(|(_, ledger)| ledger.allocations).sum()
 }
 
-/// The next allocation by these calls finds no memory, also where it is tried again after giving back what is cached.
+/// The next allocation of little memory by these calls finds none: a segment for several, one for it alone, and that again when
+/// everything was given back are asked for, each once more after giving back what is cached.
 fn out_of_memory(test: &TestDevice, names: &[&str]) {
-    for name in names.iter().chain(names) {
+    const ASKED: usize = 6;
+    for name in names.iter().cycle().take(ASKED * names.len()) {
         test.sim().unwrap().fail_call(Some(name), 1, OUT_OF_MEMORY);
     }
 }

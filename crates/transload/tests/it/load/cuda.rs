@@ -41,6 +41,8 @@ fn a_load_is_one_allocation_and_one_copy_a_chunk_and_the_driver_saw_just_that() 
     let only = TransferOptions::new().only(TransferMethod::DirectCopy);
     let options = LoadOptions::new(place(&test, MemoryKind::Device)).chunk(8192).transfer(only);
     load(&manager, disk.path(), &options).unwrap();
+    // Else the memory of the first load, which is gone, would serve the second.
+    manager.drain().unwrap();
     let trace = transload_cuda_sys::trace::start();
     let loaded = load(&manager, disk.path(), &options).unwrap();
     let calls = trace.calls_of_this_thread();

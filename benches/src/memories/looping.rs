@@ -1,0 +1,165 @@
+//! The loop that every loader has: get pinned memory, write it, upload it, let go of it. Beside two buffers kept by hand.
+
+use std::{cell::RefCell, ptr::NonNull, time::Instant};
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer};
+use transload_memory::PinnedResource;
+use transload_streams::{CudaStream, StreamOrderedAllocator};
+
+use crate::{
+    content::Content,
+    contest::{Contest, Proof, Rig, Way},
+    cuda::RawMemory,
+    memory::{Address, Memory},
+    reference::{RawEvent, RawQueue},
+    row::{Goal, Row},
+};
+
+/// Bytes of a block, how many a loop uploads, and how often it is repeated.
+const LOOPS: [(usize, usize, usize); 2] = [(1 << 20, 64, 60), (16 << 20, 16, 30)];
+/// How many times as long as with two buffers and events by hand a loop may take.
+const MOST: f64 = 1.05;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (bytes, blocks, often) in LOOPS {
+        rows.extend(uploads(rig, rig.bytes(bytes), rig.amount(blocks), often)?);
+    }
+    Ok(rows)
+}
+
+/// What is uploaded, block by block, and where to.
+struct Blocks {
+    bytes: usize,
+    source: Vec<u8>,
+    target: RawBuffer,
+    parts: Vec<RawBuffer>,
+}
+
+impl Blocks {
+    fn new(rig: &Rig<'_>, bytes: usize, count: usize) -> Result<Self> {
+        let source = Content::new(bytes * count, 0x100B).part(0, bytes * count).to_vec();
+        let target = rig.memory.allocate(MemoryKind::Device, source.len())?;
+        let parts: transload_core::Result<_> =
+            (0..count).map(|block| target.slice(block * bytes..(block + 1) * bytes)).collect();
+        Ok(Self { bytes, source, target, parts: parts? })
+    }
+
+    /// Each block, where it goes to, and the same as the driver takes it.
+    fn each(&self) -> impl Iterator<Item = (&[u8], &RawBuffer, u64)> {
+        let start = self.target.device_address().unwrap_or(0);
+        let addresses = (0..).map(move |block: u64| start + block * self.bytes as u64);
+        let blocks = self.source.chunks_exact(self.bytes).zip(&self.parts);
+        blocks.zip(addresses).map(|((source, part), address)| (source, part, address))
+    }
+}
+
+impl Proof for Blocks {
+    fn poison(&self) -> Result<()> {
+        Memory::Ours(self.target.clone()).poison()
+    }
+
+    fn check(&self) -> Result<()> {
+        Memory::Ours(self.target.clone()).compare(0, &self.source)
+    }
+}
+
+/// Pinned memory of the driver's, and the event behind its last upload.
+struct Half {
+    memory: RawMemory,
+    done: RawEvent,
+}
+
+impl Half {
+    fn new(bytes: usize) -> Result<Self> {
+        Ok(Self { memory: RawMemory::new(MemoryKind::Pinned, bytes)?, done: RawEvent::ordering()? })
+    }
+
+    /// Writes the block and enqueues its upload.
+    fn upload(&self, queue: &RawQueue, source: &[u8], target: u64) -> Result<()> {
+        // What was never recorded is done.
+        self.done.finish()?;
+        let at = host(&self.memory)?;
+        // SAFETY: the memory has as many bytes, and its last upload is done.
+        unsafe { at.copy_from_nonoverlapping(NonNull::from(source).cast(), source.len()) };
+        // SAFETY: both ranges are the contest's, and the source is not written before its event is done.
+        unsafe { queue.copy_up(target, at.as_ptr().cast(), source.len()) }?;
+        queue.record(&self.done)
+    }
+}
+
+fn host(memory: &RawMemory) -> Result<NonNull<u8>> {
+    match memory.address() {
+        Address::Host(address) => Ok(address),
+        Address::Device(_) => None.context("pinned memory without a host address"),
+    }
+}
+
+fn uploads(rig: &Rig<'_>, bytes: usize, count: usize, often: usize) -> Result<Vec<Row>> {
+    let blocks = &Blocks::new(rig, bytes, count)?;
+    let queue = &RawQueue::new(0)?;
+    let halves = [Half::new(bytes)?, Half::new(bytes)?];
+    let by_hand = Way::new("raw", "raw driver, two pinned buffers in turns, an event behind each", || {
+        let begun = Instant::now();
+        for ((source, _, target), half) in blocks.each().zip(halves.iter().cycle()) {
+            half.upload(queue, source, target)?;
+        }
+        queue.finish()?;
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    });
+    let fresh = RefCell::new(Vec::new());
+    let allocating = Way::new("allocating", "raw driver, cuMemHostAlloc for every block", || {
+        let begun = Instant::now();
+        for (source, _, target) in blocks.each() {
+            let half = Half::new(bytes)?;
+            half.upload(queue, source, target)?;
+            fresh.borrow_mut().push(half);
+        }
+        queue.finish()?;
+        fresh.borrow_mut().clear();
+        Ok(begun.elapsed().as_secs_f64() * 1e3)
+    });
+    let pool = || StreamOrderedAllocator::builder(PinnedResource::new(&rig.memory)).exact_segments();
+    let (ahead, behind, stream) = (pool().build()?, pool().ahead(0).build()?, CudaStream::new(&rig.device)?);
+    let stream = &stream;
+    let own = |pool: StreamOrderedAllocator| {
+        move || {
+            let begun = Instant::now();
+            for (source, target, _) in blocks.each() {
+                let buffer = pool.allocate_buffer(stream, bytes)?;
+                buffer.write()?.copy_from_slice(source);
+                drop(stream.copy_from_host_async(&buffer, target));
+            }
+            stream.synchronize()?;
+            Ok(begun.elapsed().as_secs_f64() * 1e3)
+        }
+    };
+    let ways = vec![
+        by_hand.proven(blocks),
+        allocating.proven(blocks),
+        Way::new(
+            "allocator",
+            "StreamOrderedAllocator over pinned memory, a buffer for each block",
+            own(ahead),
+        )
+        .goal(Goal::RatioAtMost(MOST))
+        .proven(blocks),
+        Way::new(
+            "behind",
+            "the same allocator with ahead(0): what was freed last is written next",
+            own(behind),
+        )
+        .proven(blocks),
+    ];
+    let contest = Contest {
+        id: format!("pinned/loop/{bytes}"),
+        what: format!(
+            "a loop that writes {count} blocks of {bytes} bytes into pinned memory and uploads them"
+        ),
+        unit: "ms",
+        bytes: bytes as u64,
+        repetitions: rig.repetitions(often),
+    };
+    contest.rows(rig, ways)
+}

@@ -1,0 +1,116 @@
+//! What `Backend::allocate` gives warm: memory of buffers that are gone, without a call to the driver.
+//!
+//! An allocator for each kind, on a stream that does no work. So every use of a buffer is another stream's, and memory goes to
+//! the next request only once all of them are over, as if it were new. Only where there is no more memory does a buffer begin
+//! behind work that is in flight.
+
+use std::sync::{Arc, OnceLock};
+
+use transload_core::{DeviceId, Ledger, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
+use transload_streams::{CudaStream, StreamOrderedAllocator};
+
+/// Up to here a request is served so. What is larger takes far longer to fill than to allocate, and would leave large
+/// segments behind in which small buffers keep each other's neighbours; pinning costs by the page, so more of it is kept.
+const DEVICE_UP_TO: usize = 16 << 20;
+const PINNED_UP_TO: usize = 64 << 20;
+
+/// The allocators of one device. In this order they go: the stream last.
+#[derive(Default)]
+pub(crate) struct Served {
+    device: OnceLock<StreamOrderedAllocator>,
+    pinned: OnceLock<StreamOrderedAllocator>,
+    home: OnceLock<CudaStream>,
+}
+
+impl Served {
+    /// A buffer, where requests of this kind and size are served so.
+    pub(crate) fn allocate(
+        &self,
+        (device, memory): (&CudaDevice, &Arc<CudaMemoryManager>),
+        kind: MemoryKind,
+        bytes: usize,
+    ) -> Result<Option<RawBuffer>> {
+        let (slot, most) = match kind {
+            MemoryKind::Device => (&self.device, DEVICE_UP_TO),
+            MemoryKind::Pinned => (&self.pinned, PINNED_UP_TO),
+            _ => return Ok(None),
+        };
+        if bytes == 0 || bytes > most {
+            return Ok(None);
+        }
+        let allocator = match slot.get() {
+            Some(allocator) => allocator,
+            None => {
+                let upstream = Upstream(CudaResource::new(memory, kind)?);
+                let made = StreamOrderedAllocator::builder(upstream).exact_segments().build()?;
+                slot.get_or_init(|| made)
+            }
+        };
+        let home = match self.home.get() {
+            Some(home) => home,
+            None => {
+                let made = CudaStream::new(device)?;
+                self.home.get_or_init(|| made)
+            }
+        };
+        allocator.allocate_idle_buffer(home, bytes).map(Some)
+    }
+
+    fn each(&self) -> impl Iterator<Item = &StreamOrderedAllocator> {
+        [&self.device, &self.pinned].into_iter().filter_map(OnceLock::get)
+    }
+
+    /// Gives back what is kept without need; answers how many bytes.
+    pub(crate) fn trim(&self) -> u64 {
+        // What cannot be given back is still kept, and the next try says so.
+        self.each().filter_map(|allocator| allocator.trim().ok()).sum()
+    }
+
+    /// Waits for what dropped buffers wait for, and gives everything back that is free.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        // Each is drained, also after an error.
+        for allocator in self.each() {
+            outcome = outcome.and(allocator.drain());
+        }
+        outcome
+    }
+
+    /// Puts buffers into the ledger in the place of the segments that they are cut from. A segment that is only kept counts too.
+    pub(crate) fn enter(&self, ledger: &mut Ledger) {
+        for allocator in self.each() {
+            let now = allocator.statistics();
+            let buffers = now.live_blocks + now.waiting_blocks;
+            ledger.allocations = ledger.allocations.saturating_sub(now.segments) + buffers.max(now.segments);
+            ledger.parked += now.waiting_blocks;
+        }
+    }
+}
+
+/// A kind of the manager's memory. When memory is short the manager gives back by itself what does not have to be waited for;
+/// what this thread may be the one to end must not be.
+struct Upstream(CudaResource);
+
+// SAFETY: every answer is that of the wrapped resource.
+unsafe impl MemoryResource for Upstream {
+    fn place(&self) -> Place {
+        self.0.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.0.device()
+    }
+
+    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
+        self.0.allocate_segment(bytes)
+    }
+
+    fn trim(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn info(&self) -> Result<MemoryInfo> {
+        self.0.info()
+    }
+}
