@@ -1,6 +1,7 @@
 //! Unified memory prefetched before it is asked for: what comes next is predicted from what was declared so far.
 
 mod auto;
+mod familiar;
 mod known;
 mod predictor;
 mod repetition;

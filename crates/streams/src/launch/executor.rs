@@ -134,11 +134,12 @@ impl LaunchExecutor {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         launch.check(stream)?;
+        let looks = self.prediction.as_ref().filter(|auto| !auto.passes_over(buffers(&launch)));
         // SAFETY: the caller's promise; the launch was just checked.
         let enqueued = self.bring(&launch).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
-        if let Some(prediction) = &self.prediction {
-            prediction.observe_each(launch.uses().iter().map(|(buffer, _)| *buffer));
+        if let Some(auto) = looks {
+            auto.look_at(buffers(&launch));
         }
         match launch.wanted_on() {
             Some(device) => self.take_back(&launch, device, fence),
@@ -213,6 +214,10 @@ impl LaunchExecutor {
         let unified = buffer.place().kind == MemoryKind::Unified;
         unified && self.concurrent && !buffer.is_empty() && buffer.host_address().is_some()
     }
+}
+
+fn buffers<'a>(launch: &Launch<'a>) -> impl Iterator<Item = &'a RawBuffer> + Clone {
+    launch.uses().iter().map(|(buffer, _)| *buffer)
 }
 
 impl fmt::Debug for LaunchExecutor {
