@@ -126,6 +126,8 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -142,5 +144,30 @@ mod tests {
         }
         let last = MOST_RANGES * 100;
         assert_eq!((known.ranges.len(), known.ranges[0].clone()), (1, last..last + 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_known_are_the_bytes_that_were_added(
+            added in prop::collection::vec((0..100_usize, 1..20_usize), 0..40),
+            asked in prop::collection::vec((0..110_usize, 1..20_usize), 20),
+        ) {
+            let (mut known, mut bytes) = (Known::default(), [false; 130]);
+            for (start, len) in added {
+                known.add(start..start + len);
+                bytes[start..start + len].fill(true);
+            }
+            for (start, len) in asked {
+                let all = bytes[start..start + len].iter().all(|there| *there);
+                let around = known.around(&(start..start + len)).cloned();
+                prop_assert_eq!(around.is_some(), all);
+                if let Some(around) = around {
+                    prop_assert!(bytes[around.clone()].iter().all(|there| *there));
+                    prop_assert!(!bytes[around.end] && (around.start == 0 || !bytes[around.start - 1]));
+                }
+            }
+        }
     }
 }
