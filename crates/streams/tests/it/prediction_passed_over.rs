@@ -185,6 +185,20 @@ fn whoever_uses_an_allocation_is_noticed_at_the_next_launch_and_other_memory_doe
 }
 
 #[test]
+fn after_somebody_elses_use_each_range_is_looked_at_until_it_was_used_again() {
+    each(|program| {
+        let scattered = [5, 0, 9, 2, 7, 11, 4, 1, 10, 3, 8, 6];
+        for _ in 0..2 {
+            program.settle();
+            let before = program.counts();
+            program.y.write().unwrap().fill(0);
+            drop(program.launches(scattered));
+            assert_eq!(program.counts().1, before.1, "none is passed over");
+        }
+    });
+}
+
+#[test]
 fn what_stayed_meanwhile_is_not_prefetched_once_more() {
     each(|program| {
         let other = unified(&program.setup, 1);
