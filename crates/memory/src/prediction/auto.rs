@@ -256,7 +256,10 @@ impl AutoPrefetcher {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
         match try_submit(&*self.queue, &operation, Timing::Off) {
             // The fence is kept with the buffer's uses.
-            Ok(_fence) => true,
+            Ok(_fence) => {
+                self.familiar.forget(range.id());
+                true
+            }
             // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
             Err(Unsubmitted::Blocked(_) | Unsubmitted::Refused(_)) => false,
         }

@@ -94,6 +94,15 @@ impl Familiar {
         false
     }
 
+    /// The allocation is prefetched: the next launch that uses it is looked at, whether or not what was declared before was
+    /// enqueued.
+    pub(super) fn forget(&self, buffer: BufferId) {
+        let number = number_of(buffer);
+        if let Some(slot) = self.slot(number).filter(|slot| slot.is_of(number)) {
+            slot.number.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// The allocation's uses once all that was declared is claimed, if it is known.
     pub(super) fn expected(&self, buffer: BufferId) -> Option<u64> {
         let number = number_of(buffer);
