@@ -24,17 +24,6 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
 fn short(rig: &Rig<'_>, order: ShortOrder, ranges: usize) -> Result<Vec<Row>> {
     let launches = rig.amount(4096);
     let size = ShortSize { chunks: 32, bytes: rig.amount(16 << 10), launches, ranges };
-    let short = &ShortLaunches::new(&rig.device, &rig.memory, order, size)?;
-    let way = |way: prediction::Way| {
-        let method = match way {
-            prediction::Way::Nothing | prediction::Way::ByHand => "launches, no prediction",
-            prediction::Way::Automatic => "AutoPrefetcher beside the launches",
-            prediction::Way::Executor => "LaunchExecutor",
-            prediction::Way::Predicting => "LaunchExecutor with prediction",
-        };
-        // Every run adds up its own result and fails where that is wrong.
-        Way::new(way.name(), method, move || Ok(short.run(way)?.as_secs_f64() * 1e9 / launches as f64))
-    };
     let contest = |id: &str| Contest {
         id: format!("predict/{id}-{}/{ranges}", order.name()),
         what: format!(
@@ -46,13 +35,32 @@ fn short(rig: &Rig<'_>, order: ShortOrder, ranges: usize) -> Result<Vec<Row>> {
         bytes: 0,
         repetitions: rig.repetitions(60),
     };
-    let against_nothing = ShortLaunches::WAYS.map(|one| match one {
-        prediction::Way::Automatic => way(one).goal(Goal::RatioAtMost(MOST)),
-        _ => way(one),
-    });
-    let mut rows = contest("short").rows(rig, against_nothing.into())?;
-    let executors =
-        vec![way(prediction::Way::Executor), way(prediction::Way::Predicting).goal(Goal::RatioAtMost(MOST))];
-    rows.extend(contest("short-executor").rows(rig, executors)?);
+    // Each has memory of its own: what one prefetched would be in the way of all.
+    let mut programs = Vec::new();
+    for way in ShortLaunches::WAYS {
+        programs.push((way, ShortLaunches::new(&rig.device, &rig.memory, order, size)?));
+    }
+    let mut rows = Vec::new();
+    for (id, reference, promises) in [
+        ("short", prediction::Way::Nothing, prediction::Way::Automatic),
+        ("short-executor", prediction::Way::Executor, prediction::Way::Predicting),
+    ] {
+        let compared = programs.iter().skip_while(|(way, _)| *way != reference).map(|(way, program)| {
+            // Every run adds up its own result and fails where that is wrong.
+            let run = move || Ok(program.run(*way)?.as_secs_f64() * 1e9 / launches as f64);
+            let goal = (*way == promises).then_some(Goal::RatioAtMost(MOST));
+            Way { goal, ..Way::new(way.name(), method(*way), run) }
+        });
+        rows.extend(contest(id).rows(rig, compared.collect())?);
+    }
     Ok(rows)
+}
+
+fn method(way: prediction::Way) -> &'static str {
+    match way {
+        prediction::Way::Nothing | prediction::Way::ByHand => "launches, no prediction",
+        prediction::Way::Automatic => "AutoPrefetcher beside the launches",
+        prediction::Way::Executor => "LaunchExecutor",
+        prediction::Way::Predicting => "LaunchExecutor with prediction",
+    }
 }

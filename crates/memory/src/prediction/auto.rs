@@ -11,8 +11,8 @@ use transload_core::{
 use transload_cuda_sys::Context;
 
 use super::{
-    AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, familiar::Familiar, known::ByBuffer,
-    room::Room,
+    AccessPredictor, DeclaredAccess, DeviceResidency, LastPrefetch, PredictedAccess, familiar::Familiar,
+    known::ByBuffer, room::Room,
 };
 use crate::{CudaDevice, CudaFeature};
 
@@ -77,6 +77,7 @@ pub struct PredictionStatistics {
 pub struct AutoPrefetcher {
     able: bool,
     familiar: Familiar,
+    last: LastPrefetch,
     device: DeviceId,
     context: Context,
     queue: Arc<dyn Queue>,
@@ -129,6 +130,7 @@ impl AutoPrefetcher {
             queue,
             able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             familiar: Familiar::new(limits.depth),
+            last: LastPrefetch::default(),
             residency,
             counted: true,
             state: Mutex::new(State {
@@ -160,7 +162,7 @@ impl AutoPrefetcher {
     #[must_use]
     pub fn passes_over<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> bool {
         let ranges = uses.into_iter().filter(|buffer| migrates(buffer));
-        !self.able
+        let passes = !self.able
             || self.familiar.declare(
                 ranges,
                 |range| self.residency.around(range),
@@ -169,7 +171,11 @@ impl AutoPrefetcher {
                         self.residency.catch_up(|buffer| self.familiar.expected(buffer));
                     }
                 },
-            )
+            );
+        if passes {
+            self.last.not_needed();
+        }
+        passes
     }
 
     /// The second half of [`observe`](Self::observe): predicts from the uses that were declared last, and prefetches.
@@ -185,6 +191,9 @@ impl AutoPrefetcher {
             for (predicted, range) in self.predict(buffer, lane) {
                 enqueued += usize::from(self.bring(&predicted, &range));
             }
+        }
+        if enqueued == 0 {
+            self.last.not_needed();
         }
         enqueued
     }
@@ -255,8 +264,8 @@ impl AutoPrefetcher {
     fn submit(&self, range: &RawBuffer) -> bool {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
         match try_submit(&*self.queue, &operation, Timing::Off) {
-            // The fence is kept with the buffer's uses.
-            Ok(_fence) => {
+            Ok(fence) => {
+                self.last.sent(fence);
                 self.familiar.forget(range.id());
                 true
             }

@@ -3,6 +3,7 @@
 mod auto;
 mod familiar;
 mod known;
+mod last_prefetch;
 mod predictor;
 mod repetition;
 mod residency;
@@ -11,5 +12,6 @@ mod stride;
 mod trust;
 
 pub use auto::{AutoPrefetcher, PredictionLimits, PredictionStatistics};
+pub use last_prefetch::LastPrefetch;
 pub use predictor::{AccessPredictor, DeclaredAccess, PredictedAccess};
 pub use residency::DeviceResidency;

@@ -199,6 +199,24 @@ fn after_somebody_elses_use_each_range_is_looked_at_until_it_was_used_again() {
 }
 
 #[test]
+fn a_prefetch_that_is_over_is_soon_in_no_launchs_way() {
+    each(|program| {
+        drop(program.launches((0..CHUNKS).chain(0..CHUNKS)));
+        assert!(program.counts().2 > 0, "something was prefetched");
+        let known_over =
+            || [&program.x, &program.y].iter().all(|buffer| buffer.in_flight().unwrap().is_empty());
+        // It may take a while until it is over; a launch now and then finds that out.
+        while !known_over() {
+            drop(program.launches((0..CHUNKS).chain(0..CHUNKS)));
+        }
+        let trace = trace::start();
+        program.launch(&chunk(&program.x, 0), &chunk(&program.y, 0));
+        let calls = trace.calls_of_this_thread();
+        assert!(calls.iter().all(|call| call.name != "cuStreamWaitEvent"), "{calls:?}");
+    });
+}
+
+#[test]
 fn what_stayed_meanwhile_is_not_prefetched_once_more() {
     each(|program| {
         let other = unified(&program.setup, 1);
