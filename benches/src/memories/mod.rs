@@ -7,6 +7,7 @@ mod looping;
 mod migrating;
 mod pinning;
 mod predicting;
+mod short_launches;
 mod working;
 
 use anyhow::Result;
@@ -19,13 +20,14 @@ use crate::{
 };
 
 /// Every part, in order.
-const PARTS: [Part; 6] = [
+const PARTS: [Part; 7] = [
     ("prefetching", migrating::rows),
     ("advising", advising::rows),
     ("filling", filling::rows),
     ("pinned allocation", pinning::rows),
     ("the same work by other ways", working::rows),
     ("automatic prefetch", predicting::rows),
+    ("prediction of short launches", short_launches::rows),
 ];
 
 /// All rows of memory on the device with this ordinal, which is the session's; see `contest::rows`.

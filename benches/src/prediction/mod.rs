@@ -3,6 +3,8 @@
 
 mod course;
 mod pattern;
+mod short;
 
 pub use course::{Course, CourseSize, Way};
 pub use pattern::Pattern;
+pub use short::{ShortLaunches, ShortOrder, ShortSize};

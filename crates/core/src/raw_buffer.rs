@@ -256,6 +256,7 @@ impl RawBuffer {
     /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
     /// nobody used the allocation in between, except around this library.
     #[must_use]
+    #[inline]
     pub fn uses(&self) -> u64 {
         self.hazards().uses()
     }

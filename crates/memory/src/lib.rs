@@ -62,8 +62,8 @@ pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
 pub use prediction::{
-    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
-    PredictionStatistics,
+    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, LastPrefetch, PredictedAccess,
+    PredictionLimits, PredictionStatistics,
 };
 pub use resource::{
     CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,

@@ -1,6 +1,6 @@
 //! Predictions turned into prefetches, within bounds.
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -10,7 +10,10 @@ use transload_core::{
 };
 use transload_cuda_sys::Context;
 
-use super::{AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, room::Room};
+use super::{
+    AccessPredictor, DeclaredAccess, DeviceResidency, LastPrefetch, PredictedAccess, familiar::Familiar,
+    known::ByBuffer, room::Room,
+};
 use crate::{CudaDevice, CudaFeature};
 
 /// How many allocations are remembered; beyond that all are forgotten, and found again when they are used.
@@ -38,6 +41,9 @@ impl Default for PredictionLimits {
 pub struct PredictionStatistics {
     /// Accesses that were declared.
     pub observed: u64,
+    /// Those of them that were passed over: all of their launch lay on the device, and there was nothing to predict. Where
+    /// several threads declare at once, a few may not be counted.
+    pub passed_over: u64,
     /// Predictions that came true.
     pub hits: u64,
     /// Predictions that did not.
@@ -58,16 +64,23 @@ pub struct PredictionStatistics {
 /// predicts it prefetches as far as the limits and the device's free memory (less a 32nd of all) allow. It never waits, never
 /// touches a range that a host view holds, and does nothing at all where the device moves unified memory as a whole.
 ///
+/// A launch of nothing but memory that is known to lie on the device, and that nobody else used since it was declared last, is
+/// passed over where it comes behind several such launches (as many as the depth): it costs a few loads for each range, and
+/// nothing is learned from it. The first launch that uses anything else ends that at once: a range that was not used before, or
+/// an allocation that the host looked at, that was copied, or that was sent elsewhere.
+///
 /// A prefetch is ordered with all other uses of its range, so a wrong prediction costs time on the link and nothing else. It
 /// keeps no buffer alive that nobody else holds.
 ///
 /// Usable from any thread, but what several threads declare in turns hardly repeats itself: give each sequence of launches a
 /// prefetcher of its own. Dropping it cuts no prefetch short.
 pub struct AutoPrefetcher {
+    able: bool,
+    familiar: Familiar,
+    last: LastPrefetch,
     device: DeviceId,
     context: Context,
     queue: Arc<dyn Queue>,
-    able: bool,
     residency: Arc<DeviceResidency>,
     /// Whether the residency's owner counts the declared uses.
     counted: bool,
@@ -76,7 +89,7 @@ pub struct AutoPrefetcher {
 
 struct State {
     predictor: AccessPredictor<BufferId>,
-    buffers: HashMap<BufferId, WeakBuffer>,
+    buffers: ByBuffer<WeakBuffer>,
     room: Room,
     statistics: PredictionStatistics,
 }
@@ -116,11 +129,13 @@ impl AutoPrefetcher {
             context: device.context()?.clone(),
             queue,
             able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
+            familiar: Familiar::new(limits.depth),
+            last: LastPrefetch::default(),
             residency,
             counted: true,
             state: Mutex::new(State {
                 predictor: AccessPredictor::new(limits.depth, limits.bytes_ahead),
-                buffers: HashMap::new(),
+                buffers: ByBuffer::default(),
                 room: Room::default(),
                 statistics: PredictionStatistics::default(),
             }),
@@ -136,13 +151,38 @@ impl AutoPrefetcher {
     }
 
     /// As [`observe`](Self::observe), from an iterator.
-    pub fn observe_each<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
-        if !self.able {
-            return 0;
+    pub fn observe_each<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> usize {
+        let uses = uses.into_iter();
+        if self.passes_over(uses.clone()) { 0 } else { self.look_at(uses) }
+    }
+
+    /// The first half of [`observe`](Self::observe): declares the uses of the launch that is enqueued next, and answers
+    /// whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next, once; it may come after
+    /// the launch.
+    #[must_use]
+    pub fn passes_over<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> bool {
+        let ranges = uses.into_iter().filter(|buffer| migrates(buffer));
+        let passes = !self.able
+            || self.familiar.declare(
+                ranges,
+                |range| self.residency.around(range),
+                || {
+                    if !self.counted {
+                        self.residency.catch_up(|buffer| self.familiar.expected(buffer));
+                    }
+                },
+            );
+        if passes {
+            self.last.not_needed();
         }
+        passes
+    }
+
+    /// The second half of [`observe`](Self::observe): predicts from the uses that were declared last, and prefetches.
+    pub fn look_at<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
         let mut enqueued = 0;
         for (lane, buffer) in (0..).zip(uses) {
-            if !self.migrates(buffer) {
+            if !self.able || !migrates(buffer) {
                 continue;
             }
             if !self.counted {
@@ -152,6 +192,9 @@ impl AutoPrefetcher {
                 enqueued += usize::from(self.bring(&predicted, &range));
             }
         }
+        if enqueued == 0 {
+            self.last.not_needed();
+        }
         enqueued
     }
 
@@ -160,7 +203,9 @@ impl AutoPrefetcher {
     pub fn statistics(&self) -> PredictionStatistics {
         let state = self.state.lock();
         let (hits, misses) = state.predictor.judged();
-        PredictionStatistics { hits, misses, ..state.statistics }
+        let (seen, passed_over) = (state.statistics.observed, self.familiar.passed());
+        let observed = seen.saturating_add(passed_over);
+        PredictionStatistics { observed, passed_over, hits, misses, ..state.statistics }
     }
 
     fn predict(&self, buffer: &RawBuffer, lane: u32) -> Expected {
@@ -219,8 +264,11 @@ impl AutoPrefetcher {
     fn submit(&self, range: &RawBuffer) -> bool {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
         match try_submit(&*self.queue, &operation, Timing::Off) {
-            // The fence is kept with the buffer's uses.
-            Ok(_fence) => true,
+            Ok(fence) => {
+                self.last.sent(fence);
+                self.familiar.forget(range.id());
+                true
+            }
             // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
             Err(Unsubmitted::Blocked(_) | Unsubmitted::Refused(_)) => false,
         }
@@ -236,11 +284,12 @@ impl AutoPrefetcher {
         self.state.lock().room = room;
         has
     }
+}
 
-    /// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
-    fn migrates(&self, buffer: &RawBuffer) -> bool {
-        buffer.place().kind == MemoryKind::Unified && !buffer.is_empty() && buffer.host_address().is_some()
-    }
+/// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
+#[inline]
+fn migrates(buffer: &RawBuffer) -> bool {
+    buffer.place().kind == MemoryKind::Unified && !buffer.is_empty() && buffer.host_address().is_some()
 }
 
 impl fmt::Debug for AutoPrefetcher {

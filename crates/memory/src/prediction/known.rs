@@ -1,10 +1,18 @@
 //! Where something is kept in a table of fixed size.
 
-use std::hash::{Hash, Hasher};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hash, Hasher},
+};
+
+use transload_core::BufferId;
+
+/// A table of allocations. Their identities are the process's own: nobody chooses them so that they collide.
+pub(super) type ByBuffer<V> = HashMap<BufferId, V, BuildHasherDefault<Mixer>>;
 
 /// Multiplies and rotates: as good as a table of predictions needs, and the same in every run.
 #[derive(Default)]
-struct Mixer(u64);
+pub(super) struct Mixer(u64);
 
 impl Mixer {
     fn mix(&mut self, word: u64) {

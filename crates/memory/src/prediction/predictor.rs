@@ -178,21 +178,24 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     }
 
     fn choose(&mut self, access: &DeclaredAccess<K>, reach: usize, group: u64, until: impl Fn(u64) -> u64) {
+        let mut beside = self.ahead.iter().filter(|ahead| ahead.group == group).count();
+        let mut bytes = self.ahead.iter().fold(0_usize, |sum, ahead| sum.saturating_add(ahead.predicted.len));
         for (hop, candidate) in (1..).zip(&self.candidates) {
+            if beside >= reach || self.ahead.len() >= Self::MOST {
+                return;
+            }
             let known = self.ahead.iter().any(|ahead| ahead.predicted == *candidate);
             if known || candidate.covers(access) {
                 continue;
             }
-            let bytes: usize =
-                self.ahead.iter().fold(0, |sum, ahead| sum.saturating_add(ahead.predicted.len));
-            let fits = bytes.saturating_add(candidate.len) <= self.bytes_ahead;
-            let beside = self.ahead.iter().filter(|ahead| ahead.group == group).count();
-            if beside >= reach || self.ahead.len() >= Self::MOST || !fits {
+            bytes = bytes.saturating_add(candidate.len);
+            if bytes > self.bytes_ahead {
                 return;
             }
             let at_last = self.now.saturating_add(Self::OLD);
             self.ahead.push(Ahead { predicted: *candidate, group, until: until(hop), at_last });
             self.fresh.push(*candidate);
+            beside += 1;
         }
     }
 }

@@ -1,18 +1,17 @@
 //! What is known to lie in the device's memory already, so that it need not be prefetched again.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    ops::Range,
-};
+use std::{collections::hash_map::Entry, ops::Range};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{BufferId, RawBuffer};
 
+use super::known::ByBuffer;
+
 /// How many allocations are remembered; beyond that all are forgotten, which costs a prefetch each.
 const MOST: usize = 1024;
 /// How many ranges of an allocation are remembered, those that touch each other taken together.
-const MOST_RANGES: usize = 64;
+const MOST_RANGES: usize = 1024;
 
 /// Ranges of unified memory that prefetches and launches of one owner left on the device. As soon as anybody else used the
 /// allocation (a host view, a copy, another stream's work) nothing of it is known any more: each use of a buffer through this
@@ -22,13 +21,14 @@ const MOST_RANGES: usize = 64;
 /// Usable from any thread.
 #[derive(Debug, Default)]
 pub struct DeviceResidency {
-    known: Mutex<HashMap<BufferId, Known>>,
+    known: Mutex<ByBuffer<Known>>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     /// The allocation's count of uses once all of ours are claimed.
     uses: u64,
+    /// In order, and no two touch each other.
     ranges: SmallVec<[Range<usize>; 2]>,
 }
 
@@ -63,6 +63,19 @@ impl DeviceResidency {
         self.known.lock().remove(&buffer.id());
     }
 
+    /// What lies there around the buffer, if the buffer does, as far as was noted: uses of somebody else are not looked for.
+    pub(super) fn around(&self, buffer: &RawBuffer) -> Option<Range<usize>> {
+        let range = buffer.offset()..buffer.offset().saturating_add(buffer.len());
+        self.known.lock().get(&buffer.id())?.around(&range).cloned()
+    }
+
+    /// Some uses were the owner's own, and not noted here: so many there were with those, by allocation.
+    pub(super) fn catch_up(&self, uses: impl Fn(BufferId) -> Option<u64>) {
+        for (buffer, known) in &mut *self.known.lock() {
+            known.uses = uses(*buffer).map_or(known.uses, |uses| uses.max(known.uses));
+        }
+    }
+
     fn note(&self, buffer: &RawBuffer, by: By) -> bool {
         let range = buffer.offset()..buffer.offset().saturating_add(buffer.len());
         let uses = buffer.uses();
@@ -80,7 +93,7 @@ impl DeviceResidency {
         if by != By::Prefetch {
             known.uses += 1;
         }
-        if known.ranges.iter().any(|there| there.start <= range.start && range.end <= there.end) {
+        if known.around(&range).is_some() {
             return true;
         }
         if by != By::Launch {
@@ -92,23 +105,29 @@ impl DeviceResidency {
 }
 
 impl Known {
+    fn around(&self, range: &Range<usize>) -> Option<&Range<usize>> {
+        let at = self.ranges.partition_point(|there| there.end < range.end);
+        self.ranges.get(at).filter(|there| there.start <= range.start)
+    }
+
     fn add(&mut self, mut range: Range<usize>) {
-        self.ranges.retain(|there| {
-            let apart = there.end < range.start || range.end < there.start;
-            if !apart {
-                range = there.start.min(range.start)..there.end.max(range.end);
-            }
-            apart
-        });
-        if self.ranges.len() == MOST_RANGES {
+        // Those that it touches become one with it.
+        let from = self.ranges.partition_point(|there| there.end < range.start);
+        let to = self.ranges.partition_point(|there| there.start <= range.end);
+        for there in self.ranges.drain(from..to) {
+            range = there.start.min(range.start)..there.end.max(range.end);
+        }
+        if self.ranges.len() >= MOST_RANGES {
             self.ranges.clear();
         }
-        self.ranges.push(range);
+        self.ranges.insert(from.min(self.ranges.len()), range);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -125,5 +144,30 @@ mod tests {
         }
         let last = MOST_RANGES * 100;
         assert_eq!((known.ranges.len(), known.ranges[0].clone()), (1, last..last + 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn what_is_known_are_the_bytes_that_were_added(
+            added in prop::collection::vec((0..100_usize, 1..20_usize), 0..40),
+            asked in prop::collection::vec((0..110_usize, 1..20_usize), 20),
+        ) {
+            let (mut known, mut bytes) = (Known::default(), [false; 130]);
+            for (start, len) in added {
+                known.add(start..start + len);
+                bytes[start..start + len].fill(true);
+            }
+            for (start, len) in asked {
+                let all = bytes[start..start + len].iter().all(|there| *there);
+                let around = known.around(&(start..start + len)).cloned();
+                prop_assert_eq!(around.is_some(), all);
+                if let Some(around) = around {
+                    prop_assert!(bytes[around.clone()].iter().all(|there| *there));
+                    prop_assert!(!bytes[around.end] && (around.start == 0 || !bytes[around.start - 1]));
+                }
+            }
+        }
     }
 }

@@ -6,7 +6,8 @@ use transload_core::{
     Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
 };
 use transload_memory::{
-    AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, PredictionLimits, PredictionStatistics,
+    AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, LastPrefetch, PredictionLimits,
+    PredictionStatistics,
 };
 
 use super::{Launch, roles::Advised};
@@ -55,6 +56,7 @@ pub struct LaunchExecutor {
     device: CudaDevice,
     /// Prefetches towards the device, and back: on a stream each, since the link carries both ways at once.
     there: CudaStream,
+    last_there: LastPrefetch,
     back: CudaStream,
     concurrent: bool,
     resident: Arc<DeviceResidency>,
@@ -71,6 +73,7 @@ impl LaunchExecutor {
         Ok(Self {
             device: device.clone(),
             there: CudaStream::new(device)?,
+            last_there: LastPrefetch::default(),
             back: CudaStream::new(device)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             resident: Arc::default(),
@@ -134,11 +137,12 @@ impl LaunchExecutor {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         launch.check(stream)?;
+        let looks = self.prediction.as_ref().filter(|auto| !auto.passes_over(buffers(&launch)));
         // SAFETY: the caller's promise; the launch was just checked.
         let enqueued = self.bring(&launch).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
-        if let Some(prediction) = &self.prediction {
-            prediction.observe_each(launch.uses().iter().map(|(buffer, _)| *buffer));
+        if let Some(auto) = looks {
+            auto.look_at(buffers(&launch));
         }
         match launch.wanted_on() {
             Some(device) => self.take_back(&launch, device, fence),
@@ -161,16 +165,21 @@ impl LaunchExecutor {
                 self.advised.apply(buffer, *role, self.device.id())?;
             }
         }
+        let mut brought = None;
         for (buffer, _) in launch.uses() {
             if !self.migrates(buffer) || self.resident.expect(buffer) {
                 continue;
             }
             match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
-                Ok(_brought) => {}
+                Ok(fence) => brought = Some(fence),
                 // The host looks at it. Whether the launch may do so too is decided where it is claimed.
                 Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
                 Err(error) => return Err(error),
             }
+        }
+        match brought {
+            Some(fence) => self.last_there.sent(fence),
+            None => self.last_there.not_needed(),
         }
         Ok(())
     }
@@ -213,6 +222,10 @@ impl LaunchExecutor {
         let unified = buffer.place().kind == MemoryKind::Unified;
         unified && self.concurrent && !buffer.is_empty() && buffer.host_address().is_some()
     }
+}
+
+fn buffers<'a>(launch: &Launch<'a>) -> impl Iterator<Item = &'a RawBuffer> + Clone {
+    launch.uses().iter().map(|(buffer, _)| *buffer)
 }
 
 impl fmt::Debug for LaunchExecutor {

@@ -40,6 +40,7 @@ mod pool;
 mod pool_optimizer;
 mod pool_ready;
 mod prediction;
+mod prediction_passed_over;
 mod raw_forms;
 mod reactor;
 mod registered;

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// Numbers of a chunk: 64 KiB, so that chunks share no page.
-const CHUNK: usize = 16_384;
+pub(crate) const CHUNK: usize = 16_384;
 
-fn able() -> Option<Setup> {
+pub(crate) fn able() -> Option<Setup> {
     let setup = Setup::new();
     if setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
         return Some(setup);
@@ -24,17 +24,17 @@ fn able() -> Option<Setup> {
     None
 }
 
-fn unified(setup: &Setup, chunks: usize) -> RawBuffer {
+pub(crate) fn unified(setup: &Setup, chunks: usize) -> RawBuffer {
     let buffer = setup.memory.allocate(MemoryKind::Unified, chunks * CHUNK * 4).unwrap();
     buffer.write().unwrap().copy_from_slice(&bytes(&vec![1.0; chunks * CHUNK]));
     buffer
 }
 
-fn chunk(buffer: &RawBuffer, index: usize) -> RawBuffer {
+pub(crate) fn chunk(buffer: &RawBuffer, index: usize) -> RawBuffer {
     buffer.slice(index * CHUNK * 4..(index + 1) * CHUNK * 4).unwrap()
 }
 
-fn prefetcher(setup: &Setup, limits: PredictionLimits) -> AutoPrefetcher {
+pub(crate) fn prefetcher(setup: &Setup, limits: PredictionLimits) -> AutoPrefetcher {
     let queue = Arc::new(CudaStream::new(&setup.device).unwrap());
     AutoPrefetcher::new(&setup.device, queue, limits).unwrap()
 }
@@ -60,7 +60,7 @@ fn add(
     fence.wait().unwrap();
 }
 
-fn prefetches(calls: &[trace::Call]) -> Vec<u64> {
+pub(crate) fn prefetches(calls: &[trace::Call]) -> Vec<u64> {
     let of_this_name = |call: &&trace::Call| call.name.starts_with("cuMemPrefetchAsync");
     calls.iter().filter(of_this_name).map(|call| call.arguments[0]).collect()
 }
@@ -145,7 +145,8 @@ fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
     let (x, y) = (unified(&setup, 8), unified(&setup, 1));
-    let auto = prefetcher(&setup, PredictionLimits::default());
+    // So many launches in a row are looked at before any is passed over.
+    let auto = prefetcher(&setup, PredictionLimits { depth: 8, ..PredictionLimits::default() });
     let sweep = || {
         let trace = trace::start();
         for index in 0..8 {

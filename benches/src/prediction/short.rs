@@ -1,0 +1,246 @@
+//! Short launches enqueued one after another over unified memory that is on the device: there is nothing to prefetch.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{Access, MemoryKind, Operation, Pattern as Bytes, RawBuffer, Timing, submit};
+use transload_memory::{
+    AutoPrefetcher, CudaDevice, CudaMemoryManager, PredictionLimits, PredictionStatistics,
+};
+use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
+
+use super::{Pattern, Way};
+
+const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
+
+/// In which order the chunks are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ShortOrder {
+    /// The same one every time.
+    Same,
+    /// One after another, again and again.
+    Sequential,
+    /// Any.
+    Random,
+}
+
+impl ShortOrder {
+    /// Every order.
+    pub const ALL: [Self; 3] = [Self::Same, Self::Sequential, Self::Random];
+
+    /// For identities.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Sequential => "sequential",
+            Self::Random => "random",
+        }
+    }
+
+    fn of(self, chunks: usize, launches: usize) -> Vec<usize> {
+        let mut order = match self {
+            Self::Same => vec![0; launches],
+            Self::Sequential => (0..launches).map(|at| at % chunks).collect(),
+            Self::Random => Pattern::Random.order(chunks, launches.div_ceil(chunks), 0x5EED),
+        };
+        order.truncate(launches);
+        order
+    }
+}
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct ShortSize {
+    /// Chunks of each buffer, at least 1.
+    pub chunks: usize,
+    /// Bytes of each; a multiple of 4.
+    pub bytes: usize,
+    /// Launches of one run.
+    pub launches: usize,
+    /// Ranges of unified memory that a launch declares: 1, or 3 of as many buffers.
+    pub ranges: usize,
+}
+
+/// A program's memory, kernel and streams. Its prefetcher and its executors live as long as it does.
+#[derive(Debug)]
+pub struct ShortLaunches {
+    size: ShortSize,
+    order: Vec<usize>,
+    /// The chunks of what is read, of what is added to where that is unified, and of what is declared besides.
+    chunks: [Vec<RawBuffer>; 3],
+    /// What is added to: a chunk on the device, or all chunks as unified memory.
+    sum: RawBuffer,
+    host: RawBuffer,
+    kernel: CudaKernel,
+    stream: CudaStream,
+    auto: AutoPrefetcher,
+    executor: LaunchExecutor,
+    predicting: LaunchExecutor,
+}
+
+impl ShortLaunches {
+    /// The ways that make sense where nothing has to be moved.
+    pub const WAYS: [Way; 4] = [Way::Nothing, Way::Automatic, Way::Executor, Way::Predicting];
+
+    /// Allocates and fills the memory, and sends it to the device.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn new(
+        device: &CudaDevice,
+        memory: &CudaMemoryManager,
+        order: ShortOrder,
+        size: ShortSize,
+    ) -> Result<Self> {
+        let stream = CudaStream::new(device)?;
+        let unified = || -> Result<(RawBuffer, Vec<RawBuffer>)> {
+            let whole = memory.allocate(MemoryKind::Unified, size.chunks.saturating_mul(size.bytes))?;
+            for number in whole.write()?.chunks_exact_mut(4) {
+                number.copy_from_slice(&1_f32.to_le_bytes());
+            }
+            let there = Operation::Prefetch { buffer: &whole, to: device.id() };
+            submit(&stream, &there, Timing::Off)?.wait()?;
+            let chunk = |at: usize| whole.slice(at * size.bytes..(at + 1) * size.bytes);
+            let chunks = (0..size.chunks).map(chunk).collect::<Result<_, _>>()?;
+            Ok((whole, chunks))
+        };
+        let (_, read) = unified()?;
+        let (sum, added, declared) = if size.ranges == 1 {
+            (memory.allocate(MemoryKind::Device, size.bytes)?, Vec::new(), Vec::new())
+        } else {
+            let (sum, added) = unified()?;
+            (sum, added, unified()?.1)
+        };
+        let limits = PredictionLimits::default();
+        Ok(Self {
+            size,
+            order: order.of(size.chunks, size.launches),
+            chunks: [read, added, declared],
+            host: memory.allocate(MemoryKind::Pinned, sum.len())?,
+            sum,
+            kernel: CudaModule::from_ptx(device, SAXPY)?.kernel("transload_saxpy")?,
+            auto: AutoPrefetcher::new(device, Arc::new(CudaStream::new(device)?), limits)?,
+            executor: LaunchExecutor::new(device)?,
+            predicting: LaunchExecutor::new(device)?.with_prediction(limits)?,
+            stream,
+        })
+    }
+
+    /// Runs it once and checks what came out. Answers how long the launches took, from the first until all were done. Every
+    /// chunk was used twice before.
+    ///
+    /// # Errors
+    /// The library's; a result that is not what the launches add up to.
+    pub fn run(&self, way: Way) -> Result<Duration> {
+        let clear = Operation::Fill { dst: &self.sum, pattern: Bytes::U8(0) };
+        submit(&self.stream, &clear, Timing::Off)?.wait()?;
+        let before: Vec<usize> = (0..self.size.chunks).chain(0..self.size.chunks).collect();
+        self.launches(way, &before)?;
+        self.stream.synchronize()?;
+        let begun = Instant::now();
+        self.launches(way, &self.order)?;
+        self.stream.synchronize()?;
+        let took = begun.elapsed();
+        self.check()?;
+        Ok(took)
+    }
+
+    /// What was predicted so far, where something is.
+    #[must_use]
+    pub fn predicted(&self, way: Way) -> Option<PredictionStatistics> {
+        match way {
+            Way::Automatic => Some(self.auto.statistics()),
+            Way::Predicting => self.predicting.prediction_statistics(),
+            Way::Nothing | Way::ByHand | Way::Executor => None,
+        }
+    }
+
+    fn launches(&self, way: Way, order: &[usize]) -> Result<()> {
+        let executor = match way {
+            Way::Executor => Some(&self.executor),
+            Way::Predicting => Some(&self.predicting),
+            Way::Nothing | Way::ByHand | Way::Automatic => None,
+        };
+        let auto = (way == Way::Automatic).then_some(&self.auto);
+        let count = (self.size.bytes / 4) as u64;
+        let config = LaunchConfig::for_elements(count, 256);
+        let [read, added, declared] = &self.chunks;
+        for at in order {
+            let x = read.get(*at).context("an order within the chunks")?;
+            let besides = added.get(*at).zip(declared.get(*at));
+            let launch = self.kernel.launch(config).arg(1.0_f32).reads(x);
+            let launch = match besides {
+                Some((y, z)) => {
+                    auto.map(|auto| auto.observe(&[x, y, z]));
+                    launch.reads_writes(y).declares(z, Access::Read)
+                }
+                None => {
+                    auto.map(|auto| auto.observe(&[x]));
+                    launch.reads_writes(&self.sum)
+                }
+            };
+            let launch = launch.arg(count);
+            // SAFETY: the kernel takes a float, two arrays of so many floats, and their number.
+            unsafe {
+                match executor {
+                    Some(executor) => executor.enqueue(launch, &self.stream),
+                    None => launch.enqueue(&self.stream),
+                }
+            }?;
+        }
+        Ok(())
+    }
+
+    /// All numbers that were read are ones; each launch added them, and so did two rounds before.
+    fn check(&self) -> Result<()> {
+        self.stream.copy_to_host_async(&self.sum, &self.host).wait()?;
+        let mut expected = vec![2.0_f32; self.size.chunks];
+        for at in &self.order {
+            *expected.get_mut(*at).context("an order within the chunks")? += 1.0;
+        }
+        if self.size.ranges == 1 {
+            expected = vec![expected.iter().sum()];
+        }
+        let view = self.host.read()?;
+        for (chunk, expected) in view.chunks_exact(self.size.bytes.max(1)).zip(expected) {
+            let right = chunk.chunks_exact(4).all(|number| number == expected.to_le_bytes());
+            ensure!(right, "a sum is not {expected}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda;
+
+    #[test]
+    fn every_order_adds_up_in_every_way_and_what_is_predicted_is_passed_over() {
+        let device = CudaDevice::new(cuda::simulate(12).unwrap()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        for order in ShortOrder::ALL {
+            for ranges in [1, 3] {
+                let size = ShortSize { chunks: 8, bytes: 4096, launches: 50, ranges };
+                let short = ShortLaunches::new(&device, &memory, order, size).unwrap();
+                for way in ShortLaunches::WAYS {
+                    let _took = short.run(way).unwrap();
+                    let before = short.predicted(way);
+                    let _took = short.run(way).unwrap();
+                    let Some((before, after)) = before.zip(short.predicted(way)) else { continue };
+                    let launches = (50 * ranges) as u64;
+                    assert!(
+                        after.passed_over - before.passed_over >= launches,
+                        "{order:?} {way:?}: {after:?}"
+                    );
+                }
+            }
+        }
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    }
+}
