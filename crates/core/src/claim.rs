@@ -131,6 +131,7 @@ impl<'a> Claims<'a> {
     pub unsafe fn commit(mut self, fence: &Fence) {
         let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
+            buffer.is_used_behind(fence);
             buffer.hazards().commit(*ticket, fence, &mut woken);
         }
         // They are no claims any more.
@@ -198,6 +199,7 @@ impl<'a> CopyClaims<'a> {
     pub(crate) unsafe fn commit(self, fence: &Fence) {
         let mut woken = Woken::default();
         for (buffer, ticket) in [self.first, self.second] {
+            buffer.is_used_behind(fence);
             buffer.hazards().commit(ticket, fence, &mut woken);
         }
         std::mem::forget(self);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    Access, Fence, RawBuffer, Result,
+    Access, DeviceId, Fence, RawBuffer, Result,
     hazard::{Opening, Ticket, Woken},
 };
 
@@ -45,7 +45,10 @@ impl RawBuffer {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
     pub fn try_hold(&self, access: Access) -> Result<Holding> {
         Ok(match self.hazards().try_hold(self.range(), access)? {
-            Opening::Open(ticket) => Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) }),
+            Opening::Open(ticket) => {
+                self.is_used_by(DeviceId::Cpu);
+                Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) })
+            }
             by => Holding::Blocked(Blocked { buffer: self.clone(), access, by }),
         })
     }

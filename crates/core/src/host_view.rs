@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    Access, RawBuffer, Result,
+    Access, DeviceId, RawBuffer, Result,
     hazard::{Opening, Ticket},
     host_access::{self, HostAccess},
     obstacle::Obstacle,
@@ -70,6 +70,7 @@ impl<'a> Open<'a> {
             Access::Write => HostAccess::Write,
         };
         host_access::note(address.as_ptr().addr(), buffer.len(), announced);
+        buffer.is_used_by(DeviceId::Cpu);
         Self { buffer, address, ticket }
     }
 }

@@ -47,6 +47,7 @@ mod storage;
 mod submission;
 mod sync;
 mod transfer;
+mod whereabouts;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
 pub use buffer::Buffer;

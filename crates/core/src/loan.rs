@@ -27,6 +27,7 @@ impl RawBuffer {
         let mut after = Dependencies::new();
         let ticket = self.hazards().claim(self.range(), access, None, &mut after)?;
         self.hazards().lend(ticket);
+        self.is_used_somewhere();
         Ok(Loan { buffer: self.clone(), ticket: Some(ticket), after })
     }
 }

@@ -93,6 +93,15 @@ pub enum Operation<'a> {
 pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
+    /// Unified memory that is sent somewhere counts as used there, whosever queue sends it.
+    pub(crate) fn note_where_it_sends(&self) {
+        match *self {
+            Self::Prefetch { buffer, to } => buffer.is_used_by(to),
+            Self::PrefetchToNode { buffer, .. } => buffer.is_used_by(DeviceId::Cpu),
+            _ => {}
+        }
+    }
+
     /// Its buffers, and what it does to each.
     #[must_use]
     pub fn uses(&self) -> Uses<'a> {
@@ -295,6 +304,7 @@ fn submit_among_others<'a, Q: Queue + ?Sized>(
     claimed: Option<Claimed<'a>>,
     uses: &mut [(&'a RawBuffer, Access)],
 ) -> Result<Fence> {
+    operation.note_where_it_sends();
     let mut claims = Claims::beginning_with(claimed);
     claims.add(uses, Some(queue.timeline()))?;
     claims.wait_where_a_queue_cannot(queue);

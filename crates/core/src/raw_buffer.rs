@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    Access, Error, ErrorKind, Fence, HostView, HostViewMut, Place, Reclaimer, Result, Storage,
-    hazard::Hazards,
+    Access, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer, Result,
+    Storage, hazard::Hazards, whereabouts::Whereabouts,
 };
 
 /// Identifies an allocation within the process. Slices of one buffer share it.
@@ -44,6 +44,7 @@ struct Block {
     /// Empty only while the block is being dropped.
     storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
+    whereabouts: Whereabouts,
 }
 
 // SAFETY: the addresses are only copies of what the storage, which is Send, answers.
@@ -86,6 +87,7 @@ impl RawBuffer {
             storage: Some(storage),
             hazards: Hazards::behind(0..len, behind),
             reclaimer: Arc::clone(reclaimer),
+            whereabouts: Whereabouts::default(),
         };
         Self { block: Arc::new(block), offset: 0, len }
     }
@@ -256,9 +258,40 @@ impl RawBuffer {
     /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
     /// nobody used the allocation in between, except around this library.
     #[must_use]
-    #[inline]
     pub fn uses(&self) -> u64 {
         self.hazards().uses()
+    }
+
+    /// How often unified memory went from one user to another, the next use by `device` counted: where the number is as it was
+    /// at an earlier use by that device, nobody elsewhere used the allocation in between, or had it prefetched, except around
+    /// this library. Host views and loans count as uses elsewhere. Takes no lock; of memory of other kinds it says nothing.
+    ///
+    /// What others are about to enqueue meanwhile may be counted or not: decide by it what costs time at most.
+    #[must_use]
+    #[inline]
+    pub fn moves_until_use_by(&self, device: DeviceId) -> u64 {
+        self.block.whereabouts.moves_until_use_by(device)
+    }
+
+    /// Work of a device, or of the host, uses it.
+    #[inline]
+    pub(crate) fn is_used_by(&self, device: DeviceId) {
+        if self.block.place.kind == MemoryKind::Unified {
+            self.block.whereabouts.used_by(device);
+        }
+    }
+
+    /// As [`is_used_by`](Self::is_used_by) the device of a fence's timeline, which is asked for unified memory only.
+    #[inline]
+    pub(crate) fn is_used_behind(&self, fence: &Fence) {
+        if self.block.place.kind == MemoryKind::Unified {
+            self.block.whereabouts.used_by(fence.timeline().device());
+        }
+    }
+
+    /// It is lent to somebody who may use it anywhere.
+    pub(crate) fn is_used_somewhere(&self) {
+        self.block.whereabouts.used_somewhere();
     }
 
     /// Who takes the allocation where it is dropped while in use.

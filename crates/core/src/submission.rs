@@ -19,6 +19,7 @@ pub fn try_submit(
     timing: Timing,
 ) -> Result<Fence, Unsubmitted> {
     operation.validate()?;
+    operation.note_where_it_sends();
     let mut uses = operation.uses();
     let pageable = uses
         .iter()

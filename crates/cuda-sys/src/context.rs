@@ -82,6 +82,13 @@ impl Context {
         current() == (code::SUCCESS, self.raw)
     }
 
+    /// Whether the calling thread has any current context.
+    #[must_use]
+    pub fn any_is_current() -> bool {
+        let (code, current) = current();
+        code == code::SUCCESS && !current.is_null()
+    }
+
     /// `asked` is the answer to the question after the current context, which is not this one.
     #[inline(never)]
     fn push(&self, asked: u32) -> Result<ContextGuard<'_>> {

@@ -8,14 +8,7 @@ mod holder;
 mod table;
 mod woken;
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::Waker,
-};
+use std::{ops::Range, sync::Arc, task::Waker};
 
 use smallvec::SmallVec;
 
@@ -36,8 +29,6 @@ pub(crate) type Dependencies = SmallVec<[Fence; 8]>;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Hazards {
-    /// The last ticket that was given. Only who has the table's lock changes it; anybody may look.
-    last_ticket: AtomicU64,
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
     resolved: Bell,
@@ -60,15 +51,7 @@ impl Hazards {
         let written =
             |fence: &Fence| Use { range: range.clone(), access: Access::Write, fence: fence.clone() };
         let table = Table { uses: fences.iter().map(written).collect(), ..Table::default() };
-        Self { last_ticket: AtomicU64::new(0), table: BriefLock::new(table), resolved: Bell::default() }
-    }
-
-    /// For who has the table's lock: nobody else gives tickets meanwhile.
-    #[inline]
-    fn next_ticket(&self) -> Ticket {
-        let ticket = self.last_ticket.load(Ordering::Relaxed) + 1;
-        self.last_ticket.store(ticket, Ordering::Release);
-        Ticket(ticket)
+        Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
     /// Claims a range for an operation about to be enqueued on the timeline `own`, where nobody holds anything and all uses
@@ -81,7 +64,7 @@ impl Hazards {
         own: &Arc<dyn Timeline>,
     ) -> Option<Ticket> {
         let mut table = self.table.lock();
-        table.is_only_of(own).then(|| table.hold(self.next_ticket(), range, access, Holder::Pending))
+        table.is_only_of(own).then(|| table.hold(range, access, Holder::Pending))
     }
 
     /// Claims a range for an operation about to be enqueued, and collects what it must come after. Earlier work of the
@@ -129,7 +112,7 @@ impl Hazards {
         }
         table.forget_what_is_over(&mut removed);
         table.collect(&range, access, own, after);
-        Ok(Some(table.hold(self.next_ticket(), range, access, Holder::Pending)))
+        Ok(Some(table.hold(range, access, Holder::Pending)))
     }
 
     /// Arranges that `waker` is woken when a pending claim is resolved. Answers `true`, and keeps nothing, where none
@@ -309,7 +292,7 @@ impl Hazards {
         }
         table.collect_open(&range, access, &mut after);
         if after.is_empty() {
-            return Ok(Opening::Open(table.hold(self.next_ticket(), range, access, Holder::View)));
+            return Ok(Opening::Open(table.hold(range, access, Holder::View)));
         }
         Ok(Opening::After(after))
     }
@@ -341,9 +324,8 @@ impl Hazards {
     }
 
     /// How many claims and views there were so far.
-    #[inline]
     pub(crate) fn uses(&self) -> u64 {
-        self.last_ticket.load(Ordering::Acquire)
+        self.table.lock().last_ticket
     }
 
     /// How many of those were for writing.

@@ -34,6 +34,7 @@ pub(super) type Removed = SmallVec<[Use; 8]>;
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Table {
+    pub(super) last_ticket: u64,
     /// How many of the claims and views so far were for writing.
     pub(super) writes: u64,
     /// A thread or a task waits for a claim to end.
@@ -46,8 +47,10 @@ pub(super) struct Table {
 
 impl Table {
     #[inline]
-    pub(super) fn hold(&mut self, ticket: Ticket, range: Range<usize>, access: Access, by: Holder) -> Ticket {
+    pub(super) fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
+        self.last_ticket += 1;
         self.writes += u64::from(access == Access::Write);
+        let ticket = Ticket(self.last_ticket);
         self.held.push(Held { ticket, range, access, by });
         ticket
     }

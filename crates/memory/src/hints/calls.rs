@@ -89,8 +89,8 @@ pub(super) fn advise_buffer(buffer: &RawBuffer, advice: Advice, location: Memory
 }
 
 thread_local! {
-    /// Whether the context that was current on this thread did not do, the last time.
-    static ENTERS: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread's calls enter the memory's context: while no other is known to do.
+    static ENTERS: Cell<bool> = const { Cell::new(true) };
 }
 
 /// Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
@@ -131,7 +131,7 @@ fn give_in(
     let given = if own && answered != SUCCESS {
         check("cuMemAdvise_v2", answered)
     } else {
-        ENTERS.set(!own);
+        ENTERS.set(answered != SUCCESS || !Context::any_is_current());
         let _bound = context.enter().map_err(lift)?;
         match to {
             Named::Newer(to) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),

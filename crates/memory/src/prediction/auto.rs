@@ -64,10 +64,10 @@ pub struct PredictionStatistics {
 /// predicts it prefetches as far as the limits and the device's free memory (less a 32nd of all) allow. It never waits, never
 /// touches a range that a host view holds, and does nothing at all where the device moves unified memory as a whole.
 ///
-/// A launch of nothing but memory that is known to lie on the device, and that nobody else used since it was declared last, is
-/// passed over where it comes behind several such launches (as many as the depth): it costs a few loads for each range, and
+/// A launch of nothing but memory that is known to lie on the device, and that nobody elsewhere used since it was declared last,
+/// is passed over where it comes behind several such launches (as many as the depth): it costs a few loads for each range, and
 /// nothing is learned from it. The first launch that uses anything else ends that at once: a range that was not used before, or
-/// an allocation that the host looked at, that was copied, or that was sent elsewhere.
+/// an allocation that the host looked at, that another device used, or that was sent elsewhere.
 ///
 /// A prefetch is ordered with all other uses of its range, so a wrong prediction costs time on the link and nothing else. It
 /// keeps no buffer alive that nobody else holds.
@@ -82,8 +82,8 @@ pub struct AutoPrefetcher {
     context: Context,
     queue: Arc<dyn Queue>,
     residency: Arc<DeviceResidency>,
-    /// Whether the residency's owner counts the declared uses.
-    counted: bool,
+    /// Whether the residency's owner notes the declared uses there.
+    noted: bool,
     state: Mutex<State>,
 }
 
@@ -104,8 +104,8 @@ impl AutoPrefetcher {
     /// # Errors
     /// `InvalidArgument` for a queue of another device; the driver's.
     pub fn new(device: &CudaDevice, queue: Arc<dyn Queue>, limits: PredictionLimits) -> Result<Self> {
-        let mut own = Self::sharing(device, queue, limits, Arc::default())?;
-        own.counted = false;
+        let mut own = Self::sharing(device, queue, limits, Arc::new(DeviceResidency::new(device.id())))?;
+        own.noted = false;
         Ok(own)
     }
 
@@ -113,7 +113,7 @@ impl AutoPrefetcher {
     /// declared here, before it is enqueued.
     ///
     /// # Errors
-    /// As for `new`.
+    /// As for `new`; `InvalidArgument` also where what is known is known of another device.
     pub fn sharing(
         device: &CudaDevice,
         queue: Arc<dyn Queue>,
@@ -124,15 +124,19 @@ impl AutoPrefetcher {
             let text = format!("the queue is one of {}; valid is one of {}", queue.device(), device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        if residency.device() != device.id() {
+            let text = format!("what is known is known of {}, not of {}", residency.device(), device.id());
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
         Ok(Self {
             device: device.id(),
             context: device.context()?.clone(),
             queue,
             able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
-            familiar: Familiar::new(limits.depth),
+            familiar: Familiar::new(device.id(), limits.depth),
             last: LastPrefetch::default(),
             residency,
-            counted: true,
+            noted: true,
             state: Mutex::new(State {
                 predictor: AccessPredictor::new(limits.depth, limits.bytes_ahead),
                 buffers: ByBuffer::default(),
@@ -162,16 +166,7 @@ impl AutoPrefetcher {
     #[must_use]
     pub fn passes_over<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> bool {
         let ranges = uses.into_iter().filter(|buffer| migrates(buffer));
-        let passes = !self.able
-            || self.familiar.declare(
-                ranges,
-                |range| self.residency.around(range),
-                || {
-                    if !self.counted {
-                        self.residency.catch_up(|buffer| self.familiar.expected(buffer));
-                    }
-                },
-            );
+        let passes = !self.able || self.familiar.declare(ranges, |range| self.residency.around(range));
         if passes {
             self.last.not_needed();
         }
@@ -185,8 +180,9 @@ impl AutoPrefetcher {
             if !self.able || !migrates(buffer) {
                 continue;
             }
-            if !self.counted {
-                self.residency.declare(buffer);
+            if !self.noted {
+                // Where it does not lie there it comes by page faults.
+                let _there = self.residency.expect(buffer);
             }
             for (predicted, range) in self.predict(buffer, lane) {
                 enqueued += usize::from(self.bring(&predicted, &range));
@@ -242,7 +238,7 @@ impl AutoPrefetcher {
 
     /// Answers whether a prefetch was enqueued.
     fn bring(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
-        if self.residency.foresee(range) {
+        if self.residency.expect(range) {
             self.state.lock().statistics.resident += 1;
             return false;
         }

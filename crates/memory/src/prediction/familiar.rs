@@ -6,18 +6,17 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-use transload_core::{BufferId, RawBuffer};
+use transload_core::{BufferId, DeviceId, RawBuffer};
 
 /// Allocations, each in the slot of its number: those that were made one after another never share one.
 const SLOTS: usize = 1024;
 /// Ranges of an allocation that are found without asking.
 const RANGES: usize = 3;
 
-/// What was declared so far, and how many uses are to be expected of it.
+/// What was declared so far, and since which move of the allocation from one user to another.
 ///
 /// It takes no lock, and no instruction that processors would have to agree about. Where several threads declare at once,
-/// counts may be lost, which costs a look at a launch that needed none; and bounds of two ranges may be mixed, which costs
-/// page faults.
+/// bounds of two ranges may be mixed, which costs page faults.
 #[derive(Debug)]
 pub(super) struct Familiar {
     /// Launches in a row of nothing but familiar memory, up to `long`.
@@ -27,6 +26,7 @@ pub(super) struct Familiar {
     /// Ranges of launches that were passed over.
     passed: AtomicU64,
     slots: Box<[Slot]>,
+    device: DeviceId,
 }
 
 /// One line of the processor's cache.
@@ -37,34 +37,33 @@ struct Slot {
     number: AtomicU32,
     /// Which range gives way next.
     turn: AtomicU32,
-    /// The allocation's count of uses once all that was declared is claimed.
-    uses: AtomicU64,
+    /// The allocation's moves, those of its declared uses among them.
+    moves: AtomicU64,
     /// Empty ones at first.
     ranges: [(AtomicUsize, AtomicUsize); RANGES],
 }
 
 impl Familiar {
     /// Where so many predictions may be open at once.
-    pub(super) fn new(depth: usize) -> Self {
+    pub(super) fn new(device: DeviceId, depth: usize) -> Self {
         Self {
             in_a_row: AtomicU32::new(0),
             long: u32::try_from(depth).unwrap_or(u32::MAX),
             passed: AtomicU64::new(0),
             slots: std::iter::repeat_with(Slot::default).take(SLOTS).collect(),
+            device,
         }
     }
 
     /// Declares the ranges of one launch, before it is enqueued. Answers whether it can be passed over: all of it is
     /// familiar, and so was all of several launches before.
     ///
-    /// `there` answers what is known to lie on the device around a range, if the range does. Where passing over ends,
-    /// `at_the_end` is called before anything is noted.
+    /// `there` answers what is known to lie on the device around a range, if the range does.
     #[inline]
     pub(super) fn declare<'a>(
         &self,
         ranges: impl Iterator<Item = &'a RawBuffer> + Clone,
         there: impl Fn(&RawBuffer) -> Option<Range<usize>>,
-        at_the_end: impl FnOnce(),
     ) -> bool {
         let mut count = 0;
         let known = ranges.clone().all(|range| {
@@ -76,15 +75,7 @@ impl Familiar {
         }
         let before = self.in_a_row.load(Ordering::Relaxed);
         if !known {
-            if before >= self.long {
-                at_the_end();
-            }
-            ranges.clone().for_each(|range| self.begin(range));
-        }
-        for range in ranges {
-            if let Some(slot) = self.slot(number_of(range.id())) {
-                slot.uses.store(slot.uses.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-            }
+            ranges.for_each(|range| self.begin(range));
         }
         if known && before >= self.long {
             self.passed.store(self.passed().wrapping_add(count), Ordering::Relaxed);
@@ -103,13 +94,6 @@ impl Familiar {
         }
     }
 
-    /// The allocation's uses once all that was declared is claimed, if it is known.
-    pub(super) fn expected(&self, buffer: BufferId) -> Option<u64> {
-        let number = number_of(buffer);
-        let slot = self.slot(number).filter(|slot| slot.is_of(number))?;
-        Some(slot.uses.load(Ordering::Relaxed))
-    }
-
     /// How many ranges were passed over.
     pub(super) fn passed(&self) -> u64 {
         self.passed.load(Ordering::Relaxed)
@@ -124,19 +108,19 @@ impl Familiar {
     fn knows(&self, range: &RawBuffer, there: impl Fn(&RawBuffer) -> Option<Range<usize>>) -> bool {
         let number = number_of(range.id());
         let Some(slot) = self.slot(number).filter(|slot| slot.is_of(number)) else { return false };
-        slot.uses.load(Ordering::Relaxed) == range.uses()
+        slot.moves.load(Ordering::Relaxed) == range.moves_until_use_by(self.device)
             && (slot.has(range) || there(range).is_some_and(|around| slot.keep(&around)))
     }
 
-    /// Brings the slot up to how often the allocation is used by now.
+    /// Brings the slot up to where the allocation is by now.
     fn begin(&self, range: &RawBuffer) {
         let number = number_of(range.id());
         let Some(slot) = self.slot(number) else { return };
-        let uses = range.uses();
-        if number == 0 || slot.is_of(number) && slot.uses.load(Ordering::Relaxed) == uses {
+        let moves = range.moves_until_use_by(self.device);
+        if number == 0 || slot.is_of(number) && slot.moves.load(Ordering::Relaxed) == moves {
             return;
         }
-        slot.uses.store(uses, Ordering::Relaxed);
+        slot.moves.store(moves, Ordering::Relaxed);
         slot.ranges.iter().for_each(|(_, end)| end.store(0, Ordering::Relaxed));
         slot.number.store(number, Ordering::Relaxed);
     }

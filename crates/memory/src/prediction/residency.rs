@@ -1,10 +1,10 @@
 //! What is known to lie in the device's memory already, so that it need not be prefetched again.
 
-use std::{collections::hash_map::Entry, ops::Range};
+use std::ops::Range;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{BufferId, RawBuffer};
+use transload_core::{DeviceId, RawBuffer};
 
 use super::known::ByBuffer;
 
@@ -13,49 +13,57 @@ const MOST: usize = 1024;
 /// How many ranges of an allocation are remembered, those that touch each other taken together.
 const MOST_RANGES: usize = 1024;
 
-/// Ranges of unified memory that prefetches and launches of one owner left on the device. As soon as anybody else used the
-/// allocation (a host view, a copy, another stream's work) nothing of it is known any more: each use of a buffer through this
-/// library is counted, and only as many as the owner's own are expected. Nothing is known of uses that go around the library,
-/// nor of pages that a full device gave up: those cost page faults, never wrong bytes.
+/// Ranges of unified memory that prefetches and launches of one owner left on a device. As soon as anybody elsewhere used the
+/// allocation (the host, another device, a prefetch to there) nothing of it is known any more. Work of the device itself takes
+/// nothing away, whoever enqueues it. Nothing is known of uses that go around the library, nor of pages that a full device gave
+/// up: those cost page faults, never wrong bytes.
 ///
 /// Usable from any thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DeviceResidency {
+    device: DeviceId,
     known: Mutex<ByBuffer<Known>>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The allocation's count of uses once all of ours are claimed.
-    uses: u64,
+    /// The allocation's moves, that of the owner's next use among them.
+    moves: u64,
     /// In order, and no two touch each other.
     ranges: SmallVec<[Range<usize>; 2]>,
 }
 
-/// What is about to use the buffer.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum By {
-    Prefetch,
-    Launch,
-    PrefetchThenLaunch,
-}
-
 impl DeviceResidency {
-    /// A launch is about to use the buffer: answers whether it lies there already. Otherwise it is to be prefetched first, by
-    /// one operation.
-    pub fn expect(&self, buffer: &RawBuffer) -> bool {
-        self.note(buffer, By::PrefetchThenLaunch)
-    }
-
-    /// A launch is about to use the buffer, one operation, and brings it by page faults where it does not lie there.
-    pub fn declare(&self, buffer: &RawBuffer) {
-        self.note(buffer, By::Launch);
-    }
-
-    /// Answers whether the buffer lies there already. Otherwise it is to be prefetched, by one operation.
+    /// Of nothing yet.
     #[must_use]
-    pub fn foresee(&self, buffer: &RawBuffer) -> bool {
-        self.note(buffer, By::Prefetch)
+    pub fn new(device: DeviceId) -> Self {
+        Self { device, known: Mutex::default() }
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// The buffer is about to be used there: answers whether it lies there already. Otherwise it is to be prefetched first, or
+    /// the use brings it by page faults.
+    pub fn expect(&self, buffer: &RawBuffer) -> bool {
+        let range = range_of(buffer);
+        let moves = buffer.moves_until_use_by(self.device);
+        let mut all = self.known.lock();
+        if all.len() >= MOST && !all.contains_key(&buffer.id()) {
+            all.clear();
+        }
+        let known = all.entry(buffer.id()).or_default();
+        if known.moves != moves {
+            *known = Known { moves, ranges: SmallVec::new() };
+        }
+        let there = known.around(&range).is_some();
+        if !there {
+            known.add(range);
+        }
+        there
     }
 
     /// The buffer goes elsewhere, or what was expected did not happen.
@@ -65,43 +73,12 @@ impl DeviceResidency {
 
     /// What lies there around the buffer, if the buffer does, as far as was noted: uses of somebody else are not looked for.
     pub(super) fn around(&self, buffer: &RawBuffer) -> Option<Range<usize>> {
-        let range = buffer.offset()..buffer.offset().saturating_add(buffer.len());
-        self.known.lock().get(&buffer.id())?.around(&range).cloned()
+        self.known.lock().get(&buffer.id())?.around(&range_of(buffer)).cloned()
     }
+}
 
-    /// Some uses were the owner's own, and not noted here: so many there were with those, by allocation.
-    pub(super) fn catch_up(&self, uses: impl Fn(BufferId) -> Option<u64>) {
-        for (buffer, known) in &mut *self.known.lock() {
-            known.uses = uses(*buffer).map_or(known.uses, |uses| uses.max(known.uses));
-        }
-    }
-
-    fn note(&self, buffer: &RawBuffer, by: By) -> bool {
-        let range = buffer.offset()..buffer.offset().saturating_add(buffer.len());
-        let uses = buffer.uses();
-        let mut all = self.known.lock();
-        if all.len() >= MOST && !all.contains_key(&buffer.id()) {
-            all.clear();
-        }
-        let known = match all.entry(buffer.id()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(free) => free.insert(Known { uses, ranges: SmallVec::new() }),
-        };
-        if uses > known.uses {
-            *known = Known { uses, ranges: SmallVec::new() };
-        }
-        if by != By::Prefetch {
-            known.uses += 1;
-        }
-        if known.around(&range).is_some() {
-            return true;
-        }
-        if by != By::Launch {
-            known.uses += 1;
-        }
-        known.add(range);
-        false
-    }
+fn range_of(buffer: &RawBuffer) -> Range<usize> {
+    buffer.offset()..buffer.offset().saturating_add(buffer.len())
 }
 
 impl Known {

@@ -76,7 +76,7 @@ impl LaunchExecutor {
             last_there: LastPrefetch::default(),
             back: CudaStream::new(device)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
-            resident: Arc::default(),
+            resident: Arc::new(DeviceResidency::new(device.id())),
             advised: Advised::default(),
             prediction: None,
         })

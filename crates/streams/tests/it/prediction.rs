@@ -195,19 +195,25 @@ fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone
     let Some(setup) = able() else { return };
     let auto = prefetcher(&setup, PredictionLimits::default());
     let mut layers: Vec<_> = (0..5).map(|_| unified(&setup, 1)).collect();
-    for _ in 0..4 {
-        layers.iter().for_each(|layer| _ = auto.observe(&[layer]));
-    }
+    let stream = CudaStream::new(&setup.device).unwrap();
+    // The device uses each and the host looks at it afterwards, so that it has to be brought again.
+    let step = |layers: &[RawBuffer]| {
+        for layer in layers {
+            auto.observe(&[layer]);
+            let used = Operation::Fill { dst: layer, pattern: Pattern::U8(1) };
+            submit(&stream, &used, Timing::Off).unwrap();
+            drop(layer.read().unwrap());
+        }
+    };
+    (0..4).for_each(|_| step(&layers));
     let before = auto.statistics();
     assert!(before.hits > 5, "{before:?}");
     drop(layers.remove(2));
     setup.memory.drain().unwrap();
     assert_eq!(setup.memory.ledger().allocations, 4, "the prefetcher held none");
-    for _ in 0..6 {
-        layers.iter().for_each(|layer| _ = auto.observe(&[layer]));
-    }
+    (0..6).for_each(|_| step(&layers));
     assert!(auto.statistics().hits > before.hits, "the new order is found");
-    drop((layers, auto));
+    drop((layers, auto, stream));
     setup.finish();
 }
 

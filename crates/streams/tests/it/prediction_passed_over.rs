@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_core::{Access, DeviceId, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::trace;
 use transload_memory::{AutoPrefetcher, PredictionLimits};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
@@ -160,10 +160,10 @@ fn what_goes_back_to_the_host_is_predicted_again_from_its_third_chunk_on_at_the_
 }
 
 #[test]
-fn whoever_uses_an_allocation_is_noticed_at_the_next_launch_and_other_memory_does_not_matter() {
+fn whoever_uses_an_allocation_elsewhere_is_noticed_at_the_next_launch_and_other_memory_does_not_matter() {
     each(|program| {
-        let (other, target) = (unified(&program.setup, 1), program.setup.pinned(&vec![0; CHUNK * 4]));
-        let elsewhere = CudaStream::new(&program.setup.device).unwrap();
+        let other = unified(&program.setup, 1);
+        let stream = CudaStream::new(&program.setup.device).unwrap();
         let looks = |uses: &dyn Fn()| {
             program.settle();
             let before = program.counts();
@@ -175,12 +175,36 @@ fn whoever_uses_an_allocation_is_noticed_at_the_next_launch_and_other_memory_doe
         assert!(!looks(&|| {}));
         assert!(!looks(&|| drop(other.read().unwrap())), "an allocation that no launch uses");
         assert!(looks(&|| drop(chunk(&program.y, 9).read().unwrap())), "a host view of any part");
+        assert!(looks(&|| drop(program.x.lend(Access::Read).unwrap())), "somebody outside the library");
         assert!(looks(&|| {
-            elsewhere.copy_to_host_async(&chunk(&program.x, 0), &target).wait().unwrap();
+            let away = Operation::Prefetch { buffer: &chunk(&program.x, 0), to: DeviceId::Cpu };
+            submit(&stream, &away, Timing::Off).unwrap().wait().unwrap();
         }));
-        let clear = |buffer| Operation::Fill { dst: buffer, pattern: Pattern::U8(1) };
-        assert!(looks(&|| submit(&elsewhere, &clear(&program.x), Timing::Off).unwrap().wait().unwrap()));
+        assert!(looks(&|| {
+            let away = Operation::PrefetchToNode { buffer: &chunk(&program.x, 0), node: None };
+            // Older drivers know no nodes.
+            let _sent = submit(&stream, &away, Timing::Off).map(|fence| fence.wait());
+        }));
         assert!(looks(&|| program.launch(&other, &chunk(&program.y, 0))), "memory that is new");
+    });
+}
+
+#[test]
+fn what_the_device_itself_does_to_its_memory_between_launches_costs_no_look_and_no_prefetch() {
+    each(|program| {
+        let target = program.setup.pinned(&vec![0; CHUNK * 4]);
+        let stream = CudaStream::new(&program.setup.device).unwrap();
+        program.settle();
+        let before = program.counts();
+        for index in 0..CHUNKS {
+            let (x, y) = (chunk(&program.x, index), chunk(&program.y, index));
+            let clear = Operation::Fill { dst: &x, pattern: Pattern::U8(0) };
+            submit(&stream, &clear, Timing::Off).unwrap();
+            stream.copy_to_host_async(&y, &target).wait().unwrap();
+            assert!(program.launches([index]).is_empty());
+        }
+        let after = program.counts();
+        assert_eq!((after.1 - before.1, after.2), (2 * CHUNKS as u64, before.2), "all passed over");
     });
 }
 
