@@ -22,6 +22,7 @@ mod runs;
 #[path = "../it/shifted.rs"]
 mod shifted;
 mod unified;
+mod unified_retries;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;
