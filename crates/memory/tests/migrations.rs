@@ -167,6 +167,20 @@ fn after_the_last_tracker_nothing_is_counted_and_another_one_can_start() {
 }
 
 #[test]
+fn a_tracker_begins_with_nothing_whatever_its_start_had_to_try() {
+    let Some(setup) = Setup::new() else { return };
+    let Setup { test, device, memory, stream, tracker, _turn } = setup;
+    drop(tracker);
+    // Each first one has to find out anew whether there are records.
+    let tracker = MigrationTracker::start(&device).unwrap();
+    assert_eq!(tracker.total().unwrap(), Default::default());
+    let second = MigrationTracker::start(&device).unwrap();
+    assert_eq!(second.total().unwrap(), Default::default());
+    drop(second);
+    Setup { test, tracker, device, memory, stream, _turn }.finish();
+}
+
+#[test]
 fn memory_that_does_not_migrate_is_refused() {
     let Some(setup) = Setup::new() else { return };
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {

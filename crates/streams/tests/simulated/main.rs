@@ -8,12 +8,14 @@ mod allocator_races;
 mod allocator_released;
 mod captured;
 mod coordinator;
+mod copies_in_part;
 mod fills;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 mod graphs;
 mod hints;
+mod hints_told;
 mod in_place;
 mod launch;
 mod pool;
