@@ -179,6 +179,12 @@ fn memory_that_does_not_move_takes_every_role_of_a_launch_without_advice() {
             let calls = trace.calls_of_this_thread();
             assert!(!calls.iter().any(|call| call.name.starts_with("cuMemAdvise")), "{role:?}");
         }
+        let trace = transload_cuda_sys::trace::start();
+        for role in [Role::Input, Role::Resident, Role::Output, Role::InOut] {
+            role.apply(&y, device.id()).unwrap();
+        }
+        assert!(trace.calls_of_this_thread().is_empty(), "the driver would refuse it");
+        drop(trace);
         drop((x, y, executor, kernel, stream));
         memory.drain().unwrap();
         drop((memory, device));

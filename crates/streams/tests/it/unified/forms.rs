@@ -1,10 +1,10 @@
 //! Every form of a range means what it means for a slice, and what a buffer is made over, or given to, has to fit it.
 
-use std::{ops::Bound, sync::Arc};
+use std::{any::Any, ops::Bound, ptr::NonNull, sync::Arc};
 
 use transload_core::{
     Access, Buffer, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, QueueLease,
-    Result, StreamPriority, Timeline, Timing, submit,
+    RawBuffer, Result, Storage, StreamPriority, Timeline, Timing, submit,
 };
 use transload_cuda_sim::harness;
 use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMode};
@@ -44,7 +44,7 @@ fn a_range_of_no_elements_is_opened_and_acquired_and_moves_nothing() {
         let acquire = |role: Role| {
             let trace = transload_cuda_sys::trace::start();
             let there = buffer.acquire_range_for_device(&bench.stream, 10..10, role, role.access()).unwrap();
-            assert!(there.is_empty() && there.len() == 0, "{bench}");
+            assert_eq!((there.is_empty(), there.len()), (true, 0), "{bench}");
             drop(there);
             let calls = trace.calls_of_this_thread();
             assert!(!calls.iter().any(|call| call.name.starts_with("cuMem")), "{bench}: {role:?}");
@@ -58,6 +58,36 @@ fn a_range_of_no_elements_is_opened_and_acquired_and_moves_nothing() {
         drop(there);
         drop(buffer);
     });
+}
+
+/// Memory that nobody may write, as somebody else's can be.
+struct ReadOnly(RawBuffer);
+
+// SAFETY: every answer is that of the buffer, which is kept, and used by nothing else meanwhile.
+unsafe impl Storage for ReadOnly {
+    fn place(&self) -> Place {
+        self.0.place()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.0.host_address()
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.0.device_address()
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
 #[test]
@@ -77,6 +107,15 @@ fn memory_that_does_not_hold_whole_elements_or_may_not_be_written_becomes_no_buf
         assert_eq!(kind(over(from, to)), Some(ErrorKind::InvalidArgument), "{from} to {to}");
     }
     assert_eq!(Buffer::len(&over(4, 64).unwrap()), 15);
+    let fixed = RawBuffer::new(Box::new(ReadOnly(raw.clone())), &Arc::default());
+    assert_eq!(fixed.place(), raw.place());
+    let unwritable = UnifiedBuffer::<f32>::from_raw(memory, bench.queue(), fixed);
+    assert_eq!(kind(unwritable), Some(ErrorKind::Unsupported));
+    let empty = raw.slice(8..8).unwrap();
+    for role in [Role::Input, Role::Resident, Role::Output, Role::InOut] {
+        role.apply(&empty, bench.setup.device.id()).unwrap();
+    }
+    drop(empty);
     let bytes = raw.slice(1..4).unwrap();
     let sizeless = UnifiedBuffer::<[u8; 0]>::from_raw(memory, bench.queue(), bytes);
     assert_eq!(kind(sizeless), Some(ErrorKind::InvalidArgument));
