@@ -13,6 +13,7 @@ mod fills;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
+mod graph_kernels;
 mod graphs;
 mod hints;
 mod hints_told;
