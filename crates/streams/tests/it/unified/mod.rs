@@ -5,6 +5,7 @@ mod bad_use;
 mod content;
 mod copies;
 mod exclusion;
+mod failed_arrivals;
 mod forms;
 mod hints;
 mod lifetime;
