@@ -167,6 +167,25 @@ fn after_the_last_tracker_nothing_is_counted_and_another_one_can_start() {
 }
 
 #[test]
+fn a_tracker_begins_with_nothing_whatever_its_start_had_to_try() {
+    let Some(setup) = Setup::new() else { return };
+    let Setup { test, device, memory, stream, tracker, _turn } = setup;
+    drop(tracker);
+    // Each first one has to find out anew whether there are records, by memory of its own; the next ones know.
+    let started = || {
+        let trace = transload_cuda_sys::trace::start();
+        let tracker = MigrationTracker::start(&device).unwrap();
+        assert_eq!(tracker.total().unwrap(), Default::default());
+        (tracker, trace.calls_of_this_thread().iter().any(|call| call.name == "cuMemAllocManaged"))
+    };
+    let (tracker, first_tried) = started();
+    let (second, second_tried) = started();
+    assert_eq!((first_tried, second_tried), (true, false));
+    drop(second);
+    Setup { test, tracker, device, memory, stream, _turn }.finish();
+}
+
+#[test]
 fn memory_that_does_not_migrate_is_refused() {
     let Some(setup) = Setup::new() else { return };
     for kind in [MemoryKind::Pinned, MemoryKind::Device] {

@@ -18,4 +18,5 @@ mod patterns;
 mod reclaim;
 mod take_over;
 mod transfers;
+mod turns;
 mod views;

@@ -46,7 +46,7 @@ fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
     let importer = Importer::new();
     let said = || Said::floats(start.cast(), 4);
     let said_at = |byte_offset| Said { byte_offset, ..said() };
-    let cases: [(&str, Said, usize, usize); 7] = [
+    let cases: [(&str, Said, usize, usize); 8] = [
         ("offset", said_at(64), 64, 16),
         ("transposed", said().shaped(&[3, 2], Some(&[1, 3])), 0, 24),
         ("no strides", said().shaped(&[3, 2], None), 0, 24),
@@ -58,6 +58,7 @@ fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
             usize::MAX,
             0,
         ),
+        ("no element, any stride", said().shaped(&[2, 0], Some(&[77, 9])), 0, 0),
         ("misaligned, by bytes", said_at(1), 1, 16),
     ];
     for (what, said, offset, bytes) in cases {

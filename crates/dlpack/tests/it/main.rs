@@ -21,6 +21,8 @@ mod imports;
 mod kinds;
 #[cfg(any(target_os = "linux", windows))]
 mod liars;
+#[cfg(any(target_os = "linux", windows))]
+mod order_more;
 mod ownership;
 #[cfg(any(target_os = "linux", windows))]
 mod setup;

@@ -10,6 +10,7 @@
 #[path = "../it/foreign.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod foreign;
+mod lost;
 #[path = "../it/setup.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod setup;

@@ -330,3 +330,7 @@ fn toolkits(folder: &Path) -> Vec<PathBuf> {
     versions.reverse();
     versions
 }
+
+#[cfg(test)]
+#[path = "cupti_tests.rs"]
+mod tests;

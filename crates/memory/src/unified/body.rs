@@ -145,7 +145,7 @@ impl Drop for Body {
     /// Who kept the memory that devices use is to find there what the host wrote.
     fn drop(&mut self) {
         if let Err(error) = self.send_what_failed()
-            && let Some(cause) = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref())
+            && let Some(cause) = error.cause().and_then(|cause| cause.downcast_ref())
         {
             record_drop_error(Err(DriverError::clone(cause)));
         }

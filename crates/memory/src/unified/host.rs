@@ -44,9 +44,6 @@ impl Body {
         let mut open = loop {
             let mut state = self.state.lock();
             state.holders.check(&range, Side::Host, access)?;
-            if self.host.is_some() {
-                state.notice(self.raw.writes(), 0);
-            }
             match theirs.try_hold(access)? {
                 Holding::Held(hold) => {
                     if self.host.is_some() {

@@ -3,9 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod adaptors;
+mod adaptors_hand_on;
 mod heap;
 mod hints;
+mod host_pages;
+mod migration_counts;
 mod pinned;
+mod predictor;
 mod registration;
 mod resource;
 

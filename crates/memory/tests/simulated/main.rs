@@ -7,6 +7,7 @@ mod features;
 #[allow(dead_code, reason = "shared with the tests of any driver")]
 mod heap;
 mod hints;
+mod host_memory;
 mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};

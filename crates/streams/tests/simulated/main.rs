@@ -8,12 +8,15 @@ mod allocator_races;
 mod allocator_released;
 mod captured;
 mod coordinator;
+mod copies_in_part;
 mod fills;
 #[path = "../it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
+mod graph_kernels;
 mod graphs;
 mod hints;
+mod hints_told;
 mod in_place;
 mod launch;
 mod pool;
@@ -22,6 +25,7 @@ mod runs;
 #[path = "../it/shifted.rs"]
 mod shifted;
 mod unified;
+mod unified_retries;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::SimDevice;

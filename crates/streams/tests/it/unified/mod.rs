@@ -1,13 +1,17 @@
 //! Unified buffers: one set of promises, kept in both modes and on every kind of device.
 
+mod arrivals;
 mod bad_use;
 mod content;
 mod copies;
 mod exclusion;
+mod failed_arrivals;
+mod forms;
 mod hints;
 mod lifetime;
 mod locks;
 mod random;
+mod role_changes;
 mod roles;
 mod threads;
 

@@ -1,0 +1,118 @@
+//! The host's pages of pinned memory, as the system and the driver know them.
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+
+use transload_core::RawBuffer;
+use transload_cuda_sys::trace;
+use transload_memory::{
+    CudaMemoryManager, HostPages, MemoryResource, NumaBinding, PinnedResource, RegistrationCache,
+    registration_edges,
+};
+
+use super::{heap::heap, manager};
+
+const MIB: usize = 1 << 20;
+
+fn start_of(buffer: &RawBuffer) -> usize {
+    buffer.host_address().unwrap().as_ptr().addr()
+}
+
+/// What the system keeps about the mapping around an address, in two letters each; `None` where it does not tell.
+fn flags_at(address: usize) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut within = false;
+    for line in text.lines() {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        if let Some((Some(from), Some(to))) = range.map(|(from, to)| (number(from), number(to))) {
+            within = (from..to).contains(&address);
+        } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| within) {
+            return Some(flags.split_whitespace().map(str::to_owned).collect());
+        }
+    }
+    None
+}
+
+#[test]
+fn pages_of_our_own_are_not_copied_for_a_child_and_huge_where_that_was_asked_for() {
+    let (_device, memory) = manager();
+    let memory = Arc::new(memory);
+    for (pages, huge) in [(HostPages::Ordinary, false), (HostPages::Huge, true)] {
+        let segment = PinnedResource::new(&memory).with_pages(pages).allocate_segment(4 * MIB).unwrap();
+        let Some(flags) = flags_at(start_of(&segment)) else {
+            println!("skipped: the system does not tell about mappings");
+            return;
+        };
+        let has = |flag: &str| flags.iter().any(|known| known == flag);
+        assert!(has("dc"), "a pinned page of a child would be another page: {flags:?}");
+        let possible = std::fs::exists("/sys/kernel/mm/transparent_hugepage").unwrap_or(false);
+        assert!(has("hg") == huge || !possible, "{pages:?}: {flags:?}");
+    }
+}
+
+#[test]
+fn memory_that_is_given_back_is_mapped_no_more() {
+    let (device, memory) = manager();
+    let memory = Arc::new(memory);
+    let resource = PinnedResource::new(&memory).with_pages(HostPages::Ordinary);
+    let is_mapped = |address: usize| {
+        let mut present = 0_u8;
+        let page = std::ptr::without_provenance_mut::<libc::c_void>(address);
+        // SAFETY: one page is asked about, mapped or not, and one byte is answered.
+        unsafe { libc::mincore(page, 1, (&raw mut present).cast()) == 0 }
+    };
+    // All at once: other threads may take one of the places meanwhile, but not all of them.
+    let held: Vec<_> = (0..32).map(|_| resource.allocate_segment(256 * 1024).unwrap()).collect();
+    let places: Vec<usize> = held.iter().map(start_of).collect();
+    assert!(places.iter().all(|place| is_mapped(*place)));
+    drop(held);
+    resource.trim().unwrap();
+    assert!(!places.iter().all(|place| is_mapped(*place)));
+    drop(resource);
+    assert!(memory.ledger().is_empty());
+    drop(memory);
+    device.assert_ledger_empty();
+}
+
+/// Whether the driver allocated, and whether it was told of memory.
+fn made(memory: &Arc<CudaMemoryManager>, pages: HostPages, bytes: usize) -> (bool, bool) {
+    let resource = PinnedResource::new(memory).with_pages(pages).with_numa(NumaBinding::Anywhere);
+    let trace = trace::start();
+    drop(resource.allocate_segment(bytes).unwrap());
+    let calls = trace.calls_of_this_thread();
+    let has = |name: &str| calls.iter().any(|call| call.name == name);
+    (has("cuMemHostAlloc"), has("cuMemHostRegister_v2"))
+}
+
+#[test]
+fn little_memory_and_what_is_to_be_the_drivers_is_the_drivers_and_other_pages_are_ours() {
+    let (_device, memory) = manager();
+    let memory = Arc::new(memory);
+    let (drivers, ours) = ((true, false), (false, true));
+    assert_eq!(made(&memory, HostPages::Auto, 1), drivers);
+    assert_eq!(made(&memory, HostPages::Auto, 4 * MIB - 1), drivers, "huge pages help from 4 MiB on");
+    assert_eq!(made(&memory, HostPages::Driver, 5 * MIB), drivers);
+    for pages in [HostPages::Ordinary, HostPages::Huge] {
+        assert_eq!(made(&memory, pages, 1), ours, "{pages:?}");
+    }
+}
+
+#[test]
+fn registrations_are_known_by_their_ends_until_they_end() {
+    let (_device, memory) = manager();
+    let memory = Arc::new(memory);
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let (buffer, _) = heap(65_536, true);
+    let start = start_of(&buffer);
+    let edges = || {
+        let all = registration_edges(&(start..start + 65_536));
+        all.into_iter().map(|edge| edge - start).collect::<Vec<_>>()
+    };
+    assert_eq!(edges(), []);
+    let part = buffer.slice(1000..3000).unwrap();
+    drop(cache.register(&part).unwrap());
+    assert_eq!(edges(), [1000, 3000]);
+    cache.forget(&part).unwrap();
+    assert_eq!(edges(), [], "nothing is registered there any more");
+}

@@ -1,0 +1,92 @@
+//! Pinned memory where the driver is short of it or watched, and what resources say and give back.
+
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, MemoryKind, RawBuffer};
+use transload_cuda_sim::SimDevice;
+use transload_memory::{
+    CudaDevice, CudaMemoryManager, CudaResource, HostPages, MemoryResource, PinnedResource,
+    RegistrationCache, UnifiedResource,
+};
+
+use crate::{OUT_OF_MEMORY, builder, heap::heap};
+
+const MIB: usize = 1 << 20;
+
+fn manager(sim: SimDevice) -> Arc<CudaMemoryManager> {
+    Arc::new(CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap())
+}
+
+fn ordinary(memory: &Arc<CudaMemoryManager>) -> PinnedResource {
+    PinnedResource::new(memory).with_pages(HostPages::Ordinary)
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn pages_that_the_driver_has_no_room_for_are_tried_again_and_then_refused_with_the_numbers() {
+    let sim = builder().build();
+    let memory = manager(sim);
+    sim.fail_call(Some("cuMemHostRegister_v2"), 1, OUT_OF_MEMORY);
+    let segment = ordinary(&memory).allocate_segment(5000).unwrap();
+    assert!(segment.write().is_ok(), "what was kept back was given back, and then there was room");
+    drop(segment);
+    sim.fail_call(Some("cuMemHostRegister_v2"), 1, OUT_OF_MEMORY);
+    sim.fail_call(Some("cuMemHostRegister_v2"), 2, OUT_OF_MEMORY);
+    let error = ordinary(&memory).allocate_segment(5000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let shortage = error.memory_shortage().unwrap();
+    assert_eq!(shortage.requested, 5000);
+    assert!(shortage.free.unwrap() <= shortage.total.unwrap());
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn memory_is_registered_for_every_device() {
+    const PORTABLE: u32 = 1;
+    let memory = manager(builder().build());
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let flags_of = |pinned: &RawBuffer| {
+        let _bound = memory.device().context().unwrap().enter().unwrap();
+        let (mut flags, start) = (0, pinned.host_address().unwrap().as_ptr());
+        // SAFETY: the out pointer is valid.
+        let code = unsafe { transload_cuda_sys::ffi::cuMemHostGetFlags(&mut flags, start.cast()) };
+        transload_cuda_sys::check("cuMemHostGetFlags", code).unwrap();
+        flags
+    };
+    let (buffer, _) = heap(65_536, true);
+    assert_eq!(flags_of(&cache.register(&buffer).unwrap()) & PORTABLE, PORTABLE);
+    if cfg!(target_os = "linux") {
+        assert_eq!(flags_of(&ordinary(&memory).allocate_segment(5000).unwrap()) & PORTABLE, PORTABLE);
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_is_free_is_told_of_the_memory_that_a_resource_gives() {
+    let memory = manager(builder().total_memory(8 * MIB).build());
+    let total = |kind| CudaResource::new(&memory, kind).unwrap().info().unwrap().total;
+    let of_device = 8 * MIB as u64;
+    assert_eq!((total(MemoryKind::Device), total(MemoryKind::Unified)), (of_device, of_device));
+    let of_host = PinnedResource::new(&memory).info().unwrap().total;
+    assert!(of_host > of_device, "no host that runs this has so little");
+    assert_eq!((total(MemoryKind::Pinned), total(MemoryKind::Mapped)), (of_host, of_host));
+}
+
+#[test]
+fn a_trim_gives_the_driver_back_what_a_resource_keeps() {
+    let sim = builder().total_memory(8 * MIB).build();
+    let memory = manager(sim);
+    let resource = CudaResource::new(&memory, MemoryKind::Device).unwrap();
+    drop(resource.allocate_segment(5 * MIB).unwrap());
+    let free = || memory.device().context().unwrap().memory_info().unwrap().0;
+    assert!(free() <= 3 * MIB, "the pool keeps it for the next one");
+    resource.trim().unwrap();
+    assert!(free() >= 7 * MIB);
+    let unified = UnifiedResource::new(&memory).unwrap();
+    drop(resource.allocate_segment(5 * MIB).unwrap());
+    unified.trim().unwrap();
+    assert!(free() >= 7 * MIB, "it is one memory");
+}

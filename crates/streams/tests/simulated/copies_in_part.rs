@@ -1,0 +1,58 @@
+//! Copies of memory that is registered in part, where one of the parts fails.
+
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, MemoryKind, Operation, Pitched, Timing, submit};
+use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
+use transload_streams::CudaStream;
+
+use crate::{UNKNOWN, builder, within};
+
+#[path = "../../../memory/tests/it/heap.rs"]
+#[allow(dead_code, reason = "shared with the tests of memory")]
+mod heap;
+
+const BYTES: usize = 40_000;
+
+#[test]
+fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
+    within(|| {
+        let sim = builder().record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+        let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+        let stream = CudaStream::new(&device).unwrap();
+        let ((source, _), there) =
+            (heap::heap(BYTES, true), memory.allocate(MemoryKind::Device, BYTES).unwrap());
+        drop(cache.register(&source.slice(..10_000).unwrap()).unwrap());
+        let rows = Pitched { width: 1000, height: 20, src_pitch: 2000, dst_pitch: 1000 };
+        let half = there.slice(..20_000).unwrap();
+        let from = source.slice(..39_000).unwrap();
+        let operations = [
+            Operation::Copy { src: &source, dst: &there },
+            Operation::CopyPitched { src: &from, dst: &half, rows },
+        ];
+        for (index, operation) in operations.iter().enumerate() {
+            // The whole is refused, then the parts go one by one: the last of these fails.
+            let trace = transload_cuda_sys::trace::start();
+            submit(&stream, operation, Timing::Off).unwrap().wait().unwrap();
+            let calls = trace.calls_of_this_thread();
+            let parts = calls.iter().filter(|call| call.name == "cuMemcpyHtoDAsync_v2").count() as u64;
+            assert!(parts > 1, "{index}: {parts}");
+            drop(trace);
+            let trace = transload_cuda_sys::trace::start();
+            sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), parts, UNKNOWN);
+            assert_eq!(submit(&stream, operation, Timing::Off).unwrap_err().kind(), ErrorKind::Device);
+            let calls = trace.calls_of_this_thread();
+            let last = calls.iter().rposition(|call| call.name == "cuMemcpyHtoDAsync_v2").unwrap();
+            let waited = calls[last..].iter().any(|call| call.name == "cuStreamSynchronize");
+            assert!(waited, "{index}: nobody else would wait for the parts before");
+            source.try_write().unwrap().fill(3);
+        }
+        drop((from, half, source, there, cache, stream));
+        memory.drain().unwrap();
+        drop((memory, device));
+        assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    });
+}

@@ -1,0 +1,27 @@
+//! A graph that launches our kernels keeps them, whoever else is gone.
+
+use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{CudaGraph, CudaStream};
+
+use crate::builder;
+
+#[test]
+fn the_kernels_of_a_recorded_wide_fill_stay_loaded_as_long_as_the_graph_lives() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let [there, back] =
+        [MemoryKind::Device, MemoryKind::Pinned].map(|kind| memory.allocate(kind, 4096).unwrap());
+    let pattern = Pattern::U64(0x0102_0304_0506_0708);
+    let work = [Operation::Fill { dst: &there, pattern }, Operation::Copy { src: &there, dst: &back }];
+    let graph = CudaGraph::record(&device, StreamPriority::Normal, &work).unwrap();
+    assert_eq!(sim.ledger().modules, 1, "its streams are gone, the kernels are not");
+    let stream = CudaStream::new(&device).unwrap();
+    graph.launch(&stream).unwrap().wait().unwrap();
+    assert!(back.read().unwrap().chunks(8).all(|chunk| *chunk == pattern.repeated()[..8]));
+    drop((graph, stream, there, back));
+    memory.drain().unwrap();
+    drop((memory, device));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
