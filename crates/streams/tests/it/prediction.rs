@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use transload_core::{ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::trace;
-use transload_memory::{AutoPrefetcher, CudaFeature, PredictionLimits};
+use transload_memory::{AutoPrefetcher, CudaFeature, DeviceResidency, PredictionLimits};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
@@ -218,12 +218,16 @@ fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone
 }
 
 #[test]
-fn a_queue_of_another_device_is_refused() {
+fn a_queue_and_knowledge_of_another_device_are_refused() {
     let Some(devices) = transload_cuda_sim::harness::devices(2) else { return };
     let open = |index: usize| transload_memory::CudaDevice::new(devices[index].ordinal()).unwrap();
     let queue = Arc::new(CudaStream::new(&open(0)).unwrap());
     let error = AutoPrefetcher::new(&open(1), queue, PredictionLimits::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let queue = Arc::new(CudaStream::new(&open(0)).unwrap());
+    let of_the_other = Arc::new(DeviceResidency::new(open(1).id()));
+    let error = AutoPrefetcher::sharing(&open(0), queue, PredictionLimits::default(), of_the_other);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]

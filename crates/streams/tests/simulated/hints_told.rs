@@ -88,13 +88,13 @@ fn what_was_predicted_and_had_no_room_is_not_taken_for_there() {
     let buffer = memory.allocate(MemoryKind::Unified, BYTES).unwrap();
     let full = memory.allocate(MemoryKind::Device, (8 << 20) - (200 << 10)).unwrap();
     let queue = Arc::new(CudaStream::new(&device).unwrap());
-    let residency: Arc<DeviceResidency> = Arc::default();
+    let residency = Arc::new(DeviceResidency::new(device.id()));
     let auto =
         AutoPrefetcher::sharing(&device, queue, PredictionLimits::default(), Arc::clone(&residency)).unwrap();
     let chunk = |index: usize| buffer.slice(index * 131_072..(index + 1) * 131_072).unwrap();
     for index in 0..6 {
         let used = chunk(index);
-        residency.declare(&used);
+        residency.expect(&used);
         assert_eq!(auto.observe(&[&used]), 0, "the device is full");
     }
     assert!(auto.statistics().refused > 0, "{:?}", auto.statistics());
