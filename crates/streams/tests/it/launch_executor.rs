@@ -6,7 +6,6 @@ use transload_cuda_sys::{
     AsStream,
     trace::{self, Call},
 };
-use transload_memory::CudaFeature;
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
@@ -15,16 +14,6 @@ use crate::{
 };
 
 const COUNT: usize = 50_000;
-
-/// A device whose unified memory can be prefetched, or nothing with a line that says so.
-fn able() -> Option<Setup> {
-    let setup = Setup::new();
-    if setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
-        return Some(setup);
-    }
-    println!("skipped: the device has no concurrent access to unified memory");
-    None
-}
 
 fn unified(setup: &Setup, numbers: &[f32]) -> RawBuffer {
     let buffer = setup.memory.allocate(MemoryKind::Unified, numbers.len() * 4).unwrap();
@@ -71,7 +60,7 @@ fn stream_of(prefetch: &Call) -> u64 {
 
 #[test]
 fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_read_back_right() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -107,7 +96,7 @@ fn what_the_host_wrote_is_prefetched_on_another_stream_before_the_launch_and_rea
 
 #[test]
 fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let (one, two) = (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
@@ -137,7 +126,7 @@ fn what_lies_there_already_is_not_prefetched_again_until_somebody_else_uses_it()
 
 #[test]
 fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -162,7 +151,7 @@ fn the_next_launchs_memory_is_on_its_way_while_the_launch_before_is_not_over() {
 
 #[test]
 fn a_result_wanted_on_the_host_follows_the_launch_there() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -195,7 +184,7 @@ fn a_result_wanted_on_the_host_follows_the_launch_there() {
 
 #[test]
 fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remembered() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let executor = LaunchExecutor::new(&setup.device).unwrap();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -230,7 +219,7 @@ fn a_host_view_of_unified_memory_keeps_the_launch_out_and_nothing_wrong_is_remem
 #[test]
 fn launches_of_several_threads_through_one_executor_lose_no_update() {
     watched(|| {
-        let Some(setup) = able() else { return };
+        let Some(setup) = Setup::sharing() else { return };
         let kernel = saxpy_of(&setup);
         let executor = LaunchExecutor::new(&setup.device).unwrap();
         let (x, y) = (unified(&setup, &[1.0; 2000]), unified(&setup, &[0.0; 2000]));

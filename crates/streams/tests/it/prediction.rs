@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use transload_core::{ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_cuda_sys::trace;
-use transload_memory::{AutoPrefetcher, CudaFeature, DeviceResidency, PredictionLimits};
+use transload_memory::{AutoPrefetcher, DeviceResidency, PredictionLimits};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
@@ -14,15 +14,6 @@ use crate::{
 
 /// Numbers of a chunk: 64 KiB, so that chunks share no page.
 pub(crate) const CHUNK: usize = 16_384;
-
-pub(crate) fn able() -> Option<Setup> {
-    let setup = Setup::new();
-    if setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
-        return Some(setup);
-    }
-    println!("skipped: the device has no concurrent access to unified memory");
-    None
-}
 
 pub(crate) fn unified(setup: &Setup, chunks: usize) -> RawBuffer {
     let buffer = setup.memory.allocate(MemoryKind::Unified, chunks * CHUNK * 4).unwrap();
@@ -67,7 +58,7 @@ pub(crate) fn prefetches(calls: &[trace::Call]) -> Vec<u64> {
 
 #[test]
 fn from_the_third_chunk_of_a_sweep_on_the_next_ones_are_prefetched_while_one_is_used() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
     let (x, y) = (unified(&setup, 12), setup.device(CHUNK * 4));
@@ -107,7 +98,7 @@ fn from_the_third_chunk_of_a_sweep_on_the_next_ones_are_prefetched_while_one_is_
 
 #[test]
 fn layers_that_are_sent_away_after_each_step_are_brought_back_in_their_order() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let limits = PredictionLimits { depth: 2, ..PredictionLimits::default() };
     let executor = LaunchExecutor::new(&setup.device).unwrap().with_prediction(limits).unwrap();
@@ -141,7 +132,7 @@ fn layers_that_are_sent_away_after_each_step_are_brought_back_in_their_order() {
 
 #[test]
 fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
     let (x, y) = (unified(&setup, 8), unified(&setup, 1));
@@ -168,7 +159,7 @@ fn what_lies_on_the_device_is_predicted_and_not_prefetched() {
 
 #[test]
 fn a_range_that_the_host_looks_at_is_left_alone() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let kernel = saxpy_of(&setup);
     let stream = CudaStream::new(&setup.device).unwrap();
     let (x, y) = (unified(&setup, 8), setup.device(CHUNK * 4));
@@ -192,7 +183,7 @@ fn a_range_that_the_host_looks_at_is_left_alone() {
 
 #[test]
 fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone() {
-    let Some(setup) = able() else { return };
+    let Some(setup) = Setup::sharing() else { return };
     let auto = prefetcher(&setup, PredictionLimits::default());
     let mut layers: Vec<_> = (0..5).map(|_| unified(&setup, 1)).collect();
     let stream = CudaStream::new(&setup.device).unwrap();
@@ -234,7 +225,7 @@ fn a_queue_and_knowledge_of_another_device_are_refused() {
 fn whatever_the_pattern_the_bytes_are_those_of_a_run_without_predictions() {
     watched(|| {
         for seed in seeds(6) {
-            let Some(setup) = able() else { return };
+            let Some(setup) = Setup::sharing() else { return };
             let kernel = saxpy_of(&setup);
             let limits = PredictionLimits { depth: 1 + seed as usize % 5, bytes_ahead: 4 * CHUNK * 4 };
             let executor = LaunchExecutor::new(&setup.device).unwrap().with_prediction(limits).unwrap();

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use transload_core::{MemoryKind, RawBuffer};
-use transload_memory::{AutoPrefetcher, CudaFeature, PredictionLimits};
+use transload_core::{MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
+use transload_memory::{AutoPrefetcher, PredictionLimits};
 use transload_streams::CudaStream;
 
 use crate::setup::Setup;
@@ -12,11 +12,7 @@ use crate::setup::Setup;
 const CHUNK: usize = 65_536;
 
 fn able(limits: PredictionLimits) -> Option<(Setup, AutoPrefetcher)> {
-    let setup = Setup::new();
-    if !setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
-        println!("skipped: the device has no concurrent access to unified memory");
-        return None;
-    }
+    let setup = Setup::sharing()?;
     let queue = Arc::new(CudaStream::new(&setup.device).unwrap());
     let auto = AutoPrefetcher::new(&setup.device, queue, limits).unwrap();
     Some((setup, auto))
@@ -63,9 +59,14 @@ fn a_repetition_goes_on_without_a_buffer_that_is_gone_and_that_is_no_wrong_predi
     let Some((setup, auto)) = able(limits) else { return };
     let mut layers: Vec<_> =
         (0..4).map(|_| setup.memory.allocate(MemoryKind::Unified, CHUNK).unwrap()).collect();
+    let stream = CudaStream::new(&setup.device).unwrap();
     let steps = |layers: &[RawBuffer], count: usize| {
         for layer in (0..count).flat_map(|_| layers) {
             let _prefetched = auto.observe(&[layer]);
+            let used = Operation::Fill { dst: layer, pattern: Pattern::U8(1) };
+            submit(&stream, &used, Timing::Off).unwrap();
+            // Else it would lie there, and nothing would be learned of it.
+            drop(layer.read().unwrap());
         }
         auto.statistics()
     };
@@ -74,6 +75,6 @@ fn a_repetition_goes_on_without_a_buffer_that_is_gone_and_that_is_no_wrong_predi
     drop(layers.remove(2));
     let after = steps(&layers, 5);
     assert!(after.hits > before.hits + 3 && after.misses == 0, "{before:?} {after:?}");
-    drop((auto, layers));
+    drop((auto, layers, stream));
     setup.finish();
 }

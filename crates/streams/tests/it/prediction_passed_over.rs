@@ -9,7 +9,7 @@ use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
     launch::{saxpy_of, watched},
-    prediction::{CHUNK, able, chunk, prefetcher, prefetches, unified},
+    prediction::{CHUNK, chunk, prefetcher, prefetches, unified},
     setup::{Setup, noise},
 };
 
@@ -30,7 +30,7 @@ struct Program {
 
 impl Program {
     fn new(with_executor: bool) -> Option<Self> {
-        let setup = able()?;
+        let setup = Setup::sharing()?;
         let limits = PredictionLimits::default();
         let executor = || LaunchExecutor::new(&setup.device).unwrap().with_prediction(limits).unwrap();
         Some(Self {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use transload_core::{MemoryKind, RawBuffer};
 pub(crate) use transload_cuda_sim::harness::noise;
 use transload_cuda_sim::harness::{self, TestDevice};
-use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
 
 pub(crate) struct Setup {
     pub(crate) test: TestDevice,
@@ -16,6 +16,16 @@ pub(crate) struct Setup {
 impl Setup {
     pub(crate) fn new() -> Self {
         Self::on(harness::device())
+    }
+
+    /// A device whose unified memory can be prefetched, or nothing with a line that says so.
+    pub(crate) fn sharing() -> Option<Self> {
+        let setup = Self::new();
+        if setup.device.supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
+            return Some(setup);
+        }
+        println!("skipped: host and device cannot use unified memory at the same time");
+        None
     }
 
     pub(crate) fn on(test: TestDevice) -> Self {
