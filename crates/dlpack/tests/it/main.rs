@@ -22,5 +22,7 @@ mod kinds;
 #[cfg(any(target_os = "linux", windows))]
 mod liars;
 mod ownership;
+#[path = "../../../streams/tests/it/programs.rs"]
+mod programs;
 #[cfg(any(target_os = "linux", windows))]
 mod setup;

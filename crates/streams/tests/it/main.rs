@@ -40,6 +40,7 @@ mod pool;
 mod pool_optimizer;
 mod pool_ready;
 mod prediction;
+mod programs;
 mod raw_forms;
 mod reactor;
 mod registered;
