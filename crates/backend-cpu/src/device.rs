@@ -31,9 +31,19 @@ pub(crate) fn memory() -> Result<MemoryInfo> {
 }
 
 /// Available and total bytes of main memory: not known how to ask here.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "linux", windows)))]
 pub(crate) fn memory() -> Result<MemoryInfo> {
-    Err(Error::new(ErrorKind::Unsupported, "the cpu backend can tell free and total memory on Linux only"))
+    let text = "the cpu backend can tell free and total memory on Linux and Windows only";
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// Available and total bytes of main memory, as the system says.
+#[cfg(windows)]
+pub(crate) fn memory() -> Result<MemoryInfo> {
+    crate::windows_memory::memory().ok_or_else(|| {
+        let error = std::io::Error::last_os_error();
+        Error::caused_by(ErrorKind::Io, "the system does not say how much memory it has", error)
+    })
 }
 
 #[cfg(any(target_os = "linux", test))]
@@ -53,9 +63,10 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+/// Windows says it to every process, in a variable.
 #[cfg(not(target_os = "linux"))]
 fn processor() -> Option<String> {
-    None
+    std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|name| cfg!(windows) && !name.is_empty())
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ mod pages;
 mod queue;
 mod split;
 mod storage;
+#[cfg(windows)]
+mod windows_memory;
 mod workers;
 
 pub use backend::CpuBackend;

@@ -1,12 +1,23 @@
 //! How much memory the host has, as the system says.
 
+#[cfg(windows)]
+mod windows_memory;
+
 use transload_core::MemoryInfo;
 
 /// Available and total bytes of main memory; limits of a container are not in it. `None` where the system does not say.
+#[cfg(target_os = "linux")]
 pub(crate) fn available() -> Option<MemoryInfo> {
-    if cfg!(target_os = "linux") { parse(&std::fs::read_to_string("/proc/meminfo").ok()?) } else { None }
+    parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
+/// Available and total bytes of main memory. `None` where the system does not say.
+#[cfg(windows)]
+pub(crate) fn available() -> Option<MemoryInfo> {
+    windows_memory::memory()
+}
+
+#[cfg(any(target_os = "linux", test))]
 fn parse(text: &str) -> Option<MemoryInfo> {
     let bytes = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
