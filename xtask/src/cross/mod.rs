@@ -69,7 +69,9 @@ impl fmt::Display for Outcome {
             Self::Checked => f.write_str("checked"),
             Self::Skipped(reason) => write!(f, "skipped: {reason}"),
             Self::Failed(what) => write!(f, "FAILED: {what}"),
-            Self::Ran { version, counts } => write!(f, "tests under {version}, {counts}"),
+            Self::Ran { version, counts } => {
+                write!(f, "tests under {version}, in {} programs: {counts}", counts.programs)
+            }
         }
     }
 }
