@@ -99,7 +99,7 @@ pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
     };
     let version = version.lines().next().unwrap_or_default().to_owned();
     let left_out =
-        wine_folder.map(|_| ("loom", "under Wine nothing can unwind on the stacks that loom makes"));
+        wine_folder.map(|_| ("loom", "under Wine it aborts where it unwinds on stacks of its own"));
     Ok(Found::Ready(Emulator { target, runner, version, left_out, environment }))
 }
 
