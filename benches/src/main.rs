@@ -12,6 +12,7 @@ static ALLOCATOR: Counting = Counting;
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let device = match device(&options)? {
+        #[cfg(any(target_os = "linux", windows))]
         Found::Device(ordinal) => Some(ordinal),
         Found::NotWanted => None,
         #[cfg(any(target_os = "linux", windows))]
@@ -45,6 +46,7 @@ fn main() -> Result<ExitCode> {
 
 /// What the rows of CUDA are measured on.
 enum Found {
+    #[cfg(any(target_os = "linux", windows))]
     Device(u32),
     NotWanted,
     #[cfg(any(target_os = "linux", windows))]

@@ -6,7 +6,7 @@ use transload_core::{DeviceId, MemoryKind, Place, TransferPath};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    case::{HostKit, Kit},
+    case::HostKit,
     content::Content,
     grid::{self, Point},
     json::Results,
@@ -55,6 +55,8 @@ fn cuda(
     rows: &mut Vec<Row>,
     methods: &mut Methods,
 ) -> Result<Description> {
+    use crate::case::Kit as _;
+
     let (manager, first) = crate::first_use::start(ordinal, grid::largest(options))?;
     rows.extend(first);
     let session = crate::cuda::Session::open(ordinal)?;

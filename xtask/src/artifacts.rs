@@ -10,6 +10,8 @@ use xshell::{Shell, cmd};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Artifact {
     pub(crate) package: String,
+    /// Where the package lies.
+    pub(crate) folder: PathBuf,
     pub(crate) target: String,
     /// `bin`, `lib`, `test`, `cdylib`, …
     pub(crate) kind: String,
@@ -49,6 +51,7 @@ fn artifact(line: &str) -> Result<Option<Artifact>> {
     }
     Ok(Some(Artifact {
         package: package_name(message["package_id"].as_str().unwrap_or_default()).to_owned(),
+        folder: message["manifest_path"].as_str().map(PathBuf::from).unwrap_or_default().with_file_name(""),
         target: message["target"]["name"].as_str().context("a target without a name")?.to_owned(),
         kind: kind.to_owned(),
         is_test: message["profile"]["test"] == true,

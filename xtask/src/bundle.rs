@@ -158,7 +158,7 @@ fn select(built: Vec<Artifact>) -> Result<Vec<File>> {
 }
 
 fn bundled_name(artifact: &Artifact) -> Option<String> {
-    let Artifact { package, target, kind, is_test, path } = artifact;
+    let Artifact { package, target, kind, is_test, path, .. } = artifact;
     if package == PROBE && kind == "cdylib" && !is_test {
         return path.file_name().map(|name| name.to_string_lossy().into_owned());
     }
@@ -204,6 +204,7 @@ mod tests {
         let path = PathBuf::from(format!("/x/{target}-0123"));
         Artifact {
             package: package.to_owned(),
+            folder: PathBuf::new(),
             target: target.to_owned(),
             kind: kind.to_owned(),
             is_test,

@@ -217,6 +217,7 @@ mod tests {
     fn the_axis_ends_at_a_round_number() {
         assert_eq!(ceiling(38.0), 50.0);
         assert_eq!(ceiling(0.0), 1.0);
-        assert_eq!(ceiling(0.07), 0.1);
+        // Not every platform takes the power of ten to the last bit.
+        assert!((ceiling(0.07) - 0.1).abs() < 1e-12);
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{codegen, outside, render, test, tidy};
+use crate::{codegen, cross, outside, render, test, tidy};
 
 /// Runs every check, then the tests, whose exit code is the answer.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -25,6 +25,8 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     }
     step("projects outside the tree");
     outside::run(sh)?;
+    step("other platforms, as far as this machine has what they need");
+    cross::run(sh, &cross::Options::for_every_change())?;
     step("tests and doctests");
     test::run(sh, &[])
 }

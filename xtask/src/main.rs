@@ -6,6 +6,7 @@ mod bundle;
 mod chart;
 mod ci;
 mod codegen;
+mod cross;
 mod date;
 mod outside;
 mod record;
@@ -62,6 +63,8 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Check for other platforms, and run the tests where something here can run their programs.
+    Cross(cross::Options),
     /// Everything a change must pass, the tests last.
     Ci,
 }
@@ -87,6 +90,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Render { check } => render::run(&sh, check)?,
         Command::Tidy { check } => tidy::run(&sh, check)?,
         Command::Codegen { check } => codegen::run(&sh, check)?,
+        Command::Cross(options) => cross::run(&sh, &options)?,
         Command::Ci => return ci::run(&sh),
     }
     Ok(ExitCode::SUCCESS)

@@ -120,6 +120,10 @@ fn cold(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
         ("huge", HostPages::Huge),
         ("auto", HostPages::Auto),
     ] {
+        if cfg!(not(target_os = "linux")) && matches!(pages, HostPages::Ordinary | HostPages::Huge) {
+            // Pages cannot be chosen there.
+            continue;
+        }
         let resource = PinnedResource::new(&rig.memory).with_pages(pages);
         ways.push(Way::new(name, &format!("PinnedResource, {name} pages"), move || {
             let begun = Instant::now();

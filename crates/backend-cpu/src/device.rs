@@ -26,7 +26,8 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+/// Windows says it to every process, in a variable.
 #[cfg(not(target_os = "linux"))]
 fn processor() -> Option<String> {
-    None
+    std::env::var("PROCESSOR_IDENTIFIER").ok().filter(|name| cfg!(windows) && !name.is_empty())
 }

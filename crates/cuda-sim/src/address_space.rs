@@ -52,8 +52,16 @@ impl AddressSpace {
     }
 }
 
+/// Set to anything, it keeps the software driver from reserving address space. Some emulators of processors (qemu-user
+/// before version 8) keep a record of every reserved page, which costs them seconds and memory for each device.
+#[cfg(target_os = "linux")]
+const UNRESERVED: &str = "TRANSLOAD_SIM_UNRESERVED";
+
 #[cfg(target_os = "linux")]
 fn reserve_unreadable(bytes: u64) -> Option<u64> {
+    if std::env::var_os(UNRESERVED).is_some() {
+        return None;
+    }
     let length = usize::try_from(bytes).ok()?;
     // SAFETY: an anonymous mapping at an address of the system's choice touches nothing that exists.
     let address = unsafe {

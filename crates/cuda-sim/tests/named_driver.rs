@@ -3,7 +3,11 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, reason = "helpers of tests fail their tests")]
 
-use std::{env, process::Command};
+#[path = "../../streams/tests/it/programs.rs"]
+#[allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+mod programs;
+
+use std::env;
 
 use transload_cuda_sys::Driver;
 
@@ -11,8 +15,7 @@ const CHILD: &str = "TRANSLOAD_TEST_CHILD";
 
 /// What a process with the variable set so prints of its driver.
 fn with_variable(value: &str) -> String {
-    let program = env::current_exe().expect("this program");
-    let output = Command::new(program)
+    let output = programs::this_program()
         .args(["--exact", "the_variable_is_believed_only_where_it_names_a_driver", "--nocapture"])
         .env(CHILD, "1")
         .env("TRANSLOAD_CUDA_DRIVER", value)

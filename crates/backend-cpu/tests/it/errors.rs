@@ -30,7 +30,7 @@ fn bad_allocations_are_refused_each_with_its_kind() {
         assert_eq!((error.kind(), error.retry()), (ErrorKind::OutOfMemory, Retry::AfterFreeing));
         let shortage = error.memory_shortage().unwrap();
         assert_eq!(shortage.requested, bytes as u64);
-        #[cfg(target_os = "linux")]
+        #[cfg(any(target_os = "linux", windows))]
         assert!(shortage.free.unwrap() <= shortage.total.unwrap());
         assert!(error.to_string().contains(&bytes.to_string()), "{error}");
     }
@@ -100,7 +100,7 @@ fn the_backend_describes_the_host() {
         (info.id, &info.kinds[..], info.simulated),
         (DeviceId::Cpu, &[MemoryKind::Pageable][..], false)
     );
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "linux", windows))]
     assert_eq!(info.total_memory, Some(backend.memory_info(DeviceId::Cpu).unwrap().total));
     let host = |kind| Place::new(DeviceId::Cpu, kind);
     assert_eq!(backend.copier(host(MemoryKind::Mapped), host(MemoryKind::Pinned)), Some(DeviceId::Cpu));

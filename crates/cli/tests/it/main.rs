@@ -5,18 +5,16 @@ mod bad_input;
 mod binary;
 mod commands;
 mod load;
+#[path = "../../../streams/tests/it/programs.rs"]
+mod programs;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;
 
-use std::{
-    fs,
-    path::PathBuf,
-    process::{Command, Output},
-};
+use std::{fs, path::PathBuf, process::Output};
 
 /// Runs the program where no CUDA driver can be found.
 fn transload(arguments: &[&str]) -> Ran {
-    let output = Command::new(env!("CARGO_BIN_EXE_transload"))
+    let output = programs::program(env!("CARGO_BIN_EXE_transload"))
         .args(arguments)
         .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
         .output()
@@ -74,8 +72,9 @@ fn file(folder: &tempfile::TempDir, len: usize) -> String {
 }
 
 /// Whether a tool is there; says so where it is not.
+#[cfg(unix)]
 fn has(tool: &str) -> bool {
-    let there = Command::new(tool).arg("--version").output().is_ok();
+    let there = std::process::Command::new(tool).arg("--version").output().is_ok();
     if !there {
         println!("skipped: {tool} is not installed");
     }

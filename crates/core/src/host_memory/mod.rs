@@ -4,6 +4,8 @@
 mod cgroup;
 #[cfg(any(target_os = "linux", test))]
 mod mounts;
+#[cfg(windows)]
+mod windows;
 
 use crate::{MemoryInfo, Result};
 
@@ -15,11 +17,12 @@ use crate::{MemoryInfo, Result};
 /// CUDA driver does not use.
 ///
 /// # Errors
-/// [`Unsupported`](crate::ErrorKind::Unsupported) where the system does not tell: on anything but Linux, or without `/proc`.
+/// [`Unsupported`](crate::ErrorKind::Unsupported) where the system does not tell: on anything but Linux and Windows, or without
+/// `/proc`.
 pub fn host_memory() -> Result<MemoryInfo> {
     ask().ok_or_else(|| {
         let text =
-            "this system does not tell how much memory the host has free; Linux does, in /proc/meminfo";
+            "this system does not tell how much memory the host has free; Linux (in /proc/meminfo) and Windows do";
         crate::Error::new(crate::ErrorKind::Unsupported, text)
     })
 }
@@ -35,7 +38,12 @@ fn ask() -> Option<MemoryInfo> {
     told_by(read, mounts)
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(windows)]
+fn ask() -> Option<MemoryInfo> {
+    windows::memory()
+}
+
+#[cfg(not(any(target_os = "linux", windows)))]
 fn ask() -> Option<MemoryInfo> {
     None
 }

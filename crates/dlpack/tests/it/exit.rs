@@ -1,6 +1,6 @@
 //! A process that ends while others still have its tensors, and it has theirs.
 
-use std::{env, process::Command};
+use std::env;
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{Backend, DeviceId, MemoryKind};
@@ -16,7 +16,7 @@ fn a_process_ends_with_live_tensors() {
         leave_things_open();
         std::process::exit(0);
     }
-    let mut this = Command::new(env::current_exe().unwrap());
+    let mut this = crate::programs::this_program();
     let this =
         this.args(["--exact", "exit::a_process_ends_with_live_tensors", "--nocapture"]).env(INSIDE, "1");
     let output = this.output().unwrap();

@@ -24,5 +24,7 @@ mod liars;
 #[cfg(any(target_os = "linux", windows))]
 mod order_more;
 mod ownership;
+#[path = "../../../streams/tests/it/programs.rs"]
+mod programs;
 #[cfg(any(target_os = "linux", windows))]
 mod setup;

@@ -109,7 +109,7 @@ impl PinnedResource {
 
     #[cfg(not(target_os = "linux"))]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
-        if matches!(self.pages, HostPages::Auto | HostPages::Driver) {
+        if bytes == 0 || matches!(self.pages, HostPages::Auto | HostPages::Driver) {
             return self.of_driver(bytes);
         }
         let text = "pages can be chosen on Linux only; valid here are Auto and Driver";

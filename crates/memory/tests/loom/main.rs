@@ -1,5 +1,6 @@
 //! Every interleaving, at two preemptions, of who registers memory and who ends registrations: the table is the library's, its
 //! lock is loom's.
+#![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
     dead_code,

@@ -19,7 +19,9 @@ fn manager(sim: SimDevice) -> Arc<CudaMemoryManager> {
 
 /// Everything that this folder of the crate does with the driver.
 fn scenario(memory: &Arc<CudaMemoryManager>) -> transload_core::Result<()> {
-    for pages in [HostPages::Driver, HostPages::Ordinary, HostPages::Auto] {
+    // Elsewhere pages cannot be chosen.
+    let second = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
+    for pages in [HostPages::Driver, second, HostPages::Auto] {
         let resource = StatisticsResource::new(LimitedResource::new(
             PinnedResource::new(memory).with_pages(pages),
             16 << 20,

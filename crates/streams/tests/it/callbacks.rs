@@ -1,7 +1,6 @@
 //! Callbacks: run at completion by a thread of ours, in order, whatever happens to handles, other callbacks and the process.
 
 use std::{
-    process::Command,
     sync::{
         Arc, Mutex,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -202,7 +201,7 @@ fn a_process_ends_well_while_callbacks_wait_and_run() {
         told(&running);
         std::process::exit(0);
     }
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = crate::programs::this_program()
         .args(["--exact", "callbacks::a_process_ends_well_while_callbacks_wait_and_run", "--nocapture"])
         .env(CHILD, "1")
         .spawn()

@@ -44,6 +44,7 @@ mod pool_ready;
 mod prediction;
 mod prediction_of_launches;
 mod prediction_passed_over;
+mod programs;
 mod raw_forms;
 mod reactor;
 mod registered;

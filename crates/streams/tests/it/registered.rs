@@ -296,7 +296,7 @@ fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back
         let name =
             "registered::a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back";
         watched(move || {
-            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            let mut child = crate::programs::this_program();
             let child = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
             assert!(child.status().unwrap().success(), "it ends by itself, without a crash");
         });

@@ -1,4 +1,5 @@
 //! Every interleaving, at two preemptions, of what threads do to an arena: its state is the library's, its lock is loom's.
+#![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
     dead_code,

@@ -167,8 +167,11 @@ fn a_request_that_only_another_backends_work_stands_in_the_way_of_is_refused_rat
 /// Waits until both threads are here.
 fn meet(at: &AtomicU32) {
     at.fetch_add(1, Ordering::SeqCst);
+    let mut turns = 0_u32;
     while at.load(Ordering::SeqCst) < 2 {
-        std::hint::spin_loop();
+        turns = turns.saturating_add(1);
+        // The other may need this processor to come here at all.
+        if turns < 1000 { std::hint::spin_loop() } else { std::thread::yield_now() }
     }
 }
 

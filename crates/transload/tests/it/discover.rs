@@ -1,7 +1,5 @@
 //! Discovery with and without CUDA. A process has one driver for good, so what needs another one runs in a child.
 
-use std::process::Command;
-
 use transload::{CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Runtime, Sampling};
 
 /// Set in the child.
@@ -12,7 +10,7 @@ fn without_a_driver(test: &str, body: fn()) {
     if std::env::var_os(CHILD).is_some() {
         return body();
     }
-    let output = Command::new(std::env::current_exe().unwrap())
+    let output = crate::programs::this_program()
         .args(["--exact", test, "--nocapture"])
         .env("TRANSLOAD_CUDA_DRIVER", "/nonexistent/libcuda.so.1")
         .env(CHILD, "1")

@@ -8,6 +8,8 @@ mod discover;
 mod lanes;
 #[cfg(feature = "safetensors")]
 mod load;
+#[path = "../../../streams/tests/it/programs.rs"]
+mod programs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod recorded;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]

@@ -1,6 +1,6 @@
 //! Freed once, at any time, also where something is in flight or the process ends.
 
-use std::{process::Command, sync::mpsc, thread, time::Duration};
+use std::{sync::mpsc, thread, time::Duration};
 
 use transload_core::Buffer;
 use transload_memory::Role;
@@ -73,7 +73,7 @@ fn a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight() {
         std::process::exit(0);
     }
     let name = "unified::lifetime::a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight";
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let mut child = crate::programs::this_program()
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")
         .spawn()

@@ -42,6 +42,7 @@ pub(crate) const DTYPES: [(&str, usize); 22] = [
 ];
 
 /// A model as a test wants it: name, type, shape and bytes of each tensor, in the file's order.
+#[derive(Clone)]
 pub(crate) struct Model(Vec<(String, &'static str, Vec<usize>, Vec<u8>)>);
 
 impl Model {
@@ -71,6 +72,11 @@ impl Model {
         }
         tensors.push(("last none".to_owned(), "F64", vec![2, 0], vec![]));
         Self(tensors)
+    }
+
+    /// Its tensors of so many bytes at most.
+    pub(crate) fn of_at_most(&self, bytes: usize) -> Self {
+        Self(self.0.iter().filter(|(.., content)| content.len() <= bytes).cloned().collect())
     }
 
     pub(crate) fn bytes(&self) -> usize {

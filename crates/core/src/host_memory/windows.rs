@@ -1,0 +1,39 @@
+//! What Windows says of its memory.
+
+use crate::MemoryInfo;
+
+/// As `MEMORYSTATUSEX` in the system's headers.
+#[repr(C)]
+#[derive(Default)]
+struct Status {
+    length: u32,
+    load: u32,
+    total: u64,
+    available: u64,
+    // Of the page file and of addresses.
+    others: [u64; 5],
+}
+
+#[link(name = "kernel32")]
+unsafe extern "system" {
+    fn GlobalMemoryStatusEx(status: *mut Status) -> i32;
+}
+
+/// Available and total bytes of main memory; `None` where the system does not say.
+pub(crate) fn memory() -> Option<MemoryInfo> {
+    let mut status = Status { length: size_of::<Status>() as u32, ..Status::default() };
+    // SAFETY: the structure is the system's, says its own size, and is valid for the call.
+    let known = unsafe { GlobalMemoryStatusEx(&raw mut status) } != 0;
+    known.then_some(MemoryInfo { free: status.available, total: status.total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_of_what_there_is_is_free() {
+        let MemoryInfo { free, total } = memory().unwrap();
+        assert!(0 < free && free < total, "{free} of {total}");
+    }
+}
