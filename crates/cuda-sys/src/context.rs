@@ -1,6 +1,6 @@
 //! The primary context of a device, bound for the length of a call from whichever thread makes it.
 
-use std::{marker::PhantomData, ptr, sync::Arc};
+use std::{cell::Cell, marker::PhantomData, ptr, sync::Arc};
 
 use cust::sys::CUcontext;
 
@@ -27,13 +27,17 @@ struct Retained {
     device: Device,
 }
 
-/// The driver's answer, and with success the calling thread's current context.
+thread_local! {
+    /// Whether calls that work in any context enter their own: while this thread is not known to have one that will do.
+    static ENTERS: Cell<bool> = const { Cell::new(true) };
+}
+
+/// Makes a call that works alike in every context (advice on a range, a copy on a stream that is not a default stream) in the
+/// one that is current: to ask which one that is takes ten times as long as this. `None` where this thread is not known to have
+/// one, and nothing was called; [`Context::enter_after_all`] finds out.
 #[inline]
-fn current() -> (u32, CUcontext) {
-    let mut current = ptr::null_mut();
-    // SAFETY: the out pointer is valid for the call.
-    let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
-    (code, current)
+pub fn in_any_context<T>(call: impl FnOnce() -> T) -> Option<T> {
+    if ENTERS.get() { None } else { Some(call()) }
 }
 
 impl Context {
@@ -69,24 +73,25 @@ impl Context {
     /// The driver's code.
     #[inline]
     pub fn enter(&self) -> Result<ContextGuard<'_>> {
-        let (code, current) = current();
+        let mut current = ptr::null_mut();
+        // SAFETY: the out pointer is valid for the call.
+        let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
         if code == code::SUCCESS && current == self.raw {
             return Ok(ContextGuard { pushed: false, context: PhantomData, not_send: PhantomData });
         }
         self.push(code)
     }
 
-    /// Whether it is the calling thread's current context.
-    #[must_use]
-    pub fn is_current(&self) -> bool {
-        current() == (code::SUCCESS, self.raw)
-    }
-
-    /// Whether the calling thread has any current context.
-    #[must_use]
-    pub fn any_is_current() -> bool {
-        let (code, current) = current();
-        code == code::SUCCESS && !current.is_null()
+    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that the driver refused: in a context that
+    /// [was current](ContextGuard::was_current) the refusal stands, in another one it says nothing.
+    ///
+    /// # Errors
+    /// As for `enter`.
+    #[cold]
+    pub fn enter_after_all(&self) -> Result<ContextGuard<'_>> {
+        let bound = self.enter()?;
+        ENTERS.set(!bound.was_current());
+        Ok(bound)
     }
 
     /// `asked` is the answer to the question after the current context, which is not this one.
@@ -171,6 +176,13 @@ pub struct ContextGuard<'a> {
 }
 
 impl ContextGuard<'_> {
+    /// Whether the context was current before.
+    #[must_use]
+    #[inline]
+    pub fn was_current(&self) -> bool {
+        !self.pushed
+    }
+
     #[inline(never)]
     fn pop(&self) {
         let mut popped = ptr::null_mut();

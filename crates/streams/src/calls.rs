@@ -265,7 +265,22 @@ impl<'a> Calls<'a> {
 #[inline(always)]
 pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
     // SAFETY: the caller's promise.
-    match unsafe { copy_once(src, dst, bytes, stream) } {
+    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream) }
+}
+
+/// What is left to do of a copy after the call that makes it at once: memory that is registered in part is copied in parts.
+///
+/// # Safety
+/// * As for [`Calls::make`].
+#[inline(always)]
+pub(crate) unsafe fn copy_after(
+    at_once: Result<(), DriverError>,
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    match at_once {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
             copy_in_parts(src, dst, bytes, stream, error)

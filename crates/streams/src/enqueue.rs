@@ -6,11 +6,12 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline,
     Timing,
 };
+use transload_cuda_sys::{DriverError, in_any_context};
 use transload_memory::lift;
 
 use crate::{
     CudaStream,
-    calls::{Calls, SMALL, copy, reachable, side},
+    calls::{Calls, SMALL, Side, copy, copy_after, copy_once, reachable, side},
     metrics::Counted,
     timeline::StreamTimeline,
 };
@@ -83,9 +84,12 @@ impl CudaStream {
         own.check_runs()?;
         reachable(self, src, dst)?;
         let (from, to) = (side(src)?, side(dst)?);
-        let _bound = own.context().enter().map_err(lift)?;
         // SAFETY: the caller keeps the buffers alive and undisturbed until the fence is over; lengths were checked to agree.
-        unsafe { copy(from, to, src.len(), own.raw()) }.map_err(lift)?;
+        match in_any_context(|| unsafe { copy_once(from, to, src.len(), own.raw()) }) {
+            Some(Ok(())) => {}
+            // SAFETY: as above; nothing was enqueued so far.
+            other => unsafe { copy_in_its_own(own, (from, to, src.len()), other) }?,
+        }
         match own.mark_small() {
             Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
             // Without a fence nobody would wait for it.
@@ -147,4 +151,28 @@ impl CudaStream {
             Err(error) => Err(calls.lift(error)),
         }
     }
+}
+
+/// In the stream's context, unless it was there that the driver refused it.
+///
+/// # Safety
+/// * As for [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_in_its_own(
+    own: &StreamTimeline,
+    (from, to, bytes): (Side, Side, usize),
+    refused: Option<Result<(), DriverError>>,
+) -> Result<()> {
+    let bound = own.context().enter_after_all().map_err(lift)?;
+    match refused {
+        // Refused for what it is, it may be possible in parts.
+        Some(Err(error)) if bound.was_current() => {
+            // SAFETY: the caller's promise.
+            unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }
+        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { copy(from, to, bytes, own.raw()) },
+    }
+    .map_err(lift)
 }

@@ -1,12 +1,12 @@
 //! The driver's calls about managed ranges, the newer form where the driver has it, and what its refusals mean.
 
-use std::{cell::Cell, sync::OnceLock};
+use std::sync::OnceLock;
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, Device, Driver, DriverError, attribute, check,
     ffi::{self, MemLocation},
-    relaxed,
+    in_any_context, relaxed,
 };
 
 use super::{MemoryLocation, prefetch_target::Named};
@@ -88,14 +88,8 @@ pub(super) fn advise_buffer(buffer: &RawBuffer, advice: Advice, location: Memory
     }
 }
 
-thread_local! {
-    /// Whether this thread's calls enter the memory's context: while no other is known to do.
-    static ENTERS: Cell<bool> = const { Cell::new(true) };
-}
-
 /// Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
-/// own and enter it takes as long as a tenth of the driver's call (H200). It is entered where there is none, or where the
-/// answer may be that of a context that is lost.
+/// own and enter it takes as long as a tenth of the driver's call (H200).
 #[inline]
 fn give(
     range: (u64, usize),
@@ -109,13 +103,13 @@ fn give(
         _ => None,
     };
     let answer = match at_once {
-        Some(to) if is_known_to_have_locations() && !ENTERS.get() => tell_newer(range, advice, to),
-        _ => return give_in(range, advice, location, context, SUCCESS),
+        Some(to) if is_known_to_have_locations() => in_any_context(|| tell_newer(range, advice, to)),
+        _ => None,
     };
-    if answer == SUCCESS { Ok(()) } else { give_in(range, advice, location, context, answer) }
+    if answer == Some(SUCCESS) { Ok(()) } else { give_in(range, advice, location, context, answer) }
 }
 
-/// In the memory's own context, unless it was there that the driver gave an answer that is no success.
+/// In the memory's own context, unless it was there that the driver refused it.
 #[cold]
 #[inline(never)]
 fn give_in(
@@ -123,20 +117,15 @@ fn give_in(
     advice: Advice,
     location: MemoryLocation,
     context: impl FnOnce() -> Result<Context>,
-    answered: u32,
+    refused: Option<u32>,
 ) -> Result<()> {
     let to = Named::new(location)?;
     let context = context()?;
-    let own = context.is_current();
-    let given = if own && answered != SUCCESS {
-        check("cuMemAdvise_v2", answered)
-    } else {
-        ENTERS.set(answered != SUCCESS || !Context::any_is_current());
-        let _bound = context.enter().map_err(lift)?;
-        match to {
-            Named::Newer(to) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
-            Named::Older(to) => check("cuMemAdvise", tell_older(range, advice, to)),
-        }
+    let bound = context.enter_after_all().map_err(lift)?;
+    let given = match (refused, to) {
+        (Some(answer), _) if bound.was_current() => check("cuMemAdvise_v2", answer),
+        (_, Named::Newer(to)) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
+        (_, Named::Older(to)) => check("cuMemAdvise", tell_older(range, advice, to)),
     };
     given.map_err(|error| explain_hint(error, range.0, range.1, location))
 }

@@ -18,6 +18,7 @@ mod allocator_short;
 mod callbacks;
 mod capture;
 mod completion;
+mod contexts;
 mod coordinator;
 mod copies;
 mod examples;

@@ -7,6 +7,7 @@ mod allocator_churn;
 mod allocator_races;
 mod allocator_released;
 mod captured;
+mod contexts;
 mod coordinator;
 mod copies_in_part;
 mod fills;
