@@ -133,6 +133,18 @@ pub fn refuse_migration_counters(code: Option<u32>) {
     cupti::refuse(code);
 }
 
+/// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
+/// context; `false` ends that. It holds for the whole process.
+pub fn silence_migration_counters(silent: bool) {
+    cupti::silence(silent);
+}
+
+/// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
+/// as usual. It holds for the whole process.
+pub fn keep_migration_records(most: Option<usize>) {
+    cupti::keep(most);
+}
+
 fn simulated(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {
     let installed = install();
     assert!(installed.is_ok(), "the software driver comes too late: {installed:?}");

@@ -55,6 +55,47 @@ fn where_the_counters_are_refused_the_start_says_so_and_leaves_nothing_behind() 
 }
 
 #[test]
+fn counters_that_are_silent_though_they_take_every_call_are_unavailable() {
+    let _turn = turn();
+    let test = harness::device_with(|builder| builder).unwrap();
+    let device = CudaDevice::new(test.ordinal()).unwrap();
+    harness::silence_migration_counters(true);
+    let error = MigrationTracker::start(&device).unwrap_err();
+    harness::silence_migration_counters(false);
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("before the process's first CUDA context"), "{error}");
+    drop(MigrationTracker::start(&device).unwrap());
+    drop(device);
+    test.assert_ledger_empty();
+}
+
+#[test]
+fn records_that_are_lost_are_told_and_make_the_counts_lower_bounds() {
+    let _turn = turn();
+    let test = harness::device_with(|builder| builder).unwrap();
+    let device = CudaDevice::new(test.ordinal()).unwrap();
+    let tracker = MigrationTracker::start(&device).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let stream = Stream::new(device.context().unwrap(), StreamOptions::default()).unwrap();
+    let buffer = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap();
+    buffer.write().unwrap().fill(1);
+    tracker.reset().unwrap();
+    assert_eq!(tracker.total().unwrap().lost, 0);
+    harness::keep_migration_records(Some(1));
+    prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
+    let (total, counts) = (tracker.total().unwrap(), tracker.counts(&buffer).unwrap());
+    harness::keep_migration_records(None);
+    assert!(total.lost > 0 && counts.lost == total.lost, "{total}; {counts}");
+    assert!(!counts.is_without_faults(), "nobody knows");
+    assert!(counts.to_string().contains("lower bounds"), "{counts}");
+    assert!(counts.bytes_to_device < 2 << 20, "{counts}");
+    drop((tracker, buffer, stream));
+    memory.drain().unwrap();
+    drop((memory, device));
+    test.assert_ledger_empty();
+}
+
+#[test]
 fn another_tool_that_has_the_counters_keeps_them() {
     type Callback = extern "C" fn(*mut c_void, u32, u32, *const c_void);
     extern "C" fn ignored(_: *mut c_void, _: u32, _: u32, _: *const c_void) {}

@@ -22,7 +22,7 @@ const KIND: u32 = 25;
 const VERSION: u32 = 130_001;
 /// What an H200's driver puts where the host is meant.
 const HOST: u32 = 0;
-/// How many records are kept for a flush; more are dropped and counted.
+/// How many records are usually kept for a flush; more are dropped and counted.
 const MOST: usize = 1 << 20;
 
 /// `CUpti_ActivityUnifiedMemoryCounter3`.
@@ -65,6 +65,8 @@ struct Tool {
     records: Vec<Record>,
     dropped: usize,
     refusal: Option<u32>,
+    silent: bool,
+    most: usize,
 }
 
 static TOOL: Mutex<Tool> = Mutex::new(Tool {
@@ -75,11 +77,23 @@ static TOOL: Mutex<Tool> = Mutex::new(Tool {
     records: Vec::new(),
     dropped: 0,
     refusal: None,
+    silent: false,
+    most: MOST,
 });
 
 /// From now on the counters cannot be configured, with this code of CUPTI's; `None` lets them again. For the whole process.
 pub(crate) fn refuse(code: Option<u32>) {
     TOOL.lock().refusal = code;
+}
+
+/// From now on every call is taken and no record made, as where CUPTI was loaded after the context. For the whole process.
+pub(crate) fn silence(silent: bool) {
+    TOOL.lock().silent = silent;
+}
+
+/// From now on so many records are kept for a flush; `None` for as many as usual. For the whole process.
+pub(crate) fn keep(most: Option<usize>) {
+    TOOL.lock().most = most.unwrap_or(MOST);
 }
 
 /// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_USER`.
@@ -90,7 +104,7 @@ const BY_TOUCH: u32 = 2;
 /// Something happened to the page at `address`, between the host and the device.
 pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
     let mut tool = TOOL.lock();
-    if !tool.enabled {
+    if !tool.enabled || tool.silent {
         return;
     }
     let Migrations { to_device, to_host, gpu_faults, cpu_faults } = happened;
@@ -104,7 +118,7 @@ pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
         if !tool.counters[counter] {
             continue;
         }
-        if tool.records.len() == MOST {
+        if tool.records.len() >= tool.most {
             tool.dropped += 1;
             continue;
         }
