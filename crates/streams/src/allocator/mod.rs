@@ -17,6 +17,7 @@ mod gather;
 mod hands;
 mod in_flight;
 mod ladder;
+mod questions;
 mod quick;
 mod release;
 mod reuse;
