@@ -7,7 +7,10 @@ use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
-use crate::{CudaBackendConfig, served::Served};
+use crate::{
+    CudaBackendConfig,
+    served::{Beside, Served},
+};
 
 pub(crate) struct Member {
     pub(crate) device: CudaDevice,
@@ -16,7 +19,7 @@ pub(crate) struct Member {
     /// What is given by [`allocate`](Self::allocate); holds segments of `memory`.
     served: Arc<Served>,
     /// Over the device's own memory; holds segments of `memory`.
-    allocator: OnceLock<StreamOrderedAllocator>,
+    allocator: Beside,
     /// Host memory registered through this device; holds parts of `memory`.
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
@@ -42,7 +45,7 @@ impl Member {
             info,
             memory: OnceLock::new(),
             served: Arc::default(),
-            allocator: OnceLock::new(),
+            allocator: Arc::default(),
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
@@ -84,9 +87,11 @@ impl Member {
 
     /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.with_room(|memory| match self.served.allocate((&self.device, memory), kind, bytes)? {
-            Some(buffer) => Ok(buffer),
-            None => memory.allocate(kind, bytes),
+        self.with_room(|memory| {
+            match self.served.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
+                Some(buffer) => Ok(buffer),
+                None => memory.allocate(kind, bytes),
+            }
         })
     }
 

@@ -290,6 +290,11 @@ impl StreamOrderedAllocator {
         self.shared.upstream.trim().map(|()| bytes)
     }
 
+    /// As [`trim`](Self::trim), but leaves the upstream resource alone, and so waits for nothing.
+    pub fn give_back(&self) -> u64 {
+        self.shared.trim()
+    }
+
     /// Waits for everything that free memory is behind, then gives back what [`trim`](Self::trim) does. Memory behind someone's
     /// capture stays.
     ///
