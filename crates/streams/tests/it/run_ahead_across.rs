@@ -14,7 +14,7 @@ use transload_core::{
     Access, Claims, DeviceId, ErrorKind, Fence, MemoryKind, RawBuffer, Result, Timeline, TimelineId,
 };
 use transload_cuda_sim::harness::is_real;
-use transload_cuda_sys::{AsStream, check, ffi};
+use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
 use transload_memory::PinnedResource;
 use transload_streams::{AllocatorBuilder, CudaStream, StreamOrderedAllocator};
 
@@ -250,6 +250,28 @@ fn who_drains_lets_others_release_their_streams_meanwhile() {
         });
         assert_eq!(pool.statistics().reserved, 0);
         drop((pool, stream, other));
+        bed.finish();
+    });
+}
+
+#[test]
+fn the_end_of_a_capture_is_not_waited_for_where_memory_is_short() {
+    limited(|| {
+        let bed = Bed::new();
+        let (captured, stream) = (bed.stream(), bed.stream());
+        let gone = builder(&bed).build().unwrap();
+        let block = gone.allocate_for_stream(&captured, MIB).unwrap();
+        gone.free_for_stream(block, &captured).unwrap();
+        let pool = builder(&bed).limit(MIB as u64).build().unwrap();
+        let held = pool.allocate_buffer(&stream, MIB).unwrap();
+        // SAFETY: nobody else uses the stream.
+        let capture = unsafe { Capture::begin(captured.driver(), CaptureMode::Relaxed) }.unwrap();
+        drop(gone);
+        assert_eq!(bed.memory.ledger().parked, 1, "behind the capture");
+        let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+        drop(capture.end().unwrap());
+        drop((held, pool, stream, captured));
         bed.finish();
     });
 }
