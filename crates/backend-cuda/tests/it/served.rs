@@ -371,3 +371,30 @@ fn buffers_of_many_threads_never_mix_up_their_contents() {
         finish(test, backend);
     });
 }
+
+#[test]
+fn draining_while_others_allocate_takes_nothing_from_them() {
+    watched(|| {
+        let test = harness::device();
+        let (backend, device) = open(&test);
+        let working = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let drains = scope.spawn(|| {
+                while working.load(Ordering::Acquire) {
+                    backend.drain().unwrap();
+                }
+            });
+            let workers: Vec<_> = (0..4)
+                .map(|seed| {
+                    let backend = &backend;
+                    scope.spawn(move || work(backend, device, seed))
+                })
+                .collect();
+            let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            working.store(false, Ordering::Release);
+            drains.join().unwrap();
+            outcomes.into_iter().for_each(|outcome| outcome.unwrap());
+        });
+        finish(test, backend);
+    });
+}
