@@ -230,6 +230,11 @@ impl<O, F, U> ArenaState<O, F, U> {
         first.map(|node| blocks.rest(node)).is_some()
     }
 
+    /// As [`rest_first`](Self::rest_first); where none is large enough, but all together are, all of them.
+    pub(crate) fn rest_for(&mut self, size: u64, small: bool) -> bool {
+        self.rest_first(size, small) || (self.in_flight.bytes() >= size && self.rest_reached(u64::MAX))
+    }
+
     /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
     pub(crate) fn take_in_flight(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;

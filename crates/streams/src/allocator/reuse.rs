@@ -76,7 +76,7 @@ impl Shared {
         // Plain blocks are in the stream's order anyway.
         if !buffer
             && self.ahead > 0
-            && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_reached(u64::MAX))
+            && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_for(want.size, want.small))
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
         {
             return Ok(taken);

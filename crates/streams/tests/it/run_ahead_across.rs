@@ -155,10 +155,16 @@ fn an_idle_buffer_is_not_behind_another_streams_work_either() {
 }
 
 #[test]
-fn a_plain_block_for_one_stream_leaves_the_buffers_of_others_free_of_work() {
-    limited(|| {
+fn a_plain_block_that_no_block_in_flight_serves_leaves_the_next_buffers_free_of_work() {
+    plain_block_for(|_, other| other.clone());
+    plain_block_for(|one, _| one.clone());
+}
+
+fn plain_block_for(choose: fn(&CudaStream, &CudaStream) -> CudaStream) {
+    limited(move || {
         let bed = Bed::new();
-        let (one, other) = (bed.stream(), bed.stream());
+        let (one, beside) = (bed.stream(), bed.stream());
+        let other = choose(&one, &beside);
         let pool = builder(&bed).build().unwrap();
         let target = bed.setup.device(MIB);
         kept_before(&pool, &one, 2, MIB);
@@ -174,7 +180,7 @@ fn a_plain_block_for_one_stream_leaves_the_buffers_of_others_free_of_work() {
         next.try_write().unwrap().fill(1);
         gate.open();
         pool.free_for_stream(block, &other).unwrap();
-        drop((next, pool, target, one, other));
+        drop((next, pool, target, one, other, beside));
         bed.finish();
     });
 }
