@@ -18,6 +18,23 @@ const PINNED_UP_TO: usize = 64 << 20;
 /// The device's other allocator, once it was asked for: what it only keeps goes back before a buffer here begins behind work.
 pub(crate) type Beside = Arc<OnceLock<StreamOrderedAllocator>>;
 
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Device,
+    Host,
+    Both,
+}
+
+impl Side {
+    pub(crate) fn of(kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::Device | MemoryKind::Unified => Self::Device,
+            MemoryKind::Pinned | MemoryKind::Mapped | MemoryKind::Pageable => Self::Host,
+        }
+    }
+}
+
 /// The allocators of one device. In this order they go: the stream last.
 #[derive(Default)]
 pub(crate) struct Served {
@@ -66,10 +83,13 @@ impl Served {
         [&self.device, &self.pinned].into_iter().filter_map(OnceLock::get)
     }
 
-    /// Gives back what is kept without need; answers how many bytes.
-    pub(crate) fn trim(&self) -> u64 {
-        // What cannot be given back is still kept, and the next try says so.
-        self.each().filter_map(|allocator| allocator.trim().ok()).sum()
+    /// Gives back what is kept without need, of what memory is short; answers how many bytes. Memory of the host makes no room
+    /// on the device, and is dear to pin again.
+    pub(crate) fn trim(&self, short_of: Side) -> u64 {
+        let (device, pinned) = (short_of != Side::Host, short_of != Side::Device);
+        let device = self.device.get().filter(|_| device);
+        let pinned = self.pinned.get().filter(|_| pinned);
+        device.into_iter().chain(pinned).map(StreamOrderedAllocator::give_back).sum()
     }
 
     /// Waits for what dropped buffers wait for, and gives everything back that is free.

@@ -12,7 +12,7 @@ use std::{
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Operation, Pattern, RawBuffer, Result,
+    Access, Backend, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Result,
     StreamPriority, Timeline, TimelineId, Timing, WorkloadType, submit,
 };
 use transload_cuda_sim::harness::{self, TestDevice};
@@ -305,13 +305,31 @@ fn not_waited_for() {
         drop(used);
         for kind in [MemoryKind::Device, MemoryKind::Unified] {
             let refused = backend.allocate(device, kind, 20 * MIB).unwrap_err();
-            assert_eq!(refused.kind(), transload_core::ErrorKind::OutOfMemory);
+            assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         }
         elsewhere.end();
         drop(backend.allocate(device, MemoryKind::Device, 20 * MIB).unwrap());
         backend.drain().unwrap();
     }
     drop(stream);
+    finish(test, backend);
+}
+
+#[test]
+fn pinned_memory_stays_warm_where_the_devices_memory_is_short() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
+    let (backend, device) = open(&test);
+    let was = address(&backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap());
+    for kind in [MemoryKind::Device, MemoryKind::Unified] {
+        drop([9, 9].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap()));
+        drop(backend.allocate(device, kind, 20 * MIB).unwrap());
+        assert_eq!(backend.allocate(device, kind, 40 * MIB).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+    let trace = transload_cuda_sys::trace::start();
+    let again = backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert!(address(&again) == was && calls.is_empty(), "{calls:?}");
+    drop((trace, again));
     finish(test, backend);
 }
 
