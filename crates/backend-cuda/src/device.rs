@@ -7,7 +7,10 @@ use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
-use crate::{CudaBackendConfig, served::Served};
+use crate::{
+    CudaBackendConfig,
+    served::{Beside, Served, Side},
+};
 
 pub(crate) struct Member {
     pub(crate) device: CudaDevice,
@@ -16,7 +19,7 @@ pub(crate) struct Member {
     /// What is given by [`allocate`](Self::allocate); holds segments of `memory`.
     served: Arc<Served>,
     /// Over the device's own memory; holds segments of `memory`.
-    allocator: OnceLock<StreamOrderedAllocator>,
+    allocator: Beside,
     /// Host memory registered through this device; holds parts of `memory`.
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
@@ -42,7 +45,7 @@ impl Member {
             info,
             memory: OnceLock::new(),
             served: Arc::default(),
-            allocator: OnceLock::new(),
+            allocator: Arc::default(),
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
@@ -68,7 +71,7 @@ impl Member {
         // Holds nothing before the first request, so that it does not matter who comes first.
         let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
         let served = Arc::downgrade(&self.served);
-        made.on_out_of_memory(move |_| served.upgrade().is_some_and(|served| served.trim() > 0));
+        made.on_out_of_memory(move |_| served.upgrade().is_some_and(|served| served.trim(Side::Device) > 0));
         Ok(self.allocator.get_or_init(|| made))
     }
 
@@ -84,21 +87,28 @@ impl Member {
 
     /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.with_room(|memory| match self.served.allocate((&self.device, memory), kind, bytes)? {
-            Some(buffer) => Ok(buffer),
-            None => memory.allocate(kind, bytes),
+        self.with_room(Side::of(kind), |memory| {
+            match self.served.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
+                Some(buffer) => Ok(buffer),
+                None => memory.allocate(kind, bytes),
+            }
         })
     }
 
     /// Allocates; where the device has no room, gives back what can be and tries again, as [`allocate`](Self::allocate) does.
-    pub(crate) fn with_room<B>(&self, allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>) -> Result<B> {
+    pub(crate) fn with_room<B>(
+        &self,
+        side: Side,
+        allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>,
+    ) -> Result<B> {
         let refused = match allocate(self.memory()?) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
         };
         // What cannot be given back is missing still, which the next try says.
-        let of_allocator = self.allocator.get().and_then(|allocator| allocator.trim().ok());
-        let freed = self.served.trim() + of_allocator.unwrap_or(0);
+        let beside = self.allocator.get().filter(|_| side != Side::Host);
+        let of_allocator = beside.and_then(|allocator| allocator.trim().ok());
+        let freed = self.served.trim(side) + of_allocator.unwrap_or(0);
         if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 

@@ -4,9 +4,9 @@
 //! the next request only once all of them are over, as if it were new. Only where there is no more memory does a buffer begin
 //! behind work that is in flight.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
-use transload_core::{DeviceId, Ledger, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{DeviceId, ErrorKind, Ledger, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
@@ -14,6 +14,26 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 /// segments behind in which small buffers keep each other's neighbours; pinning costs by the page, so more of it is kept.
 const DEVICE_UP_TO: usize = 16 << 20;
 const PINNED_UP_TO: usize = 64 << 20;
+
+/// The device's other allocator, once it was asked for: what it only keeps goes back before a buffer here begins behind work.
+pub(crate) type Beside = Arc<OnceLock<StreamOrderedAllocator>>;
+
+/// Whose memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Device,
+    Host,
+    Both,
+}
+
+impl Side {
+    pub(crate) fn of(kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::Device | MemoryKind::Unified => Self::Device,
+            MemoryKind::Pinned | MemoryKind::Mapped | MemoryKind::Pageable => Self::Host,
+        }
+    }
+}
 
 /// The allocators of one device. In this order they go: the stream last.
 #[derive(Default)]
@@ -28,6 +48,7 @@ impl Served {
     pub(crate) fn allocate(
         &self,
         (device, memory): (&CudaDevice, &Arc<CudaMemoryManager>),
+        beside: &Beside,
         kind: MemoryKind,
         bytes: usize,
     ) -> Result<Option<RawBuffer>> {
@@ -42,7 +63,8 @@ impl Served {
         let allocator = match slot.get() {
             Some(allocator) => allocator,
             None => {
-                let upstream = Upstream(CudaResource::new(memory, kind)?);
+                let beside = Arc::downgrade(beside);
+                let upstream = Upstream { resource: CudaResource::new(memory, kind)?, beside };
                 let made = StreamOrderedAllocator::builder(upstream).exact_segments().build()?;
                 slot.get_or_init(|| made)
             }
@@ -61,10 +83,13 @@ impl Served {
         [&self.device, &self.pinned].into_iter().filter_map(OnceLock::get)
     }
 
-    /// Gives back what is kept without need; answers how many bytes.
-    pub(crate) fn trim(&self) -> u64 {
-        // What cannot be given back is still kept, and the next try says so.
-        self.each().filter_map(|allocator| allocator.trim().ok()).sum()
+    /// Gives back what is kept without need, of what memory is short; answers how many bytes. Memory of the host makes no room
+    /// on the device, and is dear to pin again.
+    pub(crate) fn trim(&self, short_of: Side) -> u64 {
+        let (device, pinned) = (short_of != Side::Host, short_of != Side::Device);
+        let device = self.device.get().filter(|_| device);
+        let pinned = self.pinned.get().filter(|_| pinned);
+        device.into_iter().chain(pinned).map(StreamOrderedAllocator::give_back).sum()
     }
 
     /// Waits for what dropped buffers wait for, and gives everything back that is free.
@@ -82,7 +107,8 @@ impl Served {
         for allocator in self.each() {
             let now = allocator.statistics();
             let buffers = now.live_blocks + now.waiting_blocks;
-            ledger.allocations = ledger.allocations.saturating_sub(now.segments) + buffers.max(now.segments);
+            let others = ledger.allocations.saturating_sub(now.segments);
+            ledger.allocations = others + buffers + now.unused_segments;
             ledger.parked += now.waiting_blocks;
         }
     }
@@ -90,20 +116,37 @@ impl Served {
 
 /// A kind of the manager's memory. When memory is short the manager gives back by itself what does not have to be waited for;
 /// what this thread may be the one to end must not be.
-struct Upstream(CudaResource);
+struct Upstream {
+    resource: CudaResource,
+    beside: Weak<OnceLock<StreamOrderedAllocator>>,
+}
+
+impl Upstream {
+    /// Has the other allocator give back what it keeps without need, without waiting. Answers whether there was anything.
+    fn make_room(&self) -> bool {
+        // Which is of the device's memory alone.
+        let beside = self.resource.device().and_then(|_| self.beside.upgrade());
+        beside.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.give_back() > 0)
+    }
+}
 
 // SAFETY: every answer is that of the wrapped resource.
 unsafe impl MemoryResource for Upstream {
     fn place(&self) -> Place {
-        self.0.place()
+        self.resource.place()
     }
 
     fn device(&self) -> Option<DeviceId> {
-        self.0.device()
+        self.resource.device()
     }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.0.allocate_segment(bytes)
+        match self.resource.allocate_segment(bytes) {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.make_room() => {
+                self.resource.allocate_segment(bytes)
+            }
+            other => other,
+        }
     }
 
     fn trim(&self) -> Result<()> {
@@ -111,6 +154,6 @@ unsafe impl MemoryResource for Upstream {
     }
 
     fn info(&self) -> Result<MemoryInfo> {
-        self.0.info()
+        self.resource.info()
     }
 }

@@ -3,7 +3,7 @@
 use transload_core::{DeviceId, MemoryAdvice, Pod, Result, StreamPriority, Transfer, WorkloadType};
 use transload_memory::{CudaFeature, UnifiedBuffer, UnifiedMode};
 
-use crate::CudaBackend;
+use crate::{CudaBackend, served::Side};
 
 impl CudaBackend {
     /// Whether the device's driver has managed memory (compute capability 3.0 or higher). [`UnifiedMode::of`] tells whether host
@@ -36,7 +36,8 @@ impl CudaBackend {
         mode: UnifiedMode,
     ) -> Result<UnifiedBuffer<T>> {
         let member = self.member(DeviceId::Cuda(ordinal))?;
-        member.with_room(|memory| {
+        let side = if mode == UnifiedMode::Explicit { Side::Both } else { Side::Device };
+        member.with_room(side, |memory| {
             let queue = member.pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
             UnifiedBuffer::new_with_mode(memory, queue, len, mode)
         })

@@ -80,6 +80,27 @@ impl Reclaimer {
         freed
     }
 
+    /// As [`drain`](Self::drain), of what is parked now and only behind fences that are over or that `may_wait_for` allows.
+    /// The rest stays. For whoever needs memory, and may be the one to end other work that memory is behind.
+    ///
+    /// # Errors
+    /// As for `drain`.
+    pub fn drain_where(&self, may_wait_for: impl Fn(&Fence) -> bool) -> Result<()> {
+        let mut outcome = Ok(());
+        sweep_orphans(self);
+        let mut hand = Hand::take(self, &mut self.list.lock());
+        let allowed =
+            |parked: &mut Parked| parked.until.iter().all(|fence| fence.is_over() || may_wait_for(fence));
+        let chosen: Vec<_> = hand.parked.extract_if(.., allowed).collect();
+        for parked in chosen {
+            for fence in &parked.until {
+                outcome = outcome.and(fence.wait());
+            }
+            drop(parked.storage);
+        }
+        outcome
+    }
+
     /// Waits for everything that is parked, then frees it.
     ///
     /// # Errors

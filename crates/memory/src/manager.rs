@@ -6,8 +6,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer, Reclaimer,
-    Result,
+    DeviceId, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer,
+    Reclaimer, Result,
 };
 use transload_cuda_sys::{Context, DriverError};
 
@@ -230,6 +230,19 @@ impl CudaMemoryManager {
         let outcome = self.reclaimer.drain();
         outcome.and(self.give_back())
     }
+}
+
+impl CudaMemoryManager {
+    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest.
+    pub(crate) fn drain_of_devices(&self) -> Result<()> {
+        let outcome = self.reclaimer.drain_where(is_of_a_device);
+        outcome.and(self.give_back())
+    }
+}
+
+/// Whether the fence is of a device's work, not of another backend's on the host.
+pub(crate) fn is_of_a_device(fence: &Fence) -> bool {
+    !fence.timeline().device().is_cpu()
 }
 
 impl fmt::Debug for CudaMemoryManager {

@@ -63,6 +63,8 @@ impl CudaStream {
     /// * It outlives the returned value, its clones, and every fence and buffer that was used through them.
     /// * Allocators that it was used with have [released](crate::StreamOrderedAllocator::release_stream) it, also where they
     ///   are gone by then: segments that they gave back may be parked behind its fences.
+    /// * Backends and managers whose buffers were used on it have been drained since: memory of buffers that were dropped
+    ///   while that work was in flight is kept with its fences, until it serves another request.
     /// * [`CudaModule`](crate::CudaModule)s whose kernels were launched on it are gone, or have been used for a launch since
     ///   its work was over: a module keeps the fences of its launches.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {

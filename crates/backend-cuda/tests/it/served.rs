@@ -12,7 +12,7 @@ use std::{
 
 use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
 use transload_core::{
-    Access, Backend, Claims, DeviceId, Fence, MemoryKind, Operation, Pattern, RawBuffer, Result,
+    Access, Backend, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Result,
     StreamPriority, Timeline, TimelineId, Timing, WorkloadType, submit,
 };
 use transload_cuda_sim::harness::{self, TestDevice};
@@ -265,6 +265,89 @@ fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
     finish(test, backend);
 }
 
+#[test]
+fn what_another_allocator_only_keeps_goes_back_before_a_buffer_begins_behind_work() {
+    watched(kept_beside);
+}
+
+fn kept_beside() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
+    let (backend, device) = open(&test);
+    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
+    let first = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
+    drop(backend.allocator(test.ordinal()).unwrap().allocate_buffer(&stream, 20 * MIB).unwrap());
+    let elsewhere = Elsewhere::new();
+    elsewhere.uses(&first);
+    drop(first);
+    let next = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
+    assert!(next.in_flight().unwrap_or_default().iter().all(Fence::is_known_done), "behind other work");
+    elsewhere.end();
+    drop((next, stream));
+    finish(test, backend);
+}
+
+#[test]
+fn where_memory_is_short_nothing_is_waited_for_that_this_thread_may_be_the_one_to_end() {
+    watched(not_waited_for);
+}
+
+fn not_waited_for() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
+    let (backend, device) = open(&test);
+    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
+    drop(backend.allocator(test.ordinal()).unwrap().allocate_buffer(&stream, MIB).unwrap());
+    for kept in [18 * MIB, 9 * MIB] {
+        let elsewhere = Elsewhere::new();
+        let used: Vec<RawBuffer> = (0..18 * MIB / kept)
+            .map(|_| backend.allocate(device, MemoryKind::Device, kept).unwrap())
+            .collect();
+        used.iter().for_each(|buffer| elsewhere.uses(buffer));
+        drop(used);
+        for kind in [MemoryKind::Device, MemoryKind::Unified] {
+            let refused = backend.allocate(device, kind, 20 * MIB).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
+        }
+        elsewhere.end();
+        drop(backend.allocate(device, MemoryKind::Device, 20 * MIB).unwrap());
+        backend.drain().unwrap();
+    }
+    drop(stream);
+    finish(test, backend);
+}
+
+#[test]
+fn pinned_memory_stays_warm_where_the_devices_memory_is_short() {
+    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
+    let (backend, device) = open(&test);
+    let was = address(&backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap());
+    for kind in [MemoryKind::Device, MemoryKind::Unified] {
+        drop([9, 9].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap()));
+        drop(backend.allocate(device, kind, 20 * MIB).unwrap());
+        assert_eq!(backend.allocate(device, kind, 40 * MIB).unwrap_err().kind(), ErrorKind::OutOfMemory);
+    }
+    let trace = transload_cuda_sys::trace::start();
+    let again = backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap();
+    let calls = trace.calls_of_this_thread();
+    assert!(address(&again) == was && calls.is_empty(), "{calls:?}");
+    drop((trace, again));
+    finish(test, backend);
+}
+
+#[test]
+fn the_ledger_counts_what_is_used_and_what_is_only_kept() {
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    let large = backend.allocate(device, MemoryKind::Device, 2 * MIB).unwrap();
+    let small = [100, 200].map(|bytes| backend.allocate(device, MemoryKind::Device, bytes).unwrap());
+    assert_eq!(backend.ledger().allocations, 3);
+    drop(large);
+    // Two of one segment, and another that is only kept.
+    assert_eq!(backend.ledger().allocations, 3);
+    drop(small);
+    assert_eq!(backend.ledger().allocations, 2);
+    finish(test, backend);
+}
+
 /// Takes memory, brings noise there and back, and drops most of it while that runs.
 fn work(backend: &CudaBackend, device: DeviceId, seed: u64) {
     let mut state = seed * 2 + 1;
@@ -302,6 +385,33 @@ fn buffers_of_many_threads_never_mix_up_their_contents() {
                 let backend = &backend;
                 scope.spawn(move || work(backend, device, seed));
             }
+        });
+        finish(test, backend);
+    });
+}
+
+#[test]
+fn draining_while_others_allocate_takes_nothing_from_them() {
+    watched(|| {
+        let test = harness::device();
+        let (backend, device) = open(&test);
+        let working = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            let drains = scope.spawn(|| {
+                while working.load(Ordering::Acquire) {
+                    backend.drain().unwrap();
+                }
+            });
+            let workers: Vec<_> = (0..4)
+                .map(|seed| {
+                    let backend = &backend;
+                    scope.spawn(move || work(backend, device, seed))
+                })
+                .collect();
+            let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            working.store(false, Ordering::Release);
+            drains.join().unwrap();
+            outcomes.into_iter().for_each(|outcome| outcome.unwrap());
         });
         finish(test, backend);
     });

@@ -33,9 +33,14 @@ fn ask() -> Option<MemoryInfo> {
 
     /// Where control groups are mounted does not change while a process runs.
     static MOUNTS: OnceLock<Vec<mounts::Mount>> = OnceLock::new();
-    let read = |path: &str| std::fs::read_to_string(path).ok();
-    let mounts = MOUNTS.get_or_init(|| mounts::of_memory(&read("/proc/self/mountinfo").unwrap_or_default()));
-    told_by(read, mounts)
+    let mounts = MOUNTS.get_or_init(|| mounts::of_memory(&text("/proc/self/mountinfo").unwrap_or_default()));
+    told_by(text, mounts)
+}
+
+/// Anyone may have mounted something under a name that is no text; the other lines hold all the same.
+#[cfg(target_os = "linux")]
+fn text(path: &str) -> Option<String> {
+    std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(windows)]
@@ -200,6 +205,18 @@ mod tests {
             let files = [("/sys/fs/cgroup/memory.max", "x"), ("/sys/fs/b/memory.max", "1")];
             assert_eq!(told(groups, V2, &files), kib(600, 1000), "{groups:?}");
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_name_that_is_no_text_hides_no_other_line() {
+        let path = std::env::temp_dir().join(format!("transload-mountinfo-{}", std::process::id()));
+        let other = b"29 23 8:1 / /mnt/\xff\xfe rw - ext4 /dev/sda1 rw\n";
+        std::fs::write(&path, [other, V2.as_bytes()].concat()).unwrap();
+        let told = text(path.to_str().unwrap());
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(mounts::of_memory(&told.unwrap()), mounts::of_memory(V2));
+        assert_eq!(text("/nonexistent"), None);
     }
 
     #[test]

@@ -97,6 +97,33 @@ fn drain_waits_and_tells_the_first_error() {
 }
 
 #[test]
+fn who_may_not_wait_for_some_work_drains_the_rest() {
+    let reclaimer = Arc::new(Reclaimer::new());
+    let (stuck, queue) = (MockQueue::new(), MockQueue::new());
+    let ((first, first_freed), (second, second_freed), (both, both_freed)) =
+        (pair(&reclaimer), pair(&reclaimer), pair(&reclaimer));
+    stuck.write(&first).unwrap();
+    queue.write(&second).unwrap();
+    stuck.copy(&both, &first).unwrap();
+    queue.copy(&both, &second).unwrap();
+    let of_stuck = stuck.timeline().id();
+    drop((first, second, both));
+    let allowed = |fence: &Fence| fence.timeline().id() != of_stuck;
+    thread::scope(|scope| {
+        let drain = scope.spawn(|| reclaimer.drain_where(allowed));
+        queue.complete(1);
+        queue.fail(2, "broken");
+        assert_eq!(drain.join().unwrap().unwrap_err().to_string(), "broken");
+    });
+    assert!(is(&second_freed) && !is(&first_freed) && !is(&both_freed));
+    assert_eq!(reclaimer.len(), 2);
+    stuck.complete(2);
+    // Of both, the other queue's work failed.
+    reclaimer.drain_where(|_| false).unwrap_err();
+    assert!(is(&first_freed) && is(&both_freed) && reclaimer.is_empty());
+}
+
+#[test]
 fn what_is_in_flight_when_its_reclaimer_goes_is_freed_by_another_one_later() {
     let reclaimer = Arc::new(Reclaimer::new());
     let queue = MockQueue::new();

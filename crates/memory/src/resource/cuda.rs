@@ -52,7 +52,7 @@ unsafe impl MemoryResource for CudaResource {
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain()
+        self.manager.drain_of_devices()
     }
 
     fn info(&self) -> Result<MemoryInfo> {

@@ -73,7 +73,8 @@ pub unsafe trait MemoryResource: Send + Sync + 'static {
     /// `OutOfMemory` where giving back and asking again may help; `InvalidArgument` for 0 bytes; the driver's.
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer>;
 
-    /// Gives what is free but kept back to the system. May wait for work that is in flight on memory given back.
+    /// Gives what is free but kept back to the system. May wait for work of devices that is in flight on memory given back; not for
+    /// what other backends do, which the calling thread may be the one to end.
     ///
     /// # Errors
     /// The driver's.

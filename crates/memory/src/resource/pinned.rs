@@ -139,7 +139,7 @@ unsafe impl MemoryResource for PinnedResource {
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain()
+        self.manager.drain_of_devices()
     }
 
     /// The host's memory; `Unsupported` where the system does not tell.

@@ -53,7 +53,7 @@ unsafe impl MemoryResource for UnifiedResource {
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain()
+        self.manager.drain_of_devices()
     }
 
     /// Free and total bytes of the device; `Unsupported` where more than that is given.

@@ -27,7 +27,7 @@ impl Wrapper {
     }
 
     pub(super) fn drain(&self) -> Result<()> {
-        self.reclaimer.drain()
+        self.reclaimer.drain_where(crate::manager::is_of_a_device)
     }
 }
 

@@ -41,7 +41,7 @@ unsafe impl MemoryResource for WriteCombinedResource {
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain()
+        self.manager.drain_of_devices()
     }
 
     fn info(&self) -> Result<MemoryInfo> {

@@ -58,8 +58,9 @@ unsafe impl Timeline for AfterCapture {
         self.id
     }
 
+    /// The host's: a thread ends the capture, perhaps the very one that is short of memory meanwhile.
     fn device(&self) -> DeviceId {
-        self.stream.device()
+        DeviceId::Cpu
     }
 
     fn reached(&self) -> u64 {

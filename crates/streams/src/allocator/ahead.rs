@@ -7,6 +7,7 @@ use transload_core::{ErrorKind, Fence, Result, Timeline};
 
 use super::{
     arenas::resume,
+    questions::first_of_each,
     shared::{Shared, Taken},
     size::Want,
 };
@@ -46,11 +47,8 @@ impl Shared {
         {
             return Ok(Some(taken));
         }
+        // Also with nothing of its own in flight: what other streams have in flight would be given next.
         let busy = arena.lock().busy();
-        // With nothing in flight it is a request as any other.
-        if busy == 0 {
-            return Ok(None);
-        }
         if busy.saturating_add(want.size) <= ahead {
             match self.take_unused(stream, index, want) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
@@ -63,7 +61,7 @@ impl Shared {
 
     /// Asks the driver about the blocks that were likely used first. Answers whether any became free by that.
     fn ask_the_oldest(&self, stream: &CudaStream, index: u32, want: Want) -> bool {
-        /// Blocks that other streams use; which of them is the oldest is not known.
+        /// Of so many streams that use blocks of this one.
         const ASKED: usize = 4;
         let Some(arena) = self.arenas.get(index) else { return false };
         let _visit = self.visits.enter();
@@ -74,9 +72,9 @@ impl Shared {
                 let node = state.blocks.node(node);
                 node.size >= want.size && node.small == want.small
             };
-            let blocks = state.waiting.iter().filter(|waiting| fits(waiting.node)).take(ASKED);
-            let fences: Vec<Fence> = blocks.flat_map(|waiting| waiting.until.iter().cloned()).collect();
-            (state.in_flight.first(), fences)
+            let blocks = state.waiting.iter().filter(|waiting| fits(waiting.node));
+            let fences = blocks.flat_map(|waiting| &waiting.until);
+            (state.in_flight.first(), first_of_each(fences, ASKED))
         };
         // A run of small copies stays without an event as long as there is other memory.
         if let Some(first) = first.filter(|first| stream.own.points.is_marked(*first)) {

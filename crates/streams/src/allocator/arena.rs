@@ -222,6 +222,19 @@ impl<O, F, U> ArenaState<O, F, U> {
         any
     }
 
+    /// The first block in flight that is large enough is free for whoever waits. Answers whether there is one.
+    pub(crate) fn rest_first(&mut self, size: u64, small: bool) -> bool {
+        let Self { in_flight, blocks, .. } = self;
+        let fits = |node: u32| blocks.node(node).size >= size && blocks.node(node).small == small;
+        let first = in_flight.take_first(fits);
+        first.map(|node| blocks.rest(node)).is_some()
+    }
+
+    /// As [`rest_first`](Self::rest_first); where none is large enough, but all together are, all of them.
+    pub(crate) fn rest_for(&mut self, size: u64, small: bool) -> bool {
+        self.rest_first(size, small) || (self.in_flight.bytes() >= size && self.rest_reached(u64::MAX))
+    }
+
     /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
     pub(crate) fn take_in_flight(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;

@@ -239,18 +239,24 @@ impl Shared {
 
     /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
     pub(super) fn wait_for_all_work(&self) -> Result<()> {
-        let _visit = self.visits.enter();
         let mut outcome = Ok(());
         for (index, arena) in self.arenas.iter() {
-            let fences: Vec<Fence> = {
+            let fences_where = |is_wanted: fn(&Fence) -> bool| -> Vec<Fence> {
                 let state = arena.lock();
                 let until = state.waiting.iter().flat_map(|waiting| &waiting.until);
-                until.filter(|fence| CudaStream::can_be_behind(fence, true)).cloned().collect()
+                until
+                    .filter(|fence| CudaStream::can_be_behind(fence, true) && is_wanted(fence))
+                    .cloned()
+                    .collect()
             };
-            for fence in &fences {
+            // Not of streams, so whoever releases one need not wait for this: it may be the one to end that work.
+            for fence in fences_where(|fence| !CudaStream::can_come_after(fence)) {
                 outcome = outcome.and(fence.wait());
             }
-            drop(fences);
+            let _visit = self.visits.enter();
+            for fence in fences_where(CudaStream::can_come_after) {
+                outcome = outcome.and(fence.wait());
+            }
             self.ask(index);
         }
         self.wait_for_everything_free();

@@ -17,6 +17,7 @@ mod gather;
 mod hands;
 mod in_flight;
 mod ladder;
+mod questions;
 mod quick;
 mod release;
 mod reuse;
@@ -287,6 +288,11 @@ impl StreamOrderedAllocator {
     pub fn trim(&self) -> Result<u64> {
         let bytes = self.shared.trim();
         self.shared.upstream.trim().map(|()| bytes)
+    }
+
+    /// As [`trim`](Self::trim), but leaves the upstream resource alone, and so waits for nothing.
+    pub fn give_back(&self) -> u64 {
+        self.shared.trim()
     }
 
     /// Waits for everything that free memory is behind, then gives back what [`trim`](Self::trim) does. Memory behind someone's

@@ -7,6 +7,7 @@ use super::{
     arenas::{Arena, ArenaState, Owner, alive, resume},
     blocks::{NONE, Order, Piece},
     ending::EndOfStream,
+    questions::ask_in_order,
     shared::{Shared, Taken},
     size::Want,
 };
@@ -75,7 +76,7 @@ impl Shared {
         // Plain blocks are in the stream's order anyway.
         if !buffer
             && self.ahead > 0
-            && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_reached(u64::MAX))
+            && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_for(want.size, want.small))
             && let Some(taken) = self.take_own(stream, index, want, buffer)?
         {
             return Ok(taken);
@@ -134,7 +135,6 @@ impl Shared {
 
     /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
     pub(super) fn ask(&self, index: u32) -> bool {
-        const ASKED: usize = 64;
         let Some(arena) = self.arenas.get(index) else { return false };
         let _visit = self.visits.enter();
         let mut fences: Vec<Fence> = Vec::new();
@@ -142,7 +142,7 @@ impl Shared {
         let stream;
         {
             let state = arena.lock();
-            fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).take(ASKED));
+            fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
             let points = [state.in_flight.first().unwrap_or(0), state.seal.point, state.last_point];
             stream = stream_of(&state);
             if let Some(stream) = &stream {
@@ -153,10 +153,7 @@ impl Shared {
                 fences.push(end.fence());
             }
         }
-        for fence in &fences {
-            // An error counts as over: it is told to who awaits the work.
-            let _over = fence.is_over();
-        }
+        ask_in_order(fences);
         let mut state = arena.lock();
         let before = state.waiting.len();
         state.rest_where(Fence::is_known_done, &mut dropped);
@@ -297,8 +294,12 @@ impl Shared {
                 if other.is_none() && !matches!(state.owner, Owner::Ended(_)) {
                     continue;
                 }
-                state.rest_reached(u64::MAX);
-                let Some(piece) = take_out(&mut state, want, |_| true) else { continue };
+                // What the other stream's next buffers are not to be stays so as long as it does not serve.
+                let piece = take_out(&mut state, want, |_| true).or_else(|| {
+                    let any = state.rest_first(want.size, want.small);
+                    any.then(|| take_out(&mut state, want, |_| true)).flatten()
+                });
+                let Some(piece) = piece else { continue };
                 (piece, state.life)
             };
             let (fence, ordered) = match &other {

@@ -2,7 +2,13 @@
 
 use serde::Serialize;
 
-use super::{arena::Reuses, blocks::State, gather::each_arena, shared::Shared, tally::CLASSES};
+use super::{
+    arena::Reuses,
+    blocks::{Node, State},
+    gather::each_arena,
+    shared::Shared,
+    tally::CLASSES,
+};
 
 /// Numbers of one allocator at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -24,6 +30,8 @@ pub struct AllocatorStatistics {
     pub peak_reserved: u64,
     /// Segments held.
     pub segments: u64,
+    /// Those of them that are only kept: all of their blocks are free.
+    pub unused_segments: u64,
     /// Streams that it serves.
     pub streams: u64,
     /// Bytes free, also while other streams still use them.
@@ -78,6 +86,7 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     };
     let mut classes = [SizeClassStatistics::default(); CLASSES];
     let mut free: Vec<(u32, u64, u64)> = Vec::new();
+    let mut used: Vec<u32> = Vec::new();
     each_arena(shared, |_, state| {
         let tally = &state.blocks.tally;
         numbers.in_use += tally.in_use;
@@ -100,9 +109,14 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
         served.new_segment += new_segment;
         let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::Waiting);
         numbers.waiting_blocks += waiting.count() as u64;
+        let busy = |node: &Node| matches!(node.state, State::Live | State::Waiting);
+        used.extend(state.blocks.iter().filter(|(_, node)| busy(node)).map(|(_, node)| node.segment));
         let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);
         free.extend(unused.map(|(_, node)| (node.segment, node.address, node.size)));
     });
+    used.sort_unstable();
+    used.dedup();
+    numbers.unused_segments = numbers.segments.saturating_sub(used.len() as u64);
     free.sort_unstable();
     let beside = |one: &(u32, u64, u64), next: &(u32, u64, u64)| one.0 == next.0 && one.1 + one.2 == next.1;
     let joined = free.chunk_by(beside).map(|run| run.iter().map(|(.., size)| size).sum::<u64>());

@@ -50,6 +50,7 @@ mod raw_forms;
 mod reactor;
 mod registered;
 mod run_ahead;
+mod run_ahead_across;
 mod runs;
 mod setup;
 mod shifted;
