@@ -66,6 +66,8 @@ fn a_repetition_goes_on_without_a_buffer_that_is_gone_and_that_is_no_wrong_predi
     let steps = |layers: &[RawBuffer], count: usize| {
         for layer in (0..count).flat_map(|_| layers) {
             let _prefetched = auto.observe(&[layer]);
+            // The host takes it back: what stayed on the device would be passed over.
+            drop(layer.write().unwrap());
         }
         auto.statistics()
     };
