@@ -4,8 +4,9 @@ use transload_core::{
     Access, DeviceId, ErrorKind, Holding, Operation, Pattern, RawBuffer, StreamPriority, Timing, submit,
     try_submit,
 };
+use transload_cuda_sim::harness;
 use transload_cuda_sys::{check, ffi, trace};
-use transload_memory::{PredictionLimits, lift};
+use transload_memory::{PredictionLimits, UnifiedMode, lift};
 use transload_streams::{CudaGraph, CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use crate::{
@@ -60,25 +61,42 @@ impl Program {
 }
 
 #[test]
-fn what_was_open_while_the_device_read_counts_as_a_use_when_it_ends() {
+fn what_the_host_or_others_look_at_is_used_as_it_begins_and_as_it_ends() {
     watched(|| {
         let Some(program) = Program::new() else { return };
+        drop(program.launch(&program.x));
         let ended = |open: Box<dyn FnOnce() + '_>| {
             drop(program.launch(&program.x));
             let before = program.moves();
             open();
             assert_ne!(program.moves(), before);
         };
+        let began = |before| assert_ne!(program.moves(), before);
+        let before = program.moves();
         let view = program.x.read().unwrap();
+        began(before);
         ended(Box::new(move || drop(view)));
-        let Holding::Held(hold) = program.x.try_hold(Access::Read).unwrap() else {
-            panic!("nothing is in the way")
+        drop(program.launch(&program.x));
+        let before = program.moves();
+        let hold = loop {
+            match program.x.try_hold(Access::Read).unwrap() {
+                Holding::Held(hold) => break hold,
+                Holding::Blocked(prefetch) => prefetch.wait().unwrap(),
+            }
         };
+        began(before);
         ended(Box::new(move || drop(hold)));
         let loan = program.x.lend(Access::Read).unwrap();
         ended(Box::new(move || drop(loan)));
         let mut loan = program.x.lend(Access::Read).unwrap();
         ended(Box::new(move || loan.return_behind(&[])));
+        let fill = Operation::Fill { dst: &program.y, pattern: Pattern::U8(0) };
+        let over = submit(&program.stream, &fill, Timing::Off).unwrap();
+        over.wait().unwrap();
+        let loan = program.x.lend(Access::Read).unwrap();
+        loan.wait_for_earlier_work();
+        // SAFETY: nothing was done on the loan, and what came before it is over, as the fence is.
+        ended(Box::new(move || unsafe { loan.end_behind(&over) }));
         program.finish();
     });
 }
@@ -168,5 +186,40 @@ fn what_only_declarations_tell_of_is_predicted_whenever_the_host_took_it_back() 
         assert!(prefetched[4..].iter().all(|count| *count >= 3), "{prefetched:?}");
         drop((auto, layers));
         setup.finish();
+    });
+}
+
+#[test]
+fn two_devices_in_turns_have_it_brought_at_each_turn_and_not_between() {
+    watched(|| {
+        let Some(devices) = harness::devices(2) else { return };
+        let setups: Vec<Setup> = devices.into_iter().map(Setup::on).collect();
+        if UnifiedMode::of(&setups[0].device).unwrap() != UnifiedMode::Managed {
+            println!("skipped: the device has no concurrent access to unified memory");
+            return;
+        }
+        let x = unified(&setups[0], 1);
+        let sides: Vec<_> = setups
+            .iter()
+            .map(|setup| {
+                let executor = LaunchExecutor::new(&setup.device).unwrap();
+                (saxpy_of(setup), CudaStream::new(&setup.device).unwrap(), executor, setup.device(64))
+            })
+            .collect();
+        for _ in 0..3 {
+            for (kernel, stream, executor, y) in &sides {
+                for turn in 0..3 {
+                    let trace = trace::start();
+                    let launch = kernel.launch(LaunchConfig::for_elements(16, 32)).arg(1.0_f32);
+                    let launch = launch.reads(&x).reads_writes(y).arg(16_u64);
+                    // SAFETY: the kernel takes these four parameters and touches so many numbers of each buffer.
+                    unsafe { executor.enqueue(launch, stream) }.unwrap().wait().unwrap();
+                    let brought = prefetches(&trace.calls_of_this_thread());
+                    assert_eq!(brought.len(), usize::from(turn == 0), "turn {turn}");
+                }
+            }
+        }
+        drop((sides, x));
+        setups.into_iter().for_each(Setup::finish);
     });
 }
