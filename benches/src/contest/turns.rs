@@ -107,8 +107,8 @@ fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
 }
 
 /// In which order the ways have their turns in a repetition. What ran before leaves its traces in caches and in the driver, so
-/// each way is begun with, and comes directly behind each other one, equally often in any `2 * ways` repetitions: the design
-/// of Williams (1949).
+/// each way is begun with, and comes within a repetition directly behind each other one, equally often in any `2 * ways`
+/// repetitions: the design of Williams (1949). What it is begun behind, the repetition before, is not in the design.
 fn turns(ways: usize, repetition: usize) -> impl Iterator<Item = usize> {
     let reversed = (repetition / ways.max(1)) % 2 == 1;
     (0..ways).map(move |turn| {

@@ -91,6 +91,7 @@ impl Hold {
     /// * `fence` is over only when that work is.
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
+            self.buffer.is_used_behind(fence);
             self.buffer.hazards().commit(ticket, fence, &mut Woken::default());
         }
     }
@@ -99,6 +100,8 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
+            // A device may have read beside it, and the host again behind that.
+            self.buffer.is_used_by(DeviceId::Cpu);
             self.buffer.hazards().close_view(ticket);
         }
     }

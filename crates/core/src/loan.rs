@@ -59,6 +59,7 @@ impl Loan {
     pub unsafe fn end_behind(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             let mut woken = Woken::default();
+            self.buffer.is_used_somewhere();
             self.buffer.hazards().commit(ticket, fence, &mut woken);
         }
     }
@@ -67,6 +68,7 @@ impl Loan {
     /// besides what was there before the loan. Later calls do nothing.
     pub fn return_behind(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
+            self.buffer.is_used_somewhere();
             self.buffer.hazards().close_behind(ticket, fences);
         }
     }
@@ -75,6 +77,7 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
+            self.buffer.is_used_somewhere();
             self.buffer.hazards().withdraw(ticket, &mut Woken::default());
         }
     }

@@ -93,11 +93,15 @@ pub enum Operation<'a> {
 pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
-    /// Unified memory that is sent somewhere counts as used there, whosever queue sends it.
+    /// Unified memory that is sent somewhere counts as used there, whosever queue sends it. To be called between the work's
+    /// being enqueued and the commit of its claims: nobody else's use of the ranges in conflict comes in between.
     pub(crate) fn note_where_it_sends(&self) {
         match *self {
             Self::Prefetch { buffer, to } => buffer.is_used_by(to),
             Self::PrefetchToNode { buffer, .. } => buffer.is_used_by(DeviceId::Cpu),
+            Self::Replay { recorded } if !recorded.stays_on_device() => {
+                recorded.uses().iter().for_each(|(buffer, _)| buffer.is_used_somewhere());
+            }
             _ => {}
         }
     }
@@ -304,13 +308,13 @@ fn submit_among_others<'a, Q: Queue + ?Sized>(
     claimed: Option<Claimed<'a>>,
     uses: &mut [(&'a RawBuffer, Access)],
 ) -> Result<Fence> {
-    operation.note_where_it_sends();
     let mut claims = Claims::beginning_with(claimed);
     claims.add(uses, Some(queue.timeline()))?;
     claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
     let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // known to be over.
     unsafe { claims.commit(&fence) };

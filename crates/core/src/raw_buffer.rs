@@ -264,13 +264,21 @@ impl RawBuffer {
 
     /// How often unified memory went from one user to another, the next use by `device` counted: where the number is as it was
     /// at an earlier use by that device, nobody elsewhere used the allocation in between, or had it prefetched, except around
-    /// this library. Host views and loans count as uses elsewhere. Takes no lock; of memory of other kinds it says nothing.
+    /// this library. Host views and loans count as uses elsewhere, as they begin and as they end: devices may read meanwhile.
+    /// Takes no lock; of memory of other kinds it says nothing.
     ///
     /// What others are about to enqueue meanwhile may be counted or not: decide by it what costs time at most.
     #[must_use]
     #[inline]
     pub fn moves_until_use_by(&self, device: DeviceId) -> u64 {
         self.block.whereabouts.moves_until_use_by(device)
+    }
+
+    /// Tells of a use by a device, or by the host, that is enqueued around this library: a launch through a raw handle, say. It
+    /// counts for [`moves_until_use_by`](Self::moves_until_use_by), and orders nothing.
+    #[inline]
+    pub fn note_use_by(&self, device: DeviceId) {
+        self.is_used_by(device);
     }
 
     /// Work of a device, or of the host, uses it.
@@ -289,9 +297,11 @@ impl RawBuffer {
         }
     }
 
-    /// It is lent to somebody who may use it anywhere.
+    /// Somebody uses it who may do so anywhere.
     pub(crate) fn is_used_somewhere(&self) {
-        self.block.whereabouts.used_somewhere();
+        if self.block.place.kind == MemoryKind::Unified {
+            self.block.whereabouts.used_somewhere();
+        }
     }
 
     /// Who takes the allocation where it is dropped while in use.

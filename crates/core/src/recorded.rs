@@ -21,6 +21,12 @@ pub unsafe trait Recorded: fmt::Debug + Send + Sync + 'static {
     /// What a replay reads and writes.
     fn uses(&self) -> &[(RawBuffer, Access)];
 
+    /// Whether nothing but the device itself touches the memory: no function of the host's, no other device. Otherwise unified
+    /// memory counts as used elsewhere at each replay.
+    fn stays_on_device(&self) -> bool {
+        false
+    }
+
     /// For the backend's own queues.
     fn as_any(&self) -> &dyn Any;
 }

@@ -19,7 +19,6 @@ pub fn try_submit(
     timing: Timing,
 ) -> Result<Fence, Unsubmitted> {
     operation.validate()?;
-    operation.note_where_it_sends();
     let mut uses = operation.uses();
     let pageable = uses
         .iter()
@@ -30,6 +29,7 @@ pub fn try_submit(
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
     let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // over.
     unsafe { claims.commit(&fence) };

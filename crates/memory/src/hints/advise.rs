@@ -21,7 +21,7 @@ use super::{
 /// # Example
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{MemoryAdvice, MemoryKind};
+/// use transload_core::{DeviceId, MemoryAdvice, MemoryKind};
 /// use transload_memory::{CudaDevice, CudaMemoryManager, advise};
 ///
 /// fn weights() -> transload_core::Result<()> {

@@ -183,6 +183,8 @@ impl AutoPrefetcher {
             if !self.noted {
                 // Where it does not lie there it comes by page faults.
                 let _there = self.residency.expect(buffer);
+                // Also where the launch goes through a raw handle: the host's next use is one elsewhere.
+                buffer.note_use_by(self.device);
             }
             for (predicted, range) in self.predict(buffer, lane) {
                 enqueued += usize::from(self.bring(&predicted, &range));

@@ -66,9 +66,11 @@ impl DeviceResidency {
         there
     }
 
-    /// The buffer goes elsewhere, or what was expected did not happen.
+    /// The buffer goes elsewhere, or what was expected did not happen. What is known of the rest of its allocation stays.
     pub fn forget(&self, buffer: &RawBuffer) {
-        self.known.lock().remove(&buffer.id());
+        if let Some(known) = self.known.lock().get_mut(&buffer.id()) {
+            known.remove(&range_of(buffer));
+        }
     }
 
     /// What lies there around the buffer, if the buffer does, as far as was noted: uses of somebody else are not looked for.
@@ -85,6 +87,18 @@ impl Known {
     fn around(&self, range: &Range<usize>) -> Option<&Range<usize>> {
         let at = self.ranges.partition_point(|there| there.end < range.end);
         self.ranges.get(at).filter(|there| there.start <= range.start)
+    }
+
+    fn remove(&mut self, range: &Range<usize>) {
+        let from = self.ranges.partition_point(|there| there.end <= range.start);
+        let to = self.ranges.partition_point(|there| there.start < range.end);
+        let Some(cut) = self.ranges.get(from..to) else { return };
+        let ends =
+            cut.first().zip(cut.last()).map(|(first, last)| [first.start..range.start, range.end..last.end]);
+        let left: SmallVec<[Range<usize>; 2]> =
+            ends.into_iter().flatten().filter(|left| left.start < left.end).collect();
+        self.ranges.drain(from..to);
+        self.ranges.insert_many(from, left);
     }
 
     fn add(&mut self, mut range: Range<usize>) {
@@ -127,14 +141,17 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_known_are_the_bytes_that_were_added(
-            added in prop::collection::vec((0..100_usize, 1..20_usize), 0..40),
+        fn what_is_known_are_the_bytes_that_were_added_and_not_removed_since(
+            changed in prop::collection::vec((any::<bool>(), 0..100_usize, 1..20_usize), 0..60),
             asked in prop::collection::vec((0..110_usize, 1..20_usize), 20),
         ) {
             let (mut known, mut bytes) = (Known::default(), [false; 130]);
-            for (start, len) in added {
-                known.add(start..start + len);
-                bytes[start..start + len].fill(true);
+            for (is_there, start, len) in changed {
+                let range = start..start + len;
+                if is_there { known.add(range.clone()) } else { known.remove(&range) }
+                bytes[range].fill(is_there);
+                let in_order = known.ranges.windows(2).all(|pair| pair[0].end < pair[1].start);
+                prop_assert!(in_order && known.ranges.iter().all(|there| there.start < there.end));
             }
             for (start, len) in asked {
                 let all = bytes[start..start + len].iter().all(|there| *there);

@@ -44,6 +44,7 @@ impl Body {
         let mut open = loop {
             let mut state = self.state.lock();
             state.holders.check(&range, Side::Host, access)?;
+            state.place.notice(&self.raw);
             match theirs.try_hold(access)? {
                 Holding::Held(hold) => {
                     if self.host.is_some() {
@@ -51,7 +52,7 @@ impl Body {
                         state.notice(self.raw.writes(), u64::from(access == Access::Write));
                     }
                     let id = state.holders.add(range.clone(), Side::Host, access);
-                    state.place.touched_by_host(&range);
+                    state.place.touched_by_host(&self.raw, &range);
                     let address = NonNull::dangling();
                     let hold = Some(hold);
                     break Open { body: self, id, range, access, address, ready: false, hold, copy: None };

@@ -77,10 +77,14 @@ impl Body {
         let operation = Operation::Prefetch { buffer: part, to };
         operation.validate()?;
         // Pages do not move under a slice; and what is observed is the same where there are none.
-        self.state.lock().holders.check(&range, Side::Device, Access::Write)?;
+        {
+            let mut state = self.state.lock();
+            state.holders.check(&range, Side::Device, Access::Write)?;
+            state.place.notice(&self.raw);
+        }
         let Some(host) = &self.host else {
             let fence = submit(queue, &operation, Timing::Off)?;
-            self.state.lock().place.brought_to(to, range);
+            self.state.lock().place.brought_to(&self.raw, to, range);
             return Ok(fence);
         };
         if to.is_cpu() { self.begin_down(host, queue, range) } else { self.behind(host, queue, range) }

@@ -141,6 +141,7 @@ impl Body {
         let (device, part) = (queue.device(), self.raw.slice(range.clone())?);
         let (advice, there) = {
             let place = &mut self.state.lock().place;
+            place.notice(&self.raw);
             (place.turn_to(role, device, range), place.is_there(device, range))
         };
         if let Some(advice) = advice
@@ -154,7 +155,7 @@ impl Body {
         }
         match submit(queue, &Operation::Prefetch { buffer: &part, to: device }, Timing::Off) {
             Ok(_brought) => {
-                self.state.lock().place.brought_to(device, range.clone());
+                self.state.lock().place.brought_to(&self.raw, device, range.clone());
                 Ok(())
             }
             // The host reads it at the same time. The device then finds its pages by itself.

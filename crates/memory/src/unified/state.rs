@@ -42,6 +42,8 @@ pub(crate) struct Placing {
     /// What was brought to a device and not touched by the host since, as far as is known: at worst a prefetch is made that
     /// was not needed, or left out where it was.
     pub(crate) brought: Option<(DeviceId, Ranges)>,
+    /// The memory's moves up to which that holds, the device's next use among them.
+    pub(crate) moves: u64,
     /// The last role and range that advice was given for.
     pub(crate) advised: Option<(Role, DeviceId, Range<usize>)>,
     /// The roles that advice was ever given for.
@@ -136,15 +138,30 @@ impl HostCopy {
 }
 
 impl Placing {
-    /// The host touches the range: pages of it move.
-    pub(crate) fn touched_by_host(&mut self, range: &Range<usize>) {
-        if let Some((_, ranges)) = &mut self.brought {
-            ranges.remove(range);
+    /// Takes notice of who used the memory since the last look: where it was somebody elsewhere, nothing is known any more.
+    pub(crate) fn notice(&mut self, raw: &RawBuffer) {
+        if self.brought.as_ref().is_some_and(|(device, _)| raw.moves_until_use_by(*device) != self.moves) {
+            self.brought = None;
         }
     }
 
+    /// What happened since the last look was the buffer's own doing.
+    fn is_up_to_date(&mut self, raw: &RawBuffer) {
+        if let Some((device, _)) = &self.brought {
+            self.moves = raw.moves_until_use_by(*device);
+        }
+    }
+
+    /// The host touches the range: pages of it move.
+    pub(crate) fn touched_by_host(&mut self, raw: &RawBuffer, range: &Range<usize>) {
+        if let Some((_, ranges)) = &mut self.brought {
+            ranges.remove(range);
+        }
+        self.is_up_to_date(raw);
+    }
+
     /// The range is brought to a place.
-    pub(crate) fn brought_to(&mut self, place: DeviceId, range: Range<usize>) {
+    pub(crate) fn brought_to(&mut self, raw: &RawBuffer, place: DeviceId, range: Range<usize>) {
         match &mut self.brought {
             Some((device, ranges)) if *device == place => ranges.insert(range),
             Some((_, ranges)) if place.is_cpu() => ranges.remove(&range),
@@ -155,6 +172,7 @@ impl Placing {
                 *other = Some((place, ranges));
             }
         }
+        self.is_up_to_date(raw);
     }
 
     pub(crate) fn is_there(&self, place: DeviceId, range: &Range<usize>) -> bool {

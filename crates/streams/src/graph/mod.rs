@@ -60,6 +60,8 @@ pub struct CudaGraph {
     priority: StreamPriority,
     uses: Vec<(RawBuffer, Access)>,
     nodes: usize,
+    /// Whether its nodes are operations of ours. Others may be functions of the host's, or another device's work.
+    stays_on_device: bool,
     /// Locked during a launch: the driver lets only one thread at a time use an executable.
     exec: Mutex<GraphExec>,
     kernels: Option<InUse>,
@@ -98,7 +100,8 @@ impl CudaGraph {
     ) -> Result<Self> {
         let captured = record::capture(device, priority, operations)?;
         let uses = merged_uses(operations);
-        Self::of(device, priority, &captured.graph, captured.kernels, uses)
+        let graph = Self::of(device, priority, &captured.graph, captured.kernels, uses)?;
+        Ok(Self { stays_on_device: true, ..graph })
     }
 
     /// Records whatever a closure enqueues on a stream that is made for it, for frameworks.
@@ -146,7 +149,7 @@ impl CudaGraph {
         let nodes = graph.node_count().map_err(lift)?;
         let kernels = kernels.map(|kernels| InUse::new(device, kernels)).transpose()?;
         let exec = Mutex::new(graph.instantiate().map_err(lift)?);
-        Ok(Self { device: device.clone(), priority, uses, nodes, exec, kernels })
+        Ok(Self { device: device.clone(), priority, uses, nodes, stays_on_device: false, exec, kernels })
     }
 
     /// Enqueues the whole graph, behind what is on the stream and what conflicts with its buffers. Does not wait for it.
@@ -176,6 +179,7 @@ impl CudaGraph {
             }
         };
         self.nodes = nodes;
+        self.stays_on_device = true;
         self.uses = merged_uses(operations);
         self.kernels = kernels;
         Ok(update)
@@ -228,6 +232,10 @@ unsafe impl Recorded for CudaGraph {
 
     fn uses(&self) -> &[(RawBuffer, Access)] {
         &self.uses
+    }
+
+    fn stays_on_device(&self) -> bool {
+        self.stays_on_device
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -57,3 +57,4 @@ mod shifted;
 mod streams;
 mod unified;
 mod wait_fences;
+mod whereabouts;

@@ -132,6 +132,12 @@ pub(super) fn post(
 ) -> Result<Fence, Unsubmitted> {
     let (src, dst) = (job.src, job.dst);
     let claims = job.claim()?;
+    // The job's end is one of the lane's, whoever does the work.
+    match &task {
+        Task::OutOfUnified(_) => src.note_use_by(DeviceId::Cpu),
+        Task::Across(_, to) => dst.note_use_by(to.device()),
+        Task::Up(_) | Task::Down(_) | Task::IntoUnified(_) => {}
+    }
     let end = Arc::new(End::new(lane));
     let after = claims.after().iter().cloned().collect();
     let chunk = chunk_for(src.len(), staging::usual_workers());

@@ -48,6 +48,23 @@ fn host_bytes_go_into_unified_memory_and_come_back_by_one_migration_each_way() {
 }
 
 #[test]
+fn what_came_out_of_unified_memory_took_it_from_the_device_and_what_went_in_did_not() {
+    let setup = Setup::new();
+    let (host, there) =
+        (setup.filled(MemoryKind::Pinned, &noise(SIZE, 5)), setup.allocate(MemoryKind::Unified, SIZE));
+    let move_in = || drop(setup.manager.transfer_with(&host, &there, 0, 0, SIZE, &unified()).wait().unwrap());
+    let moves = || there.moves_until_use_by(there.place().device);
+    move_in();
+    for _ in 0..2 {
+        let before = moves();
+        move_in();
+        assert_eq!(moves(), before, "it was sent on to the device");
+        setup.manager.transfer_with(&there, &host, 0, 0, SIZE, &unified()).wait().unwrap();
+        assert_ne!(moves(), before, "it lies on the host");
+    }
+}
+
+#[test]
 fn within_the_device_it_is_brought_there_and_copied_as_the_devices_own() {
     let setup = Setup::new();
     let content = noise(SIZE, 6);

@@ -1,6 +1,7 @@
 //! The same memory in another role, or another part of it in the same one: each has its own advice, and nobody else's.
 
 use transload_core::{Access, MemoryKind, Pattern, RawBuffer};
+use transload_cuda_sys::trace;
 use transload_memory::{MemoryLocation, Residency, Role, UnifiedMode};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
@@ -35,6 +36,36 @@ fn another_range_in_the_same_role_is_advised_too() {
         assert_eq!((known.preferred, known.last_prefetch), (Some(here), Some(here)));
     }
     drop(buffer);
+    bench.finish();
+}
+
+#[test]
+fn what_somebody_else_took_from_the_device_is_brought_again_and_what_the_device_used_is_not() {
+    let Some(bench) = managed() else { return };
+    let here = MemoryLocation::Device(bench.setup.test.ordinal());
+    let buffer = bench.buffer::<f32>(COUNT);
+    let brought = || {
+        let trace = trace::start();
+        let there = buffer.acquire_for_device(&bench.stream, Role::InOut).unwrap();
+        let calls = trace.calls_of_this_thread();
+        let prefetched = calls.iter().any(|call| call.name.starts_with("cuMemPrefetchAsync"));
+        (prefetched, there.raw().clone())
+    };
+    let (first, raw) = brought();
+    assert!(first && !brought().0);
+    bench.stream.memset_async(&raw, Pattern::U8(0)).wait().unwrap();
+    assert!(!brought().0, "the device itself used it");
+    drop(raw.read().unwrap());
+    assert!(brought().0, "a view of the memory, not a slice of the buffer");
+    bench.stream.prefetch_to_host_async(&raw).wait().unwrap();
+    assert!(brought().0 && !brought().0, "it was sent away");
+    assert_eq!(believed(&raw).last_prefetch, Some(here));
+    drop(buffer.read_range(..16).unwrap());
+    let trace = trace::start();
+    drop(buffer.acquire_range_for_device(&bench.stream, COUNT / 2.., Role::InOut, Access::Write).unwrap());
+    let calls = trace.calls_of_this_thread();
+    assert!(!calls.iter().any(|call| call.name.starts_with("cuMemPrefetchAsync")), "{calls:?}");
+    drop((raw, buffer));
     bench.finish();
 }
 
