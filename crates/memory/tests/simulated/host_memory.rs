@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use transload_core::{ErrorKind, MemoryKind, RawBuffer};
+use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{
     CudaDevice, CudaMemoryManager, CudaResource, HostPages, MemoryResource, PinnedResource,
     RegistrationCache, UnifiedResource,
 };
 
-use crate::{OUT_OF_MEMORY, builder, heap::heap};
+use crate::{builder, heap::heap};
 
 const MIB: usize = 1 << 20;
 
@@ -24,6 +24,10 @@ fn ordinary(memory: &Arc<CudaMemoryManager>) -> PinnedResource {
 #[cfg(target_os = "linux")]
 #[test]
 fn pages_that_the_driver_has_no_room_for_are_tried_again_and_then_refused_with_the_numbers() {
+    use transload_core::ErrorKind;
+
+    use crate::OUT_OF_MEMORY;
+
     let sim = builder().build();
     let memory = manager(sim);
     sim.fail_call(Some("cuMemHostRegister_v2"), 1, OUT_OF_MEMORY);

@@ -11,7 +11,7 @@ use transload_streams::{CudaGraph, CudaKernel, CudaStream, LaunchConfig, LaunchE
 
 use crate::{
     launch::{saxpy_of, watched},
-    prediction::{able, chunk, prefetcher, prefetches, unified},
+    prediction::{chunk, prefetcher, prefetches, unified},
     setup::Setup,
 };
 
@@ -28,7 +28,7 @@ struct Program {
 
 impl Program {
     fn new() -> Option<Self> {
-        let setup = able()?;
+        let setup = Setup::sharing()?;
         Some(Self {
             kernel: saxpy_of(&setup),
             stream: CudaStream::new(&setup.device).unwrap(),
@@ -175,7 +175,7 @@ fn a_prefetch_that_was_refused_moved_nothing() {
 #[test]
 fn what_only_declarations_tell_of_is_predicted_whenever_the_host_took_it_back() {
     watched(|| {
-        let Some(setup) = able() else { return };
+        let Some(setup) = Setup::sharing() else { return };
         let auto = prefetcher(&setup, PredictionLimits { depth: 1, ..PredictionLimits::default() });
         let layers: Vec<_> = (0..4).map(|_| unified(&setup, 1)).collect();
         let mut prefetched = Vec::new();

@@ -41,10 +41,11 @@ fn allocations(manager: &CrossBackendTransferManager) -> u64 {
     manager.ledger().iter().map(|(_, ledger)| ledger.allocations).sum()
 }
 
-/// The next allocation of little memory by these calls finds none: a segment for several, one for it alone, and that again when
-/// everything was given back are asked for, each once more after giving back what is cached.
+/// The next allocation of little memory by these calls finds none. Five times it is asked for, each time once more after giving back
+/// what is cached: a segment for several, one for it alone, both without what the other allocator keeps, and alone when everything
+/// was given back.
 fn out_of_memory(test: &TestDevice, names: &[&str]) {
-    const ASKED: usize = 6;
+    const ASKED: usize = 10;
     for name in names.iter().cycle().take(ASKED * names.len()) {
         test.sim().unwrap().fail_call(Some(name), 1, OUT_OF_MEMORY);
     }
