@@ -1,6 +1,6 @@
 //! The primary context of a device, bound for the length of a call from whichever thread makes it.
 
-use std::{cell::Cell, marker::PhantomData, ptr, sync::Arc};
+use std::{cell::Cell, marker::PhantomData, ptr, sync::Arc, thread::LocalKey};
 
 use cust::sys::CUcontext;
 
@@ -27,17 +27,16 @@ struct Retained {
     device: Device,
 }
 
-thread_local! {
-    /// Whether calls that work in any context enter their own: while this thread is not known to have one that will do.
-    static ENTERS: Cell<bool> = const { Cell::new(true) };
-}
+/// Of a kind of calls that work alike in every context: whether this thread's enter one of their own, since the one that is
+/// current does not do, or is not known to. Each kind has one, as drivers differ in what they ask of which call.
+pub type Enters = LocalKey<Cell<bool>>;
 
 /// Makes a call that works alike in every context (advice on a range, a copy on a stream that is not a default stream) in the
-/// one that is current: to ask which one that is takes ten times as long as this. `None` where this thread is not known to have
-/// one, and nothing was called; [`Context::enter_after_all`] finds out.
+/// one that is current: to ask which one that is takes ten times as long as this. `None` where this thread enters one for such
+/// calls, and nothing was called; [`Context::enter_after_all`] finds out whether it still has to.
 #[inline]
-pub fn in_any_context<T>(call: impl FnOnce() -> T) -> Option<T> {
-    if ENTERS.get() { None } else { Some(call()) }
+pub fn in_any_context<T>(enters: &'static Enters, call: impl FnOnce() -> T) -> Option<T> {
+    if enters.get() { None } else { Some(call()) }
 }
 
 impl Context {
@@ -82,15 +81,16 @@ impl Context {
         self.push(code)
     }
 
-    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that the driver refused: in a context that
-    /// [was current](ContextGuard::was_current) the refusal stands, in another one it says nothing.
+    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that was refused for
+    /// [what may be the context](crate::DriverError::is_of_the_context). If it [was current](ContextGuard::was_current) the refusal
+    /// stands.
     ///
     /// # Errors
     /// As for `enter`.
     #[cold]
-    pub fn enter_after_all(&self) -> Result<ContextGuard<'_>> {
+    pub fn enter_after_all(&self, enters: &'static Enters) -> Result<ContextGuard<'_>> {
         let bound = self.enter()?;
-        ENTERS.set(!bound.was_current());
+        enters.set(!bound.was_current());
         Ok(bound)
     }
 

@@ -1,6 +1,6 @@
 //! Operations as driver calls on a stream: core's `Queue`.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline,
@@ -85,7 +85,7 @@ impl CudaStream {
         reachable(self, src, dst)?;
         let (from, to) = (side(src)?, side(dst)?);
         // SAFETY: the caller keeps the buffers alive and undisturbed until the fence is over; lengths were checked to agree.
-        match in_any_context(|| unsafe { copy_once(from, to, src.len(), own.raw()) }) {
+        match in_any_context(&ENTERS, || unsafe { copy_once(from, to, src.len(), own.raw()) }) {
             Some(Ok(())) => {}
             // SAFETY: as above; nothing was enqueued so far.
             other => unsafe { copy_in_its_own(own, (from, to, src.len()), other) }?,
@@ -153,7 +153,12 @@ impl CudaStream {
     }
 }
 
-/// In the stream's context, unless it was there that the driver refused it.
+thread_local! {
+    /// Driver 580 finds a copy's context by its stream, also on a thread that has none.
+    static ENTERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// In the stream's context, unless the driver refused it there, or for what it is.
 ///
 /// # Safety
 /// * As for [`copy`].
@@ -164,15 +169,23 @@ unsafe fn copy_in_its_own(
     (from, to, bytes): (Side, Side, usize),
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
-    let bound = own.context().enter_after_all().map_err(lift)?;
-    match refused {
-        // Refused for what it is, it may be possible in parts.
-        Some(Err(error)) if bound.was_current() => {
-            // SAFETY: the caller's promise.
-            unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }
-        }
+    // Refused for what it is, it may be possible in parts.
+    let in_parts = |error| {
         // SAFETY: the caller's promise.
-        _ => unsafe { copy(from, to, bytes, own.raw()) },
+        unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }.map_err(lift)
+    };
+    match refused {
+        Some(Err(error)) if !error.is_of_the_context() => {
+            let _bound = own.context().enter().map_err(lift)?;
+            in_parts(error)
+        }
+        _ => {
+            let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
+            match refused {
+                Some(Err(error)) if bound.was_current() => in_parts(error),
+                // SAFETY: the caller's promise.
+                _ => unsafe { copy(from, to, bytes, own.raw()) }.map_err(lift),
+            }
+        }
     }
-    .map_err(lift)
 }

@@ -8,6 +8,7 @@ mod conformance;
 mod lanes;
 mod register;
 mod served;
+mod serving;
 mod unified;
 
 use std::sync::Arc;

@@ -1,116 +1,18 @@
 //! What `allocate` gives of memory that buffers left: warm, never in flight where there is other memory, and all of it back.
 
 use std::{
-    any::Any,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Waker,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_backend_cuda::CudaBackend;
 use transload_core::{
-    Access, Backend, Claims, DeviceId, ErrorKind, Fence, MemoryKind, Operation, Pattern, RawBuffer, Result,
-    StreamPriority, Timeline, TimelineId, Timing, WorkloadType, submit,
+    Backend, DeviceId, MemoryKind, Operation, RawBuffer, StreamPriority, Timing, WorkloadType, submit,
 };
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness;
 use transload_streams::CudaStream;
 
-const MIB: usize = 1 << 20;
-
-fn open(test: &TestDevice) -> (Arc<CudaBackend>, DeviceId) {
-    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
-    (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(test.ordinal()))
-}
-
-fn finish(test: TestDevice, backend: Arc<CudaBackend>) {
-    backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
-    drop(backend);
-    test.assert_ledger_empty();
-    test.assert_no_races();
-}
-
-fn address(buffer: &RawBuffer) -> u64 {
-    buffer.device_address().unwrap_or_else(|| buffer.host_address().unwrap().addr().get() as u64)
-}
-
-/// Fails instead of hanging.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, is_done) = std::sync::mpsc::channel();
-    let running = std::thread::spawn(move || {
-        test();
-        done.send(()).unwrap();
-    });
-    if is_done.recv_timeout(Duration::from_secs(60)) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        panic!("no end after a minute");
-    }
-    if let Err(panic) = running.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
-/// Work of nobody's that is over when the test says so.
-struct Elsewhere {
-    id: TimelineId,
-    over: AtomicBool,
-}
-
-impl Elsewhere {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { id: transload_core::next_timeline_id(), over: AtomicBool::new(false) })
-    }
-
-    fn uses(self: &Arc<Self>, buffer: &RawBuffer) {
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
-        // SAFETY: nothing runs.
-        unsafe { claims.commit(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)) };
-    }
-
-    fn end(&self) {
-        self.over.store(true, Ordering::Release);
-    }
-}
-
-// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
-unsafe impl Timeline for Elsewhere {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        u64::from(self.over.load(Ordering::Acquire))
-    }
-
-    fn poll(&self, _point: u64) -> Result<bool> {
-        Ok(self.reached() > 0)
-    }
-
-    fn wait(&self, _point: u64) -> Result<()> {
-        while self.reached() == 0 {
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
-        true
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
+use crate::serving::{Elsewhere, MIB, address, finish, open, watched};
 
 #[test]
 fn memory_of_a_buffer_that_is_gone_is_given_again_without_a_driver_call() {
@@ -211,126 +113,6 @@ fn buffers_outlive_the_backend() {
     }
     test.assert_ledger_empty();
     test.assert_no_races();
-}
-
-#[test]
-fn where_there_is_no_other_memory_a_buffer_comes_behind_work_in_flight() {
-    watched(no_other_memory);
-}
-
-fn no_other_memory() {
-    let Some(test) = harness::device_with(|builder| builder.total_memory(8 * MIB).record_accesses(true))
-    else {
-        return;
-    };
-    let (backend, device) = open(&test);
-    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
-    let back = backend.allocate(device, MemoryKind::Pinned, 5 * MIB).unwrap();
-    for round in 1..20_u8 {
-        // The only memory that there is.
-        let there = backend.allocate(device, MemoryKind::Device, 5 * MIB).unwrap();
-        let fill = Operation::Fill { dst: &there, pattern: Pattern::U8(round) };
-        submit(&*queue, &fill, Timing::Off).unwrap();
-        submit(&*queue, &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
-        drop(there);
-        if round % 5 == 0 {
-            assert!(back.read().unwrap().iter().all(|byte| *byte == round));
-        }
-    }
-    drop((back, queue));
-    finish(test, backend);
-}
-
-#[test]
-fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
-    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
-    let (backend, device) = open(&test);
-    let keep = || {
-        let few = [7, 7, 7].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap());
-        drop(few);
-        assert!(backend.ledger().bytes >= 21 * MIB as u64, "kept: {}", backend.ledger());
-    };
-    keep();
-    drop(backend.allocate(device, MemoryKind::Unified, 20 * MIB).unwrap());
-    keep();
-    drop(backend.allocate(device, MemoryKind::Device, 20 * MIB).unwrap());
-    keep();
-    drop(backend.allocate(device, MemoryKind::Device, 15 * MIB).unwrap());
-    backend.drain().unwrap();
-    keep();
-    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
-    let allocator = backend.allocator(test.ordinal()).unwrap();
-    drop(allocator.allocate_buffer(&stream, 20 * MIB).unwrap());
-    drop(stream);
-    finish(test, backend);
-}
-
-#[test]
-fn what_another_allocator_only_keeps_goes_back_before_a_buffer_begins_behind_work() {
-    watched(kept_beside);
-}
-
-fn kept_beside() {
-    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
-    let (backend, device) = open(&test);
-    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
-    let first = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
-    drop(backend.allocator(test.ordinal()).unwrap().allocate_buffer(&stream, 20 * MIB).unwrap());
-    let elsewhere = Elsewhere::new();
-    elsewhere.uses(&first);
-    drop(first);
-    let next = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
-    assert!(next.in_flight().unwrap_or_default().iter().all(Fence::is_known_done), "behind other work");
-    elsewhere.end();
-    drop((next, stream));
-    finish(test, backend);
-}
-
-#[test]
-fn where_memory_is_short_nothing_is_waited_for_that_this_thread_may_be_the_one_to_end() {
-    watched(not_waited_for);
-}
-
-fn not_waited_for() {
-    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
-    let (backend, device) = open(&test);
-    let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
-    drop(backend.allocator(test.ordinal()).unwrap().allocate_buffer(&stream, MIB).unwrap());
-    for kept in [18 * MIB, 9 * MIB] {
-        let elsewhere = Elsewhere::new();
-        let used: Vec<RawBuffer> = (0..18 * MIB / kept)
-            .map(|_| backend.allocate(device, MemoryKind::Device, kept).unwrap())
-            .collect();
-        used.iter().for_each(|buffer| elsewhere.uses(buffer));
-        drop(used);
-        for kind in [MemoryKind::Device, MemoryKind::Unified] {
-            let refused = backend.allocate(device, kind, 20 * MIB).unwrap_err();
-            assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
-        }
-        elsewhere.end();
-        drop(backend.allocate(device, MemoryKind::Device, 20 * MIB).unwrap());
-        backend.drain().unwrap();
-    }
-    drop(stream);
-    finish(test, backend);
-}
-
-#[test]
-fn pinned_memory_stays_warm_where_the_devices_memory_is_short() {
-    let Some(test) = harness::device_with(|builder| builder.total_memory(32 * MIB)) else { return };
-    let (backend, device) = open(&test);
-    let was = address(&backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap());
-    for kind in [MemoryKind::Device, MemoryKind::Unified] {
-        drop([9, 9].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap()));
-        drop(backend.allocate(device, kind, 20 * MIB).unwrap());
-        assert_eq!(backend.allocate(device, kind, 40 * MIB).unwrap_err().kind(), ErrorKind::OutOfMemory);
-    }
-    let trace = transload_cuda_sys::trace::start();
-    let again = backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap();
-    let calls = trace.calls_of_this_thread();
-    assert!(address(&again) == was && calls.is_empty(), "{calls:?}");
-    drop((trace, again));
-    finish(test, backend);
 }
 
 #[test]

@@ -2,6 +2,11 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+#[path = "../it/serving.rs"]
+#[allow(dead_code, reason = "shared with the tests of any driver")]
+mod serving;
+mod short_of_memory;
+
 use std::sync::Arc;
 
 use transload_backend_cpu::CpuBackend;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream};
+use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream, on_stream};
 use crate::{
     code::{self, Answer},
     memory::Memory,
@@ -176,6 +176,14 @@ fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usiz
     })
 }
 
+/// Between host and device: driver 580 finds the context by the stream, whether or not one is current.
+fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> u32 {
+    finish(|| {
+        let (mut state, stream) = on_stream(name, stream)?;
+        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    })
+}
+
 /// Synchronous copies go by way of the default stream.
 fn at_once(name: &'static str, sides: (Side, Side), bytes: usize) -> u32 {
     finish(|| {
@@ -196,7 +204,7 @@ pub(crate) extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: Handle,
 ) -> u32 {
-    enqueued("cuMemcpyHtoDAsync_v2", stream, (Side::Device(to), host(from)), bytes)
+    enqueued_anywhere("cuMemcpyHtoDAsync_v2", stream, (Side::Device(to), host(from)), bytes)
 }
 
 pub(crate) extern "C" fn cuMemcpyDtoHAsync_v2(
@@ -205,7 +213,7 @@ pub(crate) extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     stream: Handle,
 ) -> u32 {
-    enqueued("cuMemcpyDtoHAsync_v2", stream, (host(to), Side::Device(from)), bytes)
+    enqueued_anywhere("cuMemcpyDtoHAsync_v2", stream, (host(to), Side::Device(from)), bytes)
 }
 
 pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> u32 {

@@ -31,6 +31,38 @@ fn pinned_bytes_make_the_round_trip_at_odd_sizes_and_offsets() {
 }
 
 #[test]
+fn a_copy_between_host_and_device_finds_its_context_by_its_stream_on_a_thread_without_one() {
+    const BYTES: usize = 4096;
+    let bench = Bench::new(harness::device());
+    let (stream, memory) = (bench.stream(), bench.memory(BYTES));
+    let (mut source, target) = (bench.pinned(BYTES), bench.pinned(BYTES));
+    let content = noise(BYTES, 90);
+    source.set(&content);
+    // Numbers, as addresses belong to no thread.
+    let (up, down) = (source.pointer().expose_provenance(), target.pointer().expose_provenance());
+    std::thread::scope(|scope| {
+        let copied = scope.spawn(|| {
+            let mut current = std::ptr::null_mut();
+            // SAFETY: the out pointer is valid.
+            check("cuCtxGetCurrent", unsafe { ffi::cuCtxGetCurrent(&mut current) })?;
+            assert!(current.is_null(), "a new thread has no context");
+            let (up, down) =
+                (std::ptr::with_exposed_provenance(up), std::ptr::with_exposed_provenance_mut(down));
+            // SAFETY: the memory is alive, and only looked at when the stream is done.
+            unsafe {
+                let code = ffi::cuMemcpyHtoDAsync_v2(memory.address, up, BYTES, stream.as_raw());
+                check("cuMemcpyHtoDAsync", code)?;
+                let code = ffi::cuMemcpyDtoHAsync_v2(down, memory.address, BYTES, stream.as_raw());
+                check("cuMemcpyDtoHAsync", code)
+            }
+        });
+        copied.join().expect("no panic").expect("copied");
+    });
+    stream.synchronize().expect("healthy");
+    assert_eq!(target.snapshot(), content);
+}
+
+#[test]
 fn pageable_bytes_make_the_round_trip_and_may_be_changed_after_the_call() {
     let bench = Bench::new(harness::device());
     let stream = bench.stream();

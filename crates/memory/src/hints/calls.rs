@@ -1,6 +1,6 @@
 //! The driver's calls about managed ranges, the newer form where the driver has it, and what its refusals mean.
 
-use std::sync::OnceLock;
+use std::{cell::Cell, sync::OnceLock};
 
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 use transload_cuda_sys::{
@@ -88,6 +88,11 @@ pub(super) fn advise_buffer(buffer: &RawBuffer, advice: Advice, location: Memory
     }
 }
 
+thread_local! {
+    /// Driver 580 takes no advice on a thread without a context, and finds that out slowly: so the first one enters.
+    static ENTERS: Cell<bool> = const { Cell::new(true) };
+}
+
 /// Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
 /// own and enter it takes as long as a tenth of the driver's call (H200).
 #[inline]
@@ -103,13 +108,13 @@ fn give(
         _ => None,
     };
     let answer = match at_once {
-        Some(to) if is_known_to_have_locations() => in_any_context(|| tell_newer(range, advice, to)),
+        Some(to) if is_known_to_have_locations() => in_any_context(&ENTERS, || tell_newer(range, advice, to)),
         _ => None,
     };
     if answer == Some(SUCCESS) { Ok(()) } else { give_in(range, advice, location, context, answer) }
 }
 
-/// In the memory's own context, unless it was there that the driver refused it.
+/// In the memory's own context, unless the driver refused it there, or for what it is.
 #[cold]
 #[inline(never)]
 fn give_in(
@@ -119,15 +124,22 @@ fn give_in(
     context: impl FnOnce() -> Result<Context>,
     refused: Option<u32>,
 ) -> Result<()> {
+    let explained = |error| explain_hint(error, range.0, range.1, location);
+    let refused = refused.map(|answer| check("cuMemAdvise_v2", answer));
+    if let Some(Err(error)) = &refused
+        && !error.is_of_the_context()
+    {
+        return Err(explained(error.clone()));
+    }
     let to = Named::new(location)?;
     let context = context()?;
-    let bound = context.enter_after_all().map_err(lift)?;
+    let bound = context.enter_after_all(&ENTERS).map_err(lift)?;
     let given = match (refused, to) {
-        (Some(answer), _) if bound.was_current() => check("cuMemAdvise_v2", answer),
+        (Some(refused), _) if bound.was_current() => refused,
         (_, Named::Newer(to)) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
         (_, Named::Older(to)) => check("cuMemAdvise", tell_older(range, advice, to)),
     };
-    given.map_err(|error| explain_hint(error, range.0, range.1, location))
+    given.map_err(explained)
 }
 
 #[inline]

@@ -45,24 +45,26 @@ impl Copies {
 }
 
 #[test]
-fn a_small_copy_asks_a_thread_that_has_a_context_for_none_and_lends_one_to_a_thread_without() {
+fn a_small_copy_asks_a_thread_that_has_a_context_for_none_and_leaves_a_thread_without_as_it_was() {
     let copies = Copies::on(Setup::new());
     let context = Device::new(copies.setup.test.ordinal()).and_then(Context::primary).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let lent = |seed| {
+            let bare = |seed| {
                 let calls = copies.there_and_back(seed);
                 let of = |name| calls.iter().filter(|call| **call == name).count();
-                assert!(of("cuCtxPushCurrent_v2") > 0, "{calls:?}");
                 assert_eq!(of("cuCtxPushCurrent_v2"), of("cuCtxPopCurrent_v2"), "{calls:?}");
             };
-            lent(1);
+            bare(1);
+            bare(2);
             let bound = context.enter().unwrap();
-            copies.there_and_back(2);
-            assert!(copies.there_and_back(3).is_empty());
+            assert!(!bound.was_current(), "a thread that had none has none");
+            copies.there_and_back(3);
+            assert!(copies.there_and_back(4).is_empty());
             drop(bound);
-            lent(4);
-            lent(5);
+            bare(5);
+            bare(6);
+            assert!(!context.enter().unwrap().was_current());
         });
     });
     drop(context);

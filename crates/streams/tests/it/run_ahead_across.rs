@@ -206,7 +206,7 @@ fn blocks_whose_work_is_over_are_found_behind_any_number_that_are_not() {
             upload(&fast, buffer, &targets[1]);
             wait_unseen(&fast);
         }
-        assert_eq!(used.len(), 1, "one block serves them all");
+        assert!(used.len() <= 2, "those beside the stuck ones serve them all, not {}", used.len());
         gate.open();
         drop((pool, targets, home, slow, fast));
         bed.finish();
