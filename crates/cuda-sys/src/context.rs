@@ -81,9 +81,9 @@ impl Context {
         self.push(code)
     }
 
-    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that was refused for
-    /// [what may be the context](crate::DriverError::is_of_the_context). If it [was current](ContextGuard::was_current) the refusal
-    /// stands.
+    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that the driver refused: in a context that
+    /// [was current](ContextGuard::was_current) the refusal stands, in another one it says nothing. Driver 580 answers
+    /// `CUDA_ERROR_INVALID_VALUE` to a copy to memory of another device than the current context's.
     ///
     /// # Errors
     /// As for `enter`.

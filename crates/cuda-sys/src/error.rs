@@ -91,13 +91,6 @@ impl DriverError {
     pub fn is_sticky(&self) -> bool {
         matches!(self.code(), Some(code) if code::STICKY.contains(&code) || code::GONE.contains(&code))
     }
-
-    /// Whether it says something of the context in which the call was made, and may say nothing of the call: there is none, or
-    /// it is gone or lost.
-    #[must_use]
-    pub fn is_of_the_context(&self) -> bool {
-        self.is_sticky() || self.code() == Some(code::INVALID_CONTEXT)
-    }
 }
 
 /// Why [`install`](crate::install) refused.

@@ -154,11 +154,11 @@ impl CudaStream {
 }
 
 thread_local! {
-    /// Driver 580 finds a copy's context by its stream, also on a thread that has none.
-    static ENTERS: Cell<bool> = const { Cell::new(false) };
+    /// Until a context is found to be current: then the calls are made in whatever is, or in none.
+    static ENTERS: Cell<bool> = const { Cell::new(true) };
 }
 
-/// In the stream's context, unless the driver refused it there, or for what it is.
+/// In the stream's context, unless it was there that the driver refused it.
 ///
 /// # Safety
 /// * As for [`copy`].
@@ -169,23 +169,15 @@ unsafe fn copy_in_its_own(
     (from, to, bytes): (Side, Side, usize),
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
-    // Refused for what it is, it may be possible in parts.
-    let in_parts = |error| {
-        // SAFETY: the caller's promise.
-        unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }.map_err(lift)
-    };
+    let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
     match refused {
-        Some(Err(error)) if !error.is_of_the_context() => {
-            let _bound = own.context().enter().map_err(lift)?;
-            in_parts(error)
+        // Refused for what it is, it may be possible in parts.
+        Some(Err(error)) if bound.was_current() => {
+            // SAFETY: the caller's promise.
+            unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }
         }
-        _ => {
-            let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
-            match refused {
-                Some(Err(error)) if bound.was_current() => in_parts(error),
-                // SAFETY: the caller's promise.
-                _ => unsafe { copy(from, to, bytes, own.raw()) }.map_err(lift),
-            }
-        }
+        // SAFETY: the caller's promise.
+        _ => unsafe { copy(from, to, bytes, own.raw()) },
     }
+    .map_err(lift)
 }

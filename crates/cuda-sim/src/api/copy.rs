@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream, on_stream};
+use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream, on_stream, top};
 use crate::{
     code::{self, Answer},
     memory::Memory,
@@ -176,10 +176,16 @@ fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usiz
     })
 }
 
-/// Between host and device: driver 580 finds the context by the stream, whether or not one is current.
+/// Between host and device: driver 580 finds the context by the stream where none is current, and refuses memory of another device
+/// than the current context's.
 fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> u32 {
     finish(|| {
         let (mut state, stream) = on_stream(name, stream)?;
+        let own = state.streams.get(&stream).map(|stream| stream.device);
+        let current = state.contexts.get(&top()).map(|context| context.device);
+        if current.is_some() && current != own {
+            return Err(code::INVALID_VALUE);
+        }
         copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     })
 }

@@ -6,7 +6,6 @@ pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
 pub(crate) const NO_DEVICE: u32 = 100;
 pub(crate) const NOT_READY: u32 = 600;
-pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
 pub(crate) const NOT_SUPPORTED: u32 = 801;
 pub(crate) const UNKNOWN: u32 = 999;

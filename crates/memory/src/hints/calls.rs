@@ -114,7 +114,7 @@ fn give(
     if answer == Some(SUCCESS) { Ok(()) } else { give_in(range, advice, location, context, answer) }
 }
 
-/// In the memory's own context, unless the driver refused it there, or for what it is.
+/// In the memory's own context, unless it was there that the driver refused it.
 #[cold]
 #[inline(never)]
 fn give_in(
@@ -124,22 +124,15 @@ fn give_in(
     context: impl FnOnce() -> Result<Context>,
     refused: Option<u32>,
 ) -> Result<()> {
-    let explained = |error| explain_hint(error, range.0, range.1, location);
-    let refused = refused.map(|answer| check("cuMemAdvise_v2", answer));
-    if let Some(Err(error)) = &refused
-        && !error.is_of_the_context()
-    {
-        return Err(explained(error.clone()));
-    }
     let to = Named::new(location)?;
     let context = context()?;
     let bound = context.enter_after_all(&ENTERS).map_err(lift)?;
     let given = match (refused, to) {
-        (Some(refused), _) if bound.was_current() => refused,
+        (Some(answer), _) if bound.was_current() => check("cuMemAdvise_v2", answer),
         (_, Named::Newer(to)) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
         (_, Named::Older(to)) => check("cuMemAdvise", tell_older(range, advice, to)),
     };
-    given.map_err(explained)
+    given.map_err(|error| explain_hint(error, range.0, range.1, location))
 }
 
 #[inline]
