@@ -5,7 +5,7 @@
 #
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
 # Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
-# BUDGET_S (900) bounds all steps together. STEPS chooses some: STEPS="tests bench".
+# BUDGET_S (1200) bounds all steps together. STEPS chooses some: STEPS="tests bench".
 #
 # OUT: nvidia-smi.csv, tests.json, bench-1.json, bench-2.json, copy.json, pytorch.json, steps.json, log.txt
 set -u -o pipefail
@@ -24,7 +24,7 @@ data=/dev/shm/transload-on-gpu.$$
 trap 'rm -rf "$work" "$data"' EXIT
 : >"$log"
 : >"$work/steps"
-deadline=$(($(date +%s) + ${BUDGET_S:-900}))
+deadline=$(($(date +%s) + ${BUDGET_S:-1200}))
 failed=0
 chmod +x "$bundle"/* "$bundle"/tests/* 2>/dev/null
 export RUST_BACKTRACE=1 PYTHONUNBUFFERED=1 PATH=$PATH:/usr/local/cuda/bin
@@ -161,7 +161,7 @@ fi
 # ---- the main job, twice
 if wanted bench; then
   for run in 1 2; do
-    step "bench $run" 220 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
+    step "bench $run" 300 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
     status=$?
     text=$(grep -E '^[0-9]+ rows,|^goals missed' "$work/step" | tr '\n' ';')
     # A machine whose driver is not found must not pass for a measured one.
