@@ -365,5 +365,7 @@ fn many_threads_are_counted_tracked_and_logged() {
     assert_eq!(log.len(), 152);
     let report = replay(&log, &pinned(&memory)).unwrap();
     assert_eq!((report.allocations, report.left), (76, 0));
-    assert!(report.peak_bytes <= now.peak_bytes);
+    // Each thread may have one that the log knows of and the count does not, not yet or no more.
+    let between = 4 * 3019;
+    assert!(report.peak_bytes <= now.peak_bytes + between, "{} and {}", report.peak_bytes, now.peak_bytes);
 }
