@@ -27,12 +27,12 @@ struct Retained {
     device: Device,
 }
 
-/// Of a kind of calls that work alike in every context: whether this thread's enter one of their own, since the one that is
+/// Of a kind of calls that do the same in every context that takes them: whether this thread's enter one of their own, since the one that is
 /// current does not do, or is not known to. Each kind has one, as drivers differ in what they ask of which call.
 pub type Enters = LocalKey<Cell<bool>>;
 
-/// Makes a call that works alike in every context (advice on a range, a copy on a stream that is not a default stream) in the
-/// one that is current: to ask which one that is takes ten times as long as this. `None` where this thread enters one for such
+/// Makes a call that does the same in every context that takes it (advice on a range, a copy on a stream that is not a default
+/// stream) in the one that is current: to ask which one that is takes ten times as long as this. `None` where this thread enters one for such
 /// calls, and nothing was called; [`Context::enter_after_all`] finds out whether it still has to.
 #[inline]
 pub fn in_any_context<T>(enters: &'static Enters, call: impl FnOnce() -> T) -> Option<T> {
