@@ -32,6 +32,8 @@ mod host_memory;
 mod host_view;
 mod loan;
 mod method;
+#[doc(hidden)]
+pub mod mutants;
 mod observer;
 mod obstacle;
 mod operation;
