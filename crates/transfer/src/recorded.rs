@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc, time::Instant};
 
 use transload_core::{
-    Backend, Completion, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected,
-    Rejections, Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
-    submit,
+    Backend, Completion, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, RejectReason,
+    Rejected, Rejections, Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport,
+    WorkloadType, submit,
 };
 
 use crate::{
@@ -91,7 +91,7 @@ impl Completion for Told {
         }
     }
 
-    fn abandoned(&self, report: &TransferReport) {
+    fn abandoned(&self, report: &TransferReport, _fence: &Fence) {
         self.tell(TransferEvent::Abandoned(report));
     }
 }

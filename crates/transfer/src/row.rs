@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Completion, Error, Observer, SizeClass, Timing, TransferEvent, TransferMethod, TransferPath,
+    Completion, Error, Fence, Observer, SizeClass, Timing, TransferEvent, TransferMethod, TransferPath,
     TransferReport,
 };
 
@@ -181,7 +181,7 @@ impl Completion for Row {
         }
     }
 
-    fn abandoned(&self, report: &TransferReport) {
+    fn abandoned(&self, report: &TransferReport, _fence: &Fence) {
         self.count(report, |counts| counts.abandoned += 1);
         self.tell(TransferEvent::Abandoned(report));
     }
