@@ -12,6 +12,7 @@ use transload_core::{
 
 use super::{Context, Job, Method, Route};
 use crate::{
+    lost::lost_on,
     request::Request,
     staging::{self, Crew, End, Hire, Slots, Task, chunk_for},
 };
@@ -95,7 +96,10 @@ impl Method for HostStaged {
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {
-                let task = Task::Across(lease(&route.backend, route.lane)?, lease(other, *device)?);
+                let task = Task::Across(
+                    lease(&route.backend, route.lane)?,
+                    lease(other, *device).map_err(|error| lost_on(*device, error))?,
+                );
                 backends.push(Arc::clone(other));
                 task
             }
@@ -138,7 +142,7 @@ pub(super) fn post(
         Task::Across(_, to) => dst.note_use_by(to.device()),
         Task::Up(_) | Task::Down(_) | Task::IntoUnified(_) => {}
     }
-    let end = Arc::new(End::new(lane));
+    let end = Arc::new(End::new(lane, job.timing));
     let after = claims.after().iter().cloned().collect();
     let chunk = chunk_for(src.len(), staging::usual_workers());
     let both = (src.clone(), dst.clone());

@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
@@ -11,7 +12,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{DeviceId, Error, Result, Timeline, TimelineId, next_timeline_id};
+use transload_core::{DeviceId, Error, Result, Timeline, TimelineId, Timing, next_timeline_id};
 
 use super::Job;
 
@@ -21,6 +22,7 @@ const ASKING: Duration = Duration::from_micros(300);
 pub(crate) struct End {
     id: TimelineId,
     device: DeviceId,
+    timing: Timing,
     over: AtomicBool,
     state: Mutex<State>,
     ended: Condvar,
@@ -36,10 +38,11 @@ struct State {
 }
 
 impl End {
-    pub(crate) fn new(device: DeviceId) -> Self {
+    pub(crate) fn new(device: DeviceId, timing: Timing) -> Self {
         Self {
             id: next_timeline_id(),
             device,
+            timing,
             over: AtomicBool::new(false),
             state: Mutex::default(),
             ended: Condvar::new(),
@@ -65,12 +68,17 @@ impl End {
     /// Everything of the job is over.
     pub(crate) fn reach(&self, duration: Duration) {
         let mut state = self.state.lock();
-        state.duration = Some(duration);
+        state.duration = (self.timing == Timing::Measured).then_some(duration);
         self.over.store(true, Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.ended.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        for waker in wakers {
+            // The user's code: its panic is its own, and dropping what it panicked with may panic again.
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+                std::mem::forget(payload);
+            }
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -123,13 +131,17 @@ unsafe impl Timeline for End {
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
+        // The user's code, as its drop is: not under the lock.
+        let mut new = Some(waker.clone());
         let mut state = self.state.lock();
         if self.is_over() {
+            drop(state);
             return true;
         }
-        if !state.wakers.iter().any(|known| known.will_wake(waker)) {
-            state.wakers.push(waker.clone());
+        if let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new))) {
+            state.wakers.push(new);
         }
+        drop(state);
         false
     }
 

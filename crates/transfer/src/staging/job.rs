@@ -13,6 +13,8 @@ use transload_core::{
     host_access::{self, HostAccess},
 };
 
+use crate::lost::lost_on;
+
 use super::{
     Slots,
     chunks::Chunks,
@@ -149,7 +151,7 @@ impl Job {
         let last = std::mem::take(&mut *self.last.lock());
         for fence in last {
             if let Err(error) = fence.wait() {
-                self.end.fail(error);
+                self.end.fail(lost_on(fence.timeline().device(), error));
             }
         }
         self.end.reach(self.begun.get().map(Instant::elapsed).unwrap_or_default());
@@ -204,16 +206,18 @@ impl Job {
             let staged = slot.buffer.slice(..range.len())?;
             // SAFETY: as in `up`; the source is claimed for reading.
             let there =
-                unsafe { from.enqueue(&Operation::Copy { src: &src, dst: &staged }, &[], Timing::Off) }?;
+                unsafe { from.enqueue(&Operation::Copy { src: &src, dst: &staged }, &[], Timing::Off) }
+                    .map_err(|error| lost_on(from.device(), error))?;
+            // Its failure is the transfer's, too: the second copy knows nothing of it.
+            self.keep_last(there.clone());
+            slot.busy = Some(there.clone());
             if !to.can_wait_for(&there) {
-                there.wait()?;
+                there.wait().map_err(|error| lost_on(from.device(), error))?;
             }
             let copy = Operation::Copy { src: &staged, dst: &dst };
             // SAFETY: as in `up`; the second copy comes after the first, by its fence.
-            unsafe { to.enqueue(&copy, std::slice::from_ref(&there), Timing::Off) }.inspect_err(|_| {
-                // The slot must not be used again while the first copy writes it.
-                let _reported_instead = there.wait();
-            })
+            unsafe { to.enqueue(&copy, std::slice::from_ref(&there), Timing::Off) }
+                .map_err(|error| lost_on(to.device(), error))
         })();
         let outcome = outcome.map(|fence| {
             self.keep_last(fence.clone());

@@ -70,6 +70,8 @@ impl Slots {
                         ring = self.ring.lock();
                         ring.made -= 1;
                         if ring.made == 0 && ring.free.is_empty() {
+                            // Whoever waits tries for itself, and fails likewise.
+                            self.returned.notify_all();
                             return Err(error);
                         }
                         // Fewer slots must do.
@@ -99,6 +101,7 @@ impl Slots {
         let made = self.make().ok();
         if made.is_none() {
             self.ring.lock().made -= 1;
+            self.returned.notify_all();
         }
         made
     }
