@@ -161,6 +161,8 @@ fn drain_waits_for_a_waiter_that_still_copies() {
         // The waiter may come too late to copy anything: then once more.
         while !STOP.met.load(Ordering::SeqCst) {
             let (src, dst) = pair(&manager, 16 * MIB);
+            // A drain gives the staging buffers back, and who waits makes none.
+            stage(&manager, &src, &dst).wait().unwrap();
             let (begun, is_begun) = mpsc::channel();
             let (over, is_over) = mpsc::channel();
             let waiter = {

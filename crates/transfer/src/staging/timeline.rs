@@ -1,25 +1,28 @@
-//! The end of a job as others see it: a timeline of one point. Who waits for it lends a hand first.
+//! The end of a staged transfer as others see it: a timeline of one point. A thread that waits for it helps first.
 
 use std::{
     any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
+    thread,
     time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{DeviceId, Error, Result, Timeline, TimelineId, Timing, next_timeline_id};
+use transload_executor::catch_panic;
 
-use super::Job;
+use super::StagedTransfer;
 
-/// How long a waiter asks without pause before it sleeps: being woken costs up to some hundred microseconds.
-const ASKING: Duration = Duration::from_micros(300);
+/// How long a waiter polls before it sleeps: being woken costs up to some hundred microseconds.
+const POLLING: Duration = Duration::from_micros(300);
+/// How much of that it spends without yielding its processor.
+const SPINNING: Duration = Duration::from_micros(50);
 
-pub(crate) struct End {
+pub(crate) struct StagedTimeline {
     id: TimelineId,
     device: DeviceId,
     timing: Timing,
@@ -27,8 +30,8 @@ pub(crate) struct End {
     state: Mutex<State>,
     ended: Condvar,
     error: OnceLock<Error>,
-    /// Does not keep the job alive: the job ends by its workers.
-    job: OnceLock<Weak<Job>>,
+    /// Does not keep the transfer alive: it ends by its tasks.
+    transfer: OnceLock<Weak<StagedTransfer>>,
 }
 
 #[derive(Default)]
@@ -37,7 +40,7 @@ struct State {
     duration: Option<Duration>,
 }
 
-impl End {
+impl StagedTimeline {
     pub(crate) fn new(device: DeviceId, timing: Timing) -> Self {
         Self {
             id: next_timeline_id(),
@@ -47,26 +50,26 @@ impl End {
             state: Mutex::default(),
             ended: Condvar::new(),
             error: OnceLock::new(),
-            job: OnceLock::new(),
+            transfer: OnceLock::new(),
         }
     }
 
-    /// Whose end this is; said once.
-    pub(crate) fn belongs_to(&self, job: Weak<Job>) {
-        let _said_once = self.job.set(job);
+    /// Sets the transfer whose end this is, once.
+    pub(super) fn belongs_to(&self, transfer: Weak<StagedTransfer>) {
+        let _set_once = self.transfer.set(transfer);
     }
 
     /// Keeps the first error.
-    pub(crate) fn fail(&self, error: Error) {
+    pub(super) fn fail(&self, error: Error) {
         let _first_counts = self.error.set(error);
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.error.get().is_some()
     }
 
-    /// Everything of the job is over.
-    pub(crate) fn reach(&self, duration: Duration) {
+    /// Ends the transfer: all of its work is over.
+    pub(super) fn reach(&self, duration: Duration) {
         let mut state = self.state.lock();
         state.duration = (self.timing == Timing::Measured).then_some(duration);
         self.over.store(true, Ordering::Release);
@@ -74,14 +77,12 @@ impl End {
         drop(state);
         self.ended.notify_all();
         for waker in wakers {
-            // The user's code: its panic is its own, and dropping what it panicked with may panic again.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
+            // The user's code: its panic must not keep the others asleep.
+            let _discarded = catch_panic(|| waker.wake());
         }
     }
 
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
@@ -90,8 +91,8 @@ impl End {
     }
 }
 
-// SAFETY: its one point is reached when every chunk and every copy of the job is over.
-unsafe impl Timeline for End {
+// SAFETY: its one point is reached when every chunk and every copy of the transfer is over.
+unsafe impl Timeline for StagedTimeline {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -110,21 +111,22 @@ unsafe impl Timeline for End {
 
     fn wait(&self, _point: u64) -> Result<()> {
         if !self.is_over()
-            && let Some(job) = self.job.get().and_then(Weak::upgrade)
-            // One whose predecessors run would wait here for those, and those for theirs, ever deeper.
-            && job.is_ready()
+            && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
         {
-            job.work();
+            transfer.help();
         }
         let begun = Instant::now();
         while !self.is_over() {
-            if begun.elapsed() < ASKING {
+            let polled = begun.elapsed();
+            if polled < SPINNING {
                 std::hint::spin_loop();
-                continue;
-            }
-            let mut state = self.state.lock();
-            while !self.is_over() {
-                self.ended.wait(&mut state);
+            } else if polled < POLLING {
+                thread::yield_now();
+            } else {
+                let mut state = self.state.lock();
+                while !self.is_over() {
+                    self.ended.wait(&mut state);
+                }
             }
         }
         self.outcome()
@@ -134,15 +136,13 @@ unsafe impl Timeline for End {
         // The user's code, as its drop is: not under the lock.
         let mut new = Some(waker.clone());
         let mut state = self.state.lock();
-        if self.is_over() {
-            drop(state);
-            return true;
-        }
-        if let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new))) {
+        let over = self.is_over();
+        if !over && let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new)))
+        {
             state.wakers.push(new);
         }
         drop(state);
-        false
+        over
     }
 
     fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
