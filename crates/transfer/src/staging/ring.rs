@@ -124,7 +124,7 @@ impl StagingRing {
                     let ring = Arc::clone(self);
                     match executor.spawn_blocking(&self.pinning, move || ring.make()).await {
                         Ok(Ok(made)) => {
-                            making.is_done();
+                            making.disarm();
                             break made;
                         }
                         // Fewer must do, if there are any.
@@ -187,7 +187,7 @@ impl StagingRing {
         let (ring, making) = (Arc::clone(self), Making::of(self));
         drop(executor.spawn_blocking(&self.pinning, move || match ring.make() {
             Ok(made) => {
-                making.is_done();
+                making.disarm();
                 ring.change(|state| state.free.push_back(made));
             }
             // There are fewer, and for a while no more are tried for.
@@ -306,7 +306,7 @@ impl Making {
         Self(Some(Arc::clone(ring)))
     }
 
-    fn is_done(mut self) {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
