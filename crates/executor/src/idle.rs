@@ -25,11 +25,6 @@ impl Idle {
         self.searching.load(Ordering::Relaxed) == 0 && !self.wake_one()
     }
 
-    /// Returns whether a worker searches, and will find what was published before.
-    pub(crate) fn is_searching(&self) -> bool {
-        self.searching.load(Ordering::Relaxed) > 0
-    }
-
     /// Returns how many workers search.
     pub(crate) fn searching(&self) -> usize {
         self.searching.load(Ordering::Relaxed)

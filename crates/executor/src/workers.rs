@@ -201,8 +201,11 @@ impl Workers {
         let mut polled = Instant::now();
         while let Some(runnable) = next {
             // What the caller wrote is guarded within the task; this is for what is left, such as a result's destructor.
+            // The waker outlives the run: a task that kept none is dropped with it, not leaked.
+            let waker = runnable.waker();
             let _panic = catch_panic(|| runnable.run());
-            if self.fences.are_awaited() && !self.idle.is_searching() && polled.elapsed() >= POLLING {
+            drop(waker);
+            if self.fences.are_awaited() && self.idle.searching() == 0 && polled.elapsed() >= POLLING {
                 self.fences.poll(|_, call| call());
                 polled = Instant::now();
                 if self.fences.need_a_poll() {
