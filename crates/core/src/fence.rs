@@ -132,6 +132,11 @@ impl Fence {
         Arc::ptr_eq(&self.timeline, timeline)
     }
 
+    /// Returns the address of its timeline's object, to sort by.
+    pub(crate) fn timeline_address(&self) -> usize {
+        Arc::as_ptr(&self.timeline).cast::<()>().addr()
+    }
+
     /// Makes it another point of its timeline.
     #[inline]
     pub(crate) fn move_to(&mut self, point: u64) {

@@ -22,7 +22,6 @@ mod cost;
 mod device;
 mod error;
 mod fence;
-mod few;
 mod fill;
 mod hazard;
 mod hold;

@@ -176,9 +176,8 @@ impl RawBuffer {
             _ => Err(Error::new(
                 ErrorKind::OutOfRange,
                 format!(
-                    "bytes {:?} to {:?} are not within this buffer of {} bytes",
-                    range.start_bound(),
-                    range.end_bound(),
+                    "bytes {} are not within this buffer of {1} bytes; use a range in 0..{1}",
+                    text_of(&range),
                     self.len
                 ),
             )),
@@ -359,15 +358,19 @@ impl RawBuffer {
         }
         Ok(address)
     }
+}
 
-    pub(crate) fn open_view(
-        &self,
-        access: Access,
-        wait: bool,
-    ) -> Result<(NonNull<u8>, crate::hazard::Ticket)> {
-        let address = self.viewable(access)?;
-        let ticket = self.hazards().open_view(self.range(), access, wait)?;
-        Ok((address, ticket))
+/// Returns a range as it would be written in Rust.
+fn text_of(range: &impl RangeBounds<usize>) -> String {
+    let start = match range.start_bound() {
+        Bound::Included(start) => start.to_string(),
+        Bound::Excluded(before) => format!("(after {before})"),
+        Bound::Unbounded => String::new(),
+    };
+    match range.end_bound() {
+        Bound::Included(last) => format!("{start}..={last}"),
+        Bound::Excluded(end) => format!("{start}..{end}"),
+        Bound::Unbounded => format!("{start}.."),
     }
 }
 
