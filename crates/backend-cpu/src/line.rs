@@ -192,8 +192,8 @@ impl Line {
     /// Has a task run the line, whose turn it is.
     fn start(self: &Arc<Self>) {
         let turn = Turn { line: Arc::clone(self), begun: false };
-        // Whatever becomes of it, the turn is passed on. Its errors are those of the points.
-        drop(self.executor.spawn_at(self.priority, run(turn)));
+        // Whatever becomes of it, the turn is passed on, and an error is that of the points.
+        let _theirs = self.executor.spawn_detached(self.priority, run(turn));
     }
 
     /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.

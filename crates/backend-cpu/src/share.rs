@@ -49,7 +49,8 @@ impl Share {
         let state = Mutex::new(State { left: cut.pieces(), outcome: announced, waker: None });
         let share = Arc::new(Self { job, cut, next: AtomicUsize::new(0), state });
         for _ in 1..executor.threads().min(cut.pieces()) {
-            drop(executor.spawn_at(priority, Arc::clone(&share).take_part()));
+            // With fewer helpers the others take more pieces.
+            let _fewer = executor.spawn_detached(priority, Arc::clone(&share).take_part());
         }
         Arc::clone(&share).take_part().await;
         let result = poll_fn(|context| {
