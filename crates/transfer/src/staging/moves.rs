@@ -83,7 +83,7 @@ impl StagedTransfer {
         let copied = unsafe { queue.enqueue(&Operation::Copy { src: &src, dst: &staged }, &[], Timing::Off) }
             .map_err(|error| lost_on(queue.device(), error))?;
         staging.set_busy(Some(copied.clone()));
-        self.keep_last(copied.clone());
+        self.keep(copied.clone());
         Ok(copied)
     }
 
@@ -103,7 +103,7 @@ impl StagedTransfer {
             unsafe { queue.enqueue(&Operation::Copy { src: &staged, dst: &dst }, after, Timing::Off) }
                 .map_err(|error| lost_on(queue.device(), error))?;
         staging.set_busy(Some(copied.clone()));
-        self.keep_last(copied);
+        self.keep(copied);
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl StagedTransfer {
         let _attached = self.attach();
         // SAFETY: moving pages keeps their bytes; the buffer is claimed until the transfer's end, which waits for the fence.
         let moved = unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?;
-        self.keep_last(moved.clone());
+        self.keep(moved.clone());
         Ok(moved)
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     with,
 };
 
-const OTHER: DeviceId = DeviceId::Other("mock", 1);
+pub(crate) const OTHER: DeviceId = DeviceId::Other("mock", 1);
 const MIB: usize = 1 << 20;
 const FOREVER: u64 = u64::MAX;
 
@@ -45,13 +45,13 @@ pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst:
 }
 
 /// Two devices that are no peers.
-fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
+pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
     let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
     with(Mock { devices, ..Mock::default() })
 }
 
-fn filled(
+pub(crate) fn filled(
     manager: &CrossBackendTransferManager,
     device: DeviceId,
     kind: MemoryKind,
