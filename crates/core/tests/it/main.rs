@@ -8,6 +8,7 @@ mod batch;
 mod bounds;
 mod deadlock;
 mod errors;
+mod failures;
 mod fills;
 mod hazards;
 mod holds;

@@ -143,7 +143,7 @@ pub(super) fn post(
     let chunk = chunk_for(src.len(), staging::usual_workers());
     let both = (src.clone(), dst.clone());
     let work = staging::Job::new(both, task, backends, after, slots, chunk, Arc::clone(&end));
-    let fence = Fence::new(end as Arc<dyn Timeline>, 1);
+    let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // Posted before its fence can be seen: whoever depends on the job is posted behind it, so the crew never waits for one
     // that it has not got. Until the commit the claims themselves keep everyone else away.
     crew.post(work);
