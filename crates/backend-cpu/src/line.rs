@@ -70,6 +70,7 @@ enum Activity {
 }
 
 /// What stands before the first job.
+#[allow(clippy::large_enum_variant, reason = "boxing would allocate for every job")]
 enum Next {
     Job(Job),
     Wait(transload_core::Fence),

@@ -264,7 +264,7 @@ impl<'a> Claims<'a> {
         for one in &self.held {
             one.buffer.is_used_behind(fence);
             let Some(ticket) = one.ticket else { continue };
-            if self.keeps && one.access == Access::Write {
+            if self.keeps && one.access == Access::Write && !crate::mutant!("core/prefetch-keeps-marks") {
                 one.buffer.hazards().commit_keeping(&one.range, ticket, fence, &mut woken);
             } else {
                 one.buffer.hazards().commit(&one.range, ticket, fence, &mut woken);

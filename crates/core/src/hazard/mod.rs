@@ -146,7 +146,10 @@ impl Hazards {
             self.settle(std::mem::take(&mut removed.unsettled));
             removed = Removed::default();
             let Some(Found { writes, mark }) = found else { continue };
-            if reads && let Some(mark) = mark {
+            if reads
+                && let Some(mark) = mark
+                && !crate::mutant!("core/refuse-damaged-source")
+            {
                 mark.wait()?;
             }
             for write in writes {
@@ -323,18 +326,26 @@ impl Hazards {
     /// Turns a claim into a use that is complete when `fence` is.
     #[inline]
     pub(crate) fn commit(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        if !self.table.lock().move_on(range, ticket, fence) {
-            self.commit_among_others(range, ticket, fence, woken);
+        let mut table = self.table.lock();
+        if !table.move_on(range, ticket, fence) {
+            self.commit_among_others(table, range, ticket, fence, woken);
         }
     }
 
     #[inline(never)]
-    fn commit_among_others(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        let mut from = range.start;
+    fn commit_among_others(
+        &self,
+        table: BriefGuard<'_, Table>,
+        range: &Range<usize>,
+        ticket: Ticket,
+        fence: &Fence,
+        woken: &mut Woken,
+    ) {
+        let (mut locked, mut from) = (Some(table), range.start);
         loop {
             // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
-            let mut table = self.table.lock();
+            let mut table = locked.take().unwrap_or_else(|| self.table.lock());
             if table.commit(range, ticket, fence, &mut from, &mut removed) {
                 self.close(table, woken);
                 return;

@@ -75,7 +75,14 @@ impl Table {
     pub(super) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
-            let written = |fence: &Fence| Use { kind: Kind::Earlier, ..Use::new(fence, 0, Access::Write) };
+            let written = |fence: &Fence| {
+                let used = Use::new(fence, 0, Access::Write);
+                if crate::mutant!("core/new-block-is-unmarked") {
+                    used
+                } else {
+                    Use { kind: Kind::Earlier, ..used }
+                }
+            };
             let uses = fences.iter().map(written).collect();
             table.uses.insert(Segment { start: range.start, end: range.end, uses });
         }

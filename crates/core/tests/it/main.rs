@@ -21,5 +21,6 @@ mod patterns;
 mod reclaim;
 mod take_over;
 mod transfers;
+mod truth;
 mod turns;
 mod views;
