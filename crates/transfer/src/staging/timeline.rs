@@ -145,6 +145,10 @@ unsafe impl Timeline for StagedTimeline {
         over
     }
 
+    fn can_fail(&self) -> bool {
+        true
+    }
+
     fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
         Ok(self.state.lock().duration.take())
     }
