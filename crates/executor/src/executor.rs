@@ -16,7 +16,7 @@ use crate::{
     fences::FenceWait,
     group::{Group, Helping, Live},
     guarded::guarded,
-    workers::{Workers, refuse_inside},
+    workers::{Workers, refuse_to_drain},
 };
 
 /// Host threads for tasks, and a count of what is under way.
@@ -170,7 +170,7 @@ impl Executor {
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of an executor and on a thread that
     /// helps, where it would wait for its own caller.
     pub fn drain(&self) -> Result<()> {
-        refuse_inside("draining")?;
+        refuse_to_drain()?;
         self.group.drain();
         Ok(())
     }
