@@ -41,7 +41,7 @@ pub(crate) struct StagedTransfer {
     operations: Mutex<SmallVec<[Fence; 16]>>,
     /// When the first byte was about to move.
     begun: OnceLock<Instant>,
-    end: Arc<StagedTimeline>,
+    pub(super) end: Arc<StagedTimeline>,
 }
 
 impl StagedTransfer {
