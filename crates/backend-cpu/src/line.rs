@@ -106,7 +106,9 @@ impl Drop for Run<'_> {
         // Under the lock: a thread between its check and its wait must not miss it.
         self.line.reached.store(self.point, Ordering::Release);
         drop(state);
-        self.line.wake_up_to(self.point);
+        if !transload_core::mutant!("cpu/wake") {
+            self.line.wake_up_to(self.point);
+        }
     }
 }
 
@@ -199,7 +201,7 @@ impl Line {
     /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.
     fn pass_on(self: &Arc<Self>) {
         let state = self.state.lock();
-        if state.jobs.is_empty() {
+        if state.jobs.is_empty() || transload_core::mutant!("cpu/pass-on") {
             let is_watched = state.waiting > 0 || !state.wakers.is_empty();
             let flags = if is_watched { WATCHED } else { 0 };
             self.word.update(Ordering::AcqRel, Ordering::Relaxed, |word| (word & !(BUSY | WATCHED)) | flags);
@@ -218,7 +220,9 @@ impl Line {
             state.undrained.get_or_insert_with(|| error.clone());
             // The queue's two handles, and one of whoever runs this: no fence is left that could ask for an earlier point.
             // A fence that is being made has its handle already.
-            if state.failures.len() >= KEPT && Arc::strong_count(self) <= 3 {
+            if state.failures.len() >= KEPT
+                && (Arc::strong_count(self) <= 3 || transload_core::mutant!("cpu/keep-failures"))
+            {
                 state.failures.clear();
             }
             state.failures.add(point, error);
@@ -275,7 +279,9 @@ impl Line {
         }
         let mut state = self.state.lock();
         state.waiting += 1;
-        self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        if !transload_core::mutant!("cpu/watch") {
+            self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        }
         while self.reached() < point {
             self.done.wait(&mut state);
         }
@@ -297,7 +303,7 @@ async fn run(mut turn: Turn) {
     let line = &turn.line;
     while let Some(job) = line.pop() {
         let mut run = Run { line, point: job.point, outcome: None };
-        for fence in &job.after {
+        for fence in job.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
             // A failed predecessor is reported by its own fence; the bytes are at rest either way.
             let _over = line.executor.fence(fence).await;
         }
