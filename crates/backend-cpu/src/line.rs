@@ -381,6 +381,11 @@ unsafe impl Timeline for Line {
         false
     }
 
+    /// A worker may panic.
+    fn can_fail(&self) -> bool {
+        true
+    }
+
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
         let mut state = self.state.lock();
         let index = state.durations.iter().position(|(at, _)| *at == point);

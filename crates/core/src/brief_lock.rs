@@ -42,12 +42,6 @@ impl<T> BriefLock<T> {
         BriefGuard { lock: self, value: PhantomData }
     }
 
-    /// The value, where nobody has it.
-    #[inline]
-    pub(crate) fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
-        self.try_take().then(|| BriefGuard { lock: self, value: PhantomData })
-    }
-
     #[inline]
     fn try_take(&self) -> bool {
         self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()

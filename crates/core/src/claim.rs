@@ -1,13 +1,14 @@
 //! The right to use ranges of buffers, held from before work is enqueued until its fence is known.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, Queue, RawBuffer, Result, Timeline,
-    hazard::{Dependencies, Ticket, Woken},
-    obstacle::{Obstacle, Unsubmitted},
+    BufferId, Fence, Queue, RawBuffer, Result, Timeline, TransferPath,
+    hazard::{Asked, Attempt, Before, Dependencies, Earlier, Ticket, Woken},
+    obstacle::{Obstacle, Turns, Unsubmitted},
+    source::Sources,
 };
 
 /// What an operation does to a range.
@@ -32,11 +33,18 @@ impl Access {
 /// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
-    after: Dependencies,
+    earlier: Earlier,
+    /// Whether what is claimed for writing keeps its content.
+    keeps: bool,
 }
 
-/// A buffer, and the claim in its table.
-pub(crate) type Claimed<'a> = (&'a RawBuffer, Ticket);
+/// A range of a buffer, and the claim in its table once it is made. Uses that touch or overlap are one.
+pub(crate) struct Claimed<'a> {
+    pub(crate) buffer: &'a RawBuffer,
+    pub(crate) range: Range<usize>,
+    pub(crate) access: Access,
+    pub(crate) ticket: Option<Ticket>,
+}
 
 impl<'a> Claims<'a> {
     /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
@@ -45,31 +53,125 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
     /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        let mut claims = Self::beginning_with(None);
+        let mut claims = Self::none();
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// What is claimed already, if anything.
-    pub(crate) fn beginning_with(claimed: Option<Claimed<'a>>) -> Self {
-        Self { held: claimed.into_iter().collect(), after: Dependencies::new() }
+    /// No claims.
+    #[inline]
+    pub(crate) fn none() -> Self {
+        Self::none_keeping(false)
     }
 
-    /// As [`of`](Self::of), beside what is claimed already, none of which may come later in the order of identities. For
-    /// work that will be enqueued on the timeline `own`, where one is given: earlier work of it is not in
-    /// [`after`](Self::after), since a queue does what is enqueued later after it.
+    /// Like [`none`](Self::none), for work that leaves some of the bytes as they are that it claims for writing.
+    #[inline]
+    pub(crate) fn none_keeping(keeps: bool) -> Self {
+        Self { held: SmallVec::new(), earlier: Earlier::default(), keeps }
+    }
+
+    /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
+    /// is not in [`after`](Self::after), since a queue does what is enqueued later after it. There are no claims before.
+    #[inline]
     pub(crate) fn add(
         &mut self,
         uses: &mut [(&'a RawBuffer, Access)],
         own: Option<&Arc<dyn Timeline>>,
     ) -> Result<()> {
-        // This order is what keeps two submitters from waiting for each other in a circle.
-        uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
+        match self.attempt(uses, own, None) {
+            Ok(()) => Ok(()),
+            Err(unsubmitted) => self.wait_in_turn(uses, own, unsubmitted),
+        }
+    }
+
+    #[cold]
+    fn wait_in_turn(
+        &mut self,
+        uses: &mut [(&'a RawBuffer, Access)],
+        own: Option<&Arc<dyn Timeline>>,
+        mut unsubmitted: Unsubmitted,
+    ) -> Result<()> {
+        let mut turns = Turns::default();
+        loop {
+            match unsubmitted {
+                Unsubmitted::Refused(error) => return Err(error),
+                Unsubmitted::Blocked(mut obstacle) => {
+                    turns.wait_for(&mut obstacle);
+                    obstacle.block();
+                }
+            }
+            match self.attempt(uses, own, Some(&turns)) {
+                Ok(()) => return Ok(()),
+                Err(next) => unsubmitted = next,
+            }
+        }
+    }
+
+    /// Claims all ranges, or none where one is blocked for those who hold `turns`.
+    #[inline]
+    pub(crate) fn attempt(
+        &mut self,
+        uses: &mut [(&'a RawBuffer, Access)],
+        own: Option<&Arc<dyn Timeline>>,
+        turns: Option<&Turns>,
+    ) -> Result<(), Unsubmitted> {
+        // The order keeps two submitters from waiting for each other in a circle.
+        match uses {
+            [first, second] if place_in_order(first.0) <= place_in_order(second.0) => {}
+            [first, second] => std::mem::swap(first, second),
+            _ => uses.sort_by_key(|(buffer, _)| place_in_order(buffer)),
+        }
         for (buffer, access) in uses.iter() {
-            let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut self.after)?;
-            self.held.push((buffer, ticket));
+            let range = buffer.range();
+            match self.held.last_mut() {
+                Some(last)
+                    if last.buffer.id() == buffer.id()
+                        && range.start <= last.range.end
+                        && last.access == *access =>
+                {
+                    last.range.end = last.range.end.max(range.end);
+                }
+                _ => self.held.push(Claimed { buffer, range, access: *access, ticket: None }),
+            }
+        }
+        let mut rest = self.held.as_mut_slice();
+        while let Some(first) = rest.first() {
+            let buffer = first.buffer;
+            let (group, others) = rest.split_at_mut(of_one_buffer(rest));
+            let asked = Asked { own, turn: turns.and_then(|turns| turns.of(buffer)), keeps: self.keeps };
+            match buffer.hazards().claim(group, &asked, &mut self.earlier) {
+                Ok(Attempt::Held(())) => rest = others,
+                Ok(Attempt::Blocked(before)) => return Err(self.blocked(before)),
+                Err(error) => {
+                    self.withdraw();
+                    return Err(error.into());
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Withdraws what was claimed before a range that is blocked.
+    #[cold]
+    fn blocked(&mut self, before: Before) -> Unsubmitted {
+        let blocked = self.held.iter().find(|one| one.ticket.is_none());
+        let obstacle = match blocked {
+            Some(one) => Obstacle::before(one.buffer, one.range.clone(), one.access, before),
+            None => Obstacle::fences(Vec::new()),
+        };
+        self.withdraw();
+        obstacle.into()
+    }
+
+    #[cold]
+    fn withdraw(&mut self) {
+        let mut woken = Woken::default();
+        for one in self.held.drain(..) {
+            if let Some(ticket) = one.ticket {
+                one.buffer.hazards().withdraw(&one.range, ticket, &mut woken);
+            }
+        }
+        self.earlier = Earlier::default();
     }
 
     /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
@@ -78,32 +180,36 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
     pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
-        uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
-        let mut claims = Self::beginning_with(None);
-        for (buffer, access) in uses.iter() {
-            match buffer.hazards().try_claim(buffer.range(), *access, None, &mut claims.after)? {
-                Some(ticket) => claims.held.push((buffer, ticket)),
-                None => return Err(Obstacle::claim(buffer, *access).into()),
-            }
-        }
+        let mut claims = Self::none();
+        claims.attempt(uses, None, None)?;
         Ok(claims)
     }
 
-    /// The fences that the work must come after.
+    /// Makes the one claim a loan: whoever is in conflict with it is refused, and does not wait.
+    pub(crate) fn into_loan(mut self) -> (Option<Ticket>, Dependencies) {
+        let one = self.held.pop();
+        let lend = |one: Claimed<'_>| Some(one.buffer.hazards().lend(&one.range, one.ticket?));
+        (one.and_then(lend), std::mem::take(&mut self.earlier.after))
+    }
+
+    /// The fences that the work must come after: of each timeline the last.
     #[must_use]
     pub fn after(&self) -> &[Fence] {
-        &self.after
+        &self.earlier.after
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
     pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
-        for fence in &self.after {
+        if self.earlier.after.is_empty() {
+            return;
+        }
+        for fence in self.earlier.after.iter() {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                 let _over = fence.wait();
             }
         }
-        self.after.retain(|fence| !fence.is_known_done());
+        self.earlier.after.retain(|fence| !fence.is_known_done());
     }
 
     /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
@@ -111,16 +217,33 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`] by those fences.
     pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
-        self.after.retain(|fence| !fence.is_known_done());
-        let for_host = self.after.iter().filter(|fence| !for_queue(fence));
+        self.earlier.after.retain(|fence| !fence.is_known_done());
+        let for_host = self.earlier.after.iter().filter(|fence| !for_queue(fence));
         // Allocates only where there is something.
         let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
         if !open.is_empty() {
             return Err(Obstacle::fences(open).into());
         }
         // Over also where a timeline does not say so of itself.
-        self.after.retain(|fence| for_queue(fence));
+        self.earlier.after.retain(|fence| for_queue(fence));
         Ok(())
+    }
+
+    /// Returns the fence of the claimed work, so that it also tells the failure of work that wrote what the claimed work
+    /// reads: see [`Fence::wait`]. It is the one to hand out; [`commit`](Self::commit) does likewise by itself.
+    #[must_use]
+    #[inline]
+    pub fn inherit(&self, fence: Fence) -> Fence {
+        if self.earlier.sources.is_empty() { fence } else { self.inherit_sources(fence) }
+    }
+
+    #[cold]
+    fn inherit_sources(&self, fence: Fence) -> Fence {
+        let place =
+            |access: Access| self.held.iter().find(|one| one.access == access).map(|one| one.buffer.place());
+        let path =
+            place(Access::Read).zip(place(Access::Write)).map(|(src, dst)| TransferPath::new(src, dst));
+        fence.with_sources(Sources::new(self.earlier.sources.clone(), path))
     }
 
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
@@ -128,91 +251,54 @@ impl<'a> Claims<'a> {
     /// # Safety
     /// * `fence` is over only when the work on the claimed ranges is over and everything in [`after`](Self::after) is:
     ///   what the ranges were used for before is forgotten in favour of it.
+    #[inline]
     pub unsafe fn commit(mut self, fence: &Fence) {
+        let inherited;
+        let fence = if self.earlier.sources.is_empty() || fence.sources().is_some() {
+            fence
+        } else {
+            inherited = self.inherit_sources(fence.clone());
+            &inherited
+        };
         let mut woken = Woken::default();
-        for (buffer, ticket) in &self.held {
-            buffer.is_used_behind(fence);
-            buffer.hazards().commit(*ticket, fence, &mut woken);
+        for one in &self.held {
+            one.buffer.is_used_behind(fence);
+            let Some(ticket) = one.ticket else { continue };
+            if self.keeps && one.access == Access::Write && !crate::mutant!("core/prefetch-keeps-marks") {
+                one.buffer.hazards().commit_keeping(&one.range, ticket, fence, &mut woken);
+            } else {
+                one.buffer.hazards().commit(&one.range, ticket, fence, &mut woken);
+            }
         }
         // They are no claims any more.
         self.held.clear();
+        woken.wake();
     }
 }
 
 impl Drop for Claims<'_> {
+    #[inline]
     fn drop(&mut self) {
-        let mut woken = Woken::default();
-        for (buffer, ticket) in &self.held {
-            buffer.hazards().withdraw(*ticket, &mut woken);
+        if !self.held.is_empty() {
+            self.withdraw();
         }
     }
 }
 
 impl fmt::Debug for Claims<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Claims").field("held", &self.held.len()).field("after", &self.after).finish()
+        f.debug_struct("Claims").field("held", &self.held.len()).field("after", &self.after()).finish()
     }
 }
 
+#[inline]
 fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
     (buffer.id(), buffer.offset())
 }
 
-/// The two claims of a copy that nothing is before but work of its own timeline: all that most small copies need, and a
-/// small copy notices what [`Claims`] has to keep room for. Dropped without a commit they are withdrawn.
-pub(crate) struct CopyClaims<'a> {
-    first: Claimed<'a>,
-    second: Claimed<'a>,
-}
-
-/// What is claimed of a copy, and what is yet to be.
-pub(crate) type Begun<'a> = (Option<Claimed<'a>>, SmallVec<[(&'a RawBuffer, Access); 2]>);
-
-impl<'a> CopyClaims<'a> {
-    /// Claims both ranges, in the order of identities. Where anything else was done or is being done with either, the rest is
-    /// left to [`Claims`].
-    #[inline]
-    pub(crate) fn of(
-        src: &'a RawBuffer,
-        dst: &'a RawBuffer,
-        own: &Arc<dyn Timeline>,
-    ) -> Result<Self, Begun<'a>> {
-        let (mut first, mut second) = ((src, Access::Read), (dst, Access::Write));
-        if place_in_order(src) > place_in_order(dst) {
-            std::mem::swap(&mut first, &mut second);
-        }
-        let claim = |(buffer, access): (&'a RawBuffer, Access)| {
-            buffer.hazards().claim_after_own(buffer.range(), access, own).map(|ticket| (buffer, ticket))
-        };
-        let Some(claimed) = claim(first) else { return Err((None, SmallVec::from([first, second]))) };
-        match claim(second) {
-            Some(second) => Ok(Self { first: claimed, second }),
-            None => Err((Some(claimed), smallvec![second])),
-        }
-    }
-
-    /// As [`Claims::commit`].
-    ///
-    /// # Safety
-    /// * As there.
-    #[inline]
-    pub(crate) unsafe fn commit(self, fence: &Fence) {
-        let mut woken = Woken::default();
-        for (buffer, ticket) in [self.first, self.second] {
-            buffer.is_used_behind(fence);
-            buffer.hazards().commit(ticket, fence, &mut woken);
-        }
-        std::mem::forget(self);
-        woken.wake();
-    }
-}
-
-impl Drop for CopyClaims<'_> {
-    #[cold]
-    fn drop(&mut self) {
-        let mut woken = Woken::default();
-        for (buffer, ticket) in [self.first, self.second] {
-            buffer.hazards().withdraw(ticket, &mut woken);
-        }
-    }
+/// The number of claims at the beginning that are of one allocation.
+#[inline]
+fn of_one_buffer(claims: &[Claimed<'_>]) -> usize {
+    let first = claims.first().map(|one| one.buffer.id());
+    claims.iter().take_while(|one| Some(one.buffer.id()) == first).count()
 }

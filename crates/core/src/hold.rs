@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
-    hazard::{Opening, Ticket, Woken},
+    hazard::{Attempt, Ticket, Woken, in_flight},
+    obstacle::Obstacle,
 };
 
 /// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
@@ -33,8 +34,7 @@ pub enum Holding {
 #[derive(Debug)]
 pub struct Blocked {
     buffer: RawBuffer,
-    access: Access,
-    by: Opening,
+    by: Obstacle,
 }
 
 impl RawBuffer {
@@ -44,12 +44,16 @@ impl RawBuffer {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
     pub fn try_hold(&self, access: Access) -> Result<Holding> {
-        Ok(match self.hazards().try_hold(self.range(), access)? {
-            Opening::Open(ticket) => {
+        let range = self.range();
+        Ok(match self.hazards().try_hold(&range, access)? {
+            Attempt::Held(ticket) => {
                 self.is_used_by(DeviceId::Cpu);
                 Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) })
             }
-            by => Holding::Blocked(Blocked { buffer: self.clone(), access, by }),
+            Attempt::Blocked(before) => {
+                let by = Obstacle::before(self, range, access, before);
+                Holding::Blocked(Blocked { buffer: self.clone(), by })
+            }
         })
     }
 }
@@ -61,7 +65,8 @@ impl Blocked {
     /// # Errors
     /// None at present.
     pub fn wait(self) -> Result<()> {
-        self.make_way(true)
+        self.by.block();
+        self.forget()
     }
 
     /// Asks the driver whether it is gone, without waiting.
@@ -69,11 +74,12 @@ impl Blocked {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where it is not.
     pub fn check(self) -> Result<()> {
-        self.make_way(false)
+        if self.by.is_gone() { self.forget() } else { Err(in_flight(&self.buffer.range())) }
     }
 
-    fn make_way(self, wait: bool) -> Result<()> {
-        self.buffer.hazards().make_way(&self.buffer.range(), self.access, self.by, wait)
+    fn forget(&self) -> Result<()> {
+        self.buffer.hazards().forget(&self.buffer.range(), self.by.until());
+        Ok(())
     }
 }
 
@@ -92,7 +98,7 @@ impl Hold {
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_behind(fence);
-            self.buffer.hazards().commit(ticket, fence, &mut Woken::default());
+            self.buffer.hazards().commit(&self.buffer.range(), ticket, fence, &mut Woken::default());
         }
     }
 }
@@ -102,7 +108,7 @@ impl Drop for Hold {
         if let Some(ticket) = self.ticket {
             // A device may have read beside it, and the host again behind that.
             self.buffer.is_used_by(DeviceId::Cpu);
-            self.buffer.hazards().close_view(ticket);
+            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut Woken::default());
         }
     }
 }

@@ -8,9 +8,9 @@ use std::{
 
 use crate::{
     Access, DeviceId, RawBuffer, Result,
-    hazard::{Opening, Ticket},
+    hazard::{Attempt, Ticket, Woken, in_flight},
     host_access::{self, HostAccess},
-    obstacle::Obstacle,
+    obstacle::{Obstacle, Turns},
 };
 
 /// Readable bytes. Operations that would write them answer `Busy` until it is dropped.
@@ -39,29 +39,46 @@ unsafe impl Sync for Open<'_> {}
 
 impl<'a> Open<'a> {
     fn new(buffer: &'a RawBuffer, access: Access, wait: bool) -> Result<Self> {
-        let (address, ticket) = buffer.open_view(access, wait)?;
-        Ok(Self::opened(buffer, access, address, ticket))
+        let mut turns = Turns::default();
+        loop {
+            match Self::attempt(buffer, access, &turns)? {
+                Ok(open) => return Ok(open),
+                Err(obstacle) if !wait && !obstacle.is_gone() => return Err(in_flight(&buffer.range())),
+                Err(mut obstacle) => {
+                    if wait {
+                        turns.wait_for_view(buffer, access, &mut obstacle);
+                        obstacle.block();
+                    }
+                    buffer.hazards().forget(&buffer.range(), obstacle.until());
+                }
+            }
+        }
     }
 
     /// Waits by wakers. Until it is open nothing is held, so the future may be dropped at any time.
     async fn when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
+        let mut turns = Turns::default();
         loop {
-            let address = buffer.viewable(access)?;
-            let in_the_way = match buffer.hazards().try_open_view(buffer.range(), access)? {
-                Opening::Open(ticket) => return Ok(Self::opened(buffer, access, address, ticket)),
-                Opening::Pending => None,
-                Opening::After(fences) => Some(fences),
-            };
-            match in_the_way {
-                None => Obstacle::claim(buffer, access).await,
-                Some(fences) => {
-                    for fence in &fences {
-                        let _reported_by_the_transfer = fence.done().await;
-                    }
-                    buffer.hazards().forget(&fences);
+            match Self::attempt(buffer, access, &turns)? {
+                Ok(open) => return Ok(open),
+                Err(mut obstacle) => {
+                    turns.wait_for_view(buffer, access, &mut obstacle);
+                    let until = obstacle.until().to_vec();
+                    obstacle.await;
+                    buffer.hazards().forget(&buffer.range(), &until);
                 }
             }
         }
+    }
+
+    /// Opens a view, or tells what it must wait for.
+    fn attempt(buffer: &'a RawBuffer, access: Access, turns: &Turns) -> Result<Result<Self, Obstacle>> {
+        let address = buffer.viewable(access)?;
+        let range = buffer.range();
+        Ok(match buffer.hazards().try_open_view(&range, access, turns.of(buffer))? {
+            Attempt::Held(ticket) => Ok(Self::opened(buffer, access, address, ticket)),
+            Attempt::Blocked(before) => Err(Obstacle::before(buffer, range, access, before)),
+        })
     }
 
     fn opened(buffer: &'a RawBuffer, access: Access, address: NonNull<u8>, ticket: Ticket) -> Self {
@@ -79,7 +96,7 @@ impl Drop for Open<'_> {
     fn drop(&mut self) {
         // A device may have read beside it, and the host again behind that.
         self.buffer.is_used_by(DeviceId::Cpu);
-        self.buffer.hazards().close_view(self.ticket);
+        self.buffer.hazards().withdraw(&self.buffer.range(), self.ticket, &mut Woken::default());
     }
 }
 

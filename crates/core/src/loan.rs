@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    Access, Fence, RawBuffer, Result,
+    Access, Claims, Fence, RawBuffer, Result,
     hazard::{Dependencies, Ticket, Woken},
 };
 
@@ -24,11 +24,9 @@ impl RawBuffer {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict.
     pub fn lend(&self, access: Access) -> Result<Loan> {
-        let mut after = Dependencies::new();
-        let ticket = self.hazards().claim(self.range(), access, None, &mut after)?;
-        self.hazards().lend(ticket);
+        let (ticket, after) = Claims::of(&mut [(self, access)])?.into_loan();
         self.is_used_somewhere();
-        Ok(Loan { buffer: self.clone(), ticket: Some(ticket), after })
+        Ok(Loan { buffer: self.clone(), ticket, after })
     }
 }
 
@@ -47,7 +45,7 @@ impl Loan {
 
     /// Blocks until the work before the loan is over. Its errors are told to who awaits it.
     pub fn wait_for_earlier_work(&self) {
-        for fence in &self.after {
+        for fence in self.after.iter() {
             let _reported_by_the_transfer = fence.wait();
         }
     }
@@ -58,9 +56,8 @@ impl Loan {
     /// * `fence` is over only when everything that was done on the loan is over, and everything in [`after`](Self::after).
     pub unsafe fn end_behind(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
-            let mut woken = Woken::default();
             self.buffer.is_used_somewhere();
-            self.buffer.hazards().commit(ticket, fence, &mut woken);
+            self.buffer.hazards().commit(&self.buffer.range(), ticket, fence, &mut Woken::default());
         }
     }
 
@@ -69,7 +66,7 @@ impl Loan {
     pub fn return_behind(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
-            self.buffer.hazards().close_behind(ticket, fences);
+            self.buffer.hazards().close_behind(&self.buffer.range(), ticket, fences);
         }
     }
 }
@@ -78,13 +75,13 @@ impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
-            self.buffer.hazards().withdraw(ticket, &mut Woken::default());
+            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut Woken::default());
         }
     }
 }
 
 impl fmt::Debug for Loan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loan").field("buffer", &self.buffer).field("after", &self.after).finish()
+        f.debug_struct("Loan").field("buffer", &self.buffer).field("after", &self.after()).finish()
     }
 }

@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
-    claim::{Claimed, CopyClaims},
 };
 
 /// Rows of equal length at regular distances.
@@ -104,6 +103,12 @@ impl<'a> Operation<'a> {
             }
             _ => {}
         }
+    }
+
+    /// Returns whether some of the bytes that it claims for writing stay as they are.
+    #[inline]
+    pub(crate) fn keeps_content(&self) -> bool {
+        matches!(self, Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. })
     }
 
     /// Its buffers, and what it does to each.
@@ -282,38 +287,18 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let Operation::Copy { src, dst } = *operation else {
-        return submit_among_others(queue, operation, timing, None, &mut operation.uses());
-    };
-    let claims = match CopyClaims::of(src, dst, queue.timeline()) {
-        Ok(claims) => claims,
-        Err((claimed, mut rest)) => {
-            return submit_among_others(queue, operation, timing, claimed, &mut rest);
+    let mut claims = Claims::none_keeping(operation.keeps_content());
+    match *operation {
+        // Without the list of uses, whose length the compiler does not know.
+        Operation::Copy { src, dst } => {
+            claims.add(&mut [(src, Access::Read), (dst, Access::Write)], Some(queue.timeline()))
         }
-    };
-    // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
-    // the memory alive from then on. What is before them is of the queue's own timeline.
-    let fence = unsafe { queue.enqueue(operation, &[], timing) }?;
-    // SAFETY: a queue's fence is over after the operation and everything enqueued before.
-    unsafe { claims.commit(&fence) };
-    Ok(fence)
-}
-
-/// Whatever the operation, and whatever is before it. The buffers are those `claimed` and the `uses`.
-#[inline(never)]
-fn submit_among_others<'a, Q: Queue + ?Sized>(
-    queue: &Q,
-    operation: &Operation<'a>,
-    timing: Timing,
-    claimed: Option<Claimed<'a>>,
-    uses: &mut [(&'a RawBuffer, Access)],
-) -> Result<Fence> {
-    let mut claims = Claims::beginning_with(claimed);
-    claims.add(uses, Some(queue.timeline()))?;
+        _ => claims.add(&mut operation.uses(), Some(queue.timeline())),
+    }?;
     claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
-    let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
     operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // known to be over.

@@ -7,7 +7,12 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::{Fence, Result, Storage, hazard::Dependencies};
+use smallvec::SmallVec;
+
+use crate::{Fence, Result, Storage};
+
+/// The fences that a parked allocation waits for. Inline up to eight.
+type Until = SmallVec<[Fence; 8]>;
 
 /// Keeps what was dropped early, each with the fences of the work that still touches it.
 ///
@@ -30,7 +35,7 @@ struct List {
 }
 
 struct Parked {
-    until: Dependencies,
+    until: Until,
     storage: Box<dyn Storage>,
 }
 
@@ -48,7 +53,7 @@ impl Reclaimer {
         Self { list: Mutex::new(list), put_back: Condvar::new(), count: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn park(&self, until: Dependencies, storage: Box<dyn Storage>) {
+    pub(crate) fn park(&self, until: Until, storage: Box<dyn Storage>) {
         let mut list = self.list.lock();
         list.parked.push(Parked { until, storage });
         self.count.store(list.parked.len() + list.in_hand, Ordering::Release);

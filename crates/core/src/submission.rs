@@ -1,6 +1,9 @@
 //! Submission for tasks: what would block the thread is answered, or awaited, instead.
 
-use crate::{Claims, Fence, MemoryKind, Operation, Queue, Result, Timing, obstacle::Unsubmitted};
+use crate::{
+    Claims, Fence, MemoryKind, Operation, Queue, Result, Timing,
+    obstacle::{Turns, Unsubmitted},
+};
 
 /// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.
 /// The host would have to wait
@@ -18,17 +21,33 @@ pub fn try_submit(
     operation: &Operation<'_>,
     timing: Timing,
 ) -> Result<Fence, Unsubmitted> {
+    try_in_turn(queue, operation, timing, &mut Turns::default(), false)
+}
+
+fn try_in_turn(
+    queue: &dyn Queue,
+    operation: &Operation<'_>,
+    timing: Timing,
+    turns: &mut Turns,
+    waits: bool,
+) -> Result<Fence, Unsubmitted> {
     operation.validate()?;
     let mut uses = operation.uses();
     let pageable = uses
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
-    let mut claims = Claims::try_of(&mut uses)?;
-    claims.leave_to_queue(|fence| !during_call && queue.can_wait_for(fence))?;
+    let mut claims = Claims::none_keeping(operation.keeps_content());
+    claims.attempt(&mut uses, None, Some(turns))?;
+    if let Err(blocked) = claims.leave_to_queue(|fence| !during_call && queue.can_wait_for(fence)) {
+        if let (true, Unsubmitted::Blocked(obstacle)) = (waits, &blocked) {
+            turns.wait_behind(&uses, obstacle.until());
+        }
+        return Err(blocked);
+    }
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
-    let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
     operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // over.
@@ -42,11 +61,15 @@ pub fn try_submit(
 /// # Errors
 /// Those of `submit`.
 pub async fn submit_async(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
+    let mut turns = Turns::default();
     loop {
-        match try_submit(queue, operation, timing) {
+        match try_in_turn(queue, operation, timing, &mut turns, true) {
             Ok(fence) => return Ok(fence),
             Err(Unsubmitted::Refused(error)) => return Err(error),
-            Err(Unsubmitted::Blocked(obstacle)) => obstacle.await,
+            Err(Unsubmitted::Blocked(mut obstacle)) => {
+                turns.wait_for(&mut obstacle);
+                obstacle.await;
+            }
         }
     }
 }

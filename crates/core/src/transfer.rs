@@ -4,7 +4,10 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Instant,
 };
@@ -18,8 +21,15 @@ pub trait Completion: Send + Sync + 'static {
     /// Its bytes are in place, or it failed.
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>);
 
-    /// Its handle was dropped before the end was observed.
-    fn abandoned(&self, report: &TransferReport);
+    /// Called when the handle is dropped before the end was observed. The work goes on; `fence` tells its end, and with
+    /// which error, to callers that keep a clone and poll it later.
+    fn abandoned(&self, report: &TransferReport, fence: &Fence);
+
+    /// Called when a transfer that was [refused](Transfer::refused_with) is dropped before its error was taken, by awaiting
+    /// it, or seen by [`Transfer::refusal`].
+    fn refusal_dropped(&self, error: &Error) {
+        let _unseen = error;
+    }
 }
 
 /// A transfer under way. It was enqueued when this was made: two transfers run side by side whatever the order in which
@@ -38,8 +48,10 @@ pub struct Transfer {
 enum State {
     Direct(Direct),
     Running(Running),
-    /// Refused with this error, until it is taken; or the outcome was taken.
-    Over(Option<Error>),
+    /// Refused, until the error is taken.
+    Refused(Refused),
+    /// The outcome was taken.
+    Taken,
 }
 
 /// What is known of a transfer that a user enqueued: little, so that making and dropping it takes no time. Its report is
@@ -49,6 +61,13 @@ struct Direct {
     from: Place,
     to: Place,
     bytes: u64,
+}
+
+struct Refused {
+    error: Error,
+    /// Called where the error is neither taken nor looked at.
+    completion: Option<Arc<dyn Completion>>,
+    seen: AtomicBool,
 }
 
 struct Running {
@@ -80,14 +99,23 @@ impl Transfer {
 
     /// A transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Over(Some(error)) }
+        Self { state: State::Refused(Refused { error, completion: None, seen: AtomicBool::new(false) }) }
+    }
+
+    /// Like [`refused`](Self::refused), but `completion` gets the error if the handle is dropped before it was seen.
+    pub fn refused_with(error: Error, completion: Arc<dyn Completion>) -> Self {
+        let (completion, seen) = (Some(completion), AtomicBool::new(false));
+        Self { state: State::Refused(Refused { error, completion, seen }) }
     }
 
     /// The error with which the transfer was refused, if it was never enqueued.
     #[must_use]
     pub fn refusal(&self) -> Option<&Error> {
         match &self.state {
-            State::Over(error) => error.as_ref(),
+            State::Refused(refused) => {
+                refused.seen.store(true, Ordering::Relaxed);
+                Some(&refused.error)
+            }
             _ => None,
         }
     }
@@ -98,7 +126,7 @@ impl Transfer {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
             State::Running(running) => Some(&running.fence),
-            State::Over(_) => None,
+            State::Refused(_) | State::Taken => None,
         }
     }
 
@@ -113,8 +141,9 @@ impl Transfer {
     /// # Errors
     /// The error with which the transfer was refused or failed.
     pub fn wait(mut self) -> Result<TransferReport> {
-        match std::mem::replace(&mut self.state, State::Over(None)) {
-            State::Over(error) => Err(error.unwrap_or_else(taken)),
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Refused(refused) => Err(refused.error),
+            State::Taken => Err(taken()),
             State::Direct(direct) => {
                 let outcome = direct.fence.wait();
                 direct.end(outcome)
@@ -169,10 +198,11 @@ impl Future for Transfer {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            State::Over(_) => Ok(()),
+            State::Refused(_) | State::Taken => Ok(()),
         };
-        match std::mem::replace(&mut self.state, State::Over(None)) {
-            State::Over(error) => Poll::Ready(Err(error.unwrap_or_else(taken))),
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Refused(refused) => Poll::Ready(Err(refused.error)),
+            State::Taken => Poll::Ready(Err(taken())),
             State::Direct(direct) => Poll::Ready(direct.end(outcome)),
             State::Running(running) => Poll::Ready(running.end(outcome)),
         }
@@ -186,10 +216,16 @@ fn taken() -> Error {
 impl Drop for Transfer {
     #[inline]
     fn drop(&mut self) {
-        if let State::Running(running) = &self.state
-            && let Some(completion) = &running.completion
-        {
-            completion.abandoned(&running.report);
+        match &self.state {
+            State::Running(Running { completion: Some(completion), report, fence, .. }) => {
+                completion.abandoned(report, fence);
+            }
+            State::Refused(Refused { completion: Some(completion), error, seen })
+                if !seen.load(Ordering::Relaxed) =>
+            {
+                completion.refusal_dropped(error);
+            }
+            _ => {}
         }
     }
 }
@@ -197,10 +233,10 @@ impl Drop for Transfer {
 impl fmt::Debug for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
-            State::Over(Some(error)) => write!(f, "Transfer(refused: {error})"),
+            State::Refused(refused) => write!(f, "Transfer(refused: {})", refused.error),
             State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
             State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
-            State::Over(None) => f.write_str("Transfer(taken)"),
+            State::Taken => f.write_str("Transfer(taken)"),
         }
     }
 }

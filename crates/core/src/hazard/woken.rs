@@ -33,11 +33,13 @@ impl Woken {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        for waker in self.0.drain(..) {
-            // The user's code: its panic is its own, and to drop what it panicked with may panic again.
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-                std::mem::forget(payload);
-            }
-        }
+        self.0.drain(..).for_each(wake);
+    }
+}
+
+/// Wakes a task. That runs the user's code: its panic is its own, and to drop what it panicked with may panic again.
+pub(super) fn wake(waker: Waker) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        std::mem::forget(payload);
     }
 }

@@ -38,6 +38,22 @@ fn slices_within_share_the_allocation_and_others_are_out_of_range() {
 }
 
 #[test]
+fn refused_slice_names_its_range_as_written() {
+    let whole = buffer(100);
+    #[allow(clippy::reversed_empty_ranges)]
+    let refused = [
+        (whole.slice(5..3), "bytes 5..3 are"),
+        (whole.slice(..=100), "bytes ..=100 are"),
+        (whole.slice(101..), "bytes 101.. are"),
+        (whole.slice((Bound::Excluded(100), Bound::Excluded(101))), "bytes (after 100)..101 are"),
+    ];
+    for (refused, text) in refused {
+        let error = refused.unwrap_err().to_string();
+        assert_eq!(error, format!("{text} not within this buffer of 100 bytes; use a range in 0..100"));
+    }
+}
+
+#[test]
 fn rows_must_fit_both_sides_and_their_products_may_not_overflow() {
     let (src, dst) = (buffer(100), buffer(50));
     let check = |width, height, src_pitch, dst_pitch| {

@@ -30,12 +30,20 @@ impl Completion for Diary {
         self.0.lock().push(format!("ended {} {outcome}", report.bytes));
     }
 
-    fn abandoned(&self, report: &TransferReport) {
-        self.0.lock().push(format!("abandoned {}", report.bytes));
+    fn abandoned(&self, report: &TransferReport, fence: &Fence) {
+        self.0.lock().push(format!("abandoned {} at {}", report.bytes, fence.point()));
+    }
+
+    fn refusal_dropped(&self, error: &Error) {
+        self.0.lock().push(format!("refusal {error}"));
     }
 }
 
 impl Diary {
+    fn of_refusals(&self) -> usize {
+        self.read().iter().filter(|line| line.starts_with("refusal")).count()
+    }
+
     fn read(&self) -> Vec<String> {
         self.0.lock().clone()
     }
@@ -144,13 +152,24 @@ fn dropping_a_transfer_tells_once_that_it_was_abandoned_and_keeps_its_memory_ali
     let transfer = transfer(fence, &diary);
     drop(dst);
     drop(transfer);
-    assert_eq!(diary.read(), ["abandoned 100"]);
+    assert_eq!(diary.read(), ["abandoned 100 at 1"]);
     reclaimer.sweep();
     assert!(!freed.load(Ordering::SeqCst));
     queue.complete(1);
     reclaimer.sweep();
     assert!(freed.load(Ordering::SeqCst));
     assert_eq!(diary.read().len(), 1);
+}
+
+#[test]
+fn dropped_refusal_tells_its_error_once_taken_one_never() {
+    let diary = Arc::new(Diary::default());
+    let refused = || Transfer::refused_with(Error::new(ErrorKind::Unsupported, "no way"), diary.clone());
+    assert_eq!(refused().wait().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(pollster::block_on(refused()).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(diary.of_refusals(), 0);
+    drop(refused());
+    assert_eq!(diary.read(), ["refusal no way"]);
 }
 
 #[test]

@@ -84,9 +84,6 @@ impl Buffer {
             "another claim of the range was not committed"
         );
         assert!(self.enqueueing.swap(false, Ordering::Relaxed));
-        if self.move_on() {
-            return;
-        }
         let mut table = self.table.lock();
         table.claimed = false;
         table.committed += 1;
@@ -95,19 +92,6 @@ impl Buffer {
         if awaited {
             self.resolved.ring();
         }
-    }
-}
-
-impl Buffer {
-    /// As `Hazards::move_on`: the commit where nobody waits, and nobody has the lock just now.
-    fn move_on(&self) -> bool {
-        let Some(mut table) = self.table.try_lock() else { return false };
-        if table.awaited {
-            return false;
-        }
-        table.claimed = false;
-        table.committed += 1;
-        true
     }
 }
 

@@ -1,9 +1,11 @@
 //! What the transfer manager promises, on a mock backend that can fail on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bad_use;
 mod choice;
 mod cpu;
 mod failure;
+mod gate;
 mod mock;
 mod movement;
 mod observer;
@@ -11,7 +13,10 @@ mod property;
 mod recording;
 mod refusal;
 mod registration;
+mod staging;
 mod statistics;
+mod unobserved;
+mod watchdog;
 
 use std::sync::Arc;
 

@@ -1,0 +1,59 @@
+//! The fences that work must come after: one for each timeline, its last point.
+
+use std::{cmp::Reverse, ops::Deref};
+
+use smallvec::SmallVec;
+
+use crate::Fence;
+
+/// How many fences are searched one by one before another is added.
+const SEARCHED: usize = 16;
+
+/// Fences, folded to the last point of each timeline once [`fold`](Self::fold) was called. Inline up to eight.
+#[derive(Debug, Default)]
+pub(crate) struct Dependencies {
+    fences: SmallVec<[Fence; 8]>,
+    /// Number of fences after the last sort.
+    folded: usize,
+}
+
+impl Dependencies {
+    /// Adds a fence. The search for another point of its timeline takes a bounded number of steps, so that it may run under
+    /// a lock; what it misses is folded later.
+    pub(crate) fn add(&mut self, fence: &Fence) {
+        let mut searched = self.fences.iter_mut().take(SEARCHED);
+        match searched.find(|known| known.is_of_timeline(fence.timeline())) {
+            Some(known) if known.point() < fence.point() && !crate::mutant!("core/fold-to-last") => {
+                known.move_to(fence.point());
+            }
+            Some(_) => {}
+            None => self.fences.push(fence.without_sources()),
+        }
+    }
+
+    /// Leaves one fence for each timeline. Drops fences, so it must not run under a lock. Sorts only after the list has
+    /// doubled, which keeps the cost of all calls together at O(n log n).
+    pub(crate) fn fold(&mut self) {
+        if self.fences.len() > SEARCHED.max(2 * self.folded) {
+            self.fences.sort_unstable_by_key(|fence| (fence.timeline_address(), Reverse(fence.point())));
+            self.fences.dedup_by(|later, kept| later.is_of_timeline(kept.timeline()));
+            self.folded = self.fences.len();
+        }
+    }
+
+    pub(crate) fn retain(&mut self, mut which: impl FnMut(&Fence) -> bool) {
+        self.fences.retain(|fence| which(fence));
+    }
+
+    pub(crate) fn into_vec(self) -> Vec<Fence> {
+        self.fences.into_vec()
+    }
+}
+
+impl Deref for Dependencies {
+    type Target = [Fence];
+
+    fn deref(&self) -> &[Fence] {
+        &self.fences
+    }
+}

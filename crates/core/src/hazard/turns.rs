@@ -1,0 +1,158 @@
+//! Who waits for a range, and their turns: work that comes later must not overtake a waiter for ever.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use smallvec::SmallVec;
+
+use super::{holds::overlaps, segments::Removed};
+use crate::{Access, Fence};
+
+/// How many conflicting uses may overtake a waiter.
+const OVERTAKES: u32 = 16;
+
+/// How many turns are looked at, oldest first, so that a claim takes a bounded number of steps.
+const LOOKED_AT: usize = 32;
+
+/// How long a waiter that could go on has to do so, before others no longer wait for it.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// Identifies a turn; a lower one is older.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TurnId(u64);
+
+/// The waiters of one table.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// Tasks to be woken when a claim or view ends.
+    pub(super) wakers: Vec<Waker>,
+    /// Whether threads sleep until a claim or view ends.
+    pub(super) sleepers: bool,
+    turns: BTreeMap<TurnId, Turn>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    range: Range<usize>,
+    access: Access,
+    /// What the waiter waits for, if that is not a claim.
+    until: Vec<Fence>,
+    overtaken: u32,
+    /// When another thread first saw that the waiter could go on.
+    free_since: Option<Instant>,
+}
+
+/// What a waiter's turn means for later work.
+pub(super) enum TurnOf {
+    /// Nothing.
+    Nobody,
+    /// The waiter could go on, and will within [`GRACE`] or lose its turn.
+    Waiter,
+    /// The waiter waits for these.
+    Until(Vec<Fence>),
+}
+
+impl Waiting {
+    pub(super) fn is_empty(&self) -> bool {
+        self.wakers.is_empty() && !self.sleepers && self.turns.is_empty()
+    }
+
+    /// Gives a waiter a turn, or says that the one it has is still wanted, and what it waits for now.
+    pub(super) fn keep_turn(
+        &mut self,
+        turn: Option<TurnId>,
+        range: &Range<usize>,
+        access: Access,
+        until: Vec<Fence>,
+        removed: &mut Removed,
+    ) -> TurnId {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = turn.unwrap_or_else(|| TurnId(NEXT.fetch_add(1, Ordering::Relaxed)));
+        let turn = self.turns.entry(id).or_insert_with(|| Turn {
+            range: range.clone(),
+            access,
+            until: Vec::new(),
+            overtaken: 0,
+            free_since: None,
+        });
+        removed.extend(std::mem::replace(&mut turn.until, until));
+        turn.free_since = None;
+        id
+    }
+
+    pub(super) fn end_turn(&mut self, id: TurnId, removed: &mut Removed) {
+        if let Some(turn) = self.turns.remove(&id) {
+            removed.extend(turn.until);
+        }
+    }
+
+    /// Counts a use that goes ahead of older waiters.
+    pub(super) fn overtake(&mut self, range: &Range<usize>, access: Access, own: Option<TurnId>) {
+        for (_, turn) in older(&mut self.turns, range, access, own) {
+            turn.overtaken = turn.overtaken.saturating_add(1);
+        }
+    }
+
+    /// Returns whose turn it is before a use by the holder of `own`, or of no turn. Ends turns that are not taken.
+    pub(super) fn turn_before(
+        &mut self,
+        range: &Range<usize>,
+        access: Access,
+        own: Option<TurnId>,
+        removed: &mut Removed,
+    ) -> TurnOf {
+        let mut expired = SmallVec::<[TurnId; 2]>::new();
+        let mut found = TurnOf::Nobody;
+        for (id, turn) in older(&mut self.turns, range, access, own) {
+            if turn.overtaken < OVERTAKES || crate::mutant!("core/turn-blocks-newcomers") {
+                continue;
+            }
+            while let Some(complete) = turn.until.pop_if(|fence| fence.is_known_done()) {
+                removed.push(complete);
+            }
+            if !turn.until.is_empty() {
+                found = TurnOf::Until(turn.until.iter().rev().take(LOOKED_AT).cloned().collect());
+                break;
+            }
+            if turn.free_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+                found = TurnOf::Waiter;
+                break;
+            }
+            expired.push(*id);
+        }
+        for id in expired {
+            self.end_turn(id, removed);
+        }
+        found
+    }
+
+    /// Notes that fences are complete although their timelines do not say so.
+    pub(super) fn forget(&mut self, complete: &[Fence], removed: &mut Removed) {
+        for turn in self.turns.values_mut().take(LOOKED_AT) {
+            let mut index = 0;
+            while let Some(fence) = turn.until.get(index) {
+                if complete.iter().any(|known| known.is_same_as(fence)) {
+                    removed.push(turn.until.swap_remove(index));
+                } else {
+                    index += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The turns that a use by the holder of `own`, or of no turn, conflicts with and came later than.
+fn older<'a>(
+    turns: &'a mut BTreeMap<TurnId, Turn>,
+    range: &Range<usize>,
+    access: Access,
+    own: Option<TurnId>,
+) -> impl Iterator<Item = (&'a TurnId, &'a mut Turn)> {
+    let before = turns.iter_mut().take(LOOKED_AT).take_while(move |(id, _)| own.is_none_or(|own| **id < own));
+    before.filter(move |(_, turn)| access.conflicts_with(turn.access) && overlaps(range, &turn.range))
+}

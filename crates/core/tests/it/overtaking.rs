@@ -1,0 +1,173 @@
+//! Who waits for a range gets a turn: later work cannot overtake it for ever.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use transload_core::{
+    Access, Claims, Fence, Operation, Pattern, RawBuffer, Timing, Unsubmitted, submit_async, try_submit,
+};
+
+use crate::mock::{MockQueue, buffer};
+
+const OVERTAKES: usize = 16;
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Woken(AtomicU64);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll<F: Future>(future: &mut Pin<&mut F>) -> Poll<F::Output> {
+    let waker = Waker::from(Arc::<Woken>::default());
+    future.as_mut().poll(&mut Context::from_waker(&waker))
+}
+
+fn try_write(queue: &MockQueue, dst: &RawBuffer) -> Result<Fence, Unsubmitted> {
+    try_submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off)
+}
+
+/// Overtakes a waiter as often as that is possible; answers how often, and what kept the next one.
+fn overtake(queue: &MockQueue, dst: &RawBuffer) -> (usize, Option<Unsubmitted>) {
+    for done in 0..10 * OVERTAKES {
+        if let Err(blocked) = try_write(queue, dst) {
+            return (done, Some(blocked));
+        }
+    }
+    (10 * OVERTAKES, None)
+}
+
+#[test]
+fn read_overtaken_sixteen_times_is_next() {
+    let (queue, dst) = (MockQueue::new(), buffer(64));
+    queue.write(&dst).unwrap();
+    let mut read = pin!(dst.read_async());
+    assert!(poll(&mut read).is_pending());
+    let (times, blocked) = overtake(&queue, &dst);
+    assert_eq!(times, OVERTAKES);
+    let Some(Unsubmitted::Blocked(obstacle)) = blocked else { panic!("refused: {blocked:?}") };
+    let mut obstacle = pin!(obstacle);
+    assert!(poll(&mut obstacle).is_pending(), "the newcomer waits for what the reader waits for");
+    // The reader saw only the first write; it goes on waiting, and stays first.
+    queue.complete(1);
+    assert!(poll(&mut read).is_pending());
+    assert_eq!(overtake(&queue, &dst).0, 0);
+    queue.complete(queue.count());
+    let Poll::Ready(Ok(view)) = poll(&mut read) else { panic!("all is over that was before it") };
+    drop(view);
+    assert!(try_write(&queue, &dst).is_ok(), "its turn is over");
+}
+
+#[test]
+fn other_ranges_and_other_readers_do_not_queue() {
+    let (queue, whole) = (MockQueue::new(), buffer(128));
+    let (low, high) = (whole.slice(..64).unwrap(), whole.slice(64..).unwrap());
+    queue.write(&low).unwrap();
+    let mut read = pin!(low.read_async());
+    assert!(poll(&mut read).is_pending());
+    assert_eq!(overtake(&queue, &low).0, OVERTAKES);
+    assert_eq!(overtake(&queue, &high).0, 10 * OVERTAKES);
+    let copy = Operation::Copy { src: &low, dst: &buffer(64) };
+    assert!(try_submit(&queue, &copy, Timing::Off).is_ok(), "a read beside a read");
+}
+
+#[test]
+fn turn_ends_with_its_future() {
+    let (queue, dst) = (MockQueue::new(), buffer(64));
+    queue.write(&dst).unwrap();
+    let mut read = Box::pin(dst.read_async());
+    assert!(poll(&mut read.as_mut()).is_pending());
+    let Some(Unsubmitted::Blocked(obstacle)) = overtake(&queue, &dst).1 else { panic!("it does not queue") };
+    drop(read);
+    assert!(try_write(&queue, &dst).is_ok());
+    drop(obstacle);
+}
+
+#[test]
+fn turn_ends_where_nobody_polls_within_a_millisecond() {
+    let (queue, dst) = (MockQueue::new(), buffer(64));
+    queue.write(&dst).unwrap();
+    let mut read = pin!(dst.read_async());
+    assert!(poll(&mut read).is_pending());
+    assert_eq!(overtake(&queue, &dst).0, OVERTAKES);
+    queue.complete(queue.count());
+    // Awake, and never polled again: newcomers wait for it shortly, by threads and by tasks.
+    let begun = Instant::now();
+    pollster::block_on(submit_async(
+        &queue,
+        &Operation::Fill { dst: &dst, pattern: Pattern::U8(2) },
+        Timing::Off,
+    ))
+    .unwrap();
+    assert!(begun.elapsed() < LIMIT);
+    assert!(try_write(&queue, &dst).is_ok());
+    queue.complete(queue.count());
+    assert!(poll(&mut read).is_ready(), "late, and in order all the same");
+}
+
+#[test]
+fn submission_overtaken_sixteen_times_is_next() {
+    let (theirs, ours, dst) = (MockQueue::new(), MockQueue::new(), buffer(64));
+    ours.waits_for_own_only.store(true, Ordering::SeqCst);
+    theirs.write(&dst).unwrap();
+    let fill = Operation::Fill { dst: &dst, pattern: Pattern::U8(1) };
+    let mut submitting = pin!(submit_async(&ours, &fill, Timing::Off));
+    assert!(poll(&mut submitting).is_pending());
+    assert_eq!(overtake(&theirs, &dst).0, OVERTAKES);
+    theirs.complete(theirs.count());
+    assert!(matches!(poll(&mut submitting), Poll::Ready(Ok(_))));
+    assert!(try_write(&theirs, &dst).is_ok());
+}
+
+#[test]
+fn task_that_waits_for_a_claim_is_next_after_sixteen() {
+    let dst = buffer(64);
+    let queue = MockQueue::new();
+    let claim = || Claims::try_of(&mut [(&dst, Access::Read)]);
+    let first = claim().unwrap();
+    let mut write = pin!(dst.write_async());
+    assert!(poll(&mut write).is_pending());
+    for _ in 0..OVERTAKES {
+        drop(claim().unwrap());
+    }
+    let blocked = claim();
+    assert!(matches!(blocked, Err(Unsubmitted::Blocked(_))), "{blocked:?}");
+    drop(first);
+    assert!(matches!(poll(&mut write), Poll::Ready(Ok(_))));
+    assert!(try_write(&queue, &dst).is_ok());
+}
+
+/// As many writers as it takes, and a reader on a thread of its own.
+#[test]
+fn blocked_read_opens_beside_busy_writers() {
+    let (queue, dst) = (Arc::new(MockQueue::new()), buffer(64));
+    queue.write(&dst).unwrap();
+    let (done, opened) = mpsc::channel();
+    let reader = {
+        let dst = dst.clone();
+        thread::spawn(move || done.send(dst.read().map(drop)).unwrap())
+    };
+    let begun = Instant::now();
+    // A write is always in flight: each ends only after the next was submitted, or had to wait.
+    while opened.try_recv().is_err() {
+        assert!(begun.elapsed() < LIMIT, "still not open after {} writes", queue.count());
+        let next = try_write(&queue, &dst);
+        let last = queue.count();
+        queue.complete(if next.is_ok() { last - 1 } else { last });
+        thread::yield_now();
+    }
+    reader.join().unwrap();
+}
