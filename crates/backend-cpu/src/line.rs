@@ -48,6 +48,8 @@ pub(crate) struct Line {
     reached: AtomicU64,
     /// Whether any operation failed, for looking without the lock.
     has_failed: AtomicBool,
+    /// Whether any operation was measured, likewise.
+    was_measured: AtomicBool,
     state: Mutex<State>,
     /// Signalled when a point is reached.
     done: Condvar,
@@ -118,6 +120,7 @@ impl Line {
             word: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
+            was_measured: AtomicBool::new(false),
             state: Mutex::default(),
             done: Condvar::new(),
             id: next_timeline_id(),
@@ -233,6 +236,7 @@ impl Line {
                 state.durations.pop_front();
             }
             state.durations.push_back((point, took));
+            self.was_measured.store(true, Ordering::Relaxed);
         }
     }
 
@@ -387,9 +391,16 @@ unsafe impl Timeline for Line {
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        if !self.was_measured.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let mut state = self.state.lock();
         let index = state.durations.iter().position(|(at, _)| *at == point);
-        Ok(index.and_then(|index| state.durations.remove(index)).map(|(_, took)| took))
+        let took = index.and_then(|index| state.durations.remove(index)).map(|(_, took)| took);
+        if state.durations.is_empty() {
+            self.was_measured.store(false, Ordering::Relaxed);
+        }
+        Ok(took)
     }
 
     fn as_any(&self) -> &dyn Any {
