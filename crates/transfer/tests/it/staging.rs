@@ -391,6 +391,24 @@ fn a_small_transfer_is_not_behind_the_chunks_of_an_earlier_large_one() {
 }
 
 #[test]
+fn a_failed_download_marks_its_destination_until_it_is_written() {
+    within("reads after a failed download", || {
+        let (manager, backend) = with(Mock::default());
+        let (back, there) = pair(&manager, 2 * MIB);
+        stage(&manager, &back, &there).wait().unwrap();
+        backend.pass_next();
+        backend.pass_next();
+        backend.fail_next(ErrorKind::Device);
+        stage(&manager, &there, &back).wait().unwrap_err();
+        assert_eq!(back.read().unwrap_err().kind(), ErrorKind::SourceFailed);
+        stage(&manager, &there, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 1));
+        drop((back, there));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
 fn a_poll_copies_nothing() {
     host_access::set_hook(stop_here);
     let (manager, _backend) = with(Mock::default());
