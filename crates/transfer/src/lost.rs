@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Result};
 /// Names the device of an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Other errors stay as they
 /// are.
 pub(crate) fn lost_on(device: DeviceId, error: Error) -> Error {
-    if error.kind() != ErrorKind::DeviceLost {
+    if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-names-device") {
         return error;
     }
     Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost"), Loss { device, error })

@@ -64,6 +64,9 @@ impl UnobservedList {
             let outcome = transfer.fence.wait();
             return settle(transfer.settled(outcome));
         }
+        if transload_core::mutant!("transfer/keeps-unobserved") {
+            return;
+        }
         let mut list = self.list.lock();
         list.entries.push_back(transfer);
         self.waiting.store(list.entries.len(), Ordering::Release);
@@ -152,6 +155,9 @@ pub(crate) struct UnseenFailure(Mutex<Option<Error>>);
 
 impl UnseenFailure {
     pub(crate) fn note(&self, error: &Error) {
+        if transload_core::mutant!("transfer/notes-unseen") {
+            return;
+        }
         self.0.lock().get_or_insert_with(|| error.clone());
     }
 

@@ -70,7 +70,7 @@ impl StagedTimeline {
     /// Says that a byte of the destination may change from here on.
     pub(super) fn writes(&self) {
         // Whoever sees the end sees this.
-        self.wrote.store(true, Ordering::Relaxed);
+        self.wrote.store(!transload_core::mutant!("transfer/marks-writes"), Ordering::Relaxed);
     }
 
     pub(super) fn has_failed(&self) -> bool {

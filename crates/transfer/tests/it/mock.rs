@@ -7,7 +7,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
     time::Duration,
@@ -33,6 +33,8 @@ struct Shared {
     refusals: Mutex<VecDeque<ErrorKind>>,
     leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
     performed: AtomicU64,
+    /// Whether operations are performed when they are enqueued.
+    at_once: AtomicBool,
     /// Devices whose operations all fail as lost.
     lost: Mutex<Vec<DeviceId>>,
     pinned: Mutex<Pinned>,
@@ -155,6 +157,11 @@ impl MockBackend {
         }
         pinned.inside -= 1;
         Err(Error::new(ErrorKind::OutOfMemory, "planted shortage of pinned memory"))
+    }
+
+    /// From now on operations are performed when they are enqueued.
+    pub(crate) fn perform_at_once(&self) {
+        self.shared.at_once.store(true, Ordering::SeqCst);
     }
 
     /// From now on every operation of the device's queues fails.
@@ -508,6 +515,10 @@ unsafe impl Queue for MockQueue {
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);
         let point = self.timeline.enqueued.fetch_add(1, Ordering::SeqCst) + 1;
+        drop(line);
+        if self.shared.at_once.load(Ordering::SeqCst) {
+            self.timeline.perform_until(point);
+        }
         Ok(Fence::new(Arc::clone(&self.erased), point))
     }
 

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     future::Future,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -364,28 +364,34 @@ impl Wake for Ordered {
 }
 
 #[test]
-fn a_small_transfer_is_not_behind_the_chunks_of_an_earlier_large_one() {
-    within("a small transfer after a large one", || {
-        let (manager, _backend) = with(Mock::default());
-        let (large, small) = (pair(&manager, 64 * MIB), pair(&manager, 64 << 10));
+fn a_small_transfer_is_not_behind_the_chunks_of_earlier_large_ones() {
+    within("a small transfer after large ones", || {
+        let (manager, backend) = with(Mock::default());
+        // Nothing but its turns interrupts a task.
+        backend.perform_at_once();
+        // One for each worker.
+        let workers = thread::available_parallelism().map_or(2, usize::from).min(16);
+        let mut pairs: Vec<_> = (0..workers).map(|_| pair(&manager, 32 * MIB)).collect();
+        pairs.push(pair(&manager, 64 << 10));
+        let submit = || pairs.iter().map(|(src, dst)| Box::pin(stage(&manager, src, dst)));
+        // Makes the staging buffers.
+        submit().for_each(|transfer| drop(pollster::block_on(transfer).unwrap()));
         let next = Arc::new(AtomicU64::new(1));
-        let noted = [(); 2].map(|()| Arc::new(Ordered { next: Arc::clone(&next), woken: AtomicU64::new(0) }));
-        let mut transfers = [&large, &small].map(|(src, dst)| Box::pin(stage(&manager, src, dst)));
-        let is_pending = |index: usize, transfer: &mut Pin<Box<Transfer>>| {
-            let waker = Waker::from(Arc::clone(&noted[index]));
-            transfer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
-        };
-        // The small one may be over by now, but not the large one.
-        let small_is_pending = is_pending(1, &mut transfers[1]);
-        assert!(is_pending(0, &mut transfers[0]));
-        let [first, second] = transfers;
-        pollster::block_on(first).unwrap();
-        if small_is_pending {
-            pollster::block_on(second).unwrap();
-            let [large_woken, small_woken] = noted.map(|noted| noted.woken.load(Ordering::SeqCst));
-            assert!(small_woken < large_woken, "the small transfer ended after the large one");
+        let noted: Vec<_> = pairs
+            .iter()
+            .map(|_| Arc::new(Ordered { next: Arc::clone(&next), woken: AtomicU64::new(0) }))
+            .collect();
+        let mut transfers: Vec<_> = submit().collect();
+        for (transfer, noted) in transfers.iter_mut().zip(&noted).rev() {
+            let waker = Waker::from(Arc::clone(noted));
+            // The small one, which comes first, may be over by now.
+            let _pending = transfer.as_mut().poll(&mut Context::from_waker(&waker));
         }
-        drop((large, small));
+        manager.drain().unwrap();
+        let woken: Vec<_> = noted.iter().map(|noted| noted.woken.load(Ordering::SeqCst)).collect();
+        let (small, large) = woken.split_last().unwrap();
+        assert!(large.iter().all(|large| small < large), "{small} among {large:?}");
+        drop((transfers, pairs));
         assert!(is_at_rest(&manager));
     });
 }
