@@ -8,9 +8,10 @@ use serde_json::Value;
 use super::Finding;
 
 /// The house: each package's floor. An arrow may only point to a lower one.
-const FLOORS: [(&str, u8); 16] = [
+const FLOORS: [(&str, u8); 17] = [
     ("transload-core", 0),
     ("transload-cuda-sys", 0),
+    ("transload-executor", 1),
     ("transload-memory", 1),
     ("transload-cuda-sim", 1),
     ("transload-streams", 2),
@@ -28,7 +29,8 @@ const FLOORS: [(&str, u8); 16] = [
 ];
 
 /// Packages that know no device family.
-const NEUTRAL: [&str; 3] = ["transload-core", "transload-transfer", "transload-profiler"];
+const NEUTRAL: [&str; 4] =
+    ["transload-core", "transload-executor", "transload-transfer", "transload-profiler"];
 
 /// What stands on, or is, CUDA.
 const OF_CUDA: [&str; 8] = [

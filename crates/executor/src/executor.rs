@@ -1,0 +1,171 @@
+//! The handle of the threads.
+
+use std::{
+    fmt,
+    future::Future,
+    sync::{Arc, Weak},
+};
+
+use parking_lot::Mutex;
+use transload_core::{Fence, Result, StreamPriority};
+
+use crate::{
+    ExecutorBuilder, Task,
+    blocking::{self, BlockingKey},
+    builder::default_threads,
+    fences::FenceWait,
+    group::{Group, Helping, Live},
+    guarded::guarded,
+    workers::{Workers, refuse_inside},
+};
+
+/// Host threads for tasks, and a count of what is under way.
+///
+/// Clones share both; [`group`](Self::group) shares the threads only. All methods may be called from any thread. The threads
+/// end when the last handle, groups included, was dropped and every task has ended; dropping never blocks.
+#[derive(Clone)]
+pub struct Executor {
+    handle: Arc<Handle>,
+    group: Arc<Group>,
+}
+
+/// Ends the threads when the last one is dropped.
+struct Handle(Arc<Workers>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Executor {
+    /// Returns an executor with default settings, which everything in the process that asks for it shares. Each call returns
+    /// a group of its own.
+    #[must_use]
+    pub fn shared() -> Self {
+        static SHARED: Mutex<Weak<Handle>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock();
+        let handle = shared.upgrade().unwrap_or_else(|| {
+            let handle = Arc::new(Handle(Workers::new(default_threads())));
+            *shared = Arc::downgrade(&handle);
+            handle
+        });
+        Self { handle, group: Arc::default() }
+    }
+
+    /// Returns a builder, for an executor with threads of its own.
+    pub fn builder() -> ExecutorBuilder {
+        ExecutorBuilder::default()
+    }
+
+    pub(crate) fn with_threads(most: usize) -> Self {
+        Self { handle: Arc::new(Handle(Workers::new(most))), group: Arc::default() }
+    }
+
+    /// Returns a handle of the same threads with a count of its own: its [`drain`](Self::drain) waits for what was started
+    /// through it and its clones.
+    #[must_use]
+    pub fn group(&self) -> Self {
+        Self { handle: Arc::clone(&self.handle), group: Arc::default() }
+    }
+
+    /// Returns the largest number of workers.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.handle.0.most()
+    }
+
+    /// Runs a future on the workers, with normal priority. Its parts run first in, first out; see
+    /// [`yield_now`](crate::yield_now). It must not block a worker: use [`fence`](Self::fence) and
+    /// [`spawn_blocking`](Self::spawn_blocking).
+    ///
+    /// A future that panics ends with [`ErrorKind::Interrupted`](transload_core::ErrorKind::Interrupted). One that is
+    /// pending and that no waker can wake any more is dropped.
+    pub fn spawn<F>(&self, future: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        self.spawn_at(StreamPriority::Normal, future)
+    }
+
+    /// Like [`spawn`](Self::spawn), but with a priority: workers take what is ready of a higher one first.
+    pub fn spawn_at<F>(&self, priority: StreamPriority, future: F) -> Task<F::Output>
+    where
+        F: Future<Output: Send + 'static> + Send + 'static,
+    {
+        let workers = &self.handle.0;
+        let (task, completer) = Task::new();
+        if let Err(error) = workers.start_first() {
+            completer.complete(Err(error));
+            return task;
+        }
+        let live = Live::new(&self.group, workers);
+        let body = async move {
+            // Dropped last, also where the task is dropped before its end: whoever drained sees the result.
+            let _live = live;
+            let completer = completer;
+            let outcome = guarded(future).await;
+            completer.complete(outcome);
+        };
+        let (sharer, rank) = (Arc::clone(workers), rank(priority));
+        let (runnable, unseen) = async_task::spawn(body, move |runnable| sharer.push(rank, runnable));
+        unseen.detach();
+        runnable.schedule();
+        task
+    }
+
+    /// Runs a closure that may block in the kernel or a driver, on a spare thread. At most as many of one key run at once as
+    /// the key permits; the others wait in order, and no other key waits for them.
+    pub fn spawn_blocking<T, C>(&self, key: &BlockingKey, closure: C) -> Task<T>
+    where
+        T: Send + 'static,
+        C: FnOnce() -> T + Send + 'static,
+    {
+        let (task, completer) = Task::new();
+        let live = Live::new(&self.group, &self.handle.0);
+        blocking::start(&self.handle.0, key, live, completer, closure);
+        task
+    }
+
+    /// Returns a future of the fence's completion, for tasks of this executor: its idle workers poll the fence, then sleep
+    /// until the timeline wakes them. Other futures' executors may poll it as well. It blocks no thread and may be dropped
+    /// at any time.
+    ///
+    /// # Errors
+    /// By the future: the error of the fence's work, or of its device.
+    pub fn fence(&self, fence: &Fence) -> FenceWait {
+        FenceWait::new(Arc::clone(&self.handle.0), fence.clone())
+    }
+
+    /// Counts the calling thread among what is under way, until the guard is dropped. For a thread that does a part of a
+    /// task's work while it waits for that task.
+    pub fn helping(&self) -> Helping {
+        Helping::new(Live::new(&self.group, &self.handle.0))
+    }
+
+    /// Blocks until nothing is under way that was started through this handle, its clones, or guards of
+    /// [`helping`](Self::helping): no task, pending or running, and no blocking call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of an executor and on a thread that
+    /// helps, where it would wait for its own caller.
+    pub fn drain(&self) -> Result<()> {
+        refuse_inside("draining")?;
+        self.group.drain();
+        Ok(())
+    }
+}
+
+fn rank(priority: StreamPriority) -> usize {
+    match priority {
+        StreamPriority::High => 0,
+        StreamPriority::Normal => 1,
+        StreamPriority::Low => 2,
+    }
+}
+
+impl fmt::Debug for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor").field("threads", &self.threads()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! The sleep protocol of the workers: no wake is lost, and a burst of work does not wake every worker at once.
+//!
+//! A worker is running, *searching* or *sleeping*. Work is published first, then announced by [`Idle::notify`], which wakes
+//! a sleeper only if no worker searches. A searcher that finds work calls [`Idle::found`], which wakes the next sleeper if
+//! more is left. A searcher that finds none calls [`Idle::sleep`], which checks for work once more after it is counted
+//! among the sleepers. Both sides separate their write from their read by a sequentially consistent fence, so at least one
+//! of them sees the other.
+
+use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, fence};
+
+/// Counts of workers by what they do.
+#[derive(Debug, Default)]
+pub(crate) struct Idle {
+    searching: AtomicUsize,
+    sleeping: AtomicUsize,
+    /// Wakes that no sleeper has taken yet. Each counts among the searchers already.
+    wakes: Mutex<usize>,
+    woken: Condvar,
+}
+
+impl Idle {
+    /// Announces work that was published before. Returns whether it needs a further thread: none searches and none sleeps.
+    pub(crate) fn notify(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.searching.load(Ordering::Relaxed) == 0 && !self.wake_one()
+    }
+
+    /// Returns how many workers search.
+    pub(crate) fn searching(&self) -> usize {
+        self.searching.load(Ordering::Relaxed)
+    }
+
+    /// Counts the caller, or a thread that it starts, among the searchers.
+    pub(crate) fn begin(&self) {
+        self.searching.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes a searcher off the count because it found work. Returns whether a further thread is needed, like
+    /// [`notify`](Self::notify).
+    pub(crate) fn found(&self, more: impl FnOnce() -> bool) -> bool {
+        let last = self.searching.fetch_sub(1, Ordering::Relaxed) == 1;
+        fence(Ordering::SeqCst);
+        last && more() && !self.wake_one()
+    }
+
+    /// Blocks the calling searcher until there is work. Returns at once if `has_work` says so. The caller searches again
+    /// when it returns.
+    pub(crate) fn sleep(&self, has_work: impl FnOnce() -> bool) {
+        let mut wakes = self.wakes.lock();
+        self.sleeping.fetch_add(1, Ordering::Relaxed);
+        self.searching.fetch_sub(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if has_work() {
+            self.sleeping.fetch_sub(1, Ordering::Relaxed);
+            self.searching.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        while *wakes == 0 {
+            wakes = self.woken.wait(wakes);
+        }
+        *wakes -= 1;
+        self.sleeping.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Wakes every sleeper, for the end.
+    pub(crate) fn wake_all(&self) {
+        let mut wakes = self.wakes.lock();
+        let asleep = self.sleeping.load(Ordering::Relaxed) - *wakes;
+        *wakes += asleep;
+        self.searching.fetch_add(asleep, Ordering::Relaxed);
+        drop(wakes);
+        self.woken.notify_all();
+    }
+
+    /// Wakes a sleeper; it counts as searching from now on. Returns `false` if all are awake.
+    fn wake_one(&self) -> bool {
+        // A worker that is not counted yet checks for work after it is.
+        if self.sleeping.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut wakes = self.wakes.lock();
+        if self.sleeping.load(Ordering::Relaxed) == *wakes {
+            return false;
+        }
+        *wakes += 1;
+        self.searching.fetch_add(1, Ordering::Relaxed);
+        drop(wakes);
+        self.woken.notify_one();
+        true
+    }
+}

@@ -1,0 +1,50 @@
+//! The host threads of Transload: tasks, waits for fences, and calls that may block.
+//!
+//! An [`Executor`] runs three kinds of work on threads that start when they are first needed:
+//! - *Tasks* ([`spawn`](Executor::spawn)) are futures. They run on a bounded number of workers, first in, first out. A task
+//!   that has more to do calls [`yield_now`] between two parts and goes to the back of the queue, so a small task does not
+//!   wait for the remaining parts of an earlier large one.
+//! - *Waits* ([`fence`](Executor::fence)) suspend a task until a [`Fence`](transload_core::Fence) is complete. Idle workers
+//!   poll the fences that are awaited, one worker per timeline, before they sleep.
+//! - *Blocking calls* ([`spawn_blocking`](Executor::spawn_blocking)) run on spare threads, at most as many at once as their
+//!   [`BlockingKey`] permits.
+//!
+//! # Invariants
+//! - A worker never blocks on work of this executor, on a fence or on a blocking call. What must wait registers a waker and
+//!   returns the thread.
+//! - No lock is held while a driver, a waker, a closure or a destructor of the caller's runs.
+//! - A panic in a task or a closure ends that task with [`ErrorKind::Interrupted`](transload_core::ErrorKind::Interrupted).
+//!   A panic in a waker or a destructor is discarded. Neither ends a thread.
+//!
+//! ```
+//! use transload_executor::{BlockingKey, Executor};
+//!
+//! let executor = Executor::builder().threads(2).build()?;
+//! let files = BlockingKey::new(4);
+//! let length = executor.spawn_blocking(&files, || std::fs::read("Cargo.toml").map(|bytes| bytes.len()));
+//! let doubled = executor.spawn(async move { length.await.map(|length| length.unwrap_or(0) * 2) });
+//! assert!(doubled.wait()?? > 0);
+//! executor.drain()?;
+//! # Ok::<(), transload_core::Error>(())
+//! ```
+
+mod blocking;
+mod builder;
+mod executor;
+mod fences;
+mod group;
+mod guarded;
+mod idle;
+mod sync;
+mod task;
+mod workers;
+mod yielding;
+
+pub use blocking::BlockingKey;
+pub use builder::ExecutorBuilder;
+pub use executor::Executor;
+pub use fences::FenceWait;
+pub use group::Helping;
+pub use guarded::{catch_panic, panic_error};
+pub use task::Task;
+pub use yielding::{YieldNow, yield_now};

@@ -1,0 +1,273 @@
+//! The worker threads: what they choose from, when they poll fences, and when they sleep.
+
+use std::{
+    cell::Cell,
+    hint,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering, fence},
+    },
+    task::{Wake, Waker},
+    thread,
+    time::{Duration, Instant},
+};
+
+use async_task::Runnable;
+use concurrent_queue::ConcurrentQueue;
+use transload_core::{Error, ErrorKind, Result};
+
+use crate::{blocking::Spare, fences::Fences, guarded::catch_panic, idle::Idle};
+
+/// How long a worker without work searches before it sleeps: about as long as being woken takes (some 250 us measured in a
+/// virtual machine), so that at worst the cost is doubled.
+const SEARCHING: Duration = Duration::from_micros(400);
+/// How much of that it spends without yielding its processor.
+const SPINNING: Duration = Duration::from_micros(10);
+/// Between two tasks a worker polls the fences at most so often, and only if no other worker searches.
+const POLLING: Duration = Duration::from_micros(20);
+
+thread_local! {
+    /// Above 0 on threads of an executor and on threads that help.
+    static INSIDE: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Marks the calling thread as one that must not wait for tasks.
+pub(crate) fn enter() {
+    INSIDE.set(INSIDE.get().saturating_add(1));
+}
+
+pub(crate) fn leave() {
+    INSIDE.set(INSIDE.get().saturating_sub(1));
+}
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] on a marked thread.
+pub(crate) fn refuse_inside(what: &str) -> Result<()> {
+    if INSIDE.get() == 0 || transload_core::mutant!("executor/refuse-inside") {
+        return Ok(());
+    }
+    let text = format!(
+        "{what} would block a thread of an executor, which may be the one that is waited for; await it in a task, or wait on \
+         a thread of your own"
+    );
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// What the workers share.
+pub(crate) struct Workers {
+    /// Tasks that are ready, by priority.
+    ready: [ConcurrentQueue<Runnable>; 3],
+    idle: Idle,
+    pub(crate) fences: Fences,
+    pub(crate) spare: Spare,
+    /// What is under way, of all groups. The threads stay until it is 0.
+    live: AtomicUsize,
+    closing: AtomicBool,
+    started: AtomicUsize,
+    most: usize,
+    numbers: AtomicUsize,
+}
+
+impl Workers {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            ready: std::array::from_fn(|_| ConcurrentQueue::unbounded()),
+            idle: Idle::default(),
+            fences: Fences::default(),
+            spare: Spare::default(),
+            live: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            started: AtomicUsize::new(0),
+            most,
+            numbers: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Returns the name of the next thread.
+    pub(crate) fn next_name(&self) -> String {
+        format!("transload-{}", self.numbers.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Appends a task that is ready.
+    pub(crate) fn push(self: &Arc<Self>, rank: usize, runnable: Runnable) {
+        if let Some(queue) = self.ready.get(rank) {
+            // It is neither bounded nor ever closed.
+            let _always = queue.push(runnable);
+        }
+        self.announce();
+    }
+
+    /// Has a worker look at what was published before: a ready task, an awaited fence.
+    pub(crate) fn announce(self: &Arc<Self>) {
+        if !transload_core::mutant!("executor/announce") && self.idle.notify() {
+            self.grow();
+        }
+    }
+
+    /// Makes sure that there is a worker at all.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the system refuses the first one.
+    pub(crate) fn start_first(self: &Arc<Self>) -> Result<()> {
+        if self.started.load(Ordering::Acquire) > 0 {
+            return Ok(());
+        }
+        self.start().or_else(|error| match self.started.load(Ordering::Acquire) {
+            0 => Err(Error::caused_by(ErrorKind::Io, "cannot start a first worker thread", error)),
+            _ => Ok(()),
+        })
+    }
+
+    /// Starts a further worker, if permitted. If the system refuses it, those that exist do the work.
+    fn grow(self: &Arc<Self>) {
+        let _fewer_do = self.start();
+    }
+
+    fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        let room = |count: usize| (count < self.most).then(|| count + 1);
+        if self.started.fetch_update(Ordering::AcqRel, Ordering::Acquire, room).is_err() {
+            return Ok(());
+        }
+        // It searches first of all; further pushes need not start another one meanwhile.
+        self.idle.begin();
+        let theirs = Arc::clone(self);
+        let spawned = thread::Builder::new().name(self.next_name()).spawn(move || theirs.work());
+        if let Err(error) = spawned {
+            self.started.fetch_sub(1, Ordering::AcqRel);
+            let _none_to_start = self.idle.found(|| false);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn begun(&self) {
+        self.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn ended(&self) {
+        if self.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            fence(Ordering::SeqCst);
+            if self.closing.load(Ordering::Relaxed) {
+                self.idle.wake_all();
+            }
+        }
+    }
+
+    /// The last handle was dropped: the threads end once nothing is under way.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.idle.wake_all();
+        self.spare.wake_all();
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    fn is_over(&self) -> bool {
+        self.closing.load(Ordering::Acquire) && self.live.load(Ordering::Acquire) == 0
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.iter().any(|queue| !queue.is_empty())
+    }
+
+    fn pop(&self) -> Option<Runnable> {
+        self.ready.iter().find_map(|queue| queue.pop().ok())
+    }
+
+    /// A worker's life. It begins as a searcher.
+    fn work(self: &Arc<Self>) {
+        enter();
+        let waker = Waker::from(Arc::clone(self));
+        while let Some(runnable) = self.search(&waker) {
+            if self.idle.found(|| self.is_ready() || self.fences.need_a_poll()) {
+                self.grow();
+            }
+            self.run(runnable);
+            self.idle.begin();
+        }
+        let _last = self.idle.found(|| false);
+    }
+
+    /// Runs tasks as long as there are any.
+    fn run(self: &Arc<Self>, first: Runnable) {
+        let mut next = Some(first);
+        let mut polled = Instant::now();
+        while let Some(runnable) = next {
+            // What the caller wrote is guarded within the task; this is for what is left, such as a result's destructor.
+            // The waker outlives the run: a task that kept none is dropped with it, not leaked.
+            let waker = runnable.waker();
+            let _panic = catch_panic(|| runnable.run());
+            drop(waker);
+            if self.fences.are_awaited() && self.idle.searching() == 0 && polled.elapsed() >= POLLING {
+                self.fences.poll(|_, call| call());
+                polled = Instant::now();
+                if self.fences.need_a_poll() {
+                    self.announce();
+                }
+            }
+            next = self.pop();
+        }
+    }
+
+    /// Finds a task; `None` when there will be none any more.
+    fn search(self: &Arc<Self>, waker: &Waker) -> Option<Runnable> {
+        let mut begun = Instant::now();
+        loop {
+            if let Some(runnable) = self.pop() {
+                return Some(runnable);
+            }
+            if self.is_over() {
+                return None;
+            }
+            if self.fences.poll(|others, call| self.call(others, call)) {
+                begun = Instant::now();
+                continue;
+            }
+            let searched = begun.elapsed();
+            // One worker suffices to poll; some more save what comes next from being woken.
+            if searched < SEARCHING && self.idle.searching() <= self.most.div_ceil(2) {
+                if searched < SPINNING {
+                    hint::spin_loop()
+                } else {
+                    thread::yield_now()
+                }
+                continue;
+            }
+            if self.fences.register(waker, |others, call| self.call(others, call)) {
+                continue;
+            }
+            self.idle.sleep(|| self.is_ready() || self.fences.need_a_poll() || self.is_over());
+            begun = Instant::now();
+        }
+    }
+}
+
+impl Workers {
+    /// Calls a driver. As long as that takes, the caller is no searcher: another worker is woken for what comes meanwhile.
+    fn call(self: &Arc<Self>, others: bool, call: &mut dyn FnMut()) {
+        if self.idle.found(|| others || self.is_ready()) {
+            self.grow();
+        }
+        call();
+        self.idle.begin();
+    }
+}
+
+/// Given to timelines: a fence that somebody awaits is complete.
+impl Wake for Workers {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.fences.set_due();
+        self.announce();
+    }
+}

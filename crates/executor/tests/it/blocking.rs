@@ -1,0 +1,91 @@
+//! Calls that block are bounded per key, and stand in no other key's way.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+    mpsc,
+};
+
+use transload_executor::BlockingKey;
+
+use crate::{executor, until, within_limit};
+
+#[test]
+fn key_bounds_how_many_calls_run_at_once() {
+    within_limit(String::new, || {
+        for most in [1, 3] {
+            let executor = executor(1);
+            let key = BlockingKey::new(most);
+            let (running, peak) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let tasks: Vec<_> = (0..50)
+                .map(|_| {
+                    let (running, peak) = (Arc::clone(&running), Arc::clone(&peak));
+                    executor.spawn_blocking(&key, move || {
+                        peak.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        running.fetch_sub(1, Ordering::SeqCst);
+                    })
+                })
+                .collect();
+            tasks.into_iter().for_each(|task| task.wait().unwrap());
+            assert!((1..=most).contains(&peak.load(Ordering::SeqCst)), "{most}");
+        }
+    });
+}
+
+#[test]
+fn calls_of_one_key_reach_its_bound() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let key = BlockingKey::new(4);
+        let running = Arc::new(AtomicUsize::new(0));
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let running = Arc::clone(&running);
+                executor.spawn_blocking(&key, move || {
+                    running.fetch_add(1, Ordering::SeqCst);
+                    until("all four run at once", || running.load(Ordering::SeqCst) == 4);
+                })
+            })
+            .collect();
+        tasks.into_iter().for_each(|task| task.wait().unwrap());
+    });
+}
+
+#[test]
+fn key_that_stands_still_stops_no_other_and_no_worker() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let (stuck, free) = (BlockingKey::new(2), BlockingKey::new(1));
+        let (go, gone) = mpsc::channel::<()>();
+        let gone = Arc::new(parking_lot::Mutex::new(gone));
+        let standing: Vec<_> = (0..10)
+            .map(|_| {
+                let gone = Arc::clone(&gone);
+                executor.spawn_blocking(&stuck, move || gone.lock().recv().unwrap())
+            })
+            .collect();
+        for number in 0..20 {
+            assert_eq!(executor.spawn_blocking(&free, move || number).wait().unwrap(), number);
+            assert_eq!(executor.spawn(async move { number }).wait().unwrap(), number);
+        }
+        assert!(standing.iter().all(|task| !task.is_finished()));
+        (0..10).for_each(|_| go.send(()).unwrap());
+        standing.into_iter().for_each(|task| task.wait().unwrap());
+    });
+}
+
+#[test]
+fn waiting_calls_of_a_key_run_in_order() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let key = BlockingKey::new(1);
+        let (tell, told) = mpsc::channel();
+        for number in 0..100 {
+            let tell = tell.clone();
+            drop(executor.spawn_blocking(&key, move || tell.send(number).unwrap()));
+        }
+        drop(tell);
+        assert!(told.into_iter().eq(0..100));
+    });
+}

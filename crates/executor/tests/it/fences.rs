@@ -1,0 +1,172 @@
+//! A task that awaits a fence occupies no thread, is woken, and delays no other.
+
+use std::{
+    sync::{Arc, atomic::Ordering, mpsc},
+    thread,
+};
+
+use transload_core::ErrorKind;
+
+use crate::{executor, gate::Gate, until, within_limit};
+
+#[test]
+fn awaited_fences_occupy_no_worker() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let gates: Vec<_> = (0..20).map(|_| Gate::new()).collect();
+        let waiting: Vec<_> = gates
+            .iter()
+            .map(|gate| {
+                let wait = executor.fence(&gate.fence(1));
+                executor.spawn(async move { wait.await.unwrap() })
+            })
+            .collect();
+        assert_eq!(executor.spawn(async { 5 }).wait().unwrap(), 5);
+        assert!(waiting.iter().all(|task| !task.is_finished()));
+        gates.iter().rev().for_each(|gate| gate.reach(1));
+        waiting.into_iter().for_each(|task| task.wait().unwrap());
+    });
+}
+
+#[test]
+fn idle_worker_polls_before_it_sleeps() {
+    within_limit(String::new, || {
+        let executor = executor(2);
+        for _ in 0..100 {
+            let gate = Gate::new();
+            gate.reach_silently(1);
+            let wait = executor.fence(&gate.fence(1));
+            executor.spawn(async move { wait.await.unwrap() }).wait().unwrap();
+            assert_eq!(gate.registered.load(Ordering::SeqCst), 0, "the driver was given a waker");
+        }
+    });
+}
+
+#[test]
+fn sleeping_workers_are_woken_by_the_timeline() {
+    within_limit(String::new, || {
+        let executor = executor(3);
+        for _ in 0..20 {
+            let gate = Gate::new();
+            let tasks: Vec<_> = (1..=3)
+                .map(|point| {
+                    let wait = executor.fence(&gate.fence(point));
+                    executor.spawn(async move { wait.await.unwrap() })
+                })
+                .collect();
+            for (point, task) in (1..).zip(tasks) {
+                until("the waker for the earliest point", || gate.registered.load(Ordering::SeqCst) >= point);
+                gate.reach(point as u64);
+                task.wait().unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn only_the_earliest_point_is_polled_by_one_worker_at_a_time() {
+    within_limit(String::new, || {
+        let executor = executor(8);
+        let gate = Gate::new();
+        let tasks: Vec<_> = (1..=50)
+            .map(|point| {
+                let wait = executor.fence(&gate.fence(point));
+                executor.spawn(async move { wait.await.unwrap() })
+            })
+            .collect();
+        until("polls", || gate.polls.load(Ordering::SeqCst) > 10);
+        for (point, task) in (1..=50_u64).zip(tasks) {
+            gate.reach(point);
+            task.wait().unwrap();
+            assert!(gate.asked_for.load(Ordering::SeqCst) <= 50.min(point + 1));
+        }
+        assert_eq!(gate.most_inside.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn driver_that_does_not_return_delays_no_other_timeline() {
+    let (stuck, free) = (Gate::new(), Gate::new());
+    let place = {
+        let (stuck, free) = (Arc::clone(&stuck), Arc::clone(&free));
+        move || {
+            let polls = [&stuck, &free].map(|gate| gate.polls.load(Ordering::SeqCst));
+            format!("polls of the stuck timeline and of the other: {polls:?}")
+        }
+    };
+    within_limit(place, move || {
+        let executor = executor(2);
+        stuck.stuck.store(true, Ordering::SeqCst);
+        let wait = executor.fence(&stuck.fence(1));
+        let late = executor.spawn(async move { wait.await.unwrap() });
+        until("a worker is in the driver", || stuck.polls.load(Ordering::SeqCst) > 0);
+        for point in 1..=100 {
+            let wait = executor.fence(&free.fence(point));
+            let task = executor.spawn(async move { wait.await.unwrap() });
+            free.reach(point);
+            task.wait().unwrap();
+        }
+        assert!(!late.is_finished());
+        stuck.stuck.store(false, Ordering::SeqCst);
+        stuck.reach(1);
+        late.wait().unwrap();
+    });
+}
+
+#[test]
+fn busy_workers_poll_between_tasks() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let gate = Gate::new();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let busy = executor.spawn(async move {
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                transload_executor::yield_now().await;
+            }
+        });
+        let wait = executor.fence(&gate.fence(1));
+        let task = executor.spawn(async move { wait.await.unwrap() });
+        until("a poll", || gate.polls.load(Ordering::SeqCst) > 0);
+        gate.reach_silently(1);
+        task.wait().unwrap();
+        stop.send(()).unwrap();
+        busy.wait().unwrap();
+    });
+}
+
+#[test]
+fn failure_of_the_fence_is_the_awaiting_tasks_to_see() {
+    within_limit(String::new, || {
+        let executor = executor(2);
+        let gate = Gate::new();
+        gate.fail(2);
+        let [first, second] = [1, 2].map(|point| executor.spawn(executor.fence(&gate.fence(point))));
+        gate.reach(2);
+        first.wait().unwrap().unwrap();
+        assert_eq!(second.wait().unwrap().unwrap_err().kind(), ErrorKind::Device);
+        // Also where nobody needs to wait for it.
+        assert_eq!(pollster::block_on(executor.fence(&gate.fence(2))).unwrap_err().kind(), ErrorKind::Device);
+    });
+}
+
+#[test]
+fn dropped_wait_leaves_the_timeline_to_its_owner_after_the_point() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let gate = Gate::new();
+        let wait = executor.fence(&gate.fence(1));
+        let (go, gone) = mpsc::channel::<()>();
+        let task = executor.spawn(async move {
+            let mut wait = std::pin::pin!(wait);
+            let polled =
+                std::future::poll_fn(|context| std::task::Poll::Ready(wait.as_mut().poll(context))).await;
+            gone.recv().unwrap();
+            polled.is_pending()
+        });
+        go.send(()).unwrap();
+        assert!(task.wait().unwrap());
+        gate.reach(1);
+        until("the executor lets the timeline go", || Arc::strong_count(&gate) == 1);
+        thread::yield_now();
+    });
+}

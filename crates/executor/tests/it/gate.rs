@@ -1,0 +1,136 @@
+//! A device's timeline whose points are reached when the test says so, and which counts how it is called.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    task::Waker,
+    thread,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
+
+pub(crate) struct Gate {
+    id: TimelineId,
+    /// What the "device" has done, and what has been asked about.
+    done: AtomicU64,
+    known: AtomicU64,
+    failing: AtomicU64,
+    wakers: Mutex<Vec<(u64, Waker)>>,
+    pub(crate) polls: AtomicUsize,
+    pub(crate) registered: AtomicUsize,
+    pub(crate) asked_for: AtomicU64,
+    inside: AtomicUsize,
+    pub(crate) most_inside: AtomicUsize,
+    /// Whether a poll does not return until this is false.
+    pub(crate) stuck: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            id: next_timeline_id(),
+            done: AtomicU64::new(0),
+            known: AtomicU64::new(0),
+            failing: AtomicU64::new(u64::MAX),
+            wakers: Mutex::default(),
+            polls: AtomicUsize::new(0),
+            registered: AtomicUsize::new(0),
+            asked_for: AtomicU64::new(0),
+            inside: AtomicUsize::new(0),
+            most_inside: AtomicUsize::new(0),
+            stuck: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn fence(self: &Arc<Self>, point: u64) -> Fence {
+        Fence::new(Arc::clone(self) as Arc<dyn Timeline>, point)
+    }
+
+    /// Reaches `point`, and wakes like a driver's callback.
+    pub(crate) fn reach(&self, point: u64) {
+        self.reach_silently(point);
+        let mut wakers = self.wakers.lock();
+        let (due, left) = std::mem::take(&mut *wakers).into_iter().partition(|(at, _)| *at <= point);
+        *wakers = left;
+        drop(wakers);
+        let due: Vec<_> = due;
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+
+    /// Reaches `point`; who polls finds it.
+    pub(crate) fn reach_silently(&self, point: u64) {
+        self.done.fetch_max(point, Ordering::SeqCst);
+    }
+
+    /// Has `point` fail once it is reached.
+    pub(crate) fn fail(&self, point: u64) {
+        self.failing.store(point, Ordering::SeqCst);
+    }
+
+    fn outcome(&self, point: u64) -> Result<()> {
+        match self.failing.load(Ordering::SeqCst) == point {
+            true => Err(Error::new(ErrorKind::Device, "fails, on purpose")),
+            false => Ok(()),
+        }
+    }
+}
+
+// SAFETY: no memory is used by its work, which is none.
+unsafe impl Timeline for Gate {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Other("gate", 0)
+    }
+
+    fn reached(&self) -> u64 {
+        self.known.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most_inside.fetch_max(inside, Ordering::SeqCst);
+        self.asked_for.fetch_max(point, Ordering::SeqCst);
+        self.polls.fetch_add(1, Ordering::SeqCst);
+        while self.stuck.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+        if self.done.load(Ordering::SeqCst) < point {
+            return Ok(false);
+        }
+        self.known.fetch_max(point, Ordering::SeqCst);
+        self.outcome(point).map(|()| true)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        assert!(self.reached() >= point, "a wait that blocks a worker");
+        self.outcome(point)
+    }
+
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        self.registered.fetch_add(1, Ordering::SeqCst);
+        let mut wakers = self.wakers.lock();
+        if self.done.load(Ordering::SeqCst) >= point {
+            self.known.fetch_max(point, Ordering::SeqCst);
+            return true;
+        }
+        wakers.push((point, waker.clone()));
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

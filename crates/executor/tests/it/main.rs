@@ -1,0 +1,54 @@
+//! What the executor promises, one module per promise.
+
+// Clippy's allowance for tests does not reach their helpers.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod blocking;
+mod draining;
+mod fences;
+mod gate;
+mod panics;
+mod stress;
+mod tasks;
+mod threads;
+
+use std::{
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use transload_executor::Executor;
+
+/// Time after which a test that stands still fails.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn executor(threads: usize) -> Executor {
+    Executor::builder().threads(threads).build().unwrap()
+}
+
+/// Runs a test's body on a thread of its own, and fails with `place()` if it does not end in time.
+fn within_limit(place: impl Fn() -> String, body: impl FnOnce() + Send + 'static) {
+    let (ended, end) = mpsc::channel::<()>();
+    let thread = thread::spawn(move || {
+        let _ended = ended;
+        body();
+    });
+    match end.recv_timeout(LIMIT) {
+        Err(RecvTimeoutError::Timeout) => panic!("stands still: {}", place()),
+        _ => {
+            if let Err(payload) = thread.join() {
+                std::panic::resume_unwind(payload);
+            }
+        }
+    }
+}
+
+/// Lets others run until `condition` holds; fails with `what` if it does not in time.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < LIMIT, "stands still: {what}");
+        thread::yield_now();
+    }
+}

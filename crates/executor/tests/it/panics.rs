@@ -1,0 +1,101 @@
+//! What the caller wrote may panic anywhere: one task ends, nothing else.
+
+use std::{
+    sync::Arc,
+    task::{Context, Wake, Waker},
+};
+
+use transload_core::ErrorKind;
+use transload_executor::{BlockingKey, yield_now};
+
+use crate::{executor, gate::Gate, within_limit};
+
+struct Rude;
+
+impl Drop for Rude {
+    fn drop(&mut self) {
+        panic!("a destructor panics, on purpose");
+    }
+}
+
+impl Wake for Rude {
+    fn wake(self: Arc<Self>) {
+        std::mem::forget(self);
+        panic!("a waker panics, on purpose");
+    }
+}
+
+#[test]
+fn panic_ends_the_task_with_its_message() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let tasks = [
+            executor.spawn(async { panic!("of number {}", 17) }),
+            executor.spawn(async {
+                yield_now().await;
+                panic!("of number 17")
+            }),
+            executor.spawn_blocking(&BlockingKey::new(1), || panic!("of number 17")),
+        ];
+        for task in tasks {
+            let error = task.wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Interrupted);
+            assert!(error.to_string().contains("of number 17"), "{error}");
+        }
+        assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+        executor.drain().unwrap();
+    });
+}
+
+#[test]
+fn panicking_destructors_end_no_thread() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let key = BlockingKey::new(1);
+        for _ in 0..3 {
+            let held = Rude;
+            let gate = Gate::new();
+            let wait = executor.fence(&gate.fence(1));
+            // In the future's state, in a result that nobody takes, in what is dropped with the last waker.
+            drop(executor.spawn(async move {
+                let _held = held;
+                wait.await.unwrap();
+            }));
+            gate.reach(1);
+            drop(executor.spawn(async { Rude }));
+            drop(executor.spawn_blocking(&key, || Rude));
+            let held = Rude;
+            drop(executor.spawn(async move {
+                let _held = held;
+                std::future::pending::<()>().await;
+            }));
+            let held = Rude;
+            drop(executor.spawn_blocking(&key, move || drop(held)));
+        }
+        executor.drain().unwrap();
+        assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+        assert_eq!(executor.spawn_blocking(&key, || 2).wait().unwrap(), 2);
+    });
+}
+
+#[test]
+fn panicking_waker_ends_no_thread() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        for _ in 0..3 {
+            let gate = Gate::new();
+            let wait = executor.fence(&gate.fence(1));
+            let mut task = executor.spawn(async move { wait.await.unwrap() });
+            let mut direct = executor.fence(&gate.fence(1));
+            let waker = Waker::from(Arc::new(Rude));
+            let mut context = Context::from_waker(&waker);
+            assert!(Future::poll(std::pin::Pin::new(&mut task), &mut context).is_pending());
+            assert!(Future::poll(std::pin::Pin::new(&mut direct), &mut context).is_pending());
+            std::mem::forget(waker);
+            gate.reach(1);
+            executor.drain().unwrap();
+            task.wait().unwrap();
+        }
+        assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+    });
+}

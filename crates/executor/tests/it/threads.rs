@@ -1,0 +1,121 @@
+//! Threads are bounded, named, started when needed, and end after the last handle and the last task.
+
+use std::{
+    cell::RefCell,
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use parking_lot::Mutex;
+use transload_executor::{BlockingKey, Executor};
+
+use crate::{executor, gate::Gate, until, within_limit};
+
+/// Counts the threads that ran something and have not ended.
+#[derive(Default)]
+struct Seen {
+    alive: AtomicUsize,
+    names: Mutex<HashSet<String>>,
+}
+
+struct Here(Arc<Seen>);
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        self.0.alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Here>> = const { RefCell::new(None) };
+}
+
+impl Seen {
+    fn note(self: &Arc<Self>) {
+        HERE.with_borrow_mut(|here| {
+            here.get_or_insert_with(|| {
+                self.alive.fetch_add(1, Ordering::SeqCst);
+                self.names.lock().insert(thread::current().name().unwrap_or_default().to_owned());
+                Here(Arc::clone(self))
+            });
+        });
+    }
+}
+
+fn exercise(executor: &Executor, seen: &Arc<Seen>) {
+    let key = BlockingKey::new(2);
+    for _ in 0..200 {
+        let (one, other) = (Arc::clone(seen), Arc::clone(seen));
+        drop(executor.spawn(async move { one.note() }));
+        drop(executor.spawn_blocking(&key, move || other.note()));
+    }
+    executor.drain().unwrap();
+}
+
+#[test]
+fn threads_are_named_bounded_and_gone_after_the_last_handle() {
+    within_limit(String::new, || {
+        let seen = Arc::new(Seen::default());
+        let executor = executor(3);
+        exercise(&executor, &seen);
+        let names = seen.names.lock().clone();
+        assert!((1..=5).contains(&names.len()), "{names:?}");
+        assert!(names.iter().all(|name| name.starts_with("transload-")), "{names:?}");
+        assert!(seen.alive.load(Ordering::SeqCst) > 0);
+        let group = executor.group();
+        drop(executor);
+        exercise(&group, &seen);
+        drop(group);
+        until("every thread ends", || seen.alive.load(Ordering::SeqCst) == 0);
+    });
+}
+
+#[test]
+fn tasks_in_flight_run_on_after_the_last_handle() {
+    within_limit(String::new, || {
+        let seen = Arc::new(Seen::default());
+        let executor = executor(2);
+        let gate = Gate::new();
+        let (wait, theirs) = (executor.fence(&gate.fence(1)), Arc::clone(&seen));
+        let task = executor.spawn(async move {
+            wait.await.unwrap();
+            theirs.note();
+        });
+        drop(executor);
+        until("the workers sleep", || gate.registered.load(Ordering::SeqCst) > 0);
+        gate.reach(1);
+        task.wait().unwrap();
+        until("every thread ends", || seen.alive.load(Ordering::SeqCst) == 0);
+    });
+}
+
+#[test]
+fn no_thread_starts_before_work() {
+    let executors: Vec<_> = (0..2000).map(|_| executor(1024)).collect();
+    assert_eq!(executors.len(), 2000);
+}
+
+#[test]
+fn shared_executor_is_one() {
+    within_limit(String::new, || {
+        let (one, other) = (Executor::shared(), Executor::shared());
+        let of = |executor: &Executor| {
+            let names = Arc::new(Mutex::new(HashSet::new()));
+            for _ in 0..500 {
+                let names = Arc::clone(&names);
+                drop(executor.spawn(async move {
+                    names.lock().insert(thread::current().id());
+                }));
+            }
+            executor.drain().unwrap();
+            let names = names.lock().clone();
+            names
+        };
+        let all: HashSet<_> = of(&one).union(&of(&other)).copied().collect();
+        assert!(all.len() <= one.threads());
+    });
+}

@@ -1,0 +1,159 @@
+//! Every interleaving of the sleep protocol that loom finds with two preemptions, with one where there are two workers. The file under test is included as it
+//! is, with loom's primitives for std's.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+
+use loom::{
+    sync::{Arc, Condvar, Mutex, atomic::AtomicUsize},
+    thread,
+};
+
+use crate::{
+    idle::Idle,
+    sync::{Ordering, fence},
+};
+
+mod sync;
+
+#[allow(dead_code, reason = "the searching phase has no part in the model")]
+#[path = "../../src/idle.rs"]
+mod idle;
+
+/// Work as a number of pieces, and the protocol beside it.
+#[derive(Default)]
+struct Pool {
+    idle: Idle,
+    pieces: AtomicUsize,
+    done: AtomicUsize,
+    closing: AtomicUsize,
+}
+
+impl Pool {
+    fn push(&self) {
+        self.pieces.fetch_add(1, Ordering::Release);
+        // Threads exist from the beginning here: none is started.
+        self.idle.notify();
+    }
+
+    fn has_work(&self) -> bool {
+        self.pieces.load(Ordering::Acquire) > 0
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire) > 0
+    }
+
+    fn pop(&self) -> bool {
+        self.pieces.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| count.checked_sub(1)).is_ok()
+    }
+
+    /// Like a worker, without the time that it spends searching.
+    fn work(&self) {
+        self.work_until(usize::MAX);
+    }
+
+    /// Ends after `most` pieces, or when the pool is closed and nothing is left.
+    fn work_until(&self, most: usize) {
+        self.idle.begin();
+        loop {
+            if self.done.load(Ordering::Relaxed) >= most {
+                self.idle.found(|| false);
+                return;
+            }
+            if self.pop() {
+                self.idle.found(|| self.has_work());
+                loop {
+                    self.done.fetch_add(1, Ordering::Relaxed);
+                    if !self.pop() {
+                        break;
+                    }
+                }
+                self.idle.begin();
+            } else if self.is_closing() && !self.has_work() {
+                self.idle.found(|| false);
+                return;
+            } else {
+                self.idle.sleep(|| self.has_work() || self.is_closing());
+            }
+        }
+    }
+
+    fn close(&self) {
+        self.closing.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.idle.wake_all();
+    }
+}
+
+fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(body);
+}
+
+fn workers(pool: &Arc<Pool>, count: usize) -> Vec<thread::JoinHandle<()>> {
+    (0..count)
+        .map(|_| {
+            let pool = Arc::clone(pool);
+            thread::spawn(move || pool.work())
+        })
+        .collect()
+}
+
+/// A wake that is lost leaves a worker asleep for ever, which loom reports as a deadlock.
+#[test]
+fn one_worker_gets_every_push() {
+    model(2, || {
+        let pool = Arc::new(Pool::default());
+        let workers = workers(&pool, 1);
+        pool.push();
+        pool.push();
+        pool.close();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        assert_eq!(pool.done.load(Ordering::Relaxed), 2);
+    });
+}
+
+#[test]
+fn two_workers_get_every_push() {
+    model(1, || {
+        let pool = Arc::new(Pool::default());
+        let workers = workers(&pool, 2);
+        pool.push();
+        pool.push();
+        pool.close();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        assert_eq!(pool.done.load(Ordering::Relaxed), 2);
+    });
+}
+
+/// A worker that goes into a driver's call is no searcher: a push meanwhile must wake the other. The call ends only after
+/// that push was served.
+#[test]
+fn worker_in_a_driver_call_delays_no_other() {
+    model(2, || {
+        let pool = Arc::new(Pool::default());
+        let served = Arc::new((Mutex::new(false), Condvar::new()));
+        let other = {
+            let (pool, served) = (Arc::clone(&pool), Arc::clone(&served));
+            thread::spawn(move || {
+                pool.idle.begin();
+                pool.idle.found(|| pool.has_work());
+                let mut done = served.0.lock().unwrap();
+                while !*done {
+                    done = served.1.wait(done).unwrap();
+                }
+            })
+        };
+        let worker = {
+            let (pool, served) = (Arc::clone(&pool), Arc::clone(&served));
+            thread::spawn(move || {
+                pool.work_until(1);
+                *served.0.lock().unwrap() = true;
+                served.1.notify_all();
+            })
+        };
+        pool.push();
+        other.join().unwrap();
+        worker.join().unwrap();
+    });
+}
