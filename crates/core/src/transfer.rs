@@ -4,7 +4,10 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Instant,
 };
@@ -22,7 +25,8 @@ pub trait Completion: Send + Sync + 'static {
     /// which error, to callers that keep a clone and poll it later.
     fn abandoned(&self, report: &TransferReport, fence: &Fence);
 
-    /// Called when a transfer that was [refused](Transfer::refused_with) is dropped before its error was taken.
+    /// Called when a transfer that was [refused](Transfer::refused_with) is dropped before its error was taken, by awaiting
+    /// it, or seen by [`Transfer::refusal`].
     fn refusal_dropped(&self, error: &Error) {
         let _unseen = error;
     }
@@ -61,8 +65,9 @@ struct Direct {
 
 struct Refused {
     error: Error,
-    /// Called where the error is not taken.
+    /// Called where the error is neither taken nor looked at.
     completion: Option<Arc<dyn Completion>>,
+    seen: AtomicBool,
 }
 
 struct Running {
@@ -94,19 +99,23 @@ impl Transfer {
 
     /// A transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Refused(Refused { error, completion: None }) }
+        Self { state: State::Refused(Refused { error, completion: None, seen: AtomicBool::new(false) }) }
     }
 
-    /// Like [`refused`](Self::refused), but `completion` gets the error if the handle is dropped before it was taken.
+    /// Like [`refused`](Self::refused), but `completion` gets the error if the handle is dropped before it was seen.
     pub fn refused_with(error: Error, completion: Arc<dyn Completion>) -> Self {
-        Self { state: State::Refused(Refused { error, completion: Some(completion) }) }
+        let (completion, seen) = (Some(completion), AtomicBool::new(false));
+        Self { state: State::Refused(Refused { error, completion, seen }) }
     }
 
     /// The error with which the transfer was refused, if it was never enqueued.
     #[must_use]
     pub fn refusal(&self) -> Option<&Error> {
         match &self.state {
-            State::Refused(refused) => Some(&refused.error),
+            State::Refused(refused) => {
+                refused.seen.store(true, Ordering::Relaxed);
+                Some(&refused.error)
+            }
             _ => None,
         }
     }
@@ -211,7 +220,9 @@ impl Drop for Transfer {
             State::Running(Running { completion: Some(completion), report, fence, .. }) => {
                 completion.abandoned(report, fence);
             }
-            State::Refused(Refused { completion: Some(completion), error }) => {
+            State::Refused(Refused { completion: Some(completion), error, seen })
+                if !seen.load(Ordering::Relaxed) =>
+            {
                 completion.refusal_dropped(error);
             }
             _ => {}

@@ -52,6 +52,7 @@ mod sampling;
 mod staging;
 mod stats;
 mod tasks;
+mod unobserved;
 
 pub use builder::ManagerBuilder;
 pub use manager::CrossBackendTransferManager;

@@ -1,9 +1,40 @@
 //! Devices that were lost, each with the first cause: told once, and from then on refused early.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, Result};
+
+/// Names the device of an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Other errors stay as they
+/// are.
+pub(crate) fn lost_on(device: DeviceId, error: Error) -> Error {
+    if error.kind() != ErrorKind::DeviceLost {
+        return error;
+    }
+    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost"), Loss { device, error })
+}
+
+/// The cause of an error that names its device.
+#[derive(Debug)]
+struct Loss {
+    device: DeviceId,
+    error: Error,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Loss {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct LostDevices {
@@ -13,11 +44,14 @@ pub(crate) struct LostDevices {
 }
 
 impl LostDevices {
-    /// Keeps the cause if the error says that the device is lost and none is known yet.
-    pub(crate) fn note(&self, device: DeviceId, error: &Error) {
+    /// Keeps the cause if the error says that a device is lost and none is known yet. The device is the one that the error
+    /// [names](lost_on), else `lane`.
+    pub(crate) fn note(&self, lane: DeviceId, error: &Error) {
         if error.kind() != ErrorKind::DeviceLost {
             return;
         }
+        let named = error.cause().and_then(|cause| cause.downcast_ref::<Loss>());
+        let device = named.map_or(lane, |loss| loss.device);
         let mut causes = self.causes.lock();
         if !causes.iter().any(|(lost, _)| *lost == device) {
             causes.push((device, error.clone()));

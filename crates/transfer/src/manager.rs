@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferPath,
-    TransferReport, Unsubmitted,
+    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferMethod,
+    TransferPath, TransferReport, Unsubmitted,
 };
 
 use crate::{
@@ -204,12 +204,27 @@ impl CrossBackendTransferManager {
         }
         if !is_unsupported(&answer) {
             let lane = if device.is_cpu() { home } else { device };
-            return answer.inspect_err(|error| self.watch.lost.note(lane, error));
+            return answer
+                .inspect(|shared| self.keep_copy_of(buffer, shared, lane))
+                .inspect_err(|error| self.watch.lost.note(lane, error));
         }
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
         self.transfer(buffer, &copy).wait()?;
         Ok(Shared { buffer: copy, copied: true })
+    }
+
+    /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
+    fn keep_copy_of(&self, buffer: &RawBuffer, shared: &Shared, lane: DeviceId) {
+        if !shared.copied {
+            return;
+        }
+        let path = TransferPath::new(buffer.place(), shared.buffer.place());
+        let report =
+            TransferReport::planned(path, TransferMethod::DirectCopy, lane, shared.buffer.len() as u64);
+        for fence in shared.buffer.in_flight().iter().flatten() {
+            self.watch.keep(&report, fence);
+        }
     }
 
     /// Sets what methods cost on paths, above what backends gave and what was measured. A cost given earlier for the same
@@ -218,10 +233,13 @@ impl CrossBackendTransferManager {
         self.registry.set_costs(costs, CostBasis::User);
     }
 
-    /// What was counted, sorted by path, method and size class. Classes without transfers are left out.
+    /// What was counted, sorted by path, method and size class. Classes without transfers are left out. Polls the transfers
+    /// whose handles were dropped, and counts those that ended.
     #[must_use]
     pub fn get_transfer_stats(&self) -> Vec<TransferStats> {
-        self.rows.all().iter().flat_map(|row| row.stats().collect::<Vec<_>>()).collect()
+        let rows = self.rows.all();
+        rows.iter().for_each(|row| row.settle_all(false));
+        rows.iter().flat_map(|row| row.stats().collect::<Vec<_>>()).collect()
     }
 
     /// What was counted for one path and size class: one entry for each method that was taken.
@@ -255,10 +273,15 @@ impl CrossBackendTransferManager {
     /// Waits for all work in flight on all backends, and frees what was dropped while in use.
     ///
     /// # Errors
-    /// The first error of work that failed; all backends are drained all the same.
+    /// The first failure that nobody saw: of a transfer whose handle was dropped before its end was observed, or before its
+    /// refusal was taken. It is returned once. Otherwise the first error of a backend. All backends are drained in any case,
+    /// except that [`ErrorKind::Unsupported`] is returned, and nothing is waited for, on a thread of the library's executor
+    /// (in a waker that runs its task at once, say), where it would wait for its own caller.
     pub fn drain(&self) -> Result<()> {
-        self.registry.drain_methods();
-        let mut outcome = Ok(());
+        self.registry.drain_methods()?;
+        self.rows.all().iter().for_each(|row| row.settle_all(true));
+        self.watch.settle_all();
+        let mut outcome = self.watch.unseen.take();
         for registered in self.registry.backends().iter() {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
@@ -322,7 +345,7 @@ impl CrossBackendTransferManager {
             Err(Unsubmitted::Refused(error)) => {
                 report.elapsed = report.submitting;
                 candidate.row.ended(&report, Err(&error));
-                Transfer::refused(error)
+                Transfer::refused_with(error, Arc::clone(&candidate.row) as _)
             }
         }
     }
@@ -356,7 +379,7 @@ impl CrossBackendTransferManager {
     #[cold]
     fn refuse(&self, error: Error) -> Transfer {
         self.watch.refused.fetch_add(1, Ordering::Relaxed);
-        Transfer::refused(error)
+        Transfer::refused_with(error, Arc::clone(&self.watch) as _)
     }
 }
 

@@ -3,9 +3,8 @@
 use std::{fmt, sync::Arc, time::Instant};
 
 use transload_core::{
-    Backend, Completion, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, RejectReason,
-    Rejected, Rejections, Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport,
-    WorkloadType, submit,
+    Backend, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected, Rejections,
+    Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
 };
 
 use crate::{
@@ -27,11 +26,8 @@ pub struct RecordedTransfers {
     report: TransferReport,
     /// Every device that a transfer of the set has to do with.
     devices: Vec<[DeviceId; 3]>,
-    told: Arc<Told>,
+    watch: Arc<Watch>,
 }
-
-/// Who hears of a replay's end. Replays are in no statistics of a path: they have many.
-struct Told(Arc<Watch>);
 
 impl RecordedTransfers {
     /// Does all transfers again, with what the sources hold when their turn comes. Submitted before this returns.
@@ -43,7 +39,7 @@ impl RecordedTransfers {
     pub fn replay(&self) -> Transfer {
         let begun = Instant::now();
         let mut report = self.report.clone();
-        let lost = self.devices.iter().try_for_each(|devices| self.told.0.lost.check(*devices));
+        let lost = self.devices.iter().try_for_each(|devices| self.watch.lost.check(*devices));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, self.timing)
@@ -51,12 +47,12 @@ impl RecordedTransfers {
         match submitted {
             Ok(fence) => {
                 report.submitting = begun.elapsed();
-                self.told.tell(TransferEvent::Submitted(&report));
-                Transfer::submitted(fence, report, begun, Some(Arc::clone(&self.told) as _))
+                self.watch.tell(TransferEvent::Submitted(&report));
+                Transfer::submitted(fence, report, begun, Some(Arc::clone(&self.watch) as _))
             }
             Err(error) => {
-                self.told.0.lost.note(report.lane, &error);
-                Transfer::refused(error)
+                self.watch.lost.note(report.lane, &error);
+                Transfer::refused_with(error, Arc::clone(&self.watch) as _)
             }
         }
     }
@@ -70,30 +66,6 @@ impl RecordedTransfers {
 
 fn devices_of(report: &TransferReport) -> [DeviceId; 3] {
     [report.path.src.device, report.path.dst.device, report.lane]
-}
-
-impl Told {
-    fn tell(&self, event: TransferEvent<'_>) {
-        if let Some(observer) = &self.0.observer {
-            observer.transfer(event);
-        }
-    }
-}
-
-impl Completion for Told {
-    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
-        match outcome {
-            Ok(()) => self.tell(TransferEvent::Completed(report)),
-            Err(error) => {
-                self.0.lost.note(report.lane, error);
-                self.tell(TransferEvent::Failed(report, error));
-            }
-        }
-    }
-
-    fn abandoned(&self, report: &TransferReport, _fence: &Fence) {
-        self.tell(TransferEvent::Abandoned(report));
-    }
 }
 
 /// One transfer of a recording.
@@ -151,7 +123,7 @@ impl CrossBackendTransferManager {
             workload: options.wanted_workload().unwrap_or_default(),
             timing: options.wanted_timing().unwrap_or_default(),
             report,
-            told: Arc::new(Told(Arc::clone(&self.watch))),
+            watch: Arc::clone(&self.watch),
         })
     }
 

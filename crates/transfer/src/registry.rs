@@ -104,8 +104,11 @@ impl Registry {
     }
 
     /// Waits for what the methods do by themselves.
-    pub(crate) fn drain_methods(&self) {
-        self.methods.iter().for_each(|method| method.drain());
+    ///
+    /// # Errors
+    /// As for [`Method::drain`].
+    pub(crate) fn drain_methods(&self) -> Result<()> {
+        self.methods.iter().try_for_each(|method| method.drain())
     }
 
     pub(crate) fn forget_routes(&self) {

@@ -12,11 +12,16 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Completion, Error, Fence, Observer, SizeClass, Timing, TransferEvent, TransferMethod, TransferPath,
-    TransferReport,
+    Completion, DeviceId, Error, Fence, Observer, SizeClass, Timing, TransferEvent, TransferMethod,
+    TransferPath, TransferReport,
 };
 
-use crate::{Sampling, TransferStats, histogram::Histogram, lost::LostDevices};
+use crate::{
+    Sampling, TransferStats,
+    histogram::Histogram,
+    lost::LostDevices,
+    unobserved::{Unobserved, UnobservedEnd, UnobservedList, UnseenFailure},
+};
 
 /// Whom every transfer's end concerns.
 #[derive(Default)]
@@ -25,6 +30,10 @@ pub(crate) struct Watch {
     pub(crate) sampling: Sampling,
     pub(crate) lost: LostDevices,
     pub(crate) refused: AtomicU64,
+    /// The first failure that nobody saw, for the next `drain`.
+    pub(crate) unseen: UnseenFailure,
+    /// Transfers that are in no row.
+    pub(crate) unobserved: UnobservedList,
 }
 
 /// Every row, sorted. Locked only where routes are found and statistics are read.
@@ -47,6 +56,7 @@ struct Class {
     /// How many asked whether they are to be measured.
     asked: AtomicU64,
     counts: Mutex<Counts>,
+    unobserved: UnobservedList,
 }
 
 #[derive(Clone, Default)]
@@ -95,9 +105,22 @@ impl Row {
         }
     }
 
-    fn tell(&self, event: TransferEvent<'_>) {
-        if let Some(observer) = &self.watch.observer {
-            observer.transfer(event);
+    /// Counts the end of a transfer whose handle was dropped.
+    fn settle(&self, class: &Class, end: UnobservedEnd) {
+        match end.outcome {
+            Ok(moving) => class.counts.lock().add(end.transfer.bytes, moving),
+            Err(error) => {
+                class.counts.lock().failures += 1;
+                self.watch.fail(end.transfer.lane, &error);
+            }
+        }
+    }
+
+    /// Counts every unobserved end so far; with `wait` also those to come, of what was submitted until now.
+    pub(crate) fn settle_all(&self, wait: bool) {
+        for class in self.classes.iter().filter_map(OnceLock::get) {
+            let settle = |end| self.settle(class, end);
+            if wait { class.unobserved.wait_for_all(settle) } else { class.unobserved.check_all(settle) }
         }
     }
 
@@ -115,7 +138,10 @@ impl Row {
     }
 
     pub(crate) fn submitted(&self, report: &TransferReport) {
-        self.tell(TransferEvent::Submitted(report));
+        self.watch.tell(TransferEvent::Submitted(report));
+        if let Some(class) = self.class(report.size_class()) {
+            class.unobserved.check_few(|end| self.settle(class, end));
+        }
     }
 
     /// Forgets what was counted, and measures the next one first again. What is in flight counts when it ends.
@@ -153,37 +179,103 @@ impl Row {
     }
 }
 
+impl Counts {
+    fn add(&mut self, bytes: u64, moving: Option<Duration>) {
+        self.transfers += 1;
+        self.bytes += bytes;
+        if let Some(moving) = moving {
+            self.measured += 1;
+            self.measured_bytes += bytes;
+            self.time += moving;
+            let seconds = moving.as_secs_f64();
+            let rate = (seconds > 0.0).then(|| bytes as f64 / seconds);
+            if rate > self.best_rate {
+                self.best_rate = rate;
+            }
+        }
+    }
+}
+
 impl Completion for Row {
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
         match outcome {
             Ok(()) => {
-                let rate = report.bytes_per_second();
                 self.count(report, |counts| {
-                    counts.transfers += 1;
-                    counts.bytes += report.bytes;
+                    counts.add(report.bytes, report.moving);
                     counts.latencies.record(report.elapsed);
-                    if let Some(moving) = report.moving {
-                        counts.measured += 1;
-                        counts.measured_bytes += report.bytes;
-                        counts.time += moving;
-                        if rate > counts.best_rate {
-                            counts.best_rate = rate;
-                        }
-                    }
                 });
-                self.tell(TransferEvent::Completed(report));
+                self.watch.tell(TransferEvent::Completed(report));
             }
             Err(error) => {
                 self.watch.lost.note(report.lane, error);
                 self.count(report, |counts| counts.failures += 1);
+                self.watch.tell(TransferEvent::Failed(report, error));
+            }
+        }
+    }
+
+    fn abandoned(&self, report: &TransferReport, fence: &Fence) {
+        self.count(report, |counts| counts.abandoned += 1);
+        self.watch.tell(TransferEvent::Abandoned(report));
+        if let Some(class) = self.class(report.size_class()) {
+            class.unobserved.add(Unobserved::new(report, fence), |end| self.settle(class, end));
+        }
+    }
+
+    fn refusal_dropped(&self, error: &Error) {
+        self.watch.unseen.note(error);
+    }
+}
+
+impl Watch {
+    pub(crate) fn tell(&self, event: TransferEvent<'_>) {
+        if let Some(observer) = &self.observer {
+            observer.transfer(event);
+        }
+    }
+
+    /// Remembers a failure that nobody saw.
+    fn fail(&self, lane: DeviceId, error: &Error) {
+        self.lost.note(lane, error);
+        self.unseen.note(error);
+    }
+
+    fn settle(&self, end: UnobservedEnd) {
+        if let Err(error) = end.outcome {
+            self.fail(end.transfer.lane, &error);
+        }
+    }
+
+    /// Keeps a transfer that is in no row, until its end is known.
+    pub(crate) fn keep(&self, report: &TransferReport, fence: &Fence) {
+        self.unobserved.add(Unobserved::new(report, fence), |end| self.settle(end));
+    }
+
+    /// Waits for the transfers that are in no row and that nobody waits for.
+    pub(crate) fn settle_all(&self) {
+        self.unobserved.wait_for_all(|end| self.settle(end));
+    }
+}
+
+/// For replays and for transfers that were refused: they are in no statistics of a path.
+impl Completion for Watch {
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        match outcome {
+            Ok(()) => self.tell(TransferEvent::Completed(report)),
+            Err(error) => {
+                self.lost.note(report.lane, error);
                 self.tell(TransferEvent::Failed(report, error));
             }
         }
     }
 
-    fn abandoned(&self, report: &TransferReport, _fence: &Fence) {
-        self.count(report, |counts| counts.abandoned += 1);
+    fn abandoned(&self, report: &TransferReport, fence: &Fence) {
         self.tell(TransferEvent::Abandoned(report));
+        self.keep(report, fence);
+    }
+
+    fn refusal_dropped(&self, error: &Error) {
+        self.unseen.note(error);
     }
 }
 

@@ -18,13 +18,15 @@ pub struct TransferStats {
     pub method: TransferMethod,
     /// Which sizes.
     pub size_class: SizeClass,
-    /// Transfers that were seen to complete.
+    /// Transfers that completed. One whose handle was dropped counts once its end is known: by then several more were
+    /// submitted, or someone asked for statistics or drained.
     pub transfers: u64,
     /// Their bytes.
     pub bytes: u64,
     /// Transfers that failed, while they were enqueued or afterwards.
     pub failures: u64,
-    /// Transfers whose handles were dropped before their end was observed. They ran on; how they ended is not known.
+    /// Transfers whose handles were dropped before their end was observed. Those that ended since are in
+    /// [`transfers`](Self::transfers) or [`failures`](Self::failures) as well; the others are still under way.
     pub abandoned: u64,
     /// How many of `transfers` were measured by the lane's clock (the host's, for the host's lanes); see
     /// [`sampling`](Self::sampling).

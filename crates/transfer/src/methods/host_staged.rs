@@ -9,33 +9,35 @@ use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
     TransferPath, Unsubmitted,
 };
+use transload_executor::Executor;
 
 use super::{Context, Job, Method, Route};
 use crate::{
+    lost::lost_on,
     request::Request,
-    staging::{self, Crew, End, Hire, Slots, Task, chunk_for},
+    staging::{StagedTimeline, StagedTransfer, StagingRing, Task, chunk_for, usual_workers},
 };
 
-/// Slots per worker: one that the host fills or empties while the device has the other.
-const SLOTS_PER_WORKER: usize = 2;
+/// Staging buffers per thread: one that the host fills or empties while the device has the other.
+const BUFFERS_PER_WORKER: usize = 2;
 
 pub(super) struct HostStaged {
-    hire: Hire,
+    executor: Executor,
     /// The ring of each device that stages.
-    rings: Mutex<Vec<Arc<Slots>>>,
+    rings: Mutex<Vec<Arc<StagingRing>>>,
 }
 
 impl HostStaged {
-    pub(super) fn new(hire: Hire) -> Self {
-        Self { hire, rings: Mutex::default() }
+    pub(super) fn new(executor: Executor) -> Self {
+        Self { executor, rings: Mutex::default() }
     }
 
-    fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId, workers: usize) -> Arc<Slots> {
+    fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
         let mut rings = self.rings.lock();
         if let Some(ring) = rings.iter().find(|ring| ring.device() == device) {
             return Arc::clone(ring);
         }
-        let ring = Arc::new(Slots::new(backend, device, workers * SLOTS_PER_WORKER));
+        let ring = Arc::new(StagingRing::new(backend, device, usual_workers() * BUFFERS_PER_WORKER));
         rings.push(Arc::clone(&ring));
         ring
     }
@@ -84,70 +86,78 @@ impl Method for HostStaged {
 
     fn chunks(&self, _: &Route, request: &Request) -> u32 {
         let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX);
-        let count = bytes.div_ceil(chunk_for(bytes, staging::usual_workers()));
+        let count = bytes.div_ceil(chunk_for(bytes, usual_workers()));
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
-        let crew = self.hire.crew()?;
         let src = job.src;
         let lease = |backend: &Arc<dyn Backend>, device| job.lease_to_copy(&**backend, device);
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {
-                let task = Task::Across(lease(&route.backend, route.lane)?, lease(other, *device)?);
+                let task = Task::Across(
+                    lease(&route.backend, route.lane)?,
+                    lease(other, *device).map_err(|error| lost_on(*device, error))?,
+                );
                 backends.push(Arc::clone(other));
                 task
             }
             None if src.place().device.is_cpu() => Task::Up(lease(&route.backend, route.lane)?),
             None => Task::Down(lease(&route.backend, route.lane)?),
         };
-        let slots = self.ring(&route.backend, route.lane, crew.workers());
-        post(crew, job, task, backends, Some(slots), route.lane)
+        let ring = self.ring(&route.backend, route.lane);
+        start_staged(&self.executor, job, task, backends, Some(ring), route.lane)
     }
 
-    /// The ring needs no start: it is pinned by the threads that use it.
+    /// The ring needs no start: it is pinned by the transfers that use it.
     fn start(&self) -> Result<()> {
-        self.hire.crew().map(|_| ())
+        start_threads(&self.executor)
     }
 
-    fn drain(&self) {
-        self.hire.drain();
+    fn drain(&self) -> Result<()> {
+        self.executor.drain()?;
         let rings: Vec<_> = self.rings.lock().clone();
         rings.iter().for_each(|ring| ring.release());
+        Ok(())
     }
 }
 
-/// Claims what a job touches, gives it its end, and posts it.
+/// Starts the executor's first thread.
+pub(super) fn start_threads(executor: &Executor) -> Result<()> {
+    let task = executor.spawn(async {});
+    if task.is_finished() { task.wait() } else { Ok(()) }
+}
+
+/// Claims what a staged transfer touches, gives it its end, and starts it.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range; what is in the way.
-pub(super) fn post(
-    crew: &Crew,
+/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range; what is in the way;
+/// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses the first thread.
+pub(super) fn start_staged(
+    executor: &Executor,
     job: &Job<'_>,
     task: Task,
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
-    slots: Option<Arc<Slots>>,
+    ring: Option<Arc<StagingRing>>,
     lane: DeviceId,
 ) -> Result<Fence, Unsubmitted> {
     let (src, dst) = (job.src, job.dst);
     let claims = job.claim()?;
-    // The job's end is one of the lane's, whoever does the work.
+    // The transfer's end is one of the lane's, whichever thread does the work.
     match &task {
         Task::OutOfUnified(_) => src.note_use_by(DeviceId::Cpu),
         Task::Across(_, to) => dst.note_use_by(to.device()),
         Task::Up(_) | Task::Down(_) | Task::IntoUnified(_) => {}
     }
-    let end = Arc::new(End::new(lane));
+    let end = Arc::new(StagedTimeline::new(lane, job.timing));
     let after = claims.after().iter().cloned().collect();
-    let chunk = chunk_for(src.len(), staging::usual_workers());
+    let chunk = chunk_for(src.len(), usual_workers());
     let both = (src.clone(), dst.clone());
-    let work = staging::Job::new(both, task, backends, after, slots, chunk, Arc::clone(&end));
+    let staged = StagedTransfer::new(both, task, backends, after, ring, chunk, (executor, Arc::clone(&end)));
+    staged.start()?;
     let fence = Fence::new(end as Arc<dyn Timeline>, 1);
-    // Posted before its fence can be seen: whoever depends on the job is posted behind it, so the crew never waits for one
-    // that it has not got. Until the commit the claims themselves keep everyone else away.
-    crew.post(work);
-    // SAFETY: the job touches the ranges only after what it comes after is over, and its end is reached after its last
+    // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
     // copy.
     unsafe { claims.commit(&fence) };
     Ok(fence)

@@ -8,7 +8,9 @@ use transload_core::{
     WorkloadType, submit, try_submit,
 };
 
-use crate::{registry::Registered, request::Request, staging::Hire};
+use transload_executor::Executor;
+
+use crate::{registry::Registered, request::Request};
 
 mod direct_copy;
 mod host_staged;
@@ -20,11 +22,11 @@ mod zero_copy;
 /// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken. Each manager has
 /// its own, with what they keep: threads, pinned memory, pairs that were verified.
 pub(crate) fn all() -> [Arc<dyn Method>; 5] {
-    let hire = Hire::default();
+    let executor = Executor::shared();
     [
         Arc::new(direct_copy::DirectCopy),
-        Arc::new(host_staged::HostStaged::new(hire.clone())),
-        Arc::new(unified_memory::UnifiedMemory::new(hire)),
+        Arc::new(host_staged::HostStaged::new(executor.clone())),
+        Arc::new(unified_memory::UnifiedMemory::new(executor)),
         Arc::new(peer_to_peer::PeerToPeer::default()),
         Arc::new(zero_copy::ZeroCopy),
     ]
@@ -78,8 +80,14 @@ pub(crate) trait Method: Send + Sync + 'static {
         None
     }
 
-    /// Waits for its own threads' work, and gives back what it keeps.
-    fn drain(&self) {}
+    /// Waits for its own tasks, and gives back what it keeps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of the executor, where it would wait for
+    /// its own caller.
+    fn drain(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Submits a transfer on a route that it gave. Does not wait for it. Allocates nothing once warm.
     ///

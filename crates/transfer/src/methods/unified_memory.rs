@@ -7,20 +7,24 @@ use transload_core::{
     DeviceId, Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod,
     TransferPath, Unsubmitted,
 };
+use transload_executor::Executor;
 
-use super::{Context, InTheWay, Job, Method, Route, host_staged::post};
+use super::{
+    Context, InTheWay, Job, Method, Route,
+    host_staged::{start_staged, start_threads},
+};
 use crate::{
     request::Request,
-    staging::{Hire, Task, chunk_for, usual_workers},
+    staging::{Task, chunk_for, usual_workers},
 };
 
 pub(super) struct UnifiedMemory {
-    hire: Hire,
+    executor: Executor,
 }
 
 impl UnifiedMemory {
-    pub(super) fn new(hire: Hire) -> Self {
-        Self { hire }
+    pub(super) fn new(executor: Executor) -> Self {
+        Self { executor }
     }
 }
 
@@ -81,14 +85,15 @@ impl Method for UnifiedMemory {
                 return job.enqueue(&*queue, &Operation::Copy { src, dst }, job.timing);
             }
         };
-        post(self.hire.crew()?, job, task, smallvec![Arc::clone(&route.backend)], None, route.lane)
+        let backends = smallvec![Arc::clone(&route.backend)];
+        start_staged(&self.executor, job, task, backends, None, route.lane)
     }
 
     fn start(&self) -> Result<()> {
-        self.hire.crew().map(|_| ())
+        start_threads(&self.executor)
     }
 
-    fn drain(&self) {
-        self.hire.drain();
+    fn drain(&self) -> Result<()> {
+        self.executor.drain()
     }
 }

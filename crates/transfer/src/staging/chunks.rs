@@ -5,15 +5,15 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::SLOT;
+use super::STAGING_BUFFER;
 
 /// The smallest piece worth a hand-over between threads.
 const SMALLEST: usize = 256 << 10;
 
-/// The size of the pieces: about two for each worker, so that none waits for the last one long, within what a slot holds.
+/// The size of the pieces: about two for each worker, so that none waits for the last one long, within what a staging buffer holds.
 pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
     let even = bytes.div_ceil(workers.max(1) * 2);
-    even.next_multiple_of(64 << 10).clamp(SMALLEST, SLOT)
+    even.next_multiple_of(64 << 10).clamp(SMALLEST, STAGING_BUFFER)
 }
 
 /// Hands out the pieces of `bytes` in order, each once, and counts them in.
@@ -49,6 +49,16 @@ impl Chunks {
     /// Whether nothing is left to take.
     pub(crate) fn are_taken(&self) -> bool {
         self.next.load(Ordering::Acquire) >= self.count
+    }
+
+    /// Returns the size of a piece; the last one may be smaller.
+    pub(crate) fn size(&self) -> usize {
+        self.chunk
+    }
+
+    /// Returns how many pieces are left to take.
+    pub(crate) fn left_to_take(&self) -> usize {
+        usize::try_from(self.count.saturating_sub(self.next.load(Ordering::Acquire))).unwrap_or(usize::MAX)
     }
 
     /// One taken piece is finished; answers whether it was the last of all.
@@ -95,10 +105,10 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_neither_too_small_nor_larger_than_a_slot() {
+    fn pieces_are_neither_too_small_nor_larger_than_a_staging_buffer() {
         assert_eq!(chunk_for(1, 8), SMALLEST);
         assert_eq!(chunk_for(1 << 20, 8), SMALLEST);
-        assert_eq!(chunk_for(1 << 30, 8), SLOT);
-        assert!(chunk_for(16 << 20, 8) < SLOT);
+        assert_eq!(chunk_for(1 << 30, 8), STAGING_BUFFER);
+        assert!(chunk_for(16 << 20, 8) < STAGING_BUFFER);
     }
 }

@@ -1,14 +1,26 @@
-//! Staging: a job is cut into chunks that a crew of threads moves through a ring of pinned slots.
+//! Staging: a transfer is cut into chunks that tasks of the executor move through a ring of pinned buffers.
 
 mod chunks;
-mod crew;
-mod end;
-mod job;
-mod slots;
+mod moves;
+mod ring;
+mod staged_transfer;
 mod stream_copy;
+mod timeline;
+mod waits;
+
+use std::{sync::OnceLock, thread};
 
 pub(crate) use chunks::chunk_for;
-pub(crate) use crew::{Crew, Hire, usual_workers};
-pub(crate) use end::End;
-pub(crate) use job::{Job, Task};
-pub(crate) use slots::{SLOT, Slots};
+pub(crate) use moves::Task;
+pub(crate) use ring::{STAGING_BUFFER, StagingRing};
+pub(crate) use staged_transfer::StagedTransfer;
+pub(crate) use timeline::StagedTimeline;
+
+/// More threads than this do not make a link faster (measured with 4, 8 and 14 on a PCIe 5 link).
+const MOST: usize = 8;
+
+/// Returns how many threads work on one transfer, unless the system refuses some.
+pub(crate) fn usual_workers() -> usize {
+    static WORKERS: OnceLock<usize> = OnceLock::new();
+    *WORKERS.get_or_init(|| thread::available_parallelism().map_or(2, usize::from).min(MOST))
+}

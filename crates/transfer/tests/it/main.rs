@@ -4,6 +4,7 @@
 mod choice;
 mod cpu;
 mod failure;
+mod gate;
 mod mock;
 mod movement;
 mod observer;
@@ -11,7 +12,10 @@ mod property;
 mod recording;
 mod refusal;
 mod registration;
+mod staging;
 mod statistics;
+mod unobserved;
+mod watchdog;
 
 use std::sync::Arc;
 

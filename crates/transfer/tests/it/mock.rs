@@ -33,6 +33,20 @@ struct Shared {
     refusals: Mutex<VecDeque<ErrorKind>>,
     leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
     performed: AtomicU64,
+    /// Devices whose operations all fail as lost.
+    lost: Mutex<Vec<DeviceId>>,
+    pinned: Mutex<Pinned>,
+    pinning: Condvar,
+}
+
+/// Which allocations of pinned memory succeed: so many, then so many fail, then all succeed.
+#[derive(Default)]
+struct Pinned {
+    succeed: u64,
+    fail: u64,
+    /// Threads that are allocating, and how many a failing one waits for, so that several fail at once.
+    inside: u64,
+    meet: u64,
 }
 
 pub(crate) struct MockBackend {
@@ -109,6 +123,37 @@ impl MockBackend {
         self.shared.refusals.lock().push_back(kind);
     }
 
+    /// After `succeed` more allocations of pinned memory the next `fail` ones fail, each once `meet` threads are in one or
+    /// after a moment.
+    pub(crate) fn fail_pinned(&self, succeed: u64, fail: u64, meet: u64) {
+        let mut pinned = self.shared.pinned.lock();
+        (pinned.succeed, pinned.fail, pinned.meet) = (succeed, fail, meet);
+    }
+
+    fn pin(&self) -> Result<()> {
+        let mut pinned = self.shared.pinned.lock();
+        if pinned.fail == 0 || pinned.succeed > 0 {
+            pinned.succeed = pinned.succeed.saturating_sub(1);
+            return Ok(());
+        }
+        pinned.fail -= 1;
+        pinned.inside += 1;
+        self.shared.pinning.notify_all();
+        let moment = std::time::Instant::now() + Duration::from_millis(2);
+        while pinned.inside < pinned.meet {
+            if self.shared.pinning.wait_until(&mut pinned, moment).timed_out() {
+                break;
+            }
+        }
+        pinned.inside -= 1;
+        Err(Error::new(ErrorKind::OutOfMemory, "planted shortage of pinned memory"))
+    }
+
+    /// From now on every operation of the device's queues fails.
+    pub(crate) fn lose(&self, device: DeviceId) {
+        self.shared.lost.lock().push(device);
+    }
+
     pub(crate) fn performed(&self) -> u64 {
         self.shared.performed.load(Ordering::SeqCst)
     }
@@ -134,6 +179,9 @@ impl Backend for MockBackend {
 
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.knows(device)?;
+        if kind == MemoryKind::Pinned {
+            self.pin()?;
+        }
         let hosts = matches!(kind, MemoryKind::Pageable | MemoryKind::Pinned | MemoryKind::Mapped);
         let place = Place::new(if hosts { DeviceId::Cpu } else { device }, kind);
         Ok(RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], true, &self.shared)), &self.reclaimer))
@@ -338,7 +386,9 @@ impl MockTimeline {
 
     fn perform(&self, work: &Work, point: u64) {
         work.after.iter().for_each(|fence| drop(fence.wait()));
-        match self.shared.failures.lock().pop_front().flatten() {
+        let lost = self.shared.lost.lock().contains(&self.device).then_some(ErrorKind::DeviceLost);
+        let planted = self.shared.failures.lock().pop_front().flatten();
+        match lost.or(planted) {
             Some(kind) => {
                 let error = Error::new(kind, format!("planted failure of operation {point}"));
                 self.errors.lock().insert(point, error);

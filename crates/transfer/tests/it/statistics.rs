@@ -35,7 +35,7 @@ fn each_class_counts_its_own_transfers_bytes_failures_and_abandoned() {
         rows,
         [
             (SizeClass::UpTo4KiB, 2, 4097, 0, 0),
-            (SizeClass::UpTo64KiB, 2, 69633, 1, 2),
+            (SizeClass::UpTo64KiB, 4, 69633 + 6000 + 7000, 1, 2),
             (SizeClass::UpTo1MiB, 2, 65537 + (1 << 20), 0, 0),
         ]
     );

@@ -1,0 +1,64 @@
+//! How a thread that moves chunks waits: a task by wakers, a thread that waits for the transfer by blocking.
+
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    thread,
+};
+
+use transload_core::{Fence, Queue, Result};
+use transload_executor::Executor;
+
+/// Operations that may be ahead of a chunk on its queue. A driver's launch queue holds about a thousand, and a call that finds
+/// it full blocks its thread.
+const MOST_AHEAD: u64 = 256;
+
+/// How the caller waits.
+#[derive(Clone, Copy)]
+pub(super) enum Waits<'a> {
+    /// By wakers: no thread is held.
+    Task(&'a Executor),
+    /// By blocking, on a thread of the user's that waits for this transfer.
+    Thread,
+}
+
+impl Waits<'_> {
+    /// Waits until the fence is complete.
+    ///
+    /// # Errors
+    /// The error of the fence's work.
+    pub(super) async fn fence(self, fence: &Fence) -> Result<()> {
+        match self {
+            Self::Task(executor) => executor.fence(fence).await,
+            Self::Thread => fence.wait(),
+        }
+    }
+
+    /// Waits until a queue has room for another operation.
+    pub(super) async fn room(self, queue: &dyn Queue) {
+        loop {
+            let outstanding = queue.outstanding();
+            let Some(excess) = outstanding.checked_sub(MOST_AHEAD) else { return };
+            let timeline = queue.timeline();
+            let fence = Fence::new(timeline.clone(), timeline.reached().saturating_add(excess + 1));
+            // A failed operation is reported by its own transfer.
+            let _over = self.fence(&fence).await;
+            if queue.outstanding() >= outstanding {
+                // Its count may lag behind its timeline.
+                return;
+            }
+        }
+    }
+}
+
+/// Runs a future whose waits are all of [`Waits::Thread`], so that it is never pending.
+pub(super) fn run_here<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::yield_now(),
+        }
+    }
+}

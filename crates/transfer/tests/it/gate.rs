@@ -1,0 +1,91 @@
+//! Work that is over when the test says so: a timeline of no backend.
+
+use std::{any::Any, sync::Arc, task::Waker, time::Duration};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{
+    Access, Claims, DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id,
+};
+
+pub(crate) struct Gate(Arc<State>);
+
+struct State {
+    id: TimelineId,
+    open: Mutex<(bool, Vec<Waker>)>,
+    opened: Condvar,
+}
+
+impl Gate {
+    /// A gate that the next use of the buffer waits for.
+    pub(crate) fn before(buffer: &RawBuffer) -> Self {
+        let gate =
+            Self(Arc::new(State { id: next_timeline_id(), open: Mutex::default(), opened: Condvar::new() }));
+        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
+        // SAFETY: no work touches the range, and none came before it.
+        unsafe { claims.commit(&gate.fence()) };
+        gate
+    }
+
+    fn fence(&self) -> Fence {
+        Fence::new(Arc::clone(&self.0) as Arc<dyn Timeline>, 1)
+    }
+
+    pub(crate) fn open(&self) {
+        let mut open = self.0.open.lock();
+        open.0 = true;
+        let wakers = std::mem::take(&mut open.1);
+        drop(open);
+        self.0.opened.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Gate {
+    /// So that a failed test does not keep its threads.
+    fn drop(&mut self) {
+        self.open();
+    }
+}
+
+// SAFETY: there is no work behind the point that could touch memory.
+unsafe impl Timeline for State {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(self.open.lock().0)
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        Ok(self.open.lock().0)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        let mut open = self.open.lock();
+        while !open.0 {
+            self.opened.wait(&mut open);
+        }
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, waker: &Waker) -> bool {
+        let mut open = self.open.lock();
+        if !open.0 {
+            open.1.push(waker.clone());
+        }
+        open.0
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

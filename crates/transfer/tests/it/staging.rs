@@ -1,0 +1,352 @@
+//! Staged transfers end, whatever fails, waits or is lost beside them.
+
+use std::{
+    cell::Cell,
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc,
+    },
+    task::{Context, Wake, Waker},
+    thread::{self, ThreadId},
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+use transload_core::{
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod,
+    host_access::{self, HostAccess},
+};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use crate::{
+    Mock, MockBackend,
+    gate::Gate,
+    is_at_rest,
+    mock::{self, MOCK, bytes},
+    pair,
+    watchdog::within,
+    with,
+};
+
+const OTHER: DeviceId = DeviceId::Other("mock", 1);
+const MIB: usize = 1 << 20;
+const FOREVER: u64 = u64::MAX;
+
+pub(crate) fn staged() -> TransferOptions {
+    TransferOptions::new().only(TransferMethod::HostStaged).timing(Timing::Off)
+}
+
+/// Submits a staged transfer of all of `src`.
+pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
+    manager.transfer_with(src, dst, 0, 0, src.len(), &staged())
+}
+
+/// Two devices that are no peers.
+fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
+    let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
+    let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
+    with(Mock { devices, ..Mock::default() })
+}
+
+fn filled(
+    manager: &CrossBackendTransferManager,
+    device: DeviceId,
+    kind: MemoryKind,
+    len: usize,
+    value: u8,
+) -> RawBuffer {
+    let buffer = manager.allocate(device, kind, len).unwrap();
+    mock::set_bytes(&buffer, value);
+    buffer
+}
+
+#[test]
+fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
+    within("400 transfers where no slot can be made", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 2 * MIB);
+        backend.fail_pinned(0, FOREVER, 2);
+        for _ in 0..200 {
+            let (up, down) = (stage(&manager, &src, &dst), stage(&manager, &dst, &src));
+            for transfer in [up, down] {
+                let error = transfer.wait().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                assert!(error.to_string().contains("planted shortage"), "{error}");
+            }
+        }
+        // It stops failing: everything works again.
+        backend.fail_pinned(0, 0, 0);
+        stage(&manager, &src, &dst).wait().unwrap();
+        assert_eq!(bytes(&dst), vec![1; 2 * MIB]);
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn later_pinned_allocations_failing_leave_the_slots_that_there_are() {
+    within("transfers through one slot", || {
+        for succeed in [1, 2] {
+            let (manager, backend) = with(Mock::default());
+            let (src, dst) = pair(&manager, 5 * MIB);
+            backend.fail_pinned(succeed, FOREVER, 2);
+            let transfers = [(); 4].map(|()| stage(&manager, &src, &dst));
+            transfers.into_iter().for_each(|transfer| drop(transfer.wait().unwrap()));
+            assert_eq!(bytes(&dst), vec![1; 5 * MIB]);
+            mock::set_bytes(&src, 0);
+            stage(&manager, &dst, &src).wait().unwrap();
+            assert_eq!(bytes(&src), vec![1; 5 * MIB]);
+            drop((src, dst));
+            assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+#[test]
+fn pinned_allocations_failing_for_a_while_hang_nothing() {
+    within("transfers where some slots cannot be made", || {
+        for fail in 1..12 {
+            let (manager, backend) = with(Mock::default());
+            let (src, dst) = pair(&manager, 5 * MIB);
+            backend.fail_pinned(fail % 3, fail, 2);
+            let transfers = [(); 4].map(|()| stage(&manager, &src, &dst));
+            for transfer in transfers {
+                match transfer.wait() {
+                    Ok(_) => {}
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}"),
+                }
+            }
+            backend.fail_pinned(0, 0, 0);
+            stage(&manager, &src, &dst).wait().unwrap();
+            assert_eq!(bytes(&dst), vec![1; 5 * MIB]);
+            drop((src, dst));
+            assert!(is_at_rest(&manager));
+        }
+    });
+}
+
+/// Stops the accesses of one thread until it is let go.
+struct Stop {
+    thread: Mutex<Option<ThreadId>>,
+    changed: Condvar,
+    met: AtomicBool,
+}
+
+static STOP: Stop = Stop { thread: Mutex::new(None), changed: Condvar::new(), met: AtomicBool::new(false) };
+
+thread_local! {
+    /// Accesses of this thread.
+    static ACCESSES: Cell<u64> = const { Cell::new(0) };
+}
+
+fn stop_here(_: usize, _: usize, _: HostAccess) {
+    ACCESSES.set(ACCESSES.get() + 1);
+    let mut stopped = STOP.thread.lock();
+    while *stopped == Some(thread::current().id()) {
+        STOP.met.store(true, Ordering::SeqCst);
+        STOP.changed.notify_all();
+        STOP.changed.wait(&mut stopped);
+    }
+}
+
+#[test]
+fn drain_waits_for_a_waiter_that_still_copies() {
+    within("a drain beside a waiter that stands still in its copy", || {
+        host_access::set_hook(stop_here);
+        let (manager, _backend) = with(Mock::default());
+        let manager = Arc::new(manager);
+        // The waiter may come too late to copy anything: then once more.
+        while !STOP.met.load(Ordering::SeqCst) {
+            let (src, dst) = pair(&manager, 16 * MIB);
+            // A drain gives the staging buffers back, and who waits makes none.
+            stage(&manager, &src, &dst).wait().unwrap();
+            let (begun, is_begun) = mpsc::channel();
+            let (over, is_over) = mpsc::channel();
+            let waiter = {
+                let (manager, src, dst) = (Arc::clone(&manager), src.clone(), dst.clone());
+                thread::spawn(move || {
+                    *STOP.thread.lock() = Some(thread::current().id());
+                    let transfer = stage(&manager, &src, &dst);
+                    begun.send(transfer.fence().unwrap().clone()).unwrap();
+                    let outcome = transfer.wait();
+                    over.send(()).unwrap();
+                    outcome
+                })
+            };
+            let fence = is_begun.recv().unwrap();
+            let mut stopped = STOP.thread.lock();
+            while !STOP.met.load(Ordering::SeqCst) && is_over.try_recv().is_err() {
+                STOP.changed.wait_for(&mut stopped, Duration::from_millis(1));
+            }
+            drop(stopped);
+            let drained = thread::spawn({
+                let (manager, fence) = (Arc::clone(&manager), fence.clone());
+                move || manager.drain().map(|()| fence.is_known_done())
+            });
+            // Long enough for a drain that does not wait, which is then over before the waiter is let go.
+            for _ in 0..100 {
+                if drained.is_finished() {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            *STOP.thread.lock() = None;
+            STOP.changed.notify_all();
+            assert!(drained.join().unwrap().unwrap(), "drain returned while a waiter still copied");
+            waiter.join().unwrap().unwrap();
+            assert_eq!(bytes(&dst), vec![1; 16 * MIB]);
+        }
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
+    let (manager, _backend) = two_devices();
+    let manager = Arc::new(manager);
+    let source = filled(&manager, MOCK, MemoryKind::Device, 2 * MIB, 7);
+    let gate = Gate::before(&source);
+    let waiting: Vec<_> = (0..40)
+        .map(|_| {
+            let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 2 * MIB, 0);
+            (stage(&manager, &source, &back), back)
+        })
+        .collect();
+    within("uploads to another device beside 40 downloads that wait", {
+        let manager = Arc::clone(&manager);
+        move || {
+            let src = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 9 * MIB, 1);
+            let dst = filled(&manager, OTHER, MemoryKind::Device, 9 * MIB, 0);
+            // One is awaited, one waited for, one dropped.
+            pollster::block_on(stage(&manager, &src, &dst)).unwrap();
+            stage(&manager, &dst, &src).wait().unwrap();
+            drop(stage(&manager, &src, &dst));
+            assert_eq!(bytes(&dst), vec![1; 9 * MIB]);
+            // The device that the others wait for is free for what does not wait.
+            let near = filled(&manager, MOCK, MemoryKind::Device, 9 * MIB, 0);
+            pollster::block_on(stage(&manager, &src, &near)).unwrap();
+            assert_eq!(bytes(&near), vec![1; 9 * MIB]);
+        }
+    });
+    assert!(waiting.iter().all(|(transfer, _)| !transfer.is_over()));
+    gate.open();
+    within("the 40 downloads", move || {
+        for (transfer, back) in waiting {
+            pollster::block_on(transfer).unwrap();
+            assert_eq!(bytes(&back), vec![7; 2 * MIB]);
+        }
+        drop(source);
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn a_staged_transfer_between_devices_blames_the_one_that_was_lost() {
+    for (lost, healthy) in [(MOCK, OTHER), (OTHER, MOCK)] {
+        within("transfers beside a lost device", move || {
+            let (manager, backend) = two_devices();
+            let src = filled(&manager, MOCK, MemoryKind::Device, 5 * MIB, 1);
+            let dst = filled(&manager, OTHER, MemoryKind::Device, 5 * MIB, 0);
+            let host = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 5 * MIB, 3);
+            backend.lose(lost);
+            let error = stage(&manager, &src, &dst).wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+            let (bad, good) = if lost == MOCK { (&src, &dst) } else { (&dst, &src) };
+            let refused = stage(&manager, &host, bad).wait().unwrap_err();
+            assert!(refused.to_string().contains(&format!("{lost} was lost before")), "{refused}");
+            stage(&manager, &host, good).wait().unwrap_or_else(|error| panic!("{healthy}: {error}"));
+            assert_eq!(bytes(good), vec![3; 5 * MIB]);
+        });
+    }
+}
+
+#[test]
+fn a_failure_of_either_half_between_devices_is_the_transfers() {
+    within("transfers between devices of which one half fails", || {
+        for nth in 0..2 {
+            let (manager, backend) = two_devices();
+            let src = filled(&manager, MOCK, MemoryKind::Device, 1000, 1);
+            let dst = filled(&manager, OTHER, MemoryKind::Device, 1000, 0);
+            (0..nth).for_each(|_| backend.pass_next());
+            backend.fail_next(ErrorKind::Device);
+            let error = stage(&manager, &src, &dst).wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Device, "operation {nth}: {error}");
+            stage(&manager, &src, &dst).wait().unwrap();
+            assert_eq!(bytes(&dst), vec![1; 1000]);
+        }
+    });
+}
+
+/// A waker that panics.
+struct Panicking(AtomicU64);
+
+impl Wake for Panicking {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("planted panic of a waker");
+    }
+}
+
+#[test]
+fn wakers_that_panic_hurt_nobody() {
+    let (manager, _backend) = with(Mock::default());
+    let manager = Arc::new(manager);
+    let (src, dst) = pair(&manager, 3 * MIB);
+    let gate = Gate::before(&src);
+    let panicking = Arc::new(Panicking(AtomicU64::new(0)));
+    let waker = Waker::from(Arc::clone(&panicking));
+    let mut others = Vec::new();
+    for _ in 0..12 {
+        let mut first = Box::pin(stage(&manager, &src, &dst));
+        assert!(first.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        others.push(first);
+    }
+    // One that waits beside them must be woken all the same.
+    let last = stage(&manager, &src, &dst);
+    let (done, is_done) = mpsc::channel();
+    let waits = thread::spawn(move || done.send(pollster::block_on(last)).unwrap());
+    gate.open();
+    is_done.recv_timeout(crate::watchdog::LIMIT).expect("the task beside the panics was not woken").unwrap();
+    waits.join().unwrap();
+    within("a drain after 12 panics", move || {
+        for transfer in others {
+            pollster::block_on(transfer).unwrap();
+        }
+        assert!(panicking.0.load(Ordering::SeqCst) > 0, "no waker was woken");
+        stage(&manager, &src, &dst).wait().unwrap();
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn a_staged_transfer_has_a_duration_only_where_it_was_measured() {
+    within("staged transfers with and without timing", || {
+        let (manager, _backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 2 * MIB);
+        let moving = |timing| {
+            let options = staged().timing(timing);
+            manager.transfer_with(&src, &dst, 0, 0, src.len(), &options).wait().unwrap().moving
+        };
+        assert_eq!(moving(Timing::Off), None);
+        assert!(moving(Timing::Measured).is_some_and(|time| !time.is_zero()));
+    });
+}
+
+#[test]
+fn a_poll_copies_nothing() {
+    host_access::set_hook(stop_here);
+    let (manager, _backend) = with(Mock::default());
+    let (src, dst) = pair(&manager, 16 * MIB);
+    let before = ACCESSES.get();
+    let mut transfer = pin!(stage(&manager, &src, &dst));
+    let mut polls = 0_u64;
+    while transfer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        polls += 1;
+        thread::yield_now();
+    }
+    assert_eq!(ACCESSES.get(), before, "a thread that polled {polls} times copied");
+}
