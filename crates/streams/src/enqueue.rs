@@ -67,8 +67,20 @@ unsafe impl Queue for CudaStream {
     }
 
     fn raw_handle(&self) -> Option<usize> {
+        if !self.own.is_here() {
+            return None;
+        }
         self.own.share();
         Some(self.own.raw().addr())
+    }
+
+    /// The handle stays ours, so the stream does not count as shared. Fences given so far do not wait for what `call` enqueues.
+    fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
+        self.own.check_here()?;
+        let _bound = self.own.context().enter().map_err(lift)?;
+        self.own.close_run().map_err(lift)?;
+        call(self.own.raw().addr());
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{UNKNOWN, builder, within};
 
 #[path = "../../../memory/tests/it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of memory")]
-mod heap;
+pub(crate) mod heap;
 
 const BYTES: usize = 40_000;
 
