@@ -182,14 +182,15 @@ unsafe fn copy_in_its_own(
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
     let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
-    match refused {
+    let mut under_way = false;
+    let copied = match refused {
         // Refused for what it is, it may be possible in parts.
         Some(Err(error)) if bound.was_current() => {
             // SAFETY: the caller's promise.
-            unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }
+            unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut under_way) }
         }
         // SAFETY: the caller's promise.
-        _ => unsafe { copy(from, to, bytes, own.raw()) },
-    }
-    .map_err(lift)
+        _ => unsafe { copy(from, to, bytes, own.raw(), &mut under_way) },
+    };
+    copied.map_err(|error| if under_way { own.settle_unmarked(error) } else { lift(error) })
 }
