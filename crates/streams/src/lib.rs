@@ -61,6 +61,7 @@ mod sync;
 mod timeline;
 mod wait_fences;
 mod wakers;
+mod watch;
 
 pub use allocator::{
     AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,

@@ -28,8 +28,9 @@ use crate::{
     loss::is_of_a_capture,
     metrics::Counters,
     points::Points,
-    reactor::Reactor,
-    wakers::Wakers,
+    reactor::{Reactor, StreamWatch},
+    wakers::{Wakers, contained},
+    watch::Watch,
 };
 
 /// What the operations of a run are, for messages.
@@ -69,7 +70,7 @@ pub(crate) struct StreamTimeline {
     /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
     /// takes the line's lock, which is never held across a call into the driver that could wait for room.
     pub(crate) recording: Mutex<()>,
-    wakers: Mutex<Wakers>,
+    watch: Arc<StreamWatch>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     /// The driver did not take them when a fill asked, which can do without.
@@ -104,7 +105,7 @@ impl StreamTimeline {
             points: Points::new(handle != Handle::Own),
             line: Mutex::new(Line::with(spare)),
             recording: Mutex::default(),
-            wakers: Mutex::new(Wakers::with_room(TASKS)),
+            watch: Arc::new(Watch::new(Weak::clone(this), Wakers::with_room(TASKS))),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             fills_without: AtomicBool::new(false),
@@ -303,19 +304,22 @@ impl StreamTimeline {
         if self.points.reached() >= point {
             return true;
         }
-        self.wakers.lock().add(point, waker);
-        self.reactor.watch(&self.this, self.id);
+        if !self.watch.wakers.lock().has(point, waker) {
+            // Cloned, and dropped where it came a second time, under no lock: it is another crate's code.
+            let waker = waker.clone();
+            let mut wakers = self.watch.wakers.lock();
+            let known = wakers.add(point, waker);
+            self.watch.note(&wakers);
+            drop(wakers);
+            drop(known);
+        }
+        self.reactor.notice(&self.watch);
         false
-    }
-
-    /// Whether a task waits for any point.
-    pub(crate) fn is_awaited(&self) -> bool {
-        !self.wakers.lock().is_empty()
     }
 
     /// Asks the driver; wakes whoever waits for what is over. Answers whether someone still waits. For the reactor.
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
-        let next = self.wakers.lock().first();
+        let next = self.watch.wakers.lock().first();
         let Some(next) = next else { return false };
         let given = self.points.given();
         match self.ask(next) {
@@ -335,8 +339,9 @@ impl StreamTimeline {
             }
         }
         let reached = self.reached();
-        let mut wakers = self.wakers.lock();
+        let mut wakers = self.watch.wakers.lock();
         wakers.take_reached(reached, woken);
+        self.watch.note(&wakers);
         !wakers.is_empty()
     }
 
@@ -354,6 +359,8 @@ impl StreamTimeline {
 impl Drop for StreamTimeline {
     fn drop(&mut self) {
         self.endings.tell(self.id, &self.stream);
+        let wakers = std::mem::take(&mut *self.watch.wakers.lock());
+        contained(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
         // In another thread the handle would name another stream.
         let idle = self.is_here()
