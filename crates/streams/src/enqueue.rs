@@ -53,7 +53,7 @@ unsafe impl Queue for CudaStream {
             && after.is_empty()
             && timing == Timing::Off
             && self.own.metrics.are_off()
-            && !self.own.points.is_shared()
+            && !self.own.ends.points.is_shared()
         {
             // SAFETY: the caller's promise.
             return unsafe { self.copy_small(src, dst) };
@@ -136,7 +136,7 @@ impl CudaStream {
         }
         let counted = own.metrics.next();
         let measured = timing == Timing::Measured || counted == Counted::Timed;
-        small &= !measured && !own.points.is_shared();
+        small &= !measured && !own.ends.points.is_shared();
         let mut start = None;
         if !small {
             own.close_run().map_err(lift)?;

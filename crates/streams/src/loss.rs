@@ -6,7 +6,7 @@ use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::DriverError;
 use transload_memory::lift;
 
-use crate::timeline::{SMALL, StreamTimeline};
+use crate::{ends::SMALL, timeline::StreamTimeline};
 
 /// How often a stream that answers nothing but errors is asked without a pause.
 const ATTEMPTS: u32 = 1000;
@@ -51,7 +51,7 @@ impl StreamTimeline {
 
     /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
     pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
-        self.settle(self.points.given(), error)
+        self.settle(self.ends.points.given(), error)
     }
 
     /// As [`settle`](Self::settle) for a question, which is asked again later where someone's capture stood in its way. An
@@ -97,17 +97,17 @@ impl StreamTimeline {
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
     fn give_up(&self, error: DriverError) -> Error {
         let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
-        self.points.give_up();
+        self.ends.points.give_up();
         error
     }
 
     /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
     fn name_what_was_lost(&self, error: DriverError) -> Error {
         let (over, oldest) = {
-            let line = self.line.lock();
+            let line = self.ends.line.lock();
             (line.over(), line.oldest().unwrap_or(SMALL))
         };
-        let lost = self.points.given().saturating_sub(over);
+        let lost = self.ends.points.given().saturating_sub(over);
         let stream = format!("stream {} of {}", self.id, self.device);
         let what = match lost {
             0 => format!("{stream} had nothing in flight when its context was lost"),

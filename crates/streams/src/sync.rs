@@ -2,7 +2,7 @@
 
 pub(crate) use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU64, Ordering, fence},
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
 pub(crate) use parking_lot::Mutex;

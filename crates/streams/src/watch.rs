@@ -111,10 +111,11 @@ impl<S> Desk<S> {
 
     /// Says that the thread is about to rest. Returns whether it may: nothing came since it looked.
     pub(crate) fn rest(&self, watches: &[Arc<Watch<S>>], is_idle: bool) -> bool {
-        self.state.store(if is_idle { IDLE } else { RESTING }, Ordering::Release);
+        self.state.swap(if is_idle { IDLE } else { RESTING }, Ordering::AcqRel);
         fence(Ordering::SeqCst);
-        let came = self.look.load(Ordering::Relaxed)
-            || watches.iter().any(|watch| watch.fresh.load(Ordering::Relaxed));
+        let came = !transload_core::mutant!("streams/reactor-looks-before-it-rests")
+            && (self.look.load(Ordering::Relaxed)
+                || watches.iter().any(|watch| watch.fresh.load(Ordering::Relaxed)));
         if came {
             self.state.store(AWAKE, Ordering::Release);
         }
