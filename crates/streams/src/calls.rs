@@ -228,14 +228,14 @@ impl<'a> Calls<'a> {
     pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
-            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
+            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, under_way) },
             // SAFETY: the caller's promise.
-            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream) },
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, under_way) },
             Self::CopyBatch(pairs) => {
                 for (src, dst) in pairs {
                     let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
                     // SAFETY: the caller's promise.
-                    unsafe { copy(from, to, src.len(), stream) }?;
+                    unsafe { copy(from, to, src.len(), stream, under_way) }?;
                     *under_way = true;
                 }
                 Ok(())
@@ -263,9 +263,15 @@ impl<'a> Calls<'a> {
 /// # Safety
 /// * As for [`Calls::make`].
 #[inline(always)]
-pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) unsafe fn copy(
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+    under_way: &mut bool,
+) -> Result<(), DriverError> {
     // SAFETY: the caller's promise.
-    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream) }
+    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream, under_way) }
 }
 
 /// What is left to do of a copy after the call that makes it at once: memory that is registered in part is copied in parts.
@@ -279,11 +285,12 @@ pub(crate) unsafe fn copy_after(
     dst: Side,
     bytes: usize,
     stream: RawStream,
+    under_way: &mut bool,
 ) -> Result<(), DriverError> {
     match at_once {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            copy_in_parts(src, dst, bytes, stream, error)
+            copy_in_parts(src, dst, bytes, stream, error, under_way)
         },
         other => other,
     }
@@ -342,7 +349,13 @@ unsafe fn copy_peer(
 
 /// # Safety
 /// * As for [`Calls::make`].
-unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -> Result<(), DriverError> {
+unsafe fn copy_pitched(
+    src: Side,
+    dst: Side,
+    rows: Pitched,
+    stream: RawStream,
+    under_way: &mut bool,
+) -> Result<(), DriverError> {
     let kind = |side| match side {
         Side::Host(_) => CUmemorytype_enum::CU_MEMORYTYPE_HOST,
         Side::Device(_) => CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
@@ -377,7 +390,7 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
     match check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) }) {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            rows_in_parts(src, dst, rows, stream, error)
+            rows_in_parts(src, dst, rows, stream, error, under_way)
         },
         other => other,
     }

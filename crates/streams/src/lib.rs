@@ -41,6 +41,7 @@ mod captured;
 mod coordinator;
 mod copies;
 mod copy_parts;
+mod ends;
 mod enqueue;
 mod event;
 mod fills;
@@ -56,11 +57,13 @@ mod pool;
 mod priority;
 mod raw_copies;
 mod reactor;
+mod slot;
 mod stream;
 mod sync;
 mod timeline;
 mod wait_fences;
 mod wakers;
+mod watch;
 
 pub use allocator::{
     AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,

@@ -166,9 +166,9 @@ impl CudaStream {
     /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
     /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
-        let point = self.own.points.given();
+        let point = self.own.ends.points.given();
         let outcome = self.own.synchronize();
-        if self.own.points.reached() >= point {
+        if self.own.ends.points.reached() >= point {
             self.own.wait_for_callbacks(point);
         }
         outcome
@@ -229,7 +229,7 @@ impl CudaStream {
     /// What the stream did while its metrics were on, as far as it is known to be over. Asks nobody.
     #[must_use]
     pub fn metrics(&self) -> StreamMetrics {
-        let measured = self.own.line.lock().measured();
+        let measured = self.own.ends.line.lock().measured();
         let tally = self.own.callbacks.tally();
         StreamMetrics {
             callbacks_run: tally.run,

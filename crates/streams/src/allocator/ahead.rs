@@ -77,7 +77,7 @@ impl Shared {
             (state.in_flight.first(), first_of_each(fences, ASKED))
         };
         // A run of small copies stays without an event as long as there is other memory.
-        if let Some(first) = first.filter(|first| stream.own.points.is_marked(*first)) {
+        if let Some(first) = first.filter(|first| stream.own.ends.points.is_marked(*first)) {
             // An error counts as over: it is told to who awaits the work.
             let _over = stream.own.poll(first);
         }

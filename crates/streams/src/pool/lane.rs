@@ -122,7 +122,7 @@ impl Lane {
             }
             let Some((held, others)) = self.slots.hold(index) else { continue };
             if is_idle(&held, others) {
-                if index != first || held.own.points.is_shared() {
+                if index != first || held.own.ends.points.is_shared() {
                     self.stay(workload, index, &held);
                 }
                 return Some(held);
@@ -134,7 +134,7 @@ impl Lane {
     /// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
     #[inline]
     fn stay(&self, workload: WorkloadType, index: usize, stream: &CudaStream) {
-        self.seat.stay(workload, index + usize::from(stream.own.points.is_shared()));
+        self.seat.stay(workload, index + usize::from(stream.own.ends.points.is_shared()));
     }
 
     #[cold]

@@ -12,8 +12,6 @@ use std::{
 
 use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Fence, Queue, Result, StreamPriority, WorkloadType};
-use transload_cuda_sys::{AsStream, RelaxedCapture, check, ffi};
-use transload_memory::lift;
 
 use super::{AdvancedStreamPool, PRIORITIES, StreamLease};
 use crate::CudaStream;
@@ -161,7 +159,7 @@ fn state(stream: &CudaStream) -> Result<State> {
             Err(error) => return Ok(State::Broken(error)),
         }
     }
-    if is_capturing(stream)? {
+    if stream.own.is_captured_by_someone() {
         return Ok(State::Busy(None));
     }
     match stream.is_ready() {
@@ -170,16 +168,6 @@ fn state(stream: &CudaStream) -> Result<State> {
         Ok(false) => stream.fence().map(|fence| State::Busy(Some(fence))),
         Err(error) => Ok(State::Broken(error)),
     }
-}
-
-fn is_capturing(stream: &CudaStream) -> Result<bool> {
-    let _bound = stream.context().enter().map_err(lift)?;
-    let _capture = RelaxedCapture::enter().map_err(lift)?;
-    let mut status = 0;
-    // SAFETY: the handle is a live stream's, the out pointer is valid for the call.
-    check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(stream.as_raw(), &mut status) })
-        .map_err(lift)?;
-    Ok(status != 0)
 }
 
 /// Has the waker woken when any of the fences is over; `false` where one is already.

@@ -6,6 +6,26 @@
 mod pool_slots;
 mod runs;
 mod sync;
+#[path = "watch.rs"]
+mod watch_model;
+
+#[path = "../../src/ends.rs"]
+mod ends;
+
+#[path = "../../src/line.rs"]
+#[allow(dead_code, reason = "a stream uses more of it")]
+mod line;
+
+#[path = "../../src/slot.rs"]
+mod slot;
+
+#[path = "../../src/wakers.rs"]
+#[allow(dead_code, reason = "the reactor uses more of it")]
+mod wakers;
+
+#[path = "../../src/watch.rs"]
+#[allow(dead_code, reason = "the reactor uses more of it")]
+mod watch;
 
 #[path = "../../src/points.rs"]
 #[allow(dead_code, reason = "a model uses what it is about")]

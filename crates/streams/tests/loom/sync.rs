@@ -6,7 +6,7 @@ pub(crate) use loom::{
     cell::UnsafeCell,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
     },
 };
 
@@ -22,6 +22,12 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         Guard(self.0.lock().unwrap())
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
     }
 }
 

@@ -20,8 +20,10 @@ mod hints;
 mod hints_told;
 mod in_place;
 mod launch;
+mod looking;
 mod pool;
 mod prediction;
+mod registration_dropped;
 mod runs;
 #[path = "../it/shifted.rs"]
 mod shifted;

@@ -6,6 +6,7 @@
 
 mod anchor;
 mod hand;
+mod pending;
 mod refusal;
 mod registered;
 mod table;
