@@ -82,6 +82,8 @@ pub(crate) struct Device {
     pub(crate) executed: VecDeque<(u32, &'static str)>,
     pub(crate) next_stream_number: u32,
     pub(crate) forbidden_touches: Vec<usize>,
+    /// Host functions that a thread waited for too long, by stream and position, with the report of each.
+    pub(crate) deadlocks: Vec<((u64, u64), String)>,
     /// Queries in a row that ran nothing.
     pub(crate) idle_queries: u32,
 }
@@ -158,6 +160,8 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: u64,
+    /// Whether a kernel of it was launched before.
+    pub(crate) is_loaded: bool,
     pub(crate) twins: BTreeMap<String, KernelTwin>,
 }
 
@@ -230,6 +234,7 @@ impl State {
             executed: VecDeque::new(),
             next_stream_number: 0,
             forbidden_touches: Vec::new(),
+            deadlocks: Vec::new(),
             idle_queries: 0,
             options,
         });

@@ -129,6 +129,16 @@ pub(crate) fn synchronize(state: &mut Guard, context: u64, device: u32) -> Answe
     after_wait(state, device)
 }
 
+/// Waits for all work of the current device and of the one that memory to be freed belongs to, gated streams included, as
+/// driver 580 does.
+pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> Answer {
+    for device in [Some(device), Some(owner).filter(|owner| *owner != device)].into_iter().flatten() {
+        scheduler::force_device(state, device);
+        super::pool::settle(state, device);
+    }
+    after_wait(state, device)
+}
+
 pub(crate) extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) -> u32 {
     finish(|| {
         let (mut state, scope) = on_current("cuCtxEnablePeerAccess")?;

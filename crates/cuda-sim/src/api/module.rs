@@ -42,7 +42,7 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
     let text = text.to_str().map_err(|_| code::NO_BINARY_FOR_GPU)?;
     let twins = twin::of_module(text)?;
     let handle = state.new_handle();
-    state.modules.insert(handle, Module { context: scope.context, twins });
+    state.modules.insert(handle, Module { context: scope.context, is_loaded: false, twins });
     module.set(handle as usize)
 }
 
@@ -104,6 +104,7 @@ pub(crate) extern "C" fn cuLaunchKernel(
         let (mut state, _, stream) = on_current_stream("cuLaunchKernel", stream)?;
         let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
         let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        let device = own.device;
         if own.context != function.context {
             return Err(code::INVALID_HANDLE);
         }
@@ -122,7 +123,7 @@ pub(crate) extern "C" fn cuLaunchKernel(
         {
             return Err(code::INVALID_VALUE);
         }
-        let twin = function.twin;
+        let (twin, module) = (function.twin, function.module);
         let mut values = Vec::with_capacity(twin.parameters.len());
         for (index, size) in twin.parameters.iter().enumerate() {
             let value = parameters.get_at(index)?;
@@ -131,6 +132,14 @@ pub(crate) extern "C" fn cuLaunchKernel(
         }
         let launch = Launch { grid, block, shared_bytes, parameters: values };
         let work = Work::Kernel(Box::new(KernelRun { twin, launch }));
+        let captured = state.graphs.is_capturing(stream);
+        // The first launch loads the module, and waits for the device with all its streams for that, as driver 580 does.
+        if let Some(found) = state.modules.get_mut(&module)
+            && !captured
+            && !std::mem::replace(&mut found.is_loaded, true)
+        {
+            scheduler::force_device(&mut state, device);
+        }
         scheduler::enqueue(&mut state, stream, "cuLaunchKernel", work, Vec::new(), None);
         Ok(())
     })
