@@ -7,7 +7,7 @@ use crate::{
     code::{self, Answer},
     op::{KernelRun, Work},
     scheduler,
-    state::{Function, Module},
+    state::{Function, Guard, Module},
     twin::{self, Launch},
 };
 
@@ -46,6 +46,16 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
     module.set(handle as usize)
 }
 
+/// Loads a module that is not loaded, for which the driver waits for the device with all its streams. When it does so is not
+/// documented: at the latest for the first launch, or for a question about a function.
+fn load_now(state: &mut Guard, module: u64, device: u32) {
+    if let Some(found) = state.modules.get_mut(&module)
+        && !std::mem::replace(&mut found.is_loaded, true)
+    {
+        scheduler::force_device(state, device);
+    }
+}
+
 pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> u32 {
     finish(|| {
         let mut state = begin()?;
@@ -66,7 +76,7 @@ pub(crate) extern "C" fn cuModuleGetFunction(
     name: *const c_char,
 ) -> u32 {
     finish(|| {
-        let (mut state, _) = on_current("cuModuleGetFunction")?;
+        let (mut state, scope) = on_current("cuModuleGetFunction")?;
         if name.is_null() || function.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -76,6 +86,9 @@ pub(crate) extern "C" fn cuModuleGetFunction(
         let module = state.modules.get(&handle).ok_or(code::INVALID_HANDLE)?;
         let twin = *module.twins.get(&name).ok_or(code::NOT_FOUND)?;
         let context = module.context;
+        if state.device_mut(scope.device).rng.chance(50) {
+            load_now(&mut state, handle, scope.device);
+        }
         let known = state.functions.iter().find(|(_, known)| known.module == handle && known.name == name);
         if let Some((known, _)) = known {
             return function.set(*known as usize);
@@ -132,13 +145,8 @@ pub(crate) extern "C" fn cuLaunchKernel(
         }
         let launch = Launch { grid, block, shared_bytes, parameters: values };
         let work = Work::Kernel(Box::new(KernelRun { twin, launch }));
-        let captured = state.graphs.is_capturing(stream);
-        // The first launch loads the module, and waits for the device with all its streams for that, as driver 580 does.
-        if let Some(found) = state.modules.get_mut(&module)
-            && !captured
-            && !std::mem::replace(&mut found.is_loaded, true)
-        {
-            scheduler::force_device(&mut state, device);
+        if !state.graphs.is_capturing(stream) {
+            load_now(&mut state, module, device);
         }
         scheduler::enqueue(&mut state, stream, "cuLaunchKernel", work, Vec::new(), None);
         Ok(())
@@ -147,10 +155,9 @@ pub(crate) extern "C" fn cuLaunchKernel(
 
 pub(crate) extern "C" fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) -> u32 {
     finish(|| {
-        let (state, _) = on_current("cuFuncGetAttribute")?;
-        if !state.functions.contains_key(&(function.addr() as u64)) {
-            return Err(code::INVALID_HANDLE);
-        }
+        let (mut state, scope) = on_current("cuFuncGetAttribute")?;
+        let module = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?.module;
+        load_now(&mut state, module, scope.device);
         value.set(match attribute {
             // Threads of a block at most.
             0 => 1_024,

