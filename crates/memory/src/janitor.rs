@@ -6,13 +6,18 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread::{self, ThreadId},
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
 
-use crate::{resource::Pins, tally::Counted};
+use crate::{
+    free_deferral::Running,
+    resource::{Owner, Pins},
+    tally::Counted,
+};
 
 /// Memory to be freed.
 #[derive(Debug)]
@@ -68,15 +73,20 @@ impl Janitor {
         self.shared.work.notify_one();
     }
 
-    /// Blocks until everything left so far is freed. On the thread itself, which is then in the destructor of registered memory
-    /// of the user's, it does nothing: what it would wait for is itself.
-    pub(crate) fn drain(&self) {
+    /// Blocks until everything left so far is freed, or until the limit. On the thread itself, which is then in the destructor of
+    /// registered memory of the user's, it does nothing: what it would wait for is itself.
+    pub(crate) fn drain(&self, limit: Option<Duration>) {
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut desk = self.shared.desk.lock();
         if desk.busy == Some(thread::current().id()) {
             return;
         }
         while desk.busy.is_some() || !desk.jobs.is_empty() {
-            self.shared.idle.wait(&mut desk);
+            match end {
+                Some(end) if self.shared.idle.wait_until(&mut desk, end).timed_out() => return,
+                Some(_) => {}
+                None => self.shared.idle.wait(&mut desk),
+            }
         }
     }
 }
@@ -101,36 +111,42 @@ fn run(shared: &Shared) {
         desk.busy = Some(thread::current().id());
         drop(desk);
         for Job { context, address, counted } in jobs {
-            // What owned registered memory is the user's, and its destructor may panic: by then the memory is released.
-            let released = catch_unwind(AssertUnwindSafe(|| release(&context, address)));
-            let released = released.unwrap_or_else(|payload| {
-                std::mem::forget(payload);
-                Ok(())
-            });
-            // What could not be freed stays in the ledger: it is still there.
-            if released.is_ok() {
-                drop(counted)
-            } else {
-                std::mem::forget(counted)
+            let running = Running::begin();
+            let released = release(&context, address);
+            drop(running);
+            match released {
+                Ok(owner) => {
+                    // What owned registered memory is the user's, and its destructor may panic.
+                    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(owner))) {
+                        std::mem::forget(payload);
+                    }
+                    drop(counted);
+                }
+                Err(error) => {
+                    // What could not be freed stays in the ledger: it is still there.
+                    std::mem::forget(counted);
+                    record_drop_error(Err(error));
+                }
             }
-            record_drop_error(released);
         }
         shared.desk.lock().busy = None;
         shared.idle.notify_all();
     }
 }
 
-fn release(context: &Context, address: Address) -> Result<(), DriverError> {
+/// Frees memory and returns what kept it mapped, if it is the user's.
+fn release(context: &Context, address: Address) -> Result<Option<Owner>, DriverError> {
     let _bound = context.enter()?;
     let _capture = RelaxedCapture::enter()?;
     match address {
         // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.
-        Address::Device(address) => check("cuMemFree_v2", unsafe { ffi::cuMemFree_v2(address) }),
+        Address::Device(address) => check("cuMemFree_v2", unsafe { ffi::cuMemFree_v2(address) })?,
         Address::Host(address) => {
             let pointer = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: as above.
-            check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })
+            check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })?;
         }
-        Address::Registered(mut pins) => pins.release(),
+        Address::Registered(mut pins) => return pins.end(),
     }
+    Ok(None)
 }
