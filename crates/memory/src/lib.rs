@@ -35,6 +35,7 @@ mod device;
 mod device_memory;
 mod error;
 mod feature;
+mod free_deferral;
 mod hints;
 mod host_memory;
 mod in_context;
@@ -54,6 +55,7 @@ pub use device::CudaDevice;
 pub use device_memory::context_of;
 pub use error::lift;
 pub use feature::{CudaFeature, UnifiedSupport};
+pub use free_deferral::FreeDeferral;
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,

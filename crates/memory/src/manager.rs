@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use transload_core::{
@@ -91,7 +92,8 @@ impl CudaMemoryManager {
 
     /// Allocates `bytes` (at least 1) of a kind. Device and fresh pinned memory has no defined content.
     ///
-    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again.
+    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again. For what is
+    /// freed only by waiting for the device it waits at most two seconds: the caller may be the one that the device waits for.
     /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
     /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request. In all is what
     /// every manager of the device in this process gave, but for what others gave on such a request.
@@ -196,10 +198,17 @@ impl CudaMemoryManager {
         )
     }
 
-    /// Frees what is parked and over, and gives cached memory back to the device.
+    /// Frees what is parked and over, and gives cached memory back to the device. Frees that wait for the device are waited for as
+    /// in [`allocate`](Self::allocate).
     pub(crate) fn give_back(&self) -> Result<()> {
+        /// The calling thread may be the one that the device waits for.
+        const LIMIT: Duration = Duration::from_secs(2);
+        self.give_back_all(Some(LIMIT))
+    }
+
+    fn give_back_all(&self, limit: Option<Duration>) -> Result<()> {
         self.reclaimer.sweep();
-        self.janitor.drain();
+        self.janitor.drain(limit);
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
     }
 
@@ -222,18 +231,20 @@ impl CudaMemoryManager {
         ledger
     }
 
-    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back.
+    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back. Blocks until the device has
+    /// done all work so far if memory is freed only by waiting for that, and as long as a [`FreeDeferral`](crate::FreeDeferral) lives.
     ///
     /// # Errors
     /// The first error of an operation that failed; all memory is freed all the same.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.reclaimer.drain();
-        outcome.and(self.give_back())
+        outcome.and(self.give_back_all(None))
     }
 }
 
 impl CudaMemoryManager {
-    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest.
+    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest. Frees
+    /// that wait for the device are waited for as in [`allocate`](Self::allocate).
     pub(crate) fn drain_of_devices(&self) -> Result<()> {
         let outcome = self.reclaimer.drain_where(is_of_a_device);
         outcome.and(self.give_back())

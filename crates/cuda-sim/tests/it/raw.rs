@@ -73,6 +73,9 @@ pub(crate) struct Pinned {
     pub(crate) bytes: usize,
 }
 
+// SAFETY: the memory is owned and not tied to a thread.
+unsafe impl Send for Pinned {}
+
 impl Pinned {
     pub(crate) fn address(&self) -> usize {
         self.start.addr()

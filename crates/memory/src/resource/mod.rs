@@ -39,7 +39,7 @@ pub use log_entry::{LogAction, LogEntry};
 pub use logging::LoggingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};
-pub(crate) use pins::Pins;
+pub(crate) use pins::{Owner, Pins};
 pub use registration::{RegistrationCache, RegistrationStatistics};
 pub use replay::{ReplayReport, read_log, replay};
 pub use statistics::{ResourceStatistics, StatisticsResource};

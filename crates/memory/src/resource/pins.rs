@@ -51,16 +51,8 @@ impl Pins {
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
-    /// Ends the registration, then lets go of the memory. The second time it does nothing. The caller sees to it that nothing
-    /// in flight uses the memory.
-    ///
-    /// # Errors
-    /// As for [`end`](Self::end).
-    pub(crate) fn release(&mut self) -> Result<(), DriverError> {
-        self.end().map(drop)
-    }
-
-    /// As [`release`](Self::release), but leaves the memory to the caller, to be let go where the user's code may run.
+    /// Ends the registration and leaves the memory to the caller, to be let go where the user's code may run. The second time it
+    /// does nothing. The caller sees to it that nothing in flight uses the memory.
     ///
     /// # Errors
     /// The driver's; the memory stays as it is then, for good, since the device may still reach it.

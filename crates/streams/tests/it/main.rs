@@ -24,6 +24,7 @@ mod copies;
 mod examples;
 mod fills;
 mod foreign;
+mod freeing;
 mod gate;
 mod graphs;
 #[path = "../../../memory/tests/it/heap.rs"]
