@@ -10,9 +10,9 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result};
-use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
+use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
 
-use crate::{resource::Pins, tally::Counted};
+use crate::{device_memory::settle, resource::Pins, tally::Counted};
 
 /// Memory to be freed.
 #[derive(Debug)]
@@ -107,13 +107,7 @@ fn run(shared: &Shared) {
                 std::mem::forget(payload);
                 Ok(())
             });
-            // What could not be freed stays in the ledger: it is still there.
-            if released.is_ok() {
-                drop(counted)
-            } else {
-                std::mem::forget(counted)
-            }
-            record_drop_error(released);
+            settle(released, &context, counted);
         }
         shared.desk.lock().busy = None;
         shared.idle.notify_all();

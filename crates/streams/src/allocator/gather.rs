@@ -1,6 +1,6 @@
 //! Looking at all streams at once: joining neighbours that different streams freed, and giving whole segments back.
 
-use transload_core::{Fence, Result};
+use transload_core::{ErrorKind, Fence, Result, mutant};
 
 use super::{
     arena::Seal,
@@ -108,8 +108,12 @@ impl Shared {
                 let state = arena.lock();
                 (state.life, state.freed)
             };
-            // An idle stream is behind all that was freed before it was asked, without an event.
-            if matches!(stream.is_ready(), Ok(true)) {
+            // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
+            let is_over = match stream.is_ready() {
+                Ok(ready) => ready,
+                Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
+            };
+            if is_over {
                 let mut state = arena.lock();
                 if state.life == life && state.seal.freed <= freed {
                     state.seal = Seal { freed, point: 0 };
