@@ -167,7 +167,9 @@ impl Backend for CudaBackend {
         priority: StreamPriority,
         workload: WorkloadType,
     ) -> Result<QueueLease> {
-        Ok(self.member(device)?.pool.lease(priority, workload)?.into_queue())
+        let member = self.member(device)?;
+        member.check_usable()?;
+        Ok(member.pool.lease(priority, workload)?.into_queue())
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -191,7 +193,9 @@ impl Backend for CudaBackend {
     }
 
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
-        self.member(device)?.pool.prepare_in_place()
+        let member = self.member(device)?;
+        member.check_usable()?;
+        member.pool.prepare_in_place()
     }
 
     fn record(

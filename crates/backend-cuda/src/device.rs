@@ -1,8 +1,11 @@
 //! One device of the backend: its memory and its streams, made on first use.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
-use transload_core::{DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result, mutant};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
@@ -24,6 +27,8 @@ pub(crate) struct Member {
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
     pub(crate) pool: AdvancedStreamPool,
+    /// Whether a drain returned the loss of the context.
+    loss_told: AtomicBool,
 }
 
 impl Member {
@@ -49,6 +54,7 @@ impl Member {
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
+            loss_told: AtomicBool::new(false),
         })
     }
 
@@ -101,6 +107,7 @@ impl Member {
         side: Side,
         allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>,
     ) -> Result<B> {
+        self.check_usable()?;
         let refused = match allocate(self.memory()?) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
@@ -112,8 +119,24 @@ impl Member {
         if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 
-    /// Waits for the streams, then gives back what is free but kept.
+    /// Refuses a device whose context is known to be lost.
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if mutant!("backend-cuda/refuse-lost-device") { Ok(()) } else { self.device.check_usable() }
+    }
+
+    /// Waits for the streams, then gives back what is free but kept. A lost context is returned once: nothing of it is left.
     pub(crate) fn drain(&self) -> Result<()> {
+        match self.drain_all() {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                let told = self.loss_told.swap(true, Ordering::Relaxed);
+                if told { Ok(()) } else { Err(self.device.check_usable().err().unwrap_or(error)) }
+            }
+            other => other,
+        }
+    }
+
+    fn drain_all(&self) -> Result<()> {
         let mut outcome = self.pool.synchronize();
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{DeviceId, Result};
+use crate::{DeviceId, Error, Result};
 
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +71,13 @@ pub unsafe trait Timeline: Send + Sync + 'static {
     /// than to sleep and be woken (a CUDA stream does so for at most 10 µs, while no other task waits). A waker that was
     /// given before for the same point need not be kept twice.
     fn wake_at(&self, point: u64, waker: &Waker) -> bool;
+
+    /// Returns why [`wait`](Self::wait) would not end before the user does something, such as ending a capture: the calling
+    /// thread may be the one that has to. A drain skips such work and returns this error. Does not block.
+    fn held_by_user(&self, point: u64) -> Option<Error> {
+        let _ends_by_itself = point;
+        None
+    }
 
     /// How long the operation at `point` occupied the device, by the lane's own clock (the host's, for the host's
     /// lanes): only for operations enqueued with [`Timing::Measured`](crate::Timing::Measured), and only once.

@@ -15,6 +15,7 @@ use transload_cuda_sys::{
 };
 
 use crate::{
+    device_memory::settle,
     free_deferral::Running,
     resource::{Owner, Pins},
     tally::Counted,
@@ -136,13 +137,12 @@ fn run(shared: &Shared) {
                     let running = Running::begin();
                     let released = release(&context, address);
                     drop(running);
-                    // What could not be freed stays in the ledger: it is still there.
-                    if released.is_ok() || transload_core::mutant!("memory/failed-free-stays") {
-                        drop_users(released.map(|owner| (owner, counted)));
-                    } else {
-                        std::mem::forget(counted);
-                        record_drop_error(released.map(drop));
-                    }
+                    let (freed, owner) = match released {
+                        Ok(owner) => (Ok(()), Some(owner)),
+                        Err(error) => (Err(error), None),
+                    };
+                    settle(freed, &context, counted);
+                    drop_users(owner);
                 }
                 Job::Send(context, unsent) => {
                     record_drop_error(send(&context, &unsent));

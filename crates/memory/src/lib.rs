@@ -53,7 +53,7 @@ mod unified_memory;
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
 pub use device_memory::context_of;
-pub use error::lift;
+pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
 pub use free_deferral::FreeDeferral;
 pub use hints::{

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use transload_cuda_sys::{Context, DriverError};
 use crate::{
     CudaDevice, CudaFeature,
     device_memory::{DeviceMemory, DeviceSource},
-    error::lift_allocation,
+    error::{check_usable, lift_allocation, record_loss},
     host_memory::HostMemory,
     janitor::Janitor,
     lift,
@@ -34,6 +37,8 @@ pub struct CudaMemoryManager {
     janitor: Arc<Janitor>,
     reclaimer: Arc<Reclaimer>,
     tally: Arc<Tally>,
+    /// Whether a drain returned the loss of the context.
+    loss_told: AtomicBool,
 }
 
 /// On what terms memory is asked for.
@@ -71,6 +76,7 @@ impl CudaMemoryManager {
             janitor: Janitor::start()?,
             reclaimer: Arc::new(Reclaimer::new()),
             tally: Tally::new(device.ordinal()),
+            loss_told: AtomicBool::new(false),
         })
     }
 
@@ -100,7 +106,7 @@ impl CudaMemoryManager {
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
-    /// numbers, or the driver's.
+    /// numbers, `DeviceLost` with the first cause, or the driver's.
     pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.allocate_as(kind, bytes, Terms::Usual)
     }
@@ -110,8 +116,13 @@ impl CudaMemoryManager {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
+        check_usable(&self.context)?;
         self.reclaimer.sweep();
-        match self.try_allocate(kind, bytes, terms) {
+        let made = self.try_allocate(kind, bytes, terms);
+        if let Err(error) = &made {
+            record_loss(&self.context, error);
+        }
+        match made {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
                 // If giving back fails too, it is still memory that the caller lacks.
                 if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes, terms) }
@@ -232,13 +243,22 @@ impl CudaMemoryManager {
     }
 
     /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back. Blocks until the device has
-    /// done all work so far if memory is freed only by waiting for that, and as long as a [`FreeDeferral`](crate::FreeDeferral) lives.
+    /// done all work so far if memory is freed only by waiting for that, and as long as a [`FreeDeferral`](crate::FreeDeferral) lives. Memory of a
+    /// lost context is gone with it, pinned memory too: what the driver does not free counts no more.
     ///
     /// # Errors
-    /// The first error of an operation that failed; all memory is freed all the same.
+    /// The first error of an operation that failed; all memory is freed all the same. `DeviceLost` once for a lost context.
+    /// `Busy` if memory stays parked because of someone's capture.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.reclaimer.drain();
-        outcome.and(self.give_back_all(None))
+        match outcome.and(self.give_back_all(None)) {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                record_loss(&self.context, &error);
+                let told = self.loss_told.swap(true, Ordering::Relaxed);
+                if told { Ok(()) } else { Err(check_usable(&self.context).err().unwrap_or(error)) }
+            }
+            other => other,
+        }
     }
 }
 

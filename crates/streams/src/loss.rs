@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::DriverError;
-use transload_memory::lift;
+use transload_memory::{lift, record_loss};
 
 use crate::{ends::SMALL, timeline::StreamTimeline};
 
@@ -97,6 +97,7 @@ impl StreamTimeline {
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
     fn give_up(&self, error: DriverError) -> Error {
         let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
+        record_loss(self.context(), &error);
         self.ends.points.give_up();
         error
     }

@@ -36,7 +36,7 @@ impl Shared {
         bytes: usize,
         ahead: u64,
     ) -> Result<RawBuffer> {
-        let want = Want::of(bytes)?;
+        let want = Want::buffer(bytes)?;
         let Taken { arena, handle, address, segment, behind } = self.take_for_buffer(stream, want, ahead)?;
         let found = self.segments.lock().get(segment).map(|found| {
             let start = found

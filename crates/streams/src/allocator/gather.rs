@@ -1,6 +1,6 @@
 //! Looking at all streams at once: joining neighbours that different streams freed, and giving whole segments back.
 
-use transload_core::{Fence, Result};
+use transload_core::{ErrorKind, Fence, Result, mutant};
 
 use super::{
     arena::Seal,
@@ -56,7 +56,6 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         want: Want,
-        buffer: bool,
         wait: bool,
     ) -> Result<Option<Taken>> {
         /// How often blocks that were freed while the others were looked at are looked at again.
@@ -75,7 +74,7 @@ impl Shared {
             let mut behind = Vec::new();
             let piece = {
                 let mut locked = self.lock_all();
-                let found = candidates(&mut locked, &streams, index, wait, buffer);
+                let found = candidates(&mut locked, &streams, index, wait, want.buffer);
                 match smallest_run(&found, want.size) {
                     Some(run) => join(&mut locked, &streams, index, run, &mut behind),
                     None if wait && freed_meanwhile(&locked, index) => continue,
@@ -83,7 +82,7 @@ impl Shared {
                 }
             };
             let Some(piece) = piece else { return Ok(None) };
-            return self.place(stream, index, piece, behind, want, buffer, Source::Gathered).map(Some);
+            return self.place(stream, index, piece, behind, want, Source::Gathered).map(Some);
         }
         Ok(None)
     }
@@ -109,8 +108,12 @@ impl Shared {
                 let state = arena.lock();
                 (state.life, state.freed)
             };
-            // An idle stream is behind all that was freed before it was asked, without an event.
-            if matches!(stream.is_ready(), Ok(true)) {
+            // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
+            let is_over = match stream.is_ready() {
+                Ok(ready) => ready,
+                Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
+            };
+            if is_over {
                 let mut state = arena.lock();
                 if state.life == life && state.seal.freed <= freed {
                     state.seal = Seal { freed, point: 0 };

@@ -133,7 +133,7 @@ impl StreamOrderedAllocator {
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = Want::of(bytes)?;
+        let want = Want::block(bytes)?;
         let (index, arena) = self.shared.arena_of(stream)?;
         let block = |address, handle| StreamBlock {
             address,
@@ -145,13 +145,13 @@ impl StreamOrderedAllocator {
         {
             let mut state = arena.lock();
             if arenas::serves(&state, stream)
-                && let Some(node) = state.take_own(want.size, want.requested, want.small)
+                && let Some(node) = state.take_own(want)
             {
                 let found = state.blocks.node(node);
                 return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
             }
         }
-        let taken = self.shared.take_slowly(stream, index, want, false)?;
+        let taken = self.shared.take_slowly(stream, index, want)?;
         Ok(block(taken.address, taken.handle))
     }
 

@@ -16,7 +16,7 @@ use super::{
     after_capture::AfterCapture,
     arena::{Handle, Seal},
     arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, resume, whose},
-    blocks::Blocks,
+    blocks::{Blocks, Holder},
     builder::Options,
     ending::{AtEnd, EndOfStream},
     hands::Hands,
@@ -135,20 +135,14 @@ impl Shared {
     }
 
     /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
-    pub(super) fn take_own(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let node = {
             let mut state = arena.lock();
             resume(&mut state, &stream.own);
-            state.take_own(want.size, want.requested, want.small)
+            state.take_own(want)
         };
-        node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
+        node.map(|node| self.hand_out(stream, index, node, Vec::new())).transpose()
     }
 
     /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
@@ -157,7 +151,6 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         node: u32,
-        buffer: bool,
         mut behind: Vec<Fence>,
     ) -> Result<Taken> {
         let arena = self.arenas.get(index).ok_or_else(too_many)?;
@@ -166,9 +159,11 @@ impl Shared {
             let block = state.blocks.node(node);
             let handle = Handle { node, serial: block.serial };
             let (address, segment) = (block.address, block.segment);
-            (Taken { arena: index, handle, address, segment, behind: Vec::new() }, block.order, state.seal)
+            let taken = Taken { arena: index, handle, address, segment, behind: Vec::new() };
+            let order = (block.holder == Holder::Buffer).then_some(block.order);
+            (taken, order, state.seal)
         };
-        if buffer {
+        if let Some(order) = order {
             // Another stream may be the first to use it, so what this one still does to it must be a fence.
             if order.freed > seal.freed {
                 seal = match self.seal(arena, stream) {

@@ -14,6 +14,8 @@ mod blocks;
 mod in_flight;
 #[path = "../../src/allocator/quick.rs"]
 mod quick;
+#[path = "../../src/allocator/size.rs"]
+mod size;
 #[path = "../../src/allocator/tally.rs"]
 mod tally;
 
@@ -65,7 +67,7 @@ fn arena_of(blocks: u64) -> Arc<Arena> {
 
 fn take(arena: &Arena) -> Option<(Handle, u64)> {
     let mut state = arena.lock();
-    let node = state.take_own(512, 512, true)?;
+    let node = state.take_own(size::Want::block(512).unwrap())?;
     let block = state.blocks.node(node);
     Some((Handle { node, serial: block.serial }, block.address))
 }
@@ -159,7 +161,7 @@ fn a_block_passed_between_streams_is_in_one_of_them() {
                     found.map(|node| state.blocks.extract(node, 512))
                 };
                 if let Some(piece) = piece {
-                    to.lock().blocks.insert_live(piece, 512);
+                    to.lock().blocks.insert_live(piece, size::Want::block(512).unwrap());
                 }
             })
         };
