@@ -162,6 +162,7 @@ pub trait Backend: Send + Sync + 'static {
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
     /// The device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from `src` to `dst`, if any.
+    /// Of the host's memory that is buffers with a [device address](RawBuffer::device_address); others are refused.
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let _ = (src, dst);
         None

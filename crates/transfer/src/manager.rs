@@ -263,6 +263,7 @@ impl CrossBackendTransferManager {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
         }
+        self.registry.sweep_engines();
         outcome
     }
 
@@ -307,6 +308,7 @@ impl CrossBackendTransferManager {
         report.submitting = begun.elapsed();
         match submitted {
             Ok(fence) => {
+                candidate.queue(&fence, request.bytes);
                 candidate.row.submitted(&report);
                 let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
                 Transfer::submitted(fence, report, begun, Some(completion))

@@ -1,8 +1,10 @@
 //! ZeroCopy where the driver fails, or does not take the kernel; sharing between devices.
 
+use std::time::Duration;
+
 use transload::{
-    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, RejectReason,
-    StreamPriority, TransferMethod, TransferOptions, TransferReport,
+    CostModel, CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, PathCost, Place,
+    RawBuffer, RejectReason, StreamPriority, TransferMethod, TransferOptions, TransferPath, TransferReport,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
@@ -25,6 +27,14 @@ fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager, Error> {
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;
+    // So that automatic choice takes it also where nothing is queued.
+    let (host, there) = (
+        Place::new(DeviceId::Cpu, MemoryKind::Mapped),
+        Place::new(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device),
+    );
+    let paths = [TransferPath::new(host, there), TransferPath::new(there, host)];
+    let (method, model) = (TransferMethod::ZeroCopy, CostModel::linear(Duration::from_nanos(1), 1e15));
+    manager.set_costs(paths.map(|path| PathCost { path, method, model: model.clone() }).to_vec());
     Ok(manager)
 }
 
