@@ -81,7 +81,11 @@ impl TransferReport {
 
 impl fmt::Display for TransferReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes {} by {} on {}", self.bytes, self.path, self.method, self.lane)?;
+        let Self { path, bytes, method, lane, .. } = self;
+        match method {
+            TransferMethod::Fill => write!(f, "{bytes} bytes of {} filled on {lane}", path.dst)?,
+            _ => write!(f, "{bytes} bytes {path} by {method} on {lane}")?,
+        }
         if let Some(rate) = self.bytes_per_second() {
             write!(f, ", {:.2} GB/s", rate / 1e9)?;
         }

@@ -16,7 +16,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
 use transload_cuda_sys::{
-    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+    AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
 };
 use transload_memory::lift;
 
@@ -372,6 +372,10 @@ unsafe impl Timeline for StreamTimeline {
 
     fn device(&self) -> DeviceId {
         self.device
+    }
+
+    fn is_simulated(&self) -> bool {
+        Driver::get().is_ok_and(Driver::is_simulated)
     }
 
     fn reached(&self) -> u64 {

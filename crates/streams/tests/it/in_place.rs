@@ -120,9 +120,7 @@ fn what_the_device_cannot_use_in_place_is_refused_and_stays_as_it_was() {
         // SAFETY: the value is dropped at the end of this block and never cloned.
         let pageable = unsafe { transload_memory::borrow_mut(&mut slice) };
         let pageable: &RawBuffer = &pageable;
-        for (src, dst) in
-            [(pageable, &there), (&there, pageable), (pageable, &mapped), (&mapped, pageable)]
-        {
+        for (src, dst) in [(pageable, &there), (&there, pageable), (pageable, &mapped), (&mapped, pageable)] {
             let error = submit(&stream, &Operation::CopyInPlace { src, dst }, Timing::Off).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains("cannot use cpu/pageable memory in place"), "{error}");

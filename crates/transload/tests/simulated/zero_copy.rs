@@ -15,6 +15,7 @@ use crate::setup::{Setup, noise};
 const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_PTX: u32 = 218;
+const ILLEGAL_ADDRESS: u32 = 700;
 const UNKNOWN: u32 = 999;
 
 fn simulated() -> SimDevice {
@@ -131,6 +132,29 @@ fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_
         }
     }
     panic!("the scenario never ended");
+}
+
+#[test]
+fn copy_made_by_share_tells_whether_it_arrived() {
+    let content = noise(100_000, 5);
+    for fails in [false, true] {
+        let sim = simulated();
+        let manager = manager(sim).unwrap();
+        let (mapped, there) = pair(&manager, sim, &content).unwrap();
+        manager.transfer(&mapped, &there).wait().unwrap();
+        let shared = manager.share(&there, DeviceId::Cpu).unwrap();
+        let arrival = shared.arrival.clone().unwrap();
+        assert!(shared.copied);
+        if fails {
+            sim.poison(ILLEGAL_ADDRESS);
+            assert_eq!(arrival.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+        } else {
+            arrival.wait().unwrap();
+            assert!(*shared.buffer.read().unwrap() == content[..]);
+            let in_place = manager.share(&mapped, there.place().device).unwrap();
+            assert!(!in_place.copied && in_place.arrival.is_none());
+        }
+    }
 }
 
 #[test]
