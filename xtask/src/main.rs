@@ -8,6 +8,7 @@ mod ci;
 mod codegen;
 mod cross;
 mod date;
+mod doc;
 mod outside;
 mod record;
 mod render;
@@ -39,6 +40,8 @@ enum Command {
     },
     /// Measure every path over a ladder of sizes; table, JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
+    /// Render the documentation, warnings denied, and fail where a link in it leads nowhere.
+    Doc,
     /// Build and run small projects outside the tree, with each linker, as programs and as C libraries.
     Outside,
     /// Collect stripped programs and tests in target/bundle, for a machine without Rust.
@@ -84,6 +87,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
+        Command::Doc => doc::run(&sh)?,
         Command::Outside => outside::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,

@@ -183,7 +183,9 @@ impl Backend for CudaBackend {
 
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let (near, far) = if src.device.is_cpu() { (src, dst) } else { (dst, src) };
-        let mapped = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Mapped;
+        // With unified addressing pinned memory is mapped as well; a buffer that is not has no device address.
+        let kinds = [MemoryKind::Mapped, MemoryKind::Pinned];
+        let mapped = |place: Place| place.device.is_cpu() && kinds.contains(&place.kind);
         if mapped(near) && mapped(far) {
             // Mapped memory is every device's.
             return self.members.first().map(|member| member.device.id());
@@ -225,7 +227,9 @@ impl Backend for CudaBackend {
             let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
         });
-        own.chain(peers.flat_map(|(src, dst)| [costs::between(src, dst), costs::across(src, dst)])).collect()
+        let peers = peers
+            .flat_map(|(src, dst)| costs::across(src, dst).into_iter().chain([costs::between(src, dst)]));
+        own.chain(peers).collect()
     }
 
     fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {

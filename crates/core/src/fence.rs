@@ -86,6 +86,11 @@ pub unsafe trait Timeline: Send + Sync + 'static {
     /// The driver's.
     fn take_duration(&self, point: u64) -> Result<Option<Duration>>;
 
+    /// Returns whether a software driver plays the device; by default not.
+    fn is_simulated(&self) -> bool {
+        false
+    }
+
     /// For the backend's own queues, which can wait for it without the host.
     fn as_any(&self) -> &dyn Any;
 }

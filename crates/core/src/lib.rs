@@ -73,7 +73,7 @@ pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use raw_buffer::{BufferId, RawBuffer, WeakBuffer};
 pub use reclaim::Reclaimer;
 pub use recorded::{Recorded, merge_uses, merged_uses};
-pub use report::TransferReport;
+pub use report::{QueuedBefore, TransferReport};
 pub use size_class::SizeClass;
 pub use storage::Storage;
 pub use submission::{submit_async, try_submit};

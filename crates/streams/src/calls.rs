@@ -82,13 +82,14 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     let place = buffer.place();
     let visible = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
-        MemoryKind::Mapped => place.device.is_cpu(),
-        MemoryKind::Pageable | MemoryKind::Pinned => false,
+        // Pinned memory has such an address where the driver gave it one.
+        MemoryKind::Mapped | MemoryKind::Pinned => place.device.is_cpu(),
+        MemoryKind::Pageable => false,
     };
     buffer.device_address().filter(|_| visible).ok_or_else(|| {
         let device = stream.device();
         let text = format!(
-            "{device} cannot use {place} memory in place; valid are mapped host memory and its own device and unified memory"
+            "{device} cannot use {place} memory in place; valid are mapped host memory, pinned host memory of this library, and its own device and unified memory"
         );
         Error::new(ErrorKind::Unsupported, text)
     })

@@ -15,7 +15,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
 use transload_cuda_sys::{
-    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+    AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
 };
 use transload_memory::lift;
 
@@ -369,6 +369,10 @@ unsafe impl Timeline for StreamTimeline {
 
     fn device(&self) -> DeviceId {
         self.device
+    }
+
+    fn is_simulated(&self) -> bool {
+        Driver::get().is_ok_and(Driver::is_simulated)
     }
 
     fn reached(&self) -> u64 {

@@ -184,7 +184,8 @@ impl CrossBackendTransferManager {
     }
 
     /// A buffer with the bytes of `buffer` that `device` can use. Where the hardware allows it is `buffer` itself and nothing
-    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which.
+    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which, and where the copy
+    /// is under way holds its fence: a copy that fails later fails there.
     ///
     /// The backend of `device` is asked first, then that of the buffer. Where neither can, the bytes are transferred by
     /// whatever method is the cheapest, and waited for: this call blocks the thread then.
@@ -196,7 +197,7 @@ impl CrossBackendTransferManager {
         let (theirs, ours) = (self.backend(device)?, self.backend(home)?);
         self.watch.lost.check([home, device, device])?;
         if home == device {
-            return Ok(Shared { buffer: buffer.clone(), copied: false });
+            return Ok(Shared::in_place(buffer));
         }
         let mut answer = theirs.share(buffer, device);
         if is_unsupported(&answer) && !Arc::ptr_eq(&theirs, &ours) {
@@ -211,7 +212,7 @@ impl CrossBackendTransferManager {
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
         self.transfer(buffer, &copy).wait()?;
-        Ok(Shared { buffer: copy, copied: true })
+        Ok(Shared { buffer: copy, copied: true, arrival: None })
     }
 
     /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
@@ -286,6 +287,7 @@ impl CrossBackendTransferManager {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
         }
+        self.registry.sweep_engines();
         outcome
     }
 
@@ -330,6 +332,7 @@ impl CrossBackendTransferManager {
         report.submitting = begun.elapsed();
         match submitted {
             Ok(fence) => {
+                candidate.queue(&fence, request.bytes);
                 candidate.row.submitted(&report);
                 let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
                 Transfer::submitted(fence, report, begun, Some(completion))

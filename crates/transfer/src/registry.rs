@@ -10,6 +10,7 @@ use transload_core::{
 
 use crate::{
     costs::CostTable,
+    engine_queue::EngineQueues,
     methods::{self, Context, Method},
     planner::PathRoutes,
     row::Rows,
@@ -31,12 +32,13 @@ impl Registered {
 /// Reading takes a read lock for a moment; no backend is called under a lock.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
+    engines: EngineQueues,
     state: RwLock<State>,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { methods: methods::all(), state: RwLock::default() }
+        Self { methods: methods::all(), engines: EngineQueues::default(), state: RwLock::default() }
     }
 }
 
@@ -101,6 +103,11 @@ impl Registry {
             Arc::make_mut(&mut state.found_out).push((path, rejected));
         }
         state.changed();
+    }
+
+    /// Forgets the copies that are complete, and so what they keep alive.
+    pub(crate) fn sweep_engines(&self) {
+        self.engines.sweep();
     }
 
     /// Waits for what the methods do by themselves.
@@ -182,7 +189,8 @@ impl Registry {
             known(&backends, path.src.device)?;
             known(&backends, path.dst.device)?;
             let context = Context { backends: &backends };
-            let found = PathRoutes::find(&self.methods, &found_out, path, &context, &costs, rows);
+            let found =
+                PathRoutes::find(&self.methods, &found_out, path, &context, &costs, (rows, &self.engines));
             let found = Arc::new(found);
             let mut state = self.state.write();
             if state.generation != generation {

@@ -84,8 +84,7 @@ impl CrossBackendTransferManager {
                 }
             }
             method.start()?;
-            let by_engine = method.uses_copy_engine();
-            let usual = if by_engine { WorkloadType::Memory } else { WorkloadType::Compute };
+            let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
             let (priority, workload) =
                 (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
             let route = &candidate.route;

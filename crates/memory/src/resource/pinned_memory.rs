@@ -20,6 +20,7 @@ use crate::{
 /// A registered mapping.
 pub(super) struct PinnedMemory {
     address: NonNull<u8>,
+    device_address: Option<u64>,
     bytes: usize,
     context: Context,
     janitor: Arc<Janitor>,
@@ -46,6 +47,7 @@ impl PinnedMemory {
         let pins = pins.map_err(|error| lift_allocation(error, context, place, bytes))?;
         let memory = Self {
             address,
+            device_address: pins.device_address(),
             bytes,
             context: context.clone(),
             janitor: Arc::clone(janitor),
@@ -70,7 +72,7 @@ unsafe impl Storage for PinnedMemory {
     }
 
     fn device_address(&self) -> Option<u64> {
-        None
+        self.device_address
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -51,6 +51,17 @@ impl Pins {
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
+    /// Returns the address under which devices use the memory in place, if the driver gives one.
+    pub(crate) fn device_address(&self) -> Option<u64> {
+        let _bound = self.context.enter().ok()?;
+        let _capture = RelaxedCapture::enter().ok()?;
+        let mut address = 0;
+        let pointer = ptr::with_exposed_provenance_mut(self.start);
+        // SAFETY: the range is registered, and a context is current.
+        let code = unsafe { ffi::cuMemHostGetDevicePointer_v2(&mut address, pointer, 0) };
+        check("cuMemHostGetDevicePointer_v2", code).ok().map(|()| address)
+    }
+
     /// Ends the registration and leaves the memory to the caller, to be let go where the user's code may run. The second time it
     /// does nothing. The caller sees to it that nothing in flight uses the memory.
     ///

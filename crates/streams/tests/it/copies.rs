@@ -1,6 +1,9 @@
 //! Bytes arrive, whatever the kinds of memory, sizes and offsets; what cannot be done is refused.
 
-use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, Pitched, Timing, submit};
+use transload_core::{
+    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Place, Timing, TransferMethod,
+    TransferPath, submit,
+};
 use transload_streams::CudaStream;
 
 use crate::setup::{Setup, noise};
@@ -29,6 +32,36 @@ fn bytes_go_up_and_come_back_for_every_kind_and_odd_size() {
         }
     }
     drop(stream);
+    setup.finish();
+}
+
+#[test]
+fn reports_of_own_operations_say_what_was_done_and_by_what() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (source, there) = (setup.pinned(&[1; 100]), setup.device(100));
+    let copied = stream.copy_from_host_async(&source, &there).wait().unwrap();
+    assert_eq!((copied.method, copied.bytes), (TransferMethod::DirectCopy, 100));
+    let filled = stream.memset_async(&there, Pattern::U8(7)).wait().unwrap();
+    assert_eq!((filled.method, filled.bytes), (TransferMethod::Fill, 100));
+    let text = format!("100 bytes of {}/device filled on {}", stream.device(), stream.device());
+    assert!(filled.to_string().starts_with(&text), "{filled}");
+    let mut reports = vec![copied, filled];
+    if setup.memory.kinds().contains(&MemoryKind::Unified) {
+        let unified = setup.memory.allocate(MemoryKind::Unified, 100).unwrap();
+        let moved = stream.prefetch_to_host_async(&unified).wait().unwrap();
+        let to = Place::new(DeviceId::Cpu, MemoryKind::Unified);
+        assert_eq!(
+            (moved.method, moved.path),
+            (TransferMethod::UnifiedMemory, TransferPath::new(unified.place(), to))
+        );
+        reports.push(moved);
+    }
+    for report in reports {
+        assert_eq!(report.simulated, setup.test.is_simulated(), "{report}");
+        assert_eq!(report.to_string().contains("simulated"), setup.test.is_simulated(), "{report}");
+    }
+    drop((source, there, stream));
     setup.finish();
 }
 

@@ -93,7 +93,7 @@ pub fn load(
     options.check()?;
     manager.backend(options.wanted_place().device)?;
     let source = Source::open(path.as_ref())?;
-    let header = Header::read(&source)?;
+    let header = if options.is_raw() { Header::raw(&source)? } else { Header::read(&source)? };
     let placed = Placed::allocate(manager, &header, options)?;
     let mut pipeline = Pipeline::new(manager, &placed, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };

@@ -5,6 +5,10 @@
 mod cuda;
 mod discover;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[path = "../../../streams/tests/it/gate.rs"]
+#[allow(dead_code, reason = "shared with the tests of streams")]
+mod gate;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;
 #[cfg(feature = "safetensors")]
 mod load;

@@ -344,7 +344,7 @@ fn the_first_transfer_on_a_prepared_path_makes_no_context_and_loads_no_kernel() 
     let home = Home::cuda(MemoryKind::Pinned);
     let device = home.far.0;
     let mapped = (device, MemoryKind::Mapped);
-    let urgent = TransferOptions::new().priority(StreamPriority::High);
+    let urgent = TransferOptions::new().priority(StreamPriority::High).only(TransferMethod::ZeroCopy);
     let trace = transload_cuda_sys::trace::start();
     let [(src, there), (held, with)] =
         [home.near, mapped].map(|near| (home.allocate(near, 4096), home.allocate(home.far, 4096)));

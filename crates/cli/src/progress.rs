@@ -13,16 +13,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Goes over the bytes twice: up and down.
-    pub(super) fn new(invocation: &Invocation, bytes: u64) -> Self {
-        Self::over(invocation, bytes.saturating_mul(2))
-    }
-
-    /// Goes to `total` once.
-    pub(crate) fn over(invocation: &Invocation, total: u64) -> Self {
+    pub(crate) fn new(invocation: &Invocation) -> Self {
         let hidden = invocation.json || !std::io::stderr().is_terminal();
         let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-        let bar = ProgressBar::with_draw_target(Some(total), target);
+        let bar = ProgressBar::with_draw_target(Some(0), target);
         let template = "{msg} [{bar:32}] {bytes} of {total_bytes}, {binary_bytes_per_sec}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
@@ -37,10 +31,6 @@ impl Progress {
     pub(crate) fn set(&self, bytes: u64, total: u64) {
         self.bar.set_length(total);
         self.bar.set_position(bytes);
-    }
-
-    pub(super) fn advance(&self, bytes: usize) {
-        self.bar.inc(bytes as u64);
     }
 }
 
