@@ -64,7 +64,9 @@ impl<'a> Claims<'a> {
         own: Option<&Arc<dyn Timeline>>,
     ) -> Result<()> {
         // This order is what keeps two submitters from waiting for each other in a circle.
-        uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
+        if !crate::mutant!("core/claims-in-order") {
+            uses.sort_by_key(|(buffer, _)| place_in_order(buffer));
+        }
         for (buffer, access) in uses.iter() {
             let ticket = buffer.hazards().claim(buffer.range(), *access, own, &mut self.after)?;
             self.held.push((buffer, ticket));
@@ -141,6 +143,9 @@ impl<'a> Claims<'a> {
 
 impl Drop for Claims<'_> {
     fn drop(&mut self) {
+        if crate::mutant!("core/claims-withdrawn") {
+            return;
+        }
         let mut woken = Woken::default();
         for (buffer, ticket) in &self.held {
             buffer.hazards().withdraw(*ticket, &mut woken);

@@ -15,7 +15,7 @@ pub(crate) struct LostDevices {
 impl LostDevices {
     /// Keeps the cause if the error says that the device is lost and none is known yet.
     pub(crate) fn note(&self, device: DeviceId, error: &Error) {
-        if error.kind() != ErrorKind::DeviceLost {
+        if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-noted") {
             return;
         }
         let mut causes = self.causes.lock();
