@@ -67,6 +67,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         "GB/s",
         Summary::of(&beside),
     );
+    drop((download, uploads));
     library.finish()?;
     Ok(vec![
         row.against("the same uploads alone", Summary::of(&alone))
