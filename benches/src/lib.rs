@@ -34,6 +34,8 @@ pub mod reference;
 pub mod row;
 pub mod rows;
 #[cfg(any(target_os = "linux", windows))]
+pub mod scaling;
+#[cfg(any(target_os = "linux", windows))]
 pub mod streams;
 pub mod suite;
 pub mod table;

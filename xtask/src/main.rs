@@ -9,6 +9,7 @@ mod codegen;
 mod cross;
 mod date;
 mod doc;
+mod mutants;
 mod outside;
 mod record;
 mod render;
@@ -68,6 +69,8 @@ enum Command {
     },
     /// Check for other platforms, and run the tests where something here can run their programs.
     Cross(cross::Options),
+    /// Leave steps out on purpose, one at a time, and see that the test named for each fails.
+    Mutants(mutants::Options),
     /// Everything a change must pass, the tests last.
     Ci,
 }
@@ -95,6 +98,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Tidy { check } => tidy::run(&sh, check)?,
         Command::Codegen { check } => codegen::run(&sh, check)?,
         Command::Cross(options) => cross::run(&sh, &options)?,
+        Command::Mutants(options) => mutants::run(&sh, &options)?,
         Command::Ci => return ci::run(&sh),
     }
     Ok(ExitCode::SUCCESS)

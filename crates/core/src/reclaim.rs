@@ -47,7 +47,7 @@ impl Parked {
     }
 
     fn is_over(&self) -> bool {
-        self.until.iter().all(Fence::is_over)
+        crate::mutant!("core/sweep-asks-fences") || self.until.iter().all(Fence::is_over)
     }
 }
 
@@ -123,7 +123,7 @@ impl Reclaimer {
         sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
-            if list.in_hand > 0 {
+            if list.in_hand > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
                 // Another thread may put memory back that has to be waited for.
                 self.put_back.wait(&mut list);
                 continue;
@@ -178,7 +178,9 @@ impl Drop for Hand<'_> {
         list.parked.append(&mut self.parked);
         self.reclaimer.count.store(list.parked.len() + list.in_hand, Ordering::Release);
         drop(list);
-        self.reclaimer.put_back.notify_all();
+        if !crate::mutant!("core/reclaimer-notified") {
+            self.reclaimer.put_back.notify_all();
+        }
     }
 }
 
@@ -197,7 +199,9 @@ impl Drop for Reclaimer {
     fn drop(&mut self) {
         self.sweep();
         for Parked { until, storage } in self.list.get_mut().parked.drain(..) {
-            ORPHANS.park(until, storage);
+            if !crate::mutant!("core/orphans-kept") {
+                ORPHANS.park(until, storage);
+            }
         }
     }
 }

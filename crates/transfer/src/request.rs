@@ -64,7 +64,7 @@ impl<'a> Ranges<'a> {
             src: range("source", src, src_offset, size)?,
             dst: range("destination", dst, dst_offset, size)?,
         };
-        if ranges.src.overlaps(&ranges.dst) {
+        if ranges.src.overlaps(&ranges.dst) && !transload_core::mutant!("transfer/overlap-refused") {
             let text = format!(
                 "{size} bytes from {} and from {} of one allocation overlap; choose offsets at least {size} apart",
                 ranges.src.offset(),
@@ -72,7 +72,7 @@ impl<'a> Ranges<'a> {
             );
             return Err(Error::new(ErrorKind::Overlap, text));
         }
-        if !dst.is_writable() {
+        if !dst.is_writable() && !transload_core::mutant!("transfer/read-only-refused") {
             let text = "the destination wraps memory that may not be written; only its source side is valid";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }

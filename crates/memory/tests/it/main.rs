@@ -11,6 +11,7 @@ mod migration_counts;
 mod pinned;
 mod predictor;
 mod registration;
+mod registration_order;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};

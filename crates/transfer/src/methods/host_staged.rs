@@ -92,9 +92,9 @@ impl Method for HostStaged {
 
     /// No more than the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
-        let workers = staging::usual_workers();
+        let workers = usual_workers();
         let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
-        bytes.min(chunk.saturating_mul(workers * SLOTS_PER_WORKER) as u64)
+        bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
     }
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {

@@ -103,7 +103,8 @@ impl Drop for Registration {
     /// What is in flight through the owners is in flight on the registration, which ends behind it.
     fn drop(&mut self) {
         let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
-        if anchor.is_some_and(|anchor| anchor.held.lock().is_some()) {
+        let is_held = anchor.is_some_and(|anchor| anchor.held.lock().is_some());
+        if is_held && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
             for owner in &self.owners {
                 // A submission under way counts as in use.
                 self.keep_until(&owner.in_flight().unwrap_or_else(|| {
