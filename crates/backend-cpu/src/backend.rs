@@ -6,33 +6,29 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use parking_lot::Mutex;
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
-    PathCost, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
+    PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
     host_memory,
 };
+use transload_executor::Executor;
 
 use crate::{
     CpuBackendBuilder, costs, device,
     foreign::{Borrowed, BoxedOwner, VecOwner},
     pages::Pages,
-    queue::CpuQueue,
+    queues::Queues,
     storage::{Counters, counted},
-    workers::Employment,
 };
 
-/// Queues of one priority. More than one, even for one worker, since a queue may stand still for another backend's work.
-const MOST_QUEUES: usize = 4;
-
-/// Host memory and a pool of worker threads. All methods may be called from any thread.
+/// Host memory and queues that copy within it. All methods may be called from any thread.
 ///
-/// Dropping it never waits: work in flight goes on, leased queues stay usable, and the threads end when the last lease is
-/// gone and the last operation is done.
+/// Dropping it never waits: work in flight goes on, leased queues stay usable, and threads of its own end when the last
+/// lease was dropped and the last operation is complete.
 pub struct CpuBackend {
     info: DeviceInfo,
-    employment: Arc<Employment>,
-    queues: Mutex<Vec<Arc<CpuQueue>>>,
+    executor: Executor,
+    queues: Queues,
     counters: Arc<Counters>,
     reclaimer: Arc<Reclaimer>,
 }
@@ -51,11 +47,11 @@ impl CpuBackend {
         CpuBackendBuilder::default()
     }
 
-    pub(crate) fn with(employment: Arc<Employment>) -> Self {
+    pub(crate) fn with(executor: Executor, parallel_from: usize) -> Self {
         Self {
             info: device::info(),
-            employment,
-            queues: Mutex::default(),
+            queues: Queues::new(executor.clone(), parallel_from),
+            executor,
             counters: Arc::default(),
             reclaimer: Arc::default(),
         }
@@ -154,21 +150,7 @@ impl Backend for CpuBackend {
         _workload: WorkloadType,
     ) -> Result<QueueLease> {
         device::check(device)?;
-        let mut queues = self.queues.lock();
-        let of_priority = queues.iter().filter(|queue| queue.priority() == priority);
-        let count = of_priority.clone().count();
-        // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
-        let least_busy = of_priority.min_by_key(|queue| queue.leases() + queue.outstanding()).cloned();
-        let queue = match least_busy {
-            Some(queue) if queue.leases() + queue.outstanding() == 0 || count >= MOST_QUEUES => queue,
-            _ => {
-                let queue = Arc::new(CpuQueue::new(priority, &self.employment));
-                queues.push(Arc::clone(&queue));
-                queue
-            }
-        };
-        queue.lease();
-        Ok(QueueLease::new(queue))
+        Ok(QueueLease::new(self.queues.lease(priority)))
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -184,18 +166,15 @@ impl Backend for CpuBackend {
         ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
         ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
         ledger.parked = self.reclaimer.len() as u64;
-        ledger.leases = self.queues.lock().iter().map(|queue| queue.leases()).sum();
+        ledger.leases = self.queues.leases();
         ledger
     }
 
-    /// Must not be called from a waker or an owner's `drop`, which may run on a worker.
+    /// Fails with [`ErrorKind::Unsupported`] on a thread of an executor, such as in a waker or an owner's `drop` there: it
+    /// would wait for itself.
     fn drain(&self) -> Result<()> {
-        let queues = self.queues.lock().clone();
-        let mut outcome = Ok(());
-        for queue in queues {
-            outcome = outcome.and(queue.line().drain());
-        }
-        outcome.and(self.reclaimer.drain())
+        self.executor.drain()?;
+        self.queues.drain().and(self.reclaimer.drain())
     }
 
     /// The buffer itself where it is the host's.

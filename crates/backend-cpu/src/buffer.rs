@@ -137,13 +137,15 @@ impl<T: Pod> Buffer<T> for HostBuffer<T> {
     }
 
     fn fill(&self, value: T) -> Result<()> {
-        self.write()?.fill(value);
+        let view = self.raw.overwrite()?;
+        HostSliceMut { view, elements: PhantomData }.fill(value);
         Ok(())
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
         same_length(self.len(), source.len())?;
-        self.write()?.copy_from_slice(source);
+        let view = self.raw.overwrite()?;
+        HostSliceMut { view, elements: PhantomData }.copy_from_slice(source);
         Ok(())
     }
 

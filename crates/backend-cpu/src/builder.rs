@@ -1,15 +1,12 @@
-//! How a backend is made: how many workers, and from which size on they share one copy.
+//! How a backend is made: which threads it uses, and from which size on they share one copy.
 
-use std::{num::NonZero, sync::Arc, thread};
+use std::sync::Arc;
 
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::Result;
+use transload_executor::Executor;
 
-use crate::{CpuBackend, workers::Employment};
+use crate::CpuBackend;
 
-/// More threads than this only stand in each other's way at the memory controller.
-const DEFAULT_WORKERS: usize = 8;
-/// Beyond this a number of workers is a mistake.
-const MOST_WORKERS: usize = 1024;
 const DEFAULT_PARALLEL_FROM: usize = 4 << 20;
 
 /// Settings of a [`CpuBackend`].
@@ -23,21 +20,28 @@ const DEFAULT_PARALLEL_FROM: usize = 4 << 20;
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct CpuBackendBuilder {
-    workers: usize,
+    workers: Option<usize>,
+    executor: Option<Executor>,
     parallel_from: usize,
 }
 
 impl Default for CpuBackendBuilder {
     fn default() -> Self {
-        let workers = thread::available_parallelism().map_or(2, NonZero::get).min(DEFAULT_WORKERS);
-        Self { workers, parallel_from: DEFAULT_PARALLEL_FROM }
+        Self { workers: None, executor: None, parallel_from: DEFAULT_PARALLEL_FROM }
     }
 }
 
 impl CpuBackendBuilder {
-    /// Worker threads, 1 to 1024. Without it as many as the machine runs at once, at most 8.
+    /// Gives the backend an executor of its own with up to so many workers, 1 to 1024. Without this and
+    /// [`executor`](Self::executor) it uses [`Executor::shared`].
     pub fn workers(mut self, count: usize) -> Self {
-        self.workers = count;
+        self.workers = Some(count);
+        self
+    }
+
+    /// Has the backend use an executor's threads. Overridden by [`workers`](Self::workers).
+    pub fn executor(mut self, executor: &Executor) -> Self {
+        self.executor = Some(executor.group());
         self
     }
 
@@ -47,17 +51,17 @@ impl CpuBackendBuilder {
         self
     }
 
-    /// Starts the workers.
+    /// Makes the backend. Threads start with the first operation that needs one.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for a number of workers that is not 1 to 1024; [`ErrorKind::Device`] where the
-    /// system refuses a thread.
+    /// [`ErrorKind::InvalidArgument`](transload_core::ErrorKind::InvalidArgument) for a number of workers that is not 1 to
+    /// 1024.
     pub fn build(self) -> Result<Arc<CpuBackend>> {
-        if !(1..=MOST_WORKERS).contains(&self.workers) {
-            let text = format!("{} workers were asked for; valid are 1 to {MOST_WORKERS}", self.workers);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let employment = Arc::new(Employment::new(self.workers, self.parallel_from)?);
-        Ok(Arc::new(CpuBackend::with(employment)))
+        let executor = match (self.workers, self.executor) {
+            (Some(workers), _) => Executor::builder().threads(workers).build()?,
+            (None, Some(executor)) => executor,
+            (None, None) => Executor::shared(),
+        };
+        Ok(Arc::new(CpuBackend::with(executor, self.parallel_from)))
     }
 }

@@ -100,7 +100,7 @@ fn unsupported(text: String) -> Error {
     Error::new(ErrorKind::Unsupported, text)
 }
 
-/// Tells whoever watches the host's accesses, on the thread that begins them.
+/// Tells the observer of the host's accesses, on the thread that begins them.
 pub(crate) fn announce(operation: &Operation<'_>) {
     let note = |buffer: &RawBuffer, access| {
         if let Some(address) = buffer.host_address() {
@@ -123,11 +123,12 @@ pub(crate) fn announce(operation: &Operation<'_>) {
     }
 }
 
-/// Does all of the operation.
+/// Does all of the operation, and announces it.
 ///
 /// # Safety
 /// As for [`perform_units`].
 pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
+    announce(operation);
     // SAFETY: the caller's promise.
     unsafe { perform_units(operation, 0..units(operation)) }
 }

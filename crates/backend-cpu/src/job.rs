@@ -60,8 +60,12 @@ impl Outcome {
     /// Runs `work`, by the clock if asked to. A panic becomes an error: the queue goes on.
     pub(crate) fn of(timing: Timing, work: impl FnOnce() -> Result<()>) -> Self {
         let begun = (timing == Timing::Measured).then(Instant::now);
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_panic| {
-            Err(Error::new(ErrorKind::Interrupted, "a cpu worker panicked; the destination is undefined"))
+        let result = transload_executor::catch_panic(work).unwrap_or_else(|panic| {
+            Err(Error::caused_by(
+                ErrorKind::Interrupted,
+                "the operation panicked; its destination is undefined",
+                panic,
+            ))
         });
         Self { result, took: begun.map(|begun| begun.elapsed()) }
     }

@@ -1,11 +1,10 @@
-//! [`transload_core`]'s traits over host memory and a pool of worker threads.
+//! [`transload_core`]'s traits over host memory and the threads of an [`Executor`](transload_executor::Executor).
 //!
-//! [`CpuBackend`] allocates pageable memory, wraps memory that others own, and leases queues whose work is done by a few
-//! threads. A copy of at most 2 MiB on an idle queue runs at once on the submitting thread, which costs less than to wake
-//! a worker: submitting it then takes as long as the copy. Larger ones run on a worker, and from
-//! [`CpuBackendBuilder::parallel_from`] bytes on several workers share one. No worker ever blocks on another operation:
-//! what must come later becomes runnable when the fence that it waits for is reached, whatever backend that fence
-//! belongs to.
+//! [`CpuBackend`] allocates pageable memory, wraps memory that others own, and leases queues. A copy of at most 2 MiB on an
+//! idle queue runs at once on the submitting thread, which costs less than to wake a worker: submitting it then takes as
+//! long as the copy. Larger ones run on a worker, and from [`CpuBackendBuilder::parallel_from`] bytes on several workers
+//! share one. No worker ever blocks on another operation: what must come later becomes ready when the fence that it waits
+//! for is reached, whatever backend that fence belongs to.
 //!
 //! Everything here may be used from any thread.
 //!
@@ -36,14 +35,15 @@ mod builder;
 mod copy;
 mod costs;
 mod device;
+mod failures;
 mod foreign;
 mod job;
 mod line;
 mod pages;
 mod queue;
-mod split;
+mod queues;
+mod share;
 mod storage;
-mod workers;
 
 pub use backend::CpuBackend;
 pub use buffer::{HostBuffer, HostSlice, HostSliceMut};

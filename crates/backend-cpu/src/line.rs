@@ -1,15 +1,14 @@
-//! An ordered line of jobs and its timeline. At most one thread runs a line at a time; a line whose next job must wait
-//! for a fence occupies no thread: it is woken.
+//! A queue's jobs in their order, and its timeline. One thread at a time runs a line. An idle line is taken for a copy on the
+//! submitting thread by one atomic operation and returned by another; everything else goes through a lock.
 
 use std::{
     any::Any,
     collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    task::{Wake, Waker},
+    task::Waker,
     time::Duration,
 };
 
@@ -19,72 +18,110 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Operation, Result, StreamPriority, Timeline, TimelineId, Timing,
     next_timeline_id,
 };
+use transload_executor::{Executor, catch_panic, yield_now};
 
 use crate::{
+    copy::{self, Cut},
+    failures::Failures,
     job::{Job, Outcome},
-    workers::Workers,
+    share::Share,
 };
 
-/// Durations and errors that nobody asked for are kept up to this many; the oldest go first.
+/// Durations that nobody took are kept up to this many; the oldest are dropped first.
 const KEPT: usize = 1024;
-/// Looks at the counter before a waiting thread goes to sleep: a few microseconds.
-const LOOKS: u32 = 200;
+/// Checks of the counter before a waiting thread sleeps: a few microseconds.
+const CHECKS: u32 = 200;
 
-/// A line of jobs.
+/// Set while a thread runs the line, or a task will.
+const BUSY: u64 = 1;
+/// Set while anybody waits for a point: the end of an operation on the submitting thread must look at the state.
+const WATCHED: u64 = 2;
+/// What the last enqueued point is counted in, above the flags.
+const ONE: u64 = 4;
+
+/// A line of jobs. Its counters have cache lines of their own: a line is mostly used by one thread.
+#[repr(align(128))]
 pub(crate) struct Line {
+    /// The last point given out, in [`ONE`]s, and the flags. Flags and points change under the lock, except where a line
+    /// that is not [`BUSY`] is taken, and returned unchanged.
+    word: AtomicU64,
+    reached: AtomicU64,
+    /// Whether any operation failed, for looking without the lock.
+    has_failed: AtomicBool,
+    state: Mutex<State>,
+    /// Signalled when a point is reached.
+    done: Condvar,
     id: TimelineId,
     priority: StreamPriority,
-    workers: Arc<Workers>,
-    reached: AtomicU64,
-    state: Mutex<State>,
-    /// Signalled when a point is reached and when its job is retired.
-    done: Condvar,
+    executor: Executor,
+    parallel_from: usize,
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// The last point given out.
-    enqueued: u64,
-    /// The last point whose job has let go of its buffers.
-    retired: u64,
-    activity: Activity,
+    /// Threads that wait for `done`.
+    waiting: usize,
     wakers: Vec<(u64, Waker)>,
     durations: VecDeque<(u64, Duration)>,
-    failures: VecDeque<(u64, Error)>,
+    failures: Failures,
     /// The first failure since the last drain.
     undrained: Option<Error>,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Activity {
-    /// No jobs.
-    #[default]
-    Idle,
-    /// On the workers' board.
-    Queued,
-    /// Some thread runs a job.
-    Running,
-    /// The first job waits for a fence, which will wake the line.
-    Blocked,
+/// The right to run a line, of a task. Dropped, it is passed on or the line is idle.
+struct Turn {
+    line: Arc<Line>,
+    begun: bool,
 }
 
-/// What stands before the first job.
-enum Next {
-    Job(Job),
-    Wait(transload_core::Fence),
-    Nothing,
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // A task that never ran had no thread: another one would have none either.
+        while !self.begun
+            && let Some(job) = self.line.pop()
+        {
+            drop(Run { line: &self.line, point: job.point, outcome: None });
+            let _panic = catch_panic(|| drop(job));
+        }
+        self.line.pass_on();
+    }
+}
+
+/// A job under way. Dropped, its point is reached: with its outcome, or with an error where it was given up.
+struct Run<'a> {
+    line: &'a Arc<Line>,
+    point: u64,
+    outcome: Option<Outcome>,
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let outcome = self.outcome.take().unwrap_or_else(|| {
+            let text = "the operation was given up before it moved a byte: its task lost its thread, or what would wake it";
+            Outcome { result: Err(Error::new(ErrorKind::Interrupted, text)), took: None }
+        });
+        let mut state = self.line.state.lock();
+        self.line.record(&mut state, self.point, outcome);
+        // Under the lock: a thread between its check and its wait must not miss it.
+        self.line.reached.store(self.point, Ordering::Release);
+        drop(state);
+        self.line.wake_up_to(self.point);
+    }
 }
 
 impl Line {
-    pub(crate) fn new(priority: StreamPriority, workers: Arc<Workers>) -> Self {
+    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
         Self {
-            id: next_timeline_id(),
-            priority,
-            workers,
+            word: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
             state: Mutex::default(),
             done: Condvar::new(),
+            id: next_timeline_id(),
+            priority,
+            executor,
+            parallel_from,
         }
     }
 
@@ -92,210 +129,195 @@ impl Line {
         self.priority
     }
 
-    /// How many jobs are not over.
+    /// Returns how many jobs are not complete.
     pub(crate) fn outstanding(&self) -> u64 {
-        let state = self.state.lock();
-        state.enqueued - self.reached()
+        // In this order: a point that is reached meanwhile is enqueued before.
+        let reached = self.reached();
+        self.enqueued().saturating_sub(reached)
     }
 
-    /// Runs an operation at once on the calling thread if the line is idle; answers its point.
+    fn enqueued(&self) -> u64 {
+        self.word.load(Ordering::Acquire) / ONE
+    }
+
+    /// Runs an operation at once on the calling thread if the line is idle; returns its point. Takes no lock unless
+    /// somebody waits for the line, the operation fails, or it is measured.
     ///
     /// # Safety
-    /// As for [`crate::copy::perform`].
+    /// As for [`copy::perform_units`], for all of the operation.
     pub(crate) unsafe fn run_inline(
         self: &Arc<Self>,
         operation: &Operation<'_>,
         timing: Timing,
     ) -> Option<u64> {
-        let mut state = self.state.lock();
-        if state.activity != Activity::Idle {
+        let idle = self.word.load(Ordering::Relaxed);
+        let taken = (idle + ONE) | BUSY;
+        if idle & BUSY != 0 {
             return None;
         }
-        state.activity = Activity::Running;
-        state.enqueued += 1;
-        let point = state.enqueued;
-        drop(state);
+        self.word.compare_exchange(idle, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let point = taken / ONE;
         // SAFETY: the caller's promise.
-        let outcome = Outcome::of(timing, || unsafe { self.workers.perform(operation) });
-        self.finish(point, outcome, None);
+        let outcome = Outcome::of(timing, || unsafe { copy::perform(operation) });
+        if outcome.result.is_err() || outcome.took.is_some() {
+            self.record(&mut self.state.lock(), point, outcome);
+        }
+        self.reached.store(point, Ordering::Release);
+        let returned = taken & !BUSY;
+        if taken & WATCHED != 0
+            || self.word.compare_exchange(taken, returned, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            // Somebody came meanwhile.
+            self.wake_up_to(point);
+            self.pass_on();
+        }
         Some(point)
     }
 
-    /// Puts a job at the end of the line; answers its point.
+    /// Puts a job at the end of the line; returns its point.
     pub(crate) fn push(self: &Arc<Self>, mut job: Job) -> u64 {
-        self.workers.job_begins();
         let mut state = self.state.lock();
-        state.enqueued += 1;
-        let point = state.enqueued;
+        let add = |word: u64| (word + ONE) | BUSY;
+        let before = self.word.update(Ordering::AcqRel, Ordering::Relaxed, add);
+        let point = before / ONE + 1;
         job.point = point;
         state.jobs.push_back(job);
-        let was_idle = state.activity == Activity::Idle;
-        if was_idle {
-            state.activity = Activity::Queued;
-        }
         drop(state);
-        if was_idle {
-            self.workers.push(Arc::clone(self));
+        if before & BUSY == 0 {
+            self.start();
         }
         point
     }
 
-    /// Called by a worker that took the line off the board: does the first job, or arranges to be woken for it.
-    pub(crate) fn run(self: &Arc<Self>) {
-        self.state.lock().activity = Activity::Running;
-        loop {
-            match self.next() {
-                Next::Nothing => return,
-                Next::Wait(fence) => {
-                    if fence.is_over() {
-                        self.forget_first_fence();
-                    } else if !self.block_on(&fence) {
-                        return;
-                    }
-                }
-                Next::Job(job) => {
-                    // SAFETY: the job came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes
-                    // in conflict until the point is reached; everything before it is over.
-                    let outcome =
-                        Outcome::of(job.timing, || unsafe { self.workers.perform(&job.operation()) });
-                    self.finish(job.point, outcome, Some(job));
-                    // The workers choose anew after every job, so that priorities mean something.
-                    return;
-                }
-            }
+    /// Has a task run the line, whose turn it is.
+    fn start(self: &Arc<Self>) {
+        let turn = Turn { line: Arc::clone(self), begun: false };
+        // Whatever becomes of it, the turn is passed on, and an error is that of the points.
+        let _theirs = self.executor.spawn_detached(self.priority, run(turn));
+    }
+
+    /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.
+    fn pass_on(self: &Arc<Self>) {
+        let state = self.state.lock();
+        if state.jobs.is_empty() {
+            let is_watched = state.waiting > 0 || !state.wakers.is_empty();
+            let flags = if is_watched { WATCHED } else { 0 };
+            self.word.update(Ordering::AcqRel, Ordering::Relaxed, |word| (word & !(BUSY | WATCHED)) | flags);
+        } else {
+            drop(state);
+            self.start();
         }
     }
 
-    fn next(&self) -> Next {
-        let mut state = self.state.lock();
-        match state.jobs.front() {
-            Some(job) => match job.after.last() {
-                Some(fence) => Next::Wait(fence.clone()),
-                None => state.jobs.pop_front().map_or(Next::Nothing, Next::Job),
-            },
-            None => {
-                state.activity = Activity::Idle;
-                Next::Nothing
-            }
-        }
+    fn pop(&self) -> Option<Job> {
+        self.state.lock().jobs.pop_front()
     }
 
-    /// Only the thread that runs the line takes from its front.
-    fn forget_first_fence(&self) {
-        let fence = self.state.lock().jobs.front_mut().and_then(|job| job.after.pop());
-        drop(fence);
-    }
-
-    /// Arranges that the fence wakes the line; answers whether the caller still runs it, since the fence is over.
-    fn block_on(self: &Arc<Self>, fence: &transload_core::Fence) -> bool {
-        // First the state, then the waker: a wake in between must find the line blocked.
-        self.state.lock().activity = Activity::Blocked;
-        let waker = Waker::from(Arc::clone(self));
-        if !fence.timeline().wake_at(fence.point(), &waker) {
-            return false;
-        }
-        let mut state = self.state.lock();
-        if state.activity == Activity::Blocked {
-            state.activity = Activity::Running;
-            return true;
-        }
-        // An earlier waker was faster: the line is on the board.
-        false
-    }
-
-    /// Reaches the point, tells everyone, lets go of the buffers, and hands the line on.
-    fn finish(self: &Arc<Self>, point: u64, outcome: Outcome, job: Option<Job>) {
-        let mut state = self.state.lock();
+    fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
         if let Err(error) = outcome.result {
             state.undrained.get_or_insert_with(|| error.clone());
-            keep(&mut state.failures, (point, error));
+            // The queue's two handles, and one of whoever runs this: no fence is left that could ask for an earlier point.
+            // A fence that is being made has its handle already.
+            if state.failures.len() >= KEPT && Arc::strong_count(self) <= 3 {
+                state.failures.clear();
+            }
+            state.failures.add(point, error);
+            self.has_failed.store(true, Ordering::Relaxed);
         }
         if let Some(took) = outcome.took {
-            keep(&mut state.durations, (point, took));
-        }
-        self.reached.store(point, Ordering::Release);
-        drop(state);
-        self.done.notify_all();
-        self.wake_up_to(point);
-        // The point is reached, so memory that was dropped meanwhile is freed here and not parked. Its owner may be the
-        // user's type: its panic is not ours.
-        let queued = job.is_some();
-        let _panic = catch_unwind(AssertUnwindSafe(|| drop(job)));
-        let mut state = self.state.lock();
-        state.retired = point;
-        let more = !state.jobs.is_empty();
-        state.activity = if more { Activity::Queued } else { Activity::Idle };
-        drop(state);
-        self.done.notify_all();
-        if more {
-            self.workers.push(Arc::clone(self));
-        }
-        if queued {
-            self.workers.job_ended();
+            if state.durations.len() == KEPT {
+                state.durations.pop_front();
+            }
+            state.durations.push_back((point, took));
         }
     }
 
-    /// Wakes who waits for points up to this one, a few at a time, with no lock held.
+    /// Wakes whoever waits for points up to this one, which is reached: a few at a time, with no lock held.
     fn wake_up_to(&self, point: u64) {
         loop {
             let mut due = SmallVec::<[Waker; 4]>::new();
             let mut state = self.state.lock();
+            let threads_wait = state.waiting > 0;
             while due.len() < due.inline_size()
                 && let Some(index) = state.wakers.iter().position(|(at, _)| *at <= point)
             {
                 due.push(state.wakers.swap_remove(index).1);
             }
             drop(state);
+            if threads_wait {
+                self.done.notify_all();
+            }
             if due.is_empty() {
                 return;
             }
             for waker in due {
-                // A waker is the user's code: its panic must not end a worker.
-                let _panic = catch_unwind(AssertUnwindSafe(|| waker.wake()));
+                // A waker is the user's code: its panic is not ours.
+                let _panic = catch_panic(|| waker.wake());
             }
         }
     }
 
-    /// Blocks until every job enqueued so far is over and has let go of its buffers.
+    /// Blocks until every job enqueued so far is complete.
     ///
     /// # Errors
     /// The first failure since the last call.
     pub(crate) fn drain(&self) -> Result<()> {
+        self.block_until(self.enqueued());
+        self.state.lock().undrained.take().map_or(Ok(()), Err)
+    }
+
+    fn block_until(&self, point: u64) {
+        for _ in 0..CHECKS {
+            if self.reached() >= point {
+                return;
+            }
+            std::hint::spin_loop();
+        }
         let mut state = self.state.lock();
-        let last = state.enqueued;
-        while state.retired < last {
+        state.waiting += 1;
+        self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        while self.reached() < point {
             self.done.wait(&mut state);
         }
-        state.undrained.take().map_or(Ok(()), Err)
+        state.waiting -= 1;
     }
 
-    fn outcome(state: &State, point: u64) -> Result<()> {
-        match state.failures.iter().find(|(at, _)| *at == point) {
-            Some((_, error)) => Err(error.clone()),
-            None => Ok(()),
+    fn outcome(&self, point: u64) -> Result<()> {
+        if !self.has_failed.load(Ordering::Relaxed) {
+            return Ok(());
         }
+        self.state.lock().failures.of(point)
     }
 }
 
-fn keep<T>(list: &mut VecDeque<T>, item: T) {
-    if list.len() == KEPT {
-        list.pop_front();
-    }
-    list.push_back(item);
-}
-
-impl Wake for Line {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        let mut state = self.state.lock();
-        if state.activity == Activity::Blocked {
-            state.activity = Activity::Queued;
-            drop(state);
-            self.workers.push(Arc::clone(self));
+/// A line's turn: its jobs one after the other, each after its fences. Other tasks run between two of them, the more urgent
+/// first.
+async fn run(mut turn: Turn) {
+    turn.begun = true;
+    let line = &turn.line;
+    while let Some(job) = line.pop() {
+        let mut run = Run { line, point: job.point, outcome: None };
+        for fence in &job.after {
+            // A failed predecessor is reported by its own fence; the bytes are at rest either way.
+            let _over = line.executor.fence(fence).await;
         }
+        let cut = Cut::new(&job.operation(), line.executor.threads());
+        let is_shared = copy::bytes(&job.operation()) >= line.parallel_from && cut.pieces() > 1;
+        let job = if is_shared {
+            let (share, outcome) = Share::run(job, cut, &line.executor, line.priority).await;
+            run.outcome = Some(outcome);
+            Err(share)
+        } else {
+            // SAFETY: the job came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
+            // conflict until the point is reached; everything before it is complete.
+            run.outcome = Some(Outcome::of(job.timing, || unsafe { copy::perform(&job.operation()) }));
+            Ok(job)
+        };
+        // The point is reached first, so memory that was dropped meanwhile is freed here and not parked. Its owner may be
+        // the user's type: its panic is not ours.
+        drop(run);
+        let _panic = catch_panic(|| drop(job));
+        yield_now().await;
     }
 }
 
@@ -317,37 +339,45 @@ unsafe impl Timeline for Line {
         if self.reached() < point {
             return Ok(false);
         }
-        Self::outcome(&self.state.lock(), point).map(|()| true)
+        self.outcome(point).map(|()| true)
     }
 
     fn wait(&self, point: u64) -> Result<()> {
-        for _ in 0..LOOKS {
-            if self.reached() >= point {
-                break;
+        if self.reached() < point {
+            let enqueued = self.enqueued();
+            if point > enqueued {
+                let text = format!("point {point} was never enqueued; the last one is {enqueued}");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
-            std::hint::spin_loop();
+            self.block_until(point);
         }
-        let mut state = self.state.lock();
-        if point > state.enqueued {
-            let text = format!("point {point} was never enqueued; the last one is {}", state.enqueued);
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        while self.reached() < point {
-            self.done.wait(&mut state);
-        }
-        Self::outcome(&state, point)
+        self.outcome(point)
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        let mut state = self.state.lock();
         if self.reached() >= point {
             return true;
         }
-        // A future that is polled again brings the same waker.
-        if !state.wakers.iter().any(|(at, known)| *at == point && known.will_wake(waker)) {
-            state.wakers.push((point, waker.clone()));
+        // A waker is the user's code: it is cloned and dropped outside the lock.
+        let waker = waker.clone();
+        let mut state = self.state.lock();
+        self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        if self.reached() >= point {
+            drop(state);
+            return true;
         }
+        // A future that is polled again brings the same waker.
+        if state.wakers.iter().any(|(at, known)| *at == point && known.will_wake(&waker)) {
+            drop(state);
+            return false;
+        }
+        state.wakers.push((point, waker));
         false
+    }
+
+    /// A worker may panic.
+    fn can_fail(&self) -> bool {
+        true
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {

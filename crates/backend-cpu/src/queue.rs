@@ -1,4 +1,4 @@
-//! A queue as its users see it: a line, the right to have it worked on, and a count of leases.
+//! A queue as its users see it: a line and a count of leases.
 
 use std::sync::{
     Arc,
@@ -8,27 +8,26 @@ use std::sync::{
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing,
 };
+use transload_executor::Executor;
 
-use crate::{copy, costs, job::Job, line::Line, workers::Employment};
+use crate::{copy, costs, job::Job, line::Line};
 
 /// An operation of at most so many bytes is done at once where nothing stands before it: waking a worker took up to
 /// 250 µs where it was measured (a virtual machine with 16 processors), in which one core copies about as much.
 const INLINE: usize = 2 << 20;
 
-/// An ordered line of work, done by the backend's workers.
+/// An ordered line of work. Its executor's threads stay as long as it does, also where the backend was dropped.
 pub(crate) struct CpuQueue {
     line: Arc<Line>,
     timeline: Arc<dyn Timeline>,
     leases: AtomicU64,
-    /// A leased queue has its work done even where the backend is gone.
-    _employment: Arc<Employment>,
 }
 
 impl CpuQueue {
-    pub(crate) fn new(priority: StreamPriority, employment: &Arc<Employment>) -> Self {
-        let line = Arc::new(Line::new(priority, Arc::clone(employment.workers())));
+    pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
+        let line = Arc::new(Line::new(priority, executor, parallel_from));
         let timeline: Arc<dyn Timeline> = line.clone();
-        Self { line, timeline, leases: AtomicU64::new(0), _employment: Arc::clone(employment) }
+        Self { line, timeline, leases: AtomicU64::new(0) }
     }
 
     pub(crate) fn line(&self) -> &Arc<Line> {
@@ -77,6 +76,8 @@ unsafe impl Queue for CpuQueue {
         // What was enqueued before on this line is before it anyway.
         let id = self.timeline.id();
         let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_done());
+        // Before the operation: the line keeps the outcomes that a handle may ask for.
+        let timeline = Arc::clone(&self.timeline);
         let point = if copy::bytes(operation) <= INLINE && open.clone().next().is_none() {
             // SAFETY: the caller's promise.
             unsafe { self.line.run_inline(operation, timing) }
@@ -87,7 +88,7 @@ unsafe impl Queue for CpuQueue {
             Some(point) => point,
             None => self.line.push(Job::new(operation, open.cloned(), timing)?),
         };
-        Ok(Fence::new(Arc::clone(&self.timeline), point))
+        Ok(Fence::new(timeline, point))
     }
 
     fn outstanding(&self) -> u64 {

@@ -5,9 +5,10 @@ use std::{fmt, ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, Queue, RawBuffer, Result, Timeline,
-    hazard::{Attempt, Before, Dependencies, Ticket, Woken},
+    BufferId, Fence, Queue, RawBuffer, Result, Timeline, TransferPath,
+    hazard::{Asked, Attempt, Before, Dependencies, Earlier, Ticket, Woken},
     obstacle::{Obstacle, Turns, Unsubmitted},
+    source::Sources,
 };
 
 /// What an operation does to a range.
@@ -32,12 +33,14 @@ impl Access {
 /// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
-    after: Dependencies,
+    earlier: Earlier,
+    /// Whether what is claimed for writing keeps its content.
+    keeps: bool,
 }
 
 /// A range of a buffer, and the claim in its table once it is made. Uses that touch or overlap are one.
 pub(crate) struct Claimed<'a> {
-    buffer: &'a RawBuffer,
+    pub(crate) buffer: &'a RawBuffer,
     pub(crate) range: Range<usize>,
     pub(crate) access: Access,
     pub(crate) ticket: Option<Ticket>,
@@ -58,7 +61,13 @@ impl<'a> Claims<'a> {
     /// No claims.
     #[inline]
     pub(crate) fn none() -> Self {
-        Self { held: SmallVec::new(), after: Dependencies::default() }
+        Self::none_keeping(false)
+    }
+
+    /// Like [`none`](Self::none), for work that leaves some of the bytes as they are that it claims for writing.
+    #[inline]
+    pub(crate) fn none_keeping(keeps: bool) -> Self {
+        Self { held: SmallVec::new(), earlier: Earlier::default(), keeps }
     }
 
     /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
@@ -130,8 +139,8 @@ impl<'a> Claims<'a> {
         while let Some(first) = rest.first() {
             let buffer = first.buffer;
             let (group, others) = rest.split_at_mut(of_one_buffer(rest));
-            let turn = turns.and_then(|turns| turns.of(buffer));
-            match buffer.hazards().claim(group, own, turn, &mut self.after) {
+            let asked = Asked { own, turn: turns.and_then(|turns| turns.of(buffer)), keeps: self.keeps };
+            match buffer.hazards().claim(group, &asked, &mut self.earlier) {
                 Ok(Attempt::Held(())) => rest = others,
                 Ok(Attempt::Blocked(before)) => return Err(self.blocked(before)),
                 Err(error) => {
@@ -163,7 +172,7 @@ impl<'a> Claims<'a> {
                 one.buffer.hazards().withdraw(&one.range, ticket, &mut woken);
             }
         }
-        self.after.retain(|_| false);
+        self.earlier = Earlier::default();
     }
 
     /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
@@ -181,27 +190,27 @@ impl<'a> Claims<'a> {
     pub(crate) fn into_loan(mut self) -> (Option<Ticket>, Dependencies) {
         let one = self.held.pop();
         let lend = |one: Claimed<'_>| Some(one.buffer.hazards().lend(&one.range, one.ticket?));
-        (one.and_then(lend), std::mem::take(&mut self.after))
+        (one.and_then(lend), std::mem::take(&mut self.earlier.after))
     }
 
     /// The fences that the work must come after: of each timeline the last.
     #[must_use]
     pub fn after(&self) -> &[Fence] {
-        &self.after
+        &self.earlier.after
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
     pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
-        if self.after.is_empty() {
+        if self.earlier.after.is_empty() {
             return;
         }
-        for fence in self.after.iter() {
+        for fence in self.earlier.after.iter() {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                 let _over = fence.wait();
             }
         }
-        self.after.retain(|fence| !fence.is_known_done());
+        self.earlier.after.retain(|fence| !fence.is_known_done());
     }
 
     /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
@@ -209,16 +218,33 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`] by those fences.
     pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
-        self.after.retain(|fence| !fence.is_known_done());
-        let for_host = self.after.iter().filter(|fence| !for_queue(fence));
+        self.earlier.after.retain(|fence| !fence.is_known_done());
+        let for_host = self.earlier.after.iter().filter(|fence| !for_queue(fence));
         // Allocates only where there is something.
         let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
         if !open.is_empty() {
             return Err(Obstacle::fences(open).into());
         }
         // Over also where a timeline does not say so of itself.
-        self.after.retain(|fence| for_queue(fence));
+        self.earlier.after.retain(|fence| for_queue(fence));
         Ok(())
+    }
+
+    /// Returns the fence of the claimed work, so that it also tells the failure of work that wrote what the claimed work
+    /// reads: see [`Fence::wait`]. It is the one to hand out; [`commit`](Self::commit) does likewise by itself.
+    #[must_use]
+    #[inline]
+    pub fn inherit(&self, fence: Fence) -> Fence {
+        if self.earlier.sources.is_empty() { fence } else { self.inherit_sources(fence) }
+    }
+
+    #[cold]
+    fn inherit_sources(&self, fence: Fence) -> Fence {
+        let place =
+            |access: Access| self.held.iter().find(|one| one.access == access).map(|one| one.buffer.place());
+        let path =
+            place(Access::Read).zip(place(Access::Write)).map(|(src, dst)| TransferPath::new(src, dst));
+        fence.with_sources(Sources::new(self.earlier.sources.clone(), path))
     }
 
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
@@ -228,10 +254,20 @@ impl<'a> Claims<'a> {
     ///   what the ranges were used for before is forgotten in favour of it.
     #[inline]
     pub unsafe fn commit(mut self, fence: &Fence) {
+        let inherited;
+        let fence = if self.earlier.sources.is_empty() || fence.sources().is_some() {
+            fence
+        } else {
+            inherited = self.inherit_sources(fence.clone());
+            &inherited
+        };
         let mut woken = Woken::default();
         for one in &self.held {
             one.buffer.is_used_behind(fence);
-            if let Some(ticket) = one.ticket {
+            let Some(ticket) = one.ticket else { continue };
+            if self.keeps && one.access == Access::Write && !crate::mutant!("core/prefetch-keeps-marks") {
+                one.buffer.hazards().commit_keeping(&one.range, ticket, fence, &mut woken);
+            } else {
                 one.buffer.hazards().commit(&one.range, ticket, fence, &mut woken);
             }
         }

@@ -41,6 +41,9 @@ pub enum ErrorKind {
     Corrupted,
     /// A worker thread ended before its work was done.
     Interrupted,
+    /// Bytes that were read are not valid, since the operation that should have written them failed: with
+    /// [`Error::cause`].
+    SourceFailed,
 }
 
 /// Whether the same call can succeed later.

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{DeviceId, Error, Result};
+use crate::{DeviceId, Error, Result, source::Sources};
 
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -91,6 +91,20 @@ pub unsafe trait Timeline: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether work on it can fail by itself, with its device intact, as work of the host's threads can. The answer
+    /// never changes. Such a failure is told by the fences of work that read what the failed work should have written, and
+    /// the bytes are marked.
+    fn can_fail(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the work at `point`, which failed by itself, may have changed bytes before it did. Only then are they
+    /// marked.
+    fn may_have_written(&self, point: u64) -> bool {
+        let _ = point;
+        true
+    }
+
     /// For the backend's own queues, which can wait for it without the host.
     fn as_any(&self) -> &dyn Any;
 }
@@ -100,6 +114,8 @@ pub unsafe trait Timeline: Send + Sync + 'static {
 pub struct Fence {
     timeline: Arc<dyn Timeline>,
     point: u64,
+    /// What the work read that can fail by itself.
+    sources: Option<Arc<Sources>>,
 }
 
 impl Fence {
@@ -107,7 +123,36 @@ impl Fence {
     #[must_use]
     #[inline]
     pub fn new(timeline: Arc<dyn Timeline>, point: u64) -> Self {
-        Self { timeline, point }
+        Self { timeline, point, sources: None }
+    }
+
+    /// Adds what the work read.
+    pub(crate) fn with_sources(self, sources: Option<Arc<Sources>>) -> Self {
+        Self { sources, ..self }
+    }
+
+    /// Returns a fence of the same point that tells no failure but the work's own.
+    pub(crate) fn without_sources(&self) -> Self {
+        Self::new(Arc::clone(&self.timeline), self.point)
+    }
+
+    #[inline]
+    pub(crate) fn sources(&self) -> Option<&Sources> {
+        self.sources.as_deref()
+    }
+
+    /// Returns how the work ended, or `None` while it is not complete. Asks the driver.
+    pub(crate) fn outcome(&self) -> Option<Result<()>> {
+        match self.timeline.poll(self.point) {
+            Ok(false) => None,
+            Ok(true) => Some(self.outcome_of_sources()),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    #[inline]
+    fn outcome_of_sources(&self) -> Result<()> {
+        self.sources.as_ref().map_or(Ok(()), |sources| sources.outcome())
     }
 
     /// The timeline.
@@ -163,16 +208,18 @@ impl Fence {
     /// Blocks the calling thread until the work is done.
     ///
     /// # Errors
-    /// The work's own error, or the device's.
+    /// The work's own error, or the device's. [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes that the work
+    /// read had not been written as they should, because earlier work had failed.
     pub fn wait(&self) -> Result<()> {
-        self.timeline.wait(self.point)
+        self.timeline.wait(self.point)?;
+        self.outcome_of_sources()
     }
 
     /// A future of the work's end, for any executor; `fence.await` does the same. Blocks no thread. It may be dropped at
     /// any time, and then holds nothing but its waker, until the point is reached.
     ///
     /// # Errors
-    /// By the future: the work's own error, or the device's.
+    /// By the future: as for [`wait`](Self::wait).
     pub fn done(&self) -> Done {
         Done { fence: self.clone() }
     }

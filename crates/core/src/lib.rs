@@ -44,6 +44,7 @@ mod reclaim;
 mod recorded;
 mod report;
 mod size_class;
+mod source;
 mod storage;
 mod submission;
 mod sync;

@@ -105,6 +105,12 @@ impl<'a> Operation<'a> {
         }
     }
 
+    /// Returns whether some of the bytes that it claims for writing stay as they are.
+    #[inline]
+    pub(crate) fn keeps_content(&self) -> bool {
+        matches!(self, Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. })
+    }
+
     /// Its buffers, and what it does to each.
     #[must_use]
     pub fn uses(&self) -> Uses<'a> {
@@ -283,7 +289,7 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut claims = Claims::none();
+    let mut claims = Claims::none_keeping(operation.keeps_content());
     match *operation {
         // Without the list of uses, whose length the compiler does not know.
         Operation::Copy { src, dst } => {
@@ -294,7 +300,7 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
     claims.wait_where_a_queue_cannot(queue);
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
-    let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
     operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // known to be over.

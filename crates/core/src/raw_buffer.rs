@@ -19,6 +19,12 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(u64);
 
+impl fmt::Display for BufferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "buffer #{}", self.0)
+    }
+}
+
 /// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no
 /// operation in flight touches it. Usable from any thread.
 #[derive(Clone)]
@@ -205,7 +211,8 @@ impl RawBuffer {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] for memory that the host cannot address, [`ErrorKind::Busy`] where a writable view is
-    /// open on the range.
+    /// open on the range, [`ErrorKind::SourceFailed`] where an operation that wrote some of the bytes failed: they may be
+    /// damaged, until they are written again or [assumed](Self::assume_written) to be.
     pub fn read(&self) -> Result<HostView<'_>> {
         HostView::open(self, true)
     }
@@ -233,6 +240,32 @@ impl RawBuffer {
     /// As for `write`.
     pub fn try_write(&self) -> Result<HostViewMut<'_>> {
         HostViewMut::open(self, false)
+    }
+
+    /// Like [`write`](Self::write), for callers that replace every byte: damage by earlier work that failed is no error, and
+    /// is [assumed](Self::assume_written) to be repaired.
+    ///
+    /// # Errors
+    /// As for `write`, but for [`ErrorKind::SourceFailed`].
+    pub fn overwrite(&self) -> Result<HostViewMut<'_>> {
+        loop {
+            match self.write() {
+                Err(error) if error.kind() == ErrorKind::SourceFailed => self.assume_written(..)?,
+                opened => return opened,
+            }
+        }
+    }
+
+    /// Says that the bytes of a range are as they should be, although an operation that wrote them failed: they were written
+    /// around this library, or do not matter. Reading them is no error from here on. Waits for nothing; says nothing of work
+    /// in flight.
+    ///
+    /// # Errors
+    /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
+    pub fn assume_written(&self, range: impl RangeBounds<usize>) -> Result<()> {
+        let part = self.slice(range)?;
+        part.hazards().assume_written(&part.range());
+        Ok(())
     }
 
     /// Blocks until no operation enqueued so far on the allocation is in flight: on the whole of it, also for a slice.

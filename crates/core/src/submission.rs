@@ -37,7 +37,7 @@ fn try_in_turn(
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
-    let mut claims = Claims::none();
+    let mut claims = Claims::none_keeping(operation.keeps_content());
     claims.attempt(&mut uses, None, Some(turns))?;
     if let Err(blocked) = claims.leave_to_queue(|fence| !during_call && queue.can_wait_for(fence)) {
         if let (true, Unsubmitted::Blocked(obstacle)) = (waits, &blocked) {
@@ -47,7 +47,7 @@ fn try_in_turn(
     }
     // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
     // the memory alive from then on.
-    let fence = unsafe { queue.enqueue(operation, claims.after(), timing) }?;
+    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
     operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // over.

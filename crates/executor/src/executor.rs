@@ -16,7 +16,7 @@ use crate::{
     fences::FenceWait,
     group::{Group, Helping, Live},
     guarded::guarded,
-    workers::{Workers, refuse_inside},
+    workers::{Workers, refuse_to_drain},
 };
 
 /// Host threads for tasks, and a count of what is under way.
@@ -93,25 +93,45 @@ impl Executor {
     where
         F: Future<Output: Send + 'static> + Send + 'static,
     {
-        let workers = &self.handle.0;
         let (task, completer) = Task::new();
-        if let Err(error) = workers.start_first() {
+        if let Err(error) = self.handle.0.start_first() {
             completer.complete(Err(error));
             return task;
         }
-        let live = Live::new(&self.group, workers);
-        let body = async move {
-            // Dropped last, also where the task is dropped before its end: whoever drained sees the result.
+        let live = Live::new(&self.group, &self.handle.0);
+        self.schedule(priority, async move {
+            // Dropped last, also where the task is dropped before its end: what was drained has its result.
             let _live = live;
             let completer = completer;
             let outcome = guarded(future).await;
             completer.complete(outcome);
-        };
-        let (sharer, rank) = (Arc::clone(workers), rank(priority));
-        let (runnable, unseen) = async_task::spawn(body, move |runnable| sharer.push(rank, runnable));
+        });
+        task
+    }
+
+    /// Like [`spawn_at`](Self::spawn_at), but without a handle: the end of the future is its own to tell, and a panic is
+    /// discarded. Allocates once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refused the first thread; the future is dropped.
+    pub fn spawn_detached<F>(&self, priority: StreamPriority, future: F) -> Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.handle.0.start_first()?;
+        let live = Live::new(&self.group, &self.handle.0);
+        self.schedule(priority, async move {
+            let _live = live;
+            let _panic = guarded(future).await;
+        });
+        Ok(())
+    }
+
+    fn schedule(&self, priority: StreamPriority, body: impl Future<Output = ()> + Send + 'static) {
+        let (workers, rank) = (Arc::clone(&self.handle.0), rank(priority));
+        let (runnable, unseen) = async_task::spawn(body, move |runnable| workers.push(rank, runnable));
         unseen.detach();
         runnable.schedule();
-        task
     }
 
     /// Runs a closure that may block in the kernel or a driver, on a spare thread. At most as many of one key run at once as
@@ -150,7 +170,7 @@ impl Executor {
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of an executor and on a thread that
     /// helps, where it would wait for its own caller.
     pub fn drain(&self) -> Result<()> {
-        refuse_inside("draining")?;
+        refuse_to_drain()?;
         self.group.drain();
         Ok(())
     }

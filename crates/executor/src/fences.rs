@@ -38,6 +38,8 @@ struct Lane {
     waits: SmallVec<[(u64, Waker); 4]>,
     /// Whether a worker is calling the timeline.
     called: bool,
+    /// Whether a timeline woke the workers during that call, which may have been too early to see it.
+    recall: bool,
     /// The point for which the timeline has the workers' waker.
     registered: Option<u64>,
 }
@@ -84,7 +86,10 @@ impl Fences {
         if !self.are_awaited() {
             return false;
         }
-        self.due.store(false, Ordering::Relaxed);
+        if self.due.swap(false, Ordering::Relaxed) {
+            // The wake may be for a timeline that another worker asked too early, and is still calling.
+            self.lanes.lock().iter_mut().filter(|lane| lane.called).for_each(|lane| lane.recall = true);
+        }
         self.each(|_| true, around, |call| call.over = call.fence.is_over())
     }
 
@@ -137,7 +142,13 @@ impl Fences {
             Some(index) => lanes.get_mut(index),
             None => {
                 let timeline = Arc::clone(fence.timeline());
-                lanes.push(Lane { timeline, waits: SmallVec::new(), called: false, registered: None });
+                lanes.push(Lane {
+                    timeline,
+                    waits: SmallVec::new(),
+                    called: false,
+                    recall: false,
+                    registered: None,
+                });
                 lanes.last_mut()
             }
         };
@@ -167,6 +178,9 @@ impl Drop for Call<'_> {
         let mut empty = None;
         if let Some(lane) = lanes.get_mut(index) {
             lane.called = false;
+            if std::mem::take(&mut lane.recall) && !self.over && !transload_core::mutant!("executor/recall") {
+                self.fences.set_due();
+            }
             if self.registered {
                 lane.registered = Some(self.fence.point());
             }

@@ -14,7 +14,7 @@ use transload_core::{Error, ErrorKind, Result};
 
 use crate::{
     guarded::{discard, wake},
-    workers::refuse_inside,
+    workers::refuse_to_block,
 };
 
 /// A task's result to come: await it, or [`wait`](Self::wait) for it.
@@ -55,12 +55,12 @@ impl<T> Task<T> {
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`] if the task panicked, or if nothing was left that could wake it;
-    /// [`ErrorKind::Io`] if the system refused the first thread; [`ErrorKind::Unsupported`] on a thread of an executor,
-    /// which must not block: await the task there.
+    /// [`ErrorKind::Io`] if the system refused the first thread; [`ErrorKind::Unsupported`] on a worker of any
+    /// executor, which must not block: await the task there.
     pub fn wait(self) -> Result<T> {
         let mut state = self.slot.state.lock();
         if matches!(*state, State::Running(_)) {
-            refuse_inside("waiting for a task")?;
+            refuse_to_block()?;
         }
         while matches!(*state, State::Running(_)) {
             self.slot.ended.wait(&mut state);

@@ -27,11 +27,13 @@ const SPINNING: Duration = Duration::from_micros(10);
 const POLLING: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// Above 0 on threads of an executor and on threads that help.
+    /// Above 0 on threads of an executor and on threads that help: what they do is under way.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
+    /// Whether this is a worker, which must not block.
+    static WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the calling thread as one that must not wait for tasks.
+/// Marks the calling thread as one that does an executor's work.
 pub(crate) fn enter() {
     INSIDE.set(INSIDE.get().saturating_add(1));
 }
@@ -41,15 +43,23 @@ pub(crate) fn leave() {
 }
 
 /// # Errors
-/// [`ErrorKind::Unsupported`] on a marked thread.
-pub(crate) fn refuse_inside(what: &str) -> Result<()> {
-    if INSIDE.get() == 0 || transload_core::mutant!("executor/refuse-inside") {
+/// [`ErrorKind::Unsupported`] on a worker.
+pub(crate) fn refuse_to_block() -> Result<()> {
+    if !WORKER.get() || transload_core::mutant!("executor/refuse-to-block") {
         return Ok(());
     }
-    let text = format!(
-        "{what} would block a thread of an executor, which may be the one that is waited for; await it in a task, or wait on \
-         a thread of your own"
-    );
+    let text =
+        "waiting for a task would block a worker, which may be the one that runs it; await the task instead";
+    Err(Error::new(ErrorKind::Unsupported, text))
+}
+
+/// # Errors
+/// [`ErrorKind::Unsupported`] on a thread that does an executor's work.
+pub(crate) fn refuse_to_drain() -> Result<()> {
+    if INSIDE.get() == 0 || transload_core::mutant!("executor/refuse-to-drain") {
+        return Ok(());
+    }
+    let text = "draining from within a task, a blocking call or a waker would wait for itself; drain on a thread of your own";
     Err(Error::new(ErrorKind::Unsupported, text))
 }
 
@@ -184,6 +194,7 @@ impl Workers {
     /// A worker's life. It begins as a searcher.
     fn work(self: &Arc<Self>) {
         enter();
+        WORKER.set(true);
         let waker = Waker::from(Arc::clone(self));
         while let Some(runnable) = self.search(&waker) {
             if self.idle.found(|| self.is_ready() || self.fences.need_a_poll()) {

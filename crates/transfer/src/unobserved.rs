@@ -130,12 +130,11 @@ impl UnobservedList {
         drop(list);
         let mut open = SmallVec::<[Unobserved; FEW]>::new();
         for transfer in taken {
-            let (timeline, point) = (transfer.fence.timeline(), transfer.fence.point());
-            let polled = if wait { timeline.wait(point).map(|()| true) } else { timeline.poll(point) };
-            match polled {
-                Ok(false) => open.push(transfer),
-                Ok(true) => settle(transfer.settled(Ok(()))),
-                Err(error) => settle(transfer.settled(Err(error))),
+            if wait || transfer.fence.is_over() {
+                let outcome = transfer.fence.wait();
+                settle(transfer.settled(outcome));
+            } else {
+                open.push(transfer);
             }
         }
         let mut list = self.list.lock();

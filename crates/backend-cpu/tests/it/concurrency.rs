@@ -63,3 +63,43 @@ fn threads_that_write_one_range_leave_one_writers_bytes_whole() {
     let view = dst.read().unwrap();
     assert!((1..=6).contains(&view[0]) && view.iter().all(|byte| *byte == view[0]));
 }
+
+/// Copies on the submitting thread and on workers meet on one queue, whose idle state is taken without a lock.
+#[test]
+fn threads_that_share_one_queue_lose_no_wake() {
+    const THREADS: usize = 6;
+    const ROUNDS: usize = 3000;
+    let (ended, end) = std::sync::mpsc::channel();
+    let test = thread::spawn(move || {
+        let backend = backend(2, usize::MAX);
+        let queue = lease(&backend);
+        thread::scope(|scope| {
+            for index in 0..THREADS {
+                let (backend, queue) = (&backend, &queue);
+                scope.spawn(move || {
+                    let (src, dst) = (backend.wrap_vec(vec![index as u8; 256]), allocate(backend, 256));
+                    for round in 0..ROUNDS {
+                        let copy = Operation::Copy { src: &src, dst: &dst };
+                        let fence = submit(&**queue, &copy, Timing::Off).unwrap();
+                        match (round + index) % 3 {
+                            0 => fence.wait().unwrap(),
+                            1 => pollster::block_on(fence.done()).unwrap(),
+                            _ => {}
+                        }
+                    }
+                    assert!(dst.read().unwrap().iter().all(|byte| *byte == index as u8));
+                });
+            }
+        });
+        assert_eq!(queue.outstanding(), 0);
+        backend.drain().unwrap();
+        ended.send(()).unwrap();
+    });
+    let limit = std::time::Duration::from_secs(100);
+    let outcome = end.recv_timeout(limit);
+    assert!(
+        outcome != Err(std::sync::mpsc::RecvTimeoutError::Timeout),
+        "a thread waits for a wake that was lost"
+    );
+    test.join().unwrap();
+}

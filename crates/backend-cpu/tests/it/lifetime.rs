@@ -199,3 +199,30 @@ fn an_owner_that_panics_when_dropped_does_not_end_the_queue() {
     let fill = Operation::Fill { dst: &large, pattern: Pattern::U8(1) };
     submit(&*queue, &fill, Timing::Off).unwrap().wait().unwrap();
 }
+
+/// Drains the backend on the thread that wakes it.
+struct DrainHere(Arc<transload_backend_cpu::CpuBackend>, Mutex<mpsc::Sender<transload_core::Result<()>>>);
+
+impl Wake for DrainHere {
+    fn wake(self: Arc<Self>) {
+        let _told = self.1.lock().send(self.0.drain());
+    }
+}
+
+#[test]
+fn drain_on_a_worker_is_refused_and_not_for_ever() {
+    let backend = backend(1, usize::MAX);
+    let gate = Gate::new();
+    let buffer = allocate(&backend, 10);
+    let queue = lease(&backend);
+    let fill = Operation::Fill { dst: &buffer, pattern: Pattern::U8(1) };
+    submit(&gate, &fill, Timing::Off).unwrap();
+    let fence = submit(&*queue, &fill, Timing::Off).unwrap();
+    let (tell, told) = mpsc::channel();
+    let waker = Waker::from(Arc::new(DrainHere(Arc::clone(&backend), Mutex::new(tell))));
+    assert!(!fence.timeline().wake_at(fence.point(), &waker));
+    gate.open();
+    let outcome = told.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+    assert_eq!(outcome.unwrap_err().kind(), transload_core::ErrorKind::Unsupported);
+    backend.drain().unwrap();
+}

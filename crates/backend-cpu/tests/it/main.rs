@@ -7,6 +7,7 @@ mod concurrency;
 mod content;
 mod elements;
 mod errors;
+mod failures;
 mod gate;
 mod lifetime;
 mod order;

@@ -27,7 +27,7 @@ impl Dependencies {
                 known.move_to(fence.point());
             }
             Some(_) => {}
-            None => self.fences.push(fence.clone()),
+            None => self.fences.push(fence.without_sources()),
         }
     }
 

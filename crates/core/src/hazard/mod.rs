@@ -7,6 +7,7 @@
 mod dependencies;
 mod holder;
 mod holds;
+mod mark;
 mod segments;
 mod table;
 #[cfg(test)]
@@ -19,18 +20,19 @@ use std::{ops::Range, sync::Arc, task::Waker};
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Fence, Result, Timeline,
+    Access, Error, ErrorKind, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
     claim::Claimed,
+    source::{Source, add_sources, source_failed},
 };
 
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
-use segments::Removed;
+use segments::{Removed, Use, Written};
 pub(crate) use table::Ticket;
-use table::{Blocked, STEPS, Table};
+use table::{Blocked, Found, STEPS, Table};
 pub(crate) use turns::TurnId;
 pub(crate) use woken::Woken;
 
@@ -44,6 +46,24 @@ pub(crate) struct Hazards {
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
     resolved: Bell,
+}
+
+/// What ranges are claimed for.
+pub(crate) struct Asked<'a> {
+    /// The timeline that the work will be enqueued on, where that is known.
+    pub(crate) own: Option<&'a Arc<dyn Timeline>>,
+    pub(crate) turn: Option<TurnId>,
+    /// Whether what is claimed for writing keeps its content, in part or as a whole.
+    pub(crate) keeps: bool,
+}
+
+/// What claims found of earlier work.
+#[derive(Debug, Default)]
+pub(crate) struct Earlier {
+    /// What the work must come after.
+    pub(crate) after: Dependencies,
+    /// What the work reads that can fail.
+    pub(crate) sources: Vec<Arc<Source>>,
 }
 
 /// What a range must wait for before it can be held.
@@ -72,23 +92,23 @@ impl Hazards {
     /// Where one range is blocked, the answer tells by what; those with a ticket are claimed, for the caller to withdraw.
     ///
     /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) where a host view is open on a conflicting range; likewise.
+    /// [`Busy`](crate::ErrorKind::Busy) where a host view is open on a conflicting range;
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where a range to be read was damaged; likewise.
     #[inline]
     pub(crate) fn claim(
         &self,
         group: &mut [Claimed<'_>],
-        own: Option<&Arc<dyn Timeline>>,
-        turn: Option<TurnId>,
-        after: &mut Dependencies,
+        asked: &Asked<'_>,
+        before: &mut Earlier,
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
-        if let ([one], Some(own)) = (&mut *group, own)
+        if let ([one], Some(own), false) = (&mut *group, asked.own, asked.keeps)
             && let Some(ticket) = table.claim_after_own(&one.range, one.access, own)
         {
             one.ticket = Some(ticket);
             return Ok(Attempt::Held(()));
         }
-        self.claim_among_others(table, group, own, turn, after)
+        self.claim_among_others(table, group, asked, before)
     }
 
     #[inline(never)]
@@ -96,15 +116,14 @@ impl Hazards {
         &self,
         table: BriefGuard<'_, Table>,
         group: &mut [Claimed<'_>],
-        own: Option<&Arc<dyn Timeline>>,
-        turn: Option<TurnId>,
-        after: &mut Dependencies,
+        asked: &Asked<'_>,
+        before: &mut Earlier,
     ) -> Result<Attempt<()>> {
-        let mut removed = Removed::new();
+        let mut removed = Removed::default();
         let mut locked = Some(table);
         for one in group {
             let mut table = locked.take().unwrap_or_else(|| self.table.lock());
-            match table.try_hold(&one.range, one.access, Holder::Pending, turn, &mut removed) {
+            match table.try_hold(&one.range, one.access, Holder::Pending, asked.turn, &mut removed) {
                 Ok(ticket) => one.ticket = Some(ticket),
                 Err(blocked) => {
                     drop(table);
@@ -113,18 +132,99 @@ impl Hazards {
             }
             table.sweep(&mut removed);
             let (mut rest, access) = (one.range.clone(), one.access);
+            let reads = access == Access::Read;
+            let mut found = (reads || asked.keeps).then(Found::default);
             // What is held keeps conflicting uses away, so the rest may be collected a part at a time.
-            while let Some(end) = table.collect(&rest, access, own, after, None) {
+            loop {
+                let next = table.collect(&rest, access, asked.own, &mut before.after, None, found.as_mut());
                 drop(table);
-                after.fold();
+                before.after.fold();
+                let Some(end) = next else { break };
                 rest.end = end;
                 table = self.table.lock();
             }
-            drop(table);
-            removed.clear();
-            after.fold();
+            self.settle(std::mem::take(&mut removed.unsettled));
+            removed = Removed::default();
+            let Some(Found { writes, mark }) = found else { continue };
+            if reads
+                && let Some(mark) = mark
+                && !crate::mutant!("core/refuse-damaged-source")
+            {
+                mark.wait()?;
+            }
+            for write in writes {
+                self.add_source(one, write, reads, &mut before.sources)?;
+            }
         }
         Ok(Attempt::Held(()))
+    }
+
+    /// Adds a write that can fail to the sources of an operation that reads, unless it has ended well.
+    fn add_source(
+        &self,
+        reader: &Claimed<'_>,
+        write: Written,
+        refuses: bool,
+        sources: &mut Vec<Arc<Source>>,
+    ) -> Result<()> {
+        if write.fence.is_known_done() {
+            let outcome = write.fence.outcome();
+            let refused = match &outcome {
+                Some(Err(error)) if refuses && damages(&write, error) => Err(failure_of(&write, error)),
+                _ => Ok(()),
+            };
+            self.settle(vec![write]);
+            return refused;
+        }
+        if !crate::mutant!("core/inherit-sources") {
+            let of = (reader.buffer.id(), reader.buffer.place());
+            add_sources(sources, &write.fence, of, write.range);
+        }
+        Ok(())
+    }
+
+    /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
+    fn settle(&self, writes: Vec<Written>) {
+        for write in writes {
+            let Some(outcome) = write.fence.outcome() else { continue };
+            let failure = outcome
+                .err()
+                .filter(|error| damages(&write, error) && !crate::mutant!("core/mark-failed-writes"));
+            let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
+            while let Some(range) = rest {
+                let end = self.table.lock().settle(&range, &write, failure.as_ref(), &mut removed);
+                rest = end.map(|end| range.start..end);
+                removed = Removed::default();
+            }
+        }
+    }
+
+    /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
+    pub(crate) fn assume_written(&self, range: &Range<usize>) {
+        // What has failed unseen leaves its marks first.
+        let mut rest = Some(range.clone());
+        while let Some(range) = rest {
+            let (mut found, mut after) = (Found::default(), Dependencies::default());
+            let end =
+                self.table.lock().collect(&range, Access::Write, None, &mut after, None, Some(&mut found));
+            self.settle(found.writes);
+            rest = end.map(|end| range.start..end);
+        }
+        self.prune_within(range, Use::is_mark);
+    }
+
+    /// Removes the uses of a range that `which` chooses, and cuts them where it begins and ends.
+    fn prune_within(&self, range: &Range<usize>, which: impl Fn(&Use) -> bool) {
+        let mut rest = Some(range.clone());
+        while let Some(range) = rest {
+            // Declared before the lock, so dropped after it.
+            let mut removed = Removed::default();
+            let mut table = self.table.lock();
+            table.cut_out(&range);
+            let end = table.prune_within(&range, &mut removed, &which);
+            drop(table);
+            rest = end.map(|end| range.start..end);
+        }
     }
 
     /// Arranges that `waker` is woken when a pending claim is resolved. Returns `true`, and keeps nothing, where nothing
@@ -136,7 +236,7 @@ impl Hazards {
         turn: Option<TurnId>,
         waker: &Waker,
     ) -> bool {
-        let mut removed = Removed::new();
+        let mut removed = Removed::default();
         // The user's code, as its drop is: not under the lock.
         let mut waker = Some(waker.clone());
         let mut table = self.table.lock();
@@ -185,14 +285,14 @@ impl Hazards {
         until: &[Fence],
     ) -> TurnId {
         let until = until.to_vec();
-        let mut removed = Removed::new();
+        let mut removed = Removed::default();
         let mut table = self.table.lock();
         table.waiting.get_or_insert_default().keep_turn(turn, range, access, until, &mut removed)
     }
 
     /// Ends a turn: the waiter holds the range, or has given up.
     pub(crate) fn end_turn(&self, turn: TurnId) {
-        let (mut removed, mut woken) = (Removed::new(), Woken::default());
+        let (mut removed, mut woken) = (Removed::default(), Woken::default());
         let mut table = self.table.lock();
         if let Some(waiting) = &mut table.waiting
             && !crate::mutant!("core/turn-ends-with-waiter")
@@ -227,25 +327,58 @@ impl Hazards {
     /// Turns a claim into a use that is complete when `fence` is.
     #[inline]
     pub(crate) fn commit(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        if !self.table.lock().move_on(range, ticket, fence) {
-            self.commit_among_others(range, ticket, fence, woken);
+        let mut table = self.table.lock();
+        if !table.move_on(range, ticket, fence) {
+            self.commit_among_others(table, range, ticket, fence, woken);
         }
     }
 
     #[inline(never)]
-    fn commit_among_others(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
-        // Declared before the lock, so dropped after it.
-        let mut removed = Removed::new();
-        let mut from = range.start;
+    fn commit_among_others(
+        &self,
+        table: BriefGuard<'_, Table>,
+        range: &Range<usize>,
+        ticket: Ticket,
+        fence: &Fence,
+        woken: &mut Woken,
+    ) {
+        let (mut locked, mut from) = (Some(table), range.start);
         loop {
-            let mut table = self.table.lock();
-            let mut steps = STEPS;
-            if table.commit(range, ticket, fence, &mut from, &mut steps, &mut removed) {
+            // Declared before the lock, so dropped after it.
+            let mut removed = Removed::default();
+            let mut table = locked.take().unwrap_or_else(|| self.table.lock());
+            if table.commit(range, ticket, fence, &mut from, &mut removed) {
                 self.close(table, woken);
                 return;
             }
             drop(table);
-            removed.clear();
+        }
+    }
+
+    /// Like [`commit`](Self::commit), of a write that leaves the bytes as they are: marks stay.
+    pub(crate) fn commit_keeping(
+        &self,
+        range: &Range<usize>,
+        ticket: Ticket,
+        fence: &Fence,
+        woken: &mut Woken,
+    ) {
+        self.prune_within(range, |used| !used.is_mark());
+        self.add(range, ticket, fence);
+        self.withdraw(range, ticket, woken);
+    }
+
+    /// Adds a use beside what is there.
+    fn add(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence) {
+        let mut from = range.start;
+        loop {
+            let mut removed = Removed::default();
+            let mut table = self.table.lock();
+            let is_added = table.add(range, ticket.used(fence), &mut from, &mut removed);
+            drop(table);
+            if is_added {
+                return;
+            }
         }
     }
 
@@ -296,56 +429,70 @@ impl Hazards {
         turn: Option<TurnId>,
         prunes: bool,
     ) -> Result<Attempt<Ticket>> {
-        let mut after = Dependencies::default();
-        // Declared before the lock, so dropped after it.
-        let mut removed = Removed::new();
-        let mut table = self.table.lock();
-        // Turns end with a drop of fences, so who may drop none takes no notice of them.
-        let held = match table.holds.conflict(range, access) {
-            Conflict::None if !prunes => Ok(table.hold(range.clone(), access, Holder::Pending)),
-            _ => table.try_hold(range, access, Holder::Pending, turn, &mut removed),
-        };
-        let ticket = match held {
-            Ok(ticket) => ticket,
-            Err(blocked) => {
-                drop(table);
-                return told(blocked, range).map(Attempt::Blocked);
-            }
-        };
-        if prunes {
-            table.sweep(&mut removed);
-        }
-        let mut rest = range.clone();
-        // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
         loop {
-            let pruned = if prunes { Some(&mut removed) } else { None };
-            let Some(end) = table.collect(&rest, access, None, &mut after, pruned) else { break };
-            drop(table);
+            let (mut after, mut found) = (Dependencies::default(), Found::default());
+            // Declared before the lock, so dropped after it.
+            let mut removed = Removed::default();
+            let mut table = self.table.lock();
+            // Turns end with a drop of fences, so who may drop none takes no notice of them.
+            let held = match table.holds.conflict(range, access) {
+                Conflict::None if !prunes => Ok(table.hold(range.clone(), access, Holder::Pending)),
+                _ => table.try_hold(range, access, Holder::Pending, turn, &mut removed),
+            };
+            let ticket = match held {
+                Ok(ticket) => ticket,
+                Err(blocked) => {
+                    drop(table);
+                    return told(blocked, range).map(Attempt::Blocked);
+                }
+            };
             if prunes {
-                removed.clear();
+                table.sweep(&mut removed);
             }
-            after.fold();
-            rest.end = end;
-            table = self.table.lock();
+            let mut rest = range.clone();
+            // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
+            loop {
+                let pruned = if prunes { Some(&mut removed) } else { None };
+                let next = table.collect(&rest, access, None, &mut after, pruned, Some(&mut found));
+                let Some(end) = next else { break };
+                drop(table);
+                after.fold();
+                rest.end = end;
+                table = self.table.lock();
+            }
+            // How these ended is to be found out first; who may ask no driver leaves that to who waits.
+            found.writes.retain(|write| write.fence.is_known_done());
+            if !prunes {
+                found.writes.drain(..).for_each(|write| after.add(&write.fence));
+            }
+            let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
+            let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
+            table.holds.release(&ticket.held(range.clone()));
+            if opens {
+                table.holds.add(view.held(range.clone()));
+            } else {
+                table.was_no_use(access);
+            }
+            self.close(table, &mut woken);
+            if prunes {
+                self.settle(std::mem::take(&mut removed.unsettled));
+            }
+            if opens {
+                return Ok(Attempt::Held(view));
+            }
+            if let Some(mark) = found.mark {
+                mark.wait()?;
+            }
+            if !after.is_empty() {
+                return Ok(Attempt::Blocked(Before::Fences(after.into_vec())));
+            }
+            self.settle(found.writes);
         }
-        let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
-        table.holds.release(&ticket.held(range.clone()));
-        if after.is_empty() {
-            table.holds.add(view.held(range.clone()));
-        } else {
-            table.was_no_use(access);
-        }
-        self.close(table, &mut woken);
-        Ok(if after.is_empty() {
-            Attempt::Held(view)
-        } else {
-            Attempt::Blocked(Before::Fences(after.into_vec()))
-        })
     }
 
     /// Removes uses of a range that were waited for: they are complete, also where their timelines do not say so.
     pub(crate) fn forget(&self, range: &Range<usize>, complete: &[Fence]) {
-        let mut removed = Removed::new();
+        let mut removed = Removed::default();
         let is_complete = |fence: &Fence| {
             let is_known =
                 |known: &Fence| known.is_of_timeline(fence.timeline()) && fence.point() <= known.point();
@@ -354,13 +501,18 @@ impl Hazards {
         };
         let mut rest = range.clone();
         loop {
+            let (mut found, mut after) = (Found::default(), Dependencies::default());
             let mut table = self.table.lock();
             if let Some(waiting) = &mut table.waiting {
                 waiting.forget(complete, &mut removed);
             }
-            let next = table.prune_within(&rest, &mut removed, is_complete);
+            let _as_below = table.collect(&rest, Access::Write, None, &mut after, None, Some(&mut found));
+            let may_go = |used: &Use| !used.is_mark() && !used.may_damage() && is_complete(&used.fence);
+            let next = table.prune_within(&rest, &mut removed, may_go);
             drop(table);
-            removed.clear();
+            removed = Removed::default();
+            found.writes.retain(|write| is_complete(&write.fence));
+            self.settle(found.writes);
             let Some(end) = next else { return };
             rest.end = end;
         }
@@ -369,20 +521,8 @@ impl Hazards {
     /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are
     /// complete, and until what was there before is.
     pub(crate) fn close_behind(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
-        let mut removed = Removed::new();
-        let mut woken = Woken::default();
-        let mut from = range.start;
-        let mut open = fences.iter();
-        let mut fence = open.next();
-        while let Some(added) = fence {
-            let mut table = self.table.lock();
-            if table.add(range, ticket.access, added, &mut from, &mut { STEPS }, &mut removed) {
-                (fence, from) = (open.next(), range.start);
-            }
-            drop(table);
-            removed.clear();
-        }
-        self.withdraw(range, ticket, &mut woken);
+        fences.iter().for_each(|fence| self.add(range, ticket, fence));
+        self.withdraw(range, ticket, &mut Woken::default());
     }
 
     /// How many claims and views there were so far.
@@ -398,16 +538,16 @@ impl Hazards {
     /// The fences of the uses of a range that are not known to be over; `None` while another thread enqueues one.
     pub(crate) fn in_flight(&self, range: &Range<usize>) -> Option<Dependencies> {
         // Both declared before the lock, so dropped after it.
-        let (mut removed, mut found) = (Removed::new(), Dependencies::default());
+        let (mut removed, mut found) = (Removed::default(), Dependencies::default());
         let mut rest = range.clone();
         loop {
             let mut table = self.table.lock();
             if table.holds.is_pending(range) {
                 return None;
             }
-            let next = table.collect(&rest, Access::Write, None, &mut found, Some(&mut removed));
+            let next = table.collect(&rest, Access::Write, None, &mut found, Some(&mut removed), None);
             drop(table);
-            removed.clear();
+            removed = Removed::default();
             found.fold();
             let Some(next) = next else { return Some(found) };
             rest.end = next;
@@ -431,6 +571,20 @@ impl Hazards {
         }
         found
     }
+}
+
+/// Returns whether bytes may be damaged. With its device they are lost, and the device says so.
+fn damages(write: &Written, error: &Error) -> bool {
+    error.kind() != ErrorKind::DeviceLost && write.fence.timeline().may_have_written(write.fence.point())
+}
+
+#[cold]
+fn failure_of(Written { range, claim, .. }: &Written, error: &Error) -> Error {
+    let Range { start, end } = range;
+    let text = format!(
+        "bytes {start} to {end} cannot be read: the operation that wrote them (claim {claim} of the allocation) failed"
+    );
+    source_failed(text, error)
 }
 
 /// What blocks, or the error where it will not go by itself.

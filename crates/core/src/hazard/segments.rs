@@ -13,12 +13,53 @@ pub(super) const FEW: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) struct Use {
     pub(super) fence: Fence,
+    /// Number of the claim that it was made by.
+    pub(super) claim: u32,
     pub(super) access: Access,
+    pub(super) kind: Kind,
+}
+
+/// What the end of a use means for the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing: it can fail only with its device.
+    Sure,
+    /// It can fail by itself.
+    Failing,
+    /// Nothing: it is work on an earlier allocation of the memory.
+    Earlier,
+    /// It has failed, and this is what stays.
+    Mark,
 }
 
 impl Use {
+    pub(super) fn new(fence: &Fence, claim: u32, access: Access) -> Self {
+        let can_fail = fence.sources().is_some() || fence.timeline().can_fail();
+        let kind = if can_fail { Kind::Failing } else { Kind::Sure };
+        Self { fence: fence.clone(), claim, access, kind }
+    }
+
+    pub(super) fn is_mark(&self) -> bool {
+        self.kind == Kind::Mark
+    }
+
+    /// Returns whether the bytes are as they should only if it succeeds.
+    #[inline]
+    pub(super) fn may_damage(&self) -> bool {
+        self.access == Access::Write && self.kind == Kind::Failing
+    }
+
+    pub(super) fn written(&self, range: Range<usize>) -> Written {
+        Written { range, fence: self.fence.clone(), claim: self.claim }
+    }
+
+    /// Returns whether nothing needs to be known of it any more.
+    pub(super) fn is_forgettable(&self) -> bool {
+        self.kind != Kind::Mark && !self.may_damage() && self.fence.is_known_done()
+    }
+
     fn is_same_as(&self, other: &Self) -> bool {
-        self.access == other.access
+        (self.access, self.kind) == (other.access, other.kind)
             && self.fence.point() == other.fence.point()
             && self.fence.is_of_timeline(other.fence.timeline())
     }
@@ -40,8 +81,32 @@ impl Segment {
     }
 }
 
-/// Fences removed under a lock, to be dropped after it is released: one may be the last handle of its stream.
-pub(super) type Removed = SmallVec<[Fence; 8]>;
+/// What is left to do once the lock is released.
+#[derive(Debug, Default)]
+pub(super) struct Removed {
+    /// Fences to be dropped: one may be the last handle of its stream.
+    fences: SmallVec<[Fence; 8]>,
+    /// Writes that are complete and may have failed, to be asked.
+    pub(super) unsettled: Vec<Written>,
+}
+
+/// A write that can fail, and the bytes in question.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) range: Range<usize>,
+    pub(super) fence: Fence,
+    pub(super) claim: u32,
+}
+
+impl Removed {
+    pub(super) fn push(&mut self, fence: Fence) {
+        self.fences.push(fence);
+    }
+
+    pub(super) fn extend(&mut self, fences: impl IntoIterator<Item = Fence>) {
+        self.fences.extend(fences);
+    }
+}
 
 /// Disjoint segments, none of them empty.
 #[derive(Debug, Default)]

@@ -8,10 +8,11 @@ use super::{
     Dependencies,
     holder::Holder,
     holds::{Conflict, Held, Holds},
-    segments::{FEW, Removed, Segment, Segments, Use},
+    mark::mark,
+    segments::{FEW, Kind, Removed, Segment, Segments, Use, Written},
     turns::{TurnId, TurnOf, Waiting},
 };
-use crate::{Access, Fence, Timeline};
+use crate::{Access, Error, Fence, Timeline};
 
 /// How many segments one call handles before it releases the lock for a moment.
 pub(super) const STEPS: usize = 256;
@@ -29,12 +30,18 @@ const _: () = assert!(FEW < SWEPT);
 pub(crate) struct Ticket {
     pub(super) access: Access,
     pub(super) by: Holder,
+    /// The low bits of its number.
+    pub(super) claim: u32,
 }
 
 impl Ticket {
     #[inline]
     pub(super) fn held(self, range: Range<usize>) -> Held {
         Held { range, access: self.access, by: self.by }
+    }
+
+    pub(super) fn used(self, fence: &Fence) -> Use {
+        Use::new(fence, self.claim, self.access)
     }
 }
 
@@ -68,7 +75,14 @@ impl Table {
     pub(super) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
-            let written = |fence: &Fence| Use { fence: fence.clone(), access: Access::Write };
+            let written = |fence: &Fence| {
+                let used = Use::new(fence, 0, Access::Write);
+                if crate::mutant!("core/new-block-is-unmarked") {
+                    used
+                } else {
+                    Use { kind: Kind::Earlier, ..used }
+                }
+            };
             let uses = fences.iter().map(written).collect();
             table.uses.insert(Segment { start: range.start, end: range.end, uses });
         }
@@ -79,7 +93,7 @@ impl Table {
     pub(super) fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
         self.claims += 1;
         self.writes += u64::from(access == Access::Write);
-        let ticket = Ticket { access, by };
+        let ticket = Ticket { access, by, claim: self.claims as u32 };
         self.holds.add(ticket.held(range));
         ticket
     }
@@ -100,7 +114,8 @@ impl Table {
         own: &Arc<dyn Timeline>,
     ) -> Option<Ticket> {
         let is_own = |segment: &Segment| match segment.uses.as_slice() {
-            [only] => only.fence.is_of_timeline(own),
+            // What it reads must not be in doubt.
+            [only] => only.fence.is_of_timeline(own) && (access == Access::Write || !only.may_damage()),
             _ => false,
         };
         let free = self.holds.is_empty()
@@ -145,7 +160,8 @@ impl Table {
         }
     }
 
-    /// Adds the fences of the uses in conflict that are not known to be complete, but for those of the timeline `own`.
+    /// Adds the fences of the uses in conflict that are not known to be complete, but for those of the timeline `own`. Adds
+    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark.
     /// Removes those that are complete into `prune`, if there is such. Begins with the last segment; returns the end of what
     /// is left to do after [`STEPS`] of them.
     pub(super) fn collect(
@@ -155,6 +171,7 @@ impl Table {
         own: Option<&Arc<dyn Timeline>>,
         after: &mut Dependencies,
         prune: Option<&mut Removed>,
+        mut found: Option<&mut Found>,
     ) -> Option<usize> {
         let mut complete = SmallVec::<[usize; 8]>::new();
         let mut rest = None;
@@ -164,6 +181,11 @@ impl Table {
                 break;
             }
             for used in segment.uses.iter().filter(|used| access.conflicts_with(used.access)) {
+                if let Some(found) = &mut found
+                    && (used.may_damage() || used.kind == Kind::Mark)
+                {
+                    found.add(used, range.start.max(segment.start)..range.end.min(segment.end));
+                }
                 if own.is_some_and(|own| used.fence.is_of_timeline(own)) {
                     continue;
                 }
@@ -175,7 +197,7 @@ impl Table {
             }
         }
         if let Some(removed) = prune {
-            complete.into_iter().for_each(|start| self.prune(start, removed, Fence::is_known_done));
+            complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
         }
         rest
     }
@@ -194,11 +216,14 @@ impl Table {
                 self.sweep_from = segment.start;
                 break;
             }
-            if segment.uses.iter().any(|used| used.fence.is_known_done()) {
+            if segment.uses.iter().any(Use::is_forgettable) {
                 complete.push(segment.start);
             }
+            for used in segment.uses.iter().filter(|used| used.may_damage() && used.fence.is_known_done()) {
+                removed.unsettled.push(used.written(segment.start..segment.end));
+            }
         }
-        complete.into_iter().for_each(|start| self.prune(start, removed, Fence::is_known_done));
+        complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
     }
 
     /// Removes the uses of a range that `which` chooses. Returns the end of what is left to do after
@@ -207,7 +232,7 @@ impl Table {
         &mut self,
         range: &Range<usize>,
         removed: &mut Removed,
-        which: impl Fn(&Fence) -> bool,
+        which: impl Fn(&Use) -> bool,
     ) -> Option<usize> {
         let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
         let mut found: Vec<_> = found.take(STEPS + 1).collect();
@@ -216,12 +241,42 @@ impl Table {
         rest.map(|(_, end)| end.min(range.end))
     }
 
+    /// Ends a write that can fail: forgets it, or puts a mark in its place. Returns the end of what is left to do after
+    /// [`STEPS`] segments.
+    pub(super) fn settle(
+        &mut self,
+        range: &Range<usize>,
+        write: &Written,
+        failure: Option<&Error>,
+        removed: &mut Removed,
+    ) -> Option<usize> {
+        let is_it = |used: &Use| used.may_damage() && used.fence.is_same_as(&write.fence);
+        let Some(error) = failure else { return self.prune_within(range, removed, is_it) };
+        let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
+        let mut found: Vec<_> = found.take(STEPS + 1).collect();
+        let rest = if found.len() > STEPS { found.pop() } else { None };
+        for (start, end) in found {
+            let Some(segment) = self.uses.get_mut(start) else { continue };
+            for used in segment.uses.iter_mut().filter(|used| is_it(used)) {
+                removed.push(std::mem::replace(&mut used.fence, mark(&(start..end), used.claim, error)));
+                used.kind = Kind::Mark;
+            }
+        }
+        rest.map(|(_, end)| end.min(range.end))
+    }
+
+    /// Cuts segments where the range begins and ends.
+    pub(super) fn cut_out(&mut self, range: &Range<usize>) {
+        self.uses.split(range.start);
+        self.uses.split(range.end);
+    }
+
     /// Removes the uses of one segment that `which` chooses.
-    pub(super) fn prune(&mut self, start: usize, removed: &mut Removed, which: impl Fn(&Fence) -> bool) {
+    pub(super) fn prune(&mut self, start: usize, removed: &mut Removed, which: impl Fn(&Use) -> bool) {
         let Some(segment) = self.uses.get_mut(start) else { return };
         let mut index = 0;
         while let Some(used) = segment.uses.get(index) {
-            if which(&used.fence) {
+            if which(used) {
                 removed.push(segment.uses.remove(index).fence);
             } else {
                 index += 1;
@@ -238,35 +293,38 @@ impl Table {
     pub(super) fn move_on(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
         let Some(single) = self.uses.single_mut() else { return false };
         let [used] = single.uses.as_mut_slice() else { return false };
+        let of_sources = fence.sources().is_some() || used.fence.sources().is_some();
         let covered = range.start <= single.start && single.end <= range.end;
         let replaces = ticket.access == Access::Write || used.access == Access::Read;
         let moves = covered
+            && !of_sources
+            && used.kind != Kind::Earlier
             && replaces
             && self.waiting.is_none()
             && used.fence.is_of_timeline(fence.timeline())
             && self.holds.release_only(&ticket.held(range.clone()));
         if moves {
             (single.start, single.end) = (range.start, range.end);
-            used.access = ticket.access;
+            (used.access, used.claim) = (ticket.access, ticket.claim);
             used.fence.move_to(used.fence.point().max(fence.point()));
         }
         moves
     }
 
     /// Replaces a held range by a use. What is held keeps conflicting uses away until this has returned `true`; it returns
-    /// `false` when `steps` are used up, to be called again with `from` as it left it.
+    /// `false` after [`STEPS`] segments, to be called again with `from` as it left it.
     pub(super) fn commit(
         &mut self,
         range: &Range<usize>,
         ticket: Ticket,
         fence: &Fence,
         from: &mut usize,
-        steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
+        let used = ticket.used(fence);
         let is_complete = match ticket.access {
-            Access::Write => self.commit_write(range, fence, steps, removed),
-            Access::Read => self.add(range, Access::Read, fence, from, steps, removed),
+            Access::Write => self.commit_write(range, used, removed),
+            Access::Read => self.add(range, used, from, removed),
         };
         if is_complete {
             self.holds.release(&ticket.held(range.clone()));
@@ -275,18 +333,11 @@ impl Table {
     }
 
     /// What was there before is implied: the write comes after it.
-    fn commit_write(
-        &mut self,
-        range: &Range<usize>,
-        fence: &Fence,
-        steps: &mut usize,
-        removed: &mut Removed,
-    ) -> bool {
+    fn commit_write(&mut self, range: &Range<usize>, used: Use, removed: &mut Removed) -> bool {
         let Range { start, end } = *range;
         if start == end {
             return true;
         }
-        let used = Use { fence: fence.clone(), access: Access::Write };
         match self.uses.last_before_mut(end).filter(|last| last.end > start) {
             None => {
                 self.uses.insert(Segment { start, end, uses: SmallVec::from_iter([used]) });
@@ -303,11 +354,11 @@ impl Table {
             self.uses.split(start);
             self.uses.split(end);
         }
+        let mut steps = 0..STEPS;
         while let Some(last) = self.uses.last_before_mut(end).filter(|last| last.end > start) {
-            if *steps == 0 {
+            if steps.next().is_none() {
                 return false;
             }
-            *steps -= 1;
             let at = last.start;
             let old = self.uses.remove(at).map(|old| old.uses);
             removed.extend(old.into_iter().flatten().map(|old| old.fence));
@@ -322,16 +373,13 @@ impl Table {
     pub(super) fn add(
         &mut self,
         range: &Range<usize>,
-        access: Access,
-        fence: &Fence,
+        used: Use,
         from: &mut usize,
-        steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
         if *from >= range.end {
             return true;
         }
-        let used = Use { fence: fence.clone(), access };
         match self.uses.last_before_mut(range.end).filter(|last| last.end > *from) {
             None => {
                 let uses = SmallVec::from_iter([used]);
@@ -348,11 +396,11 @@ impl Table {
         }
         self.uses.split(*from);
         self.uses.split(range.end);
+        let mut steps = 0..STEPS;
         while *from < range.end {
-            if *steps == 0 {
+            if steps.next().is_none() {
                 return false;
             }
-            *steps -= 1;
             let at = *from;
             let next = self.uses.iter_from(at).next().map(|next| (next.start, next.end));
             *from = match next {
@@ -377,14 +425,34 @@ impl Table {
     }
 }
 
+/// Writes that can fail, of a range that is to be read.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) writes: Vec<Written>,
+    pub(super) mark: Option<Fence>,
+}
+
+impl Found {
+    fn add(&mut self, used: &Use, range: Range<usize>) {
+        if used.kind == Kind::Mark {
+            self.mark = Some(used.fence.clone());
+        } else {
+            self.writes.push(used.written(range));
+        }
+    }
+}
+
 fn add_use(uses: &mut SmallVec<[Use; 1]>, new: Use, removed: &mut Removed) {
     let mut index = 0;
     while let Some(used) = uses.get(index) {
-        let same = used.access == new.access && used.fence.is_of_timeline(new.fence.timeline());
+        // What each of two failing writes damaged is told by its own point.
+        let same = (used.access, used.kind) == (new.access, new.kind)
+            && !used.may_damage()
+            && used.fence.is_of_timeline(new.fence.timeline());
         if same && used.fence.point() > new.fence.point() {
             return removed.push(new.fence);
         }
-        if same || used.fence.is_known_done() {
+        if same || used.is_forgettable() {
             removed.push(uses.remove(index).fence);
         } else {
             index += 1;

@@ -123,6 +123,8 @@ pub(crate) struct MockLine {
     reached: AtomicU64,
     state: Mutex<State>,
     changed: Condvar,
+    /// Whether its work can fail by itself.
+    can_fail: bool,
     /// How often anybody has asked.
     pub(crate) polls: AtomicU64,
     silently_over: Arc<AtomicBool>,
@@ -137,12 +139,22 @@ struct State {
 
 impl MockQueue {
     pub(crate) fn new() -> Self {
+        Self::that_can_fail(false)
+    }
+
+    /// A queue whose work fails by itself, as that of host threads does.
+    pub(crate) fn failing() -> Self {
+        Self::that_can_fail(true)
+    }
+
+    fn that_can_fail(can_fail: bool) -> Self {
         let silently_over = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
+            can_fail,
             polls: AtomicU64::new(0),
             silently_over: Arc::clone(&silently_over),
         });
@@ -200,7 +212,11 @@ impl MockQueue {
 
     /// As `complete`, the last one with an error.
     pub(crate) fn fail(&self, point: u64, text: &'static str) {
-        self.line.state.lock().failures.push((point, Error::new(ErrorKind::Device, text)));
+        self.fail_as(point, ErrorKind::Device, text);
+    }
+
+    pub(crate) fn fail_as(&self, point: u64, kind: ErrorKind, text: &'static str) {
+        self.line.state.lock().failures.push((point, Error::new(kind, text)));
         self.complete(point);
     }
 }
@@ -301,6 +317,10 @@ unsafe impl Timeline for MockLine {
         }
         state.wakers.push((point, waker.clone()));
         false
+    }
+
+    fn can_fail(&self) -> bool {
+        self.can_fail
     }
 
     fn take_duration(&self, _: u64) -> Result<Option<Duration>> {

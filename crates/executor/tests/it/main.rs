@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod blocking;
+mod chains;
 mod draining;
 mod fences;
 mod gate;

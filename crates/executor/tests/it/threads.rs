@@ -112,8 +112,7 @@ fn shared_executor_is_one() {
                 }));
             }
             executor.drain().unwrap();
-            let names = names.lock().clone();
-            names
+            names.lock().clone()
         };
         let all: HashSet<_> = of(&one).union(&of(&other)).copied().collect();
         assert!(all.len() <= one.threads());

@@ -142,7 +142,7 @@ impl Body {
         claims.wait_where_a_queue_cannot(queue);
         let guards = self.state.lock().copy.guards();
         // SAFETY: the claims keep every use in conflict away until the fence is committed.
-        let fence = unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?;
+        let fence = claims.inherit(unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?);
         let mut state = self.state.lock();
         // While the claims are held nobody writes the range, except through the address that a guard gave.
         state.notice(self.raw.writes(), 0);

@@ -204,7 +204,7 @@ impl<'a> Launch<'a> {
         };
         // SAFETY: the kernel uses what was claimed, by the caller's promise; the claims keep every use in conflict away, and
         // the fence does so from its commit on, and keeps the memory alive.
-        let fence = unsafe { stream.enqueue_call(claims.after(), launch) }?;
+        let fence = claims.inherit(unsafe { stream.enqueue_call(claims.after(), launch) }?);
         self.kernel.loaded().launched(&fence);
         // SAFETY: the fence is over after the kernel, which the stream runs behind `after`; what was taken out of that was
         // known to be over.

@@ -163,7 +163,7 @@ pub(super) fn start_staged(
     let both = (src.clone(), dst.clone());
     let staged = StagedTransfer::new(both, task, backends, after, ring, chunk, (executor, Arc::clone(&end)));
     staged.start()?;
-    let fence = Fence::new(end as Arc<dyn Timeline>, 1);
+    let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
     // copy.
     unsafe { claims.commit(&fence) };

@@ -37,11 +37,11 @@ pub(crate) struct StagedTransfer {
     ring: Option<Arc<StagingRing>>,
     executor: Executor,
     chunks: Chunks,
-    /// The last copy of each queue.
-    last: Mutex<SmallVec<[Fence; 2]>>,
+    /// What was enqueued and is not known to be over: at most one for each staging buffer, and a prefetch.
+    operations: Mutex<SmallVec<[Fence; 16]>>,
     /// When the first byte was about to move.
     begun: OnceLock<Instant>,
-    end: Arc<StagedTimeline>,
+    pub(super) end: Arc<StagedTimeline>,
 }
 
 impl StagedTransfer {
@@ -55,8 +55,9 @@ impl StagedTransfer {
         (executor, end): (&Executor, Arc<StagedTimeline>),
     ) -> Arc<Self> {
         let chunks = Chunks::new(src.len(), chunk.clamp(1, STAGING_BUFFER));
-        let (executor, last, begun) = (executor.clone(), Mutex::default(), OnceLock::new());
-        let transfer = Self { src, dst, task, backends, after, ring, executor, chunks, last, begun, end };
+        let (executor, operations, begun) = (executor.clone(), Mutex::default(), OnceLock::new());
+        let transfer =
+            Self { src, dst, task, backends, after, ring, executor, chunks, operations, begun, end };
         let transfer = Arc::new(transfer);
         transfer.end.belongs_to(Arc::downgrade(&transfer));
         transfer
@@ -75,12 +76,12 @@ impl StagedTransfer {
 
     /// Waits for what the transfer comes after, then takes chunks beside as many other tasks as are of use.
     async fn begin(self: &Arc<Self>) {
+        let waits = Waits::Task(&self.executor);
         for fence in &self.after {
             // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
-            let _over = self.executor.fence(fence).await;
+            let _over = waits.fence(fence).await;
         }
         if let Task::OutOfUnified(queue) = &self.task {
-            let waits = Waits::Task(&self.executor);
             waits.room(&**queue).await;
             let arrived = match self.prefetch(queue, &self.src, DeviceId::Cpu) {
                 Ok(fence) => waits.fence(&fence).await,
@@ -158,11 +159,9 @@ impl StagedTransfer {
                 self.end.fail(error);
             }
         }
-        let last = self.last.lock().clone();
-        for fence in last {
-            if let Err(error) = waits.fence(&fence).await {
-                self.end.fail(lost_on(fence.timeline().device(), error));
-            }
+        let operations = std::mem::take(&mut *self.operations.lock());
+        for fence in &operations {
+            self.note(fence, waits.fence(fence).await);
         }
         if let Some(ring) = &self.ring {
             // Tasks that wait for a buffer in vain would keep this transfer's memory.
@@ -198,14 +197,27 @@ impl StagedTransfer {
         self.backends.iter().map(|backend| backend.attach_thread()).collect()
     }
 
-    /// Keeps a copy's fence: the end comes after it.
-    pub(super) fn keep_last(&self, fence: Fence) {
-        let mut last = self.last.lock();
-        match last.iter_mut().find(|known| known.timeline().id() == fence.timeline().id()) {
-            // Points of one timeline are reached in order.
-            Some(known) if known.point() >= fence.point() => {}
-            Some(known) => *known = fence,
-            None => last.push(fence),
+    /// Keeps the fence of an operation: the end comes after it, and its failure is the transfer's. Of a timeline that fails
+    /// single operations a later fence does not tell it.
+    pub(super) fn keep(&self, fence: Fence) {
+        let mut over = SmallVec::<[Fence; 4]>::new();
+        let mut operations = self.operations.lock();
+        operations.retain(|known| {
+            let is_over = known.is_known_done();
+            if is_over {
+                over.push(known.clone());
+            }
+            !is_over
+        });
+        operations.push(fence);
+        drop(operations);
+        over.iter().for_each(|fence| self.note(fence, fence.wait()));
+    }
+
+    /// Takes the outcome of an operation.
+    fn note(&self, fence: &Fence, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.end.fail(lost_on(fence.timeline().device(), error));
         }
     }
 

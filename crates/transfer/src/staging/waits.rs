@@ -10,6 +10,8 @@ use std::{
 use transload_core::{Fence, Queue, Result};
 use transload_executor::Executor;
 
+use super::StagedTimeline;
+
 /// Operations that may be ahead of a chunk on its queue. A driver's launch queue holds about a thousand, and a call that finds
 /// it full blocks its thread.
 const MOST_AHEAD: u64 = 256;
@@ -30,6 +32,8 @@ impl Waits<'_> {
     /// The error of the fence's work.
     pub(super) async fn fence(self, fence: &Fence) -> Result<()> {
         match self {
+            // It wakes at once; there is no driver to poll.
+            Self::Task(_) if fence.timeline().as_any().is::<StagedTimeline>() => fence.done().await,
             Self::Task(executor) => executor.fence(fence).await,
             Self::Thread => fence.wait(),
         }

@@ -1,6 +1,7 @@
 //! What the transfer manager promises, on a mock backend that can fail on demand.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod bad_use;
 mod choice;
 mod cpu;
 mod failure;

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, Operation,
     PathCost, PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Storage, StreamPriority,
-    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id,
+    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
@@ -54,6 +54,7 @@ pub(crate) struct MockBackend {
     costs: Vec<PathCost>,
     copies: fn(Place, Place) -> bool,
     peers: bool,
+    shares: bool,
     shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
@@ -67,6 +68,8 @@ pub(crate) struct Mock {
     pub(crate) copies: fn(Place, Place) -> bool,
     pub(crate) peers: bool,
     pub(crate) simulated: bool,
+    /// Whether it shares by a copy that it does not wait for.
+    pub(crate) shares: bool,
 }
 
 impl Default for Mock {
@@ -80,6 +83,7 @@ impl Default for Mock {
             copies: |_, _| true,
             peers: false,
             simulated: false,
+            shares: false,
         }
     }
 }
@@ -101,6 +105,7 @@ impl Mock {
             costs: self.costs,
             copies: self.copies,
             peers: self.peers,
+            shares: self.shares,
             shared,
             reclaimer: Arc::new(Reclaimer::new()),
             queues,
@@ -226,6 +231,16 @@ impl Backend for MockBackend {
     fn drain(&self) -> Result<()> {
         self.queues.iter().for_each(|queue| queue.timeline.perform_until(u64::MAX));
         self.reclaimer.drain()
+    }
+
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<transload_core::Shared> {
+        if !self.shares {
+            return Err(Error::new(ErrorKind::Unsupported, "the mock does not share"));
+        }
+        let copy = self.allocate(device, MemoryKind::Device, buffer.len())?;
+        let queue = self.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
+        let arrival = submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
+        Ok(transload_core::Shared { buffer: copy, copied: true, arrival: Some(arrival) })
     }
 
     fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {

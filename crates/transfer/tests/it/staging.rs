@@ -31,7 +31,7 @@ use crate::{
     with,
 };
 
-const OTHER: DeviceId = DeviceId::Other("mock", 1);
+pub(crate) const OTHER: DeviceId = DeviceId::Other("mock", 1);
 const MIB: usize = 1 << 20;
 const FOREVER: u64 = u64::MAX;
 
@@ -45,13 +45,13 @@ pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst:
 }
 
 /// Two devices that are no peers.
-fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
+pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
     let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
     with(Mock { devices, ..Mock::default() })
 }
 
-fn filled(
+pub(crate) fn filled(
     manager: &CrossBackendTransferManager,
     device: DeviceId,
     kind: MemoryKind,
@@ -71,14 +71,19 @@ fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
         backend.fail_pinned(0, FOREVER, 2);
         for _ in 0..200 {
             let (up, down) = (stage(&manager, &src, &dst), stage(&manager, &dst, &src));
-            for transfer in [up, down] {
+            for (transfer, is_behind) in [(up, false), (down, true)] {
                 let error = transfer.wait().unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                // What was submitted behind one that had not failed yet tells its failure.
+                let is_behind = is_behind && error.kind() == ErrorKind::SourceFailed;
+                assert!(is_behind || error.kind() == ErrorKind::OutOfMemory, "{error}");
                 assert!(error.to_string().contains("planted shortage"), "{error}");
             }
         }
-        // It stops failing: everything works again.
+        // No byte moved, so none is marked. It stops failing: everything works again.
+        assert!(src.read().is_ok());
         backend.fail_pinned(0, 0, 0);
+        stage(&manager, &dst, &src).wait().unwrap();
+        mock::set_bytes(&src, 1);
         stage(&manager, &src, &dst).wait().unwrap();
         assert_eq!(bytes(&dst), vec![1; 2 * MIB]);
         drop((src, dst));

@@ -45,7 +45,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-use std::{path::Path, time::Instant};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use transload_core::{ErrorKind, Result};
 use transload_transfer::CrossBackendTransferManager;
@@ -74,7 +74,8 @@ impl Runtime {
 }
 
 /// Loads every tensor of a safetensors file. Blocks until all bytes are in place and, where that was asked for, were read
-/// back and found equal.
+/// back and found equal. The file is read by blocking calls of the executor that the process shares; the calling thread must
+/// not be one of its workers.
 ///
 /// Nothing is allocated on the device before the whole header was found to be right and the file to be as long as the
 /// header says. After an error nothing is kept, and nothing that was submitted is still under way.
@@ -92,7 +93,7 @@ pub fn load(
     let begun = Instant::now();
     options.check()?;
     manager.backend(options.wanted_place().device)?;
-    let source = Source::open(path.as_ref())?;
+    let source = Arc::new(Source::open(path.as_ref())?);
     let header = if options.is_raw() { Header::raw(&source)? } else { Header::read(&source)? };
     let placed = Placed::allocate(manager, &header, options)?;
     let mut pipeline = Pipeline::new(manager, &placed, options)?;

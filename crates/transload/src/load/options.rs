@@ -99,8 +99,8 @@ impl LoadOptions {
         self
     }
 
-    /// How many threads read the file, the calling one among them; one for each processor, at most eight, and fewer for
-    /// small files. At most 64 are started, whatever is asked for.
+    /// Sets how many threads read the file at once. The default is one for each processor, at most 16, and fewer for small
+    /// files. More than 64 are never used.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = Some(threads);
         self

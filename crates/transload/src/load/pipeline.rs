@@ -1,7 +1,7 @@
 //! The file through a small ring of host buffers to the device: chunks are read while earlier ones are in flight. To the
 //! host's memory there is no ring: chunks are read where they are to be.
 
-use std::{collections::VecDeque, sync::Arc, thread};
+use std::{collections::VecDeque, sync::Arc};
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
 use transload_transfer::CrossBackendTransferManager;
@@ -12,7 +12,7 @@ use super::{
     layout::Chunk,
     options::{LoadOptions, LoadPhase},
     placing::Placed,
-    reading::{self, Closing, Readers, Reading},
+    reading::{self, Readers, Reading},
     report::LoadReport,
     source::Source,
 };
@@ -33,7 +33,7 @@ struct Coming {
     chunk: Chunk,
     slot: Option<Slot>,
     target: RawBuffer,
-    reading: Arc<Reading>,
+    reading: Reading,
 }
 
 /// A buffer of the ring, and the transfer that uses it.
@@ -94,23 +94,18 @@ impl<'a> Pipeline<'a> {
     pub(super) fn send(
         &mut self,
         header: &Header,
-        source: &Source,
+        source: &Arc<Source>,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
         let threads = reading::threads(self.options.wanted_readers(), header.bytes);
-        let readers = Readers::new(source, threads, self.chunk);
-        let hashes = thread::scope(|scope| {
-            let _ends_with_this = Closing(&readers);
-            readers.start(scope, threads);
-            self.send_by(&readers, header, report)
-        })?;
+        let hashes = self.send_by(&Readers::new(source, threads, self.chunk), header, report)?;
         source.check_unchanged()?;
         Ok(hashes)
     }
 
     fn send_by(
         &mut self,
-        readers: &Readers<'_>,
+        readers: &Readers,
         header: &Header,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
@@ -133,7 +128,7 @@ impl<'a> Pipeline<'a> {
                 coming.push_back(Coming { chunk, slot, target, reading });
             }
             let Some(Coming { chunk, slot, target, reading }) = coming.pop_front() else { break };
-            readers.finish(&reading)?;
+            reading.finish()?;
             if let Some(hashes) = &mut hashes {
                 let view = target.read()?;
                 for part in &chunk.parts {

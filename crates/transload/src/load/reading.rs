@@ -1,19 +1,15 @@
-//! Several threads read the file at once, each piece straight to where its bytes are to be; whoever waits for a chunk
-//! reads too.
+//! Several threads of the executor read the file at once, each piece straight to where its bytes are to be.
 
 use std::{
-    collections::VecDeque,
-    mem,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, Scope},
+    cell::RefCell,
+    sync::{Arc, OnceLock},
 };
 
 use transload_core::{Error, ErrorKind, RawBuffer, Result};
+use transload_executor::{BlockingKey, Executor, Task};
 
 use super::{layout::Chunk, source::Source};
 
-/// More threads than this do not make reading faster: a few saturate the memory that the page cache is in.
-const MOST: usize = 8;
 /// The smallest piece worth a hand-over between threads, and the largest.
 const SMALLEST: usize = 256 << 10;
 const LARGEST: usize = 2 << 20;
@@ -21,39 +17,25 @@ const LARGEST: usize = 2 << 20;
 const SHORT: usize = 64 << 10;
 const TOGETHER: usize = 256 << 10;
 
-/// What there is to read. The threads end when it is closed.
-pub(super) struct Readers<'a> {
-    source: &'a Source,
-    board: Mutex<Board>,
-    posted: Condvar,
-    read: Condvar,
+thread_local! {
+    /// Where short runs are read together. A spare thread keeps it until it ends.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads pieces of a file, so many at once.
+pub(super) struct Readers {
+    source: Arc<Source>,
+    executor: Executor,
+    file: BlockingKey,
     piece: usize,
+    /// The first error: what is not read by then is not read any more.
+    failed: Arc<OnceLock<Error>>,
 }
 
-#[derive(Default)]
-struct Board {
-    pieces: VecDeque<Piece>,
-    /// The first error; what is not read by then is not read any more.
-    failed: Option<Error>,
-    closed: bool,
-}
-
-/// A chunk under way.
+/// A chunk under way. Dropped, it waits until nobody reads into the chunk's memory any more.
 pub(super) struct Reading {
-    state: Mutex<State>,
-}
-
-struct State {
-    left: usize,
-    outcome: Result<()>,
-}
-
-/// Bytes that follow each other in the file, and their places in memory.
-struct Piece {
-    target: RawBuffer,
-    runs: Vec<Run>,
-    offset: u64,
-    of: Arc<Reading>,
+    pieces: Vec<Task<Result<()>>>,
+    failed: Arc<OnceLock<Error>>,
 }
 
 /// Bytes of one tensor within a piece.
@@ -63,48 +45,23 @@ struct Run {
     len: usize,
 }
 
-/// Dropped, it ends the threads, also where the loading thread gives up or panics.
-pub(super) struct Closing<'a>(pub(super) &'a Readers<'a>);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        let mut board = self.0.board();
-        board.closed = true;
-        let unread = mem::take(&mut board.pieces);
-        drop(board);
-        self.0.posted.notify_all();
-        drop(unread);
-    }
-}
-
 /// How many threads read `bytes` that come in chunks, where at most `wanted` are allowed.
 pub(super) fn threads(wanted: Option<usize>, bytes: u64) -> usize {
     /// Whatever is wanted: more threads than this would only take them from others.
     const EVER: usize = 64;
-    let usual = || thread::available_parallelism().map_or(2, usize::from).min(MOST);
     let useful = usize::try_from(bytes.div_ceil(SMALLEST as u64)).unwrap_or(usize::MAX);
-    wanted.unwrap_or_else(|| usual().min(useful)).clamp(1, EVER)
+    wanted.unwrap_or_else(|| Executor::shared().threads().min(useful)).clamp(1, EVER)
 }
 
-impl<'a> Readers<'a> {
+impl Readers {
     /// Readers of chunks of at most `chunk` bytes.
-    pub(super) fn new(source: &'a Source, threads: usize, chunk: usize) -> Self {
+    pub(super) fn new(source: &Arc<Source>, threads: usize, chunk: usize) -> Self {
         Self {
-            source,
-            board: Mutex::default(),
-            posted: Condvar::new(),
-            read: Condvar::new(),
+            source: Arc::clone(source),
+            executor: Executor::shared(),
+            file: BlockingKey::new(threads),
             piece: chunk.div_ceil(threads.max(1)).clamp(SMALLEST, LARGEST),
-        }
-    }
-
-    /// Starts threads beside the calling one. Where the system gives fewer, fewer read.
-    pub(super) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, threads: usize) {
-        for number in 1..threads {
-            let named = thread::Builder::new().name(format!("transload-read-{number}"));
-            if named.spawn_scoped(scope, || self.run()).is_err() {
-                break;
-            }
+            failed: Arc::default(),
         }
     }
 
@@ -113,111 +70,49 @@ impl<'a> Readers<'a> {
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`] where the buffer is shorter.
-    pub(super) fn begin(&self, chunk: &Chunk, offset: u64, target: &RawBuffer) -> Result<Arc<Reading>> {
+    pub(super) fn begin(&self, chunk: &Chunk, mut offset: u64, target: &RawBuffer) -> Result<Reading> {
         let parts = chunk.parts.iter().map(|part| Run { at: part.at, len: part.len });
-        let cut = cut(parts, self.piece);
-        let reading = Arc::new(Reading { state: Mutex::new(State { left: cut.len(), outcome: Ok(()) }) });
-        let mut offset = offset;
-        let mut pieces = Vec::with_capacity(cut.len());
-        for Cut { from, to, bytes, runs } in cut {
+        let mut reading = Reading { pieces: Vec::new(), failed: Arc::clone(&self.failed) };
+        for Cut { from, to, bytes, runs } in cut(parts, self.piece) {
             let target = target.slice(from..to)?;
-            pieces.push(Piece { target, runs, offset, of: Arc::clone(&reading) });
+            let (source, failed, at) = (Arc::clone(&self.source), Arc::clone(&self.failed), offset);
+            reading.pieces.push(self.executor.spawn_blocking(&self.file, move || match failed.get() {
+                Some(error) => Err(error.clone()),
+                None => fill(&source, &target, &runs, at).inspect_err(|error| {
+                    let _the_first_counts = failed.set(error.clone());
+                }),
+            }));
             offset += bytes as u64;
         }
-        self.board().pieces.extend(pieces);
-        self.posted.notify_all();
         Ok(reading)
-    }
-
-    /// Waits until a chunk is read, and reads meanwhile.
-    ///
-    /// # Errors
-    /// The first error of the chunk; the first of all where that kept the chunk from being read.
-    pub(super) fn finish(&self, reading: &Reading) -> Result<()> {
-        let mut scratch = Vec::new();
-        let mut board = self.board();
-        loop {
-            if let Some(outcome) = reading.outcome() {
-                return outcome;
-            }
-            match board.pieces.pop_front() {
-                Some(piece) => {
-                    let failed = board.failed.clone();
-                    drop(board);
-                    self.read(piece, failed, &mut scratch);
-                    board = self.board();
-                }
-                None => board = self.read.wait(board).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn run(&self) {
-        let mut scratch = Vec::new();
-        let mut board = self.board();
-        while !board.closed {
-            match board.pieces.pop_front() {
-                Some(piece) => {
-                    let failed = board.failed.clone();
-                    drop(board);
-                    self.read(piece, failed, &mut scratch);
-                    board = self.board();
-                }
-                None => board = self.posted.wait(board).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    }
-
-    fn read(&self, piece: Piece, failed: Option<Error>, scratch: &mut Vec<u8>) {
-        let interrupted = Error::new(ErrorKind::Interrupted, "a thread that read the file ended early");
-        let mut taken = Taken { readers: self, of: piece.of, outcome: Err(interrupted) };
-        taken.outcome = match failed {
-            Some(error) => Err(error),
-            None => fill(self.source, &piece.target, &piece.runs, piece.offset, scratch),
-        };
     }
 }
 
 impl Reading {
-    /// How it went, once all of it is over.
-    fn outcome(&self) -> Option<Result<()>> {
-        let state = self.state();
-        (state.left == 0).then(|| state.outcome.clone())
+    /// Waits until the chunk is read.
+    ///
+    /// # Errors
+    /// The first error of the chunk; the first of all where that kept the chunk from being read.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.wait()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A piece in some thread's hands. Dropped, it is over, also where that thread panicked.
-struct Taken<'a> {
-    readers: &'a Readers<'a>,
-    of: Arc<Reading>,
-    outcome: Result<()>,
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        let outcome = mem::replace(&mut self.outcome, Ok(()));
-        // The board is held throughout, so that who waits for the chunk does not look in between.
-        let mut board = self.readers.board();
-        let mut state = self.of.state();
-        state.left -= 1;
-        let over = state.left == 0;
-        if let Err(error) = outcome {
-            board.failed.get_or_insert_with(|| error.clone());
-            if state.outcome.is_ok() {
-                state.outcome = Err(error);
-            }
+    fn wait(&mut self) -> Result<()> {
+        let mut outcome = Ok(());
+        // Each is waited for, also after an error.
+        for piece in self.pieces.drain(..) {
+            outcome = outcome.and(piece.wait().flatten());
         }
-        drop((state, board));
-        if over {
-            self.readers.read.notify_all();
+        outcome
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        if !self.pieces.is_empty() {
+            let text = "loading was given up, so the rest of the file was not read";
+            let _the_first_counts = self.failed.set(Error::new(ErrorKind::Interrupted, text));
+            let _told_already = self.wait();
         }
     }
 }
@@ -251,7 +146,17 @@ fn cut(runs: impl Iterator<Item = Run>, most: usize) -> Vec<Cut> {
 }
 
 /// Reads what follows `offset` in the file to its places, and makes zero what lies between.
-fn fill(source: &Source, target: &RawBuffer, runs: &[Run], offset: u64, scratch: &mut Vec<u8>) -> Result<()> {
+fn fill(source: &Source, target: &RawBuffer, runs: &[Run], offset: u64) -> Result<()> {
+    SCRATCH.with_borrow_mut(|scratch| fill_by(source, target, runs, offset, scratch))
+}
+
+fn fill_by(
+    source: &Source,
+    target: &RawBuffer,
+    runs: &[Run],
+    offset: u64,
+    scratch: &mut Vec<u8>,
+) -> Result<()> {
     let mut view = target.write()?;
     let mut end = 0;
     for run in runs {
@@ -315,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn little_is_read_by_one_thread_and_much_by_no_more_than_eight() {
+    fn little_is_read_by_one_thread_and_much_by_no_more_than_sixteen() {
         assert_eq!(threads(None, 1000), 1);
-        assert!((1..=MOST).contains(&threads(None, 1 << 40)));
+        assert!((1..=16).contains(&threads(None, 1 << 40)));
         assert_eq!((threads(Some(3), 1), threads(Some(0), 1), threads(Some(1 << 20), 1)), (3, 1, 64));
     }
 }

@@ -1,0 +1,109 @@
+//! A backend's queues. Each thread leases from a place of its own, so that threads which copy side by side write no common
+//! cache line.
+
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use transload_core::{Queue, Result, StreamPriority};
+use transload_executor::Executor;
+
+use crate::queue::CpuQueue;
+
+/// Queues of one priority at one place. More than one, since a queue may stand still for another backend's work.
+const MOST: usize = 4;
+/// Places. Threads beyond this many share one.
+const PLACES: usize = 64;
+
+/// The queues of one place, on cache lines of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Place(Mutex<Vec<Arc<CpuQueue>>>);
+
+pub(crate) struct Queues {
+    places: Box<[Place]>,
+    executor: Executor,
+    parallel_from: usize,
+}
+
+impl Queues {
+    pub(crate) fn new(executor: Executor, parallel_from: usize) -> Self {
+        let places = (0..PLACES).map(|_| Place::default()).collect();
+        Self { places, executor, parallel_from }
+    }
+
+    /// Returns the calling thread's least busy queue of the priority, with one more lease.
+    pub(crate) fn lease(&self, priority: StreamPriority) -> Arc<CpuQueue> {
+        let Some(Place(queues)) = self.places.get(place_of_thread()) else {
+            return Arc::new(self.make(priority));
+        };
+        let mut queues = queues.lock();
+        // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
+        let (mut count, mut least): (_, Option<(u64, &Arc<CpuQueue>)>) = (0, None);
+        for queue in queues.iter().filter(|queue| queue.priority() == priority) {
+            let load = queue.leases() + queue.line().outstanding();
+            if load == 0 {
+                queue.lease();
+                return Arc::clone(queue);
+            }
+            count += 1;
+            if least.is_none_or(|(least, _)| load < least) {
+                least = Some((load, queue));
+            }
+        }
+        let queue = match least {
+            Some((_, queue)) if count >= MOST => Arc::clone(queue),
+            _ => {
+                let queue = Arc::new(self.make(priority));
+                queues.push(Arc::clone(&queue));
+                queue
+            }
+        };
+        queue.lease();
+        queue
+    }
+
+    fn make(&self, priority: StreamPriority) -> CpuQueue {
+        CpuQueue::new(priority, self.executor.clone(), self.parallel_from)
+    }
+
+    pub(crate) fn leases(&self) -> u64 {
+        let leases = |place: &Place| place.0.lock().iter().map(|queue| queue.leases()).sum::<u64>();
+        self.places.iter().map(leases).sum()
+    }
+
+    /// Blocks until everything that was enqueued before is complete.
+    ///
+    /// # Errors
+    /// The first failure since the last call, of each queue in turn.
+    pub(crate) fn drain(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for place in &self.places {
+            let queues = place.0.lock().clone();
+            for queue in queues {
+                outcome = outcome.and(queue.line().drain());
+            }
+        }
+        outcome
+    }
+}
+
+/// Returns the place that the calling thread was given at its first lease.
+fn place_of_thread() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    let place = PLACE.get();
+    if place != usize::MAX {
+        return place;
+    }
+    let place = NEXT.fetch_add(1, Ordering::Relaxed) % PLACES;
+    PLACE.set(place);
+    place
+}

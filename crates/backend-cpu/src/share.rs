@@ -1,0 +1,95 @@
+//! One large operation done by several workers: each takes the next piece until none is left, and lets other tasks run
+//! between two pieces.
+
+use std::{
+    future::poll_fn,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Poll, Waker},
+    time::Instant,
+};
+
+use parking_lot::Mutex;
+use transload_core::{Result, StreamPriority, Timing};
+use transload_executor::{Executor, catch_panic, yield_now};
+
+use crate::{
+    copy::{self, Cut},
+    job::{Job, Outcome},
+};
+
+/// An operation that is being shared out.
+pub(crate) struct Share {
+    job: Job,
+    cut: Cut,
+    next: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    left: usize,
+    outcome: Result<()>,
+    waker: Option<Waker>,
+}
+
+impl Share {
+    /// Does a job whose turn it is. Returns when all of it is done; the handle keeps the job's buffers, as do tasks that
+    /// come too late to take a piece.
+    pub(crate) async fn run(
+        job: Job,
+        cut: Cut,
+        executor: &Executor,
+        priority: StreamPriority,
+    ) -> (Arc<Self>, Outcome) {
+        let announced = catch_panic(|| copy::announce(&job.operation()));
+        let begun = (job.timing == Timing::Measured).then(Instant::now);
+        let state = Mutex::new(State { left: cut.pieces(), outcome: announced, waker: None });
+        let share = Arc::new(Self { job, cut, next: AtomicUsize::new(0), state });
+        for _ in 1..executor.threads().min(cut.pieces()) {
+            // With fewer helpers the others take more pieces.
+            let _fewer = executor.spawn_detached(priority, Arc::clone(&share).take_part());
+        }
+        Arc::clone(&share).take_part().await;
+        let result = poll_fn(|context| {
+            let mut state = share.state.lock();
+            if state.left == 0 {
+                return Poll::Ready(state.outcome.clone());
+            }
+            state.waker = Some(context.waker().clone());
+            Poll::Pending
+        });
+        let result = result.await;
+        (share, Outcome { result, took: begun.map(|begun| begun.elapsed()) })
+    }
+
+    /// Takes pieces until none is left.
+    async fn take_part(self: Arc<Self>) {
+        while let Some(piece) = self.next_piece() {
+            // SAFETY: the job came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
+            // conflict until the point is reached, which is after the last piece; the counter hands every piece out once,
+            // and pieces do not overlap.
+            let work = || unsafe { copy::perform_units(&self.job.operation(), piece) };
+            self.ended(catch_panic(work).flatten());
+            yield_now().await;
+        }
+    }
+
+    fn next_piece(&self) -> Option<Range<usize>> {
+        self.cut.piece(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn ended(&self, outcome: Result<()>) {
+        let mut state = self.state.lock();
+        state.left -= 1;
+        if state.outcome.is_ok() {
+            state.outcome = outcome;
+        }
+        let waker = if state.left == 0 { state.waker.take() } else { None };
+        drop(state);
+        // The waker is the line's task: nobody else polls this.
+        waker.into_iter().for_each(Waker::wake);
+    }
+}

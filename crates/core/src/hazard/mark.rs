@@ -1,0 +1,61 @@
+//! What stays of a write that failed: its bytes may be damaged until they are written again.
+
+use std::{any::Any, ops::Range, sync::Arc, task::Waker, time::Duration};
+
+use crate::{DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, source::source_failed};
+
+/// Stands in the table in the place of a failed write's fence, so it is cut and replaced like one. It keeps no timeline of
+/// a backend alive.
+struct Mark {
+    id: TimelineId,
+    error: Error,
+}
+
+/// Returns a mark for bytes that a write, by the claim of this number, may have damaged when it failed.
+pub(super) fn mark(range: &Range<usize>, claim: u32, cause: &Error) -> Fence {
+    let text = format!(
+        "bytes {} to {} may be damaged: the operation that wrote them (claim {claim} of the allocation) failed; write \
+         them again, or call assume_written",
+        range.start, range.end
+    );
+    Fence::new(Arc::new(Mark { id: next_timeline_id(), error: source_failed(text, cause) }), 1)
+}
+
+// SAFETY: it stands for no work; what failed is complete.
+unsafe impl Timeline for Mark {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        Err(self.error.clone())
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        Err(self.error.clone())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        true
+    }
+
+    fn can_fail(&self) -> bool {
+        true
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,85 @@
+//! What an operation read from work that can fail: its fence tells that failure too.
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{BufferId, Error, ErrorKind, Fence, Place, Result, TransferPath};
+
+/// Bytes that an operation read, and the fence of the operation that wrote them.
+#[derive(Debug)]
+pub(crate) struct Source {
+    /// Without sources of its own: they are listed beside it.
+    fence: Fence,
+    buffer: BufferId,
+    place: Place,
+    range: Range<usize>,
+}
+
+/// Everything that an operation read from work that can fail and that was not known to have succeeded.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    list: Vec<Arc<Source>>,
+    /// From where to where the operation moves bytes, where it does.
+    path: Option<TransferPath>,
+}
+
+impl Sources {
+    pub(crate) fn new(mut list: Vec<Arc<Source>>, path: Option<TransferPath>) -> Option<Arc<Self>> {
+        if list.len() > 1 {
+            list.sort_by_key(|source| (source.fence.timeline_address(), source.fence.point()));
+            list.dedup_by(|one, other| one.fence.is_same_as(&other.fence));
+        }
+        (!list.is_empty()).then(|| Arc::new(Self { list, path }))
+    }
+
+    /// Returns the first failure among the sources. Asks their timelines, and waits for nothing: what is not complete has
+    /// not failed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SourceFailed`].
+    pub(crate) fn outcome(&self) -> Result<()> {
+        self.list.iter().try_for_each(|source| match source.fence.timeline().poll(source.fence.point()) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failure(source, &error)),
+        })
+    }
+
+    #[cold]
+    fn failure(&self, source: &Source, error: &Error) -> Error {
+        let Source { buffer, place, range, .. } = source;
+        let reader = self.path.map_or_else(String::new, |path| format!(" by a transfer {path}"));
+        let text = format!(
+            "bytes {} to {} of {buffer} ({place}) were read{reader}, but the operation that wrote them failed",
+            range.start, range.end
+        );
+        source_failed(text, error)
+    }
+}
+
+/// Adds what a reader of `range` gets from the write that `fence` belongs to: the write itself if it can fail, and what it
+/// read in turn. What is known to have succeeded is left out, which keeps lists as short as what is in flight.
+pub(crate) fn add_sources(
+    list: &mut Vec<Arc<Source>>,
+    fence: &Fence,
+    (buffer, place): (BufferId, Place),
+    range: Range<usize>,
+) {
+    if fence.timeline().can_fail() {
+        list.push(Arc::new(Source { fence: fence.without_sources(), buffer, place, range }));
+    }
+    let earlier = fence.sources().into_iter().flat_map(|sources| &sources.list);
+    let unknown = earlier.filter(|source| {
+        !(source.fence.is_known_done() && source.fence.timeline().poll(source.fence.point()).is_ok())
+    });
+    list.extend(unknown.cloned());
+}
+
+/// An error of kind [`ErrorKind::SourceFailed`] whose cause is the first one: not another of its kind.
+pub(crate) fn source_failed(text: String, error: &Error) -> Error {
+    let mut first = error;
+    while first.kind() == ErrorKind::SourceFailed
+        && let Some(earlier) = first.cause().and_then(|cause| cause.downcast_ref::<Error>())
+    {
+        first = earlier;
+    }
+    Error::caused_by(ErrorKind::SourceFailed, text, first.clone())
+}

@@ -1,0 +1,301 @@
+//! A failure reaches everybody who read what the failed work should have written, and nobody else.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Waker},
+    time::Instant,
+};
+
+use transload_core::{
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Holding, HostBytes, MemoryKind, Operation, Pitched,
+    Queue, RawBuffer, Reclaimer, Result, Timing, Transfer, TransferMethod, TransferPath, TransferReport,
+    submit, try_submit,
+};
+
+use crate::mock::{MockQueue, buffer, host_buffer, memory};
+
+fn cause(error: &Error) -> &Error {
+    error.cause().and_then(|cause| cause.downcast_ref()).expect("an error with a cause")
+}
+
+/// The failure of a source, by the failure `text`.
+fn assert_source_failed<T: std::fmt::Debug>(outcome: Result<T>, text: &str) {
+    let error = outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SourceFailed, "{error}");
+    assert_eq!(
+        (cause(&error).kind(), cause(&error).to_string().as_str()),
+        (ErrorKind::Device, text),
+        "{error}"
+    );
+}
+
+fn part(whole: &RawBuffer, range: std::ops::Range<usize>) -> RawBuffer {
+    whole.slice(range).unwrap()
+}
+
+/// A buffer whose bytes a failed write may have damaged.
+fn damaged() -> (MockQueue, RawBuffer) {
+    let (host, dst) = (MockQueue::failing(), buffer(64));
+    host.write(&dst).unwrap();
+    host.fail(1, "disk on fire");
+    (host, dst)
+}
+
+#[test]
+fn reader_behind_a_failed_write_ends_with_its_cause() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let (src, dst) = (host_buffer(MemoryKind::Pinned, 100), buffer(50));
+    let staged = host.write(&src).unwrap();
+    let read = stream.copy(&part(&src, 20..70), &dst).unwrap();
+    assert!(!read.is_over());
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    assert_eq!(staged.wait().unwrap_err().to_string(), "disk on fire");
+    assert_source_failed(read.wait(), "disk on fire");
+    assert_source_failed(pollster::block_on(read.done()), "disk on fire");
+    let text = read.wait().unwrap_err().to_string();
+    assert!(text.contains("bytes 20 to 70") && text.contains("pinned"), "{text}");
+    assert!(read.is_known_done() && read.is_over(), "its memory is free all the same");
+}
+
+#[test]
+fn every_later_reader_in_a_chain_tells_the_first_cause() {
+    let (host, one, two) = (MockQueue::failing(), MockQueue::new(), MockQueue::new());
+    let (a, b, c, d) = (buffer(64), buffer(64), buffer(64), buffer(64));
+    host.write(&a).unwrap();
+    let chain = [one.copy(&a, &b).unwrap(), two.copy(&b, &c).unwrap(), one.copy(&c, &d).unwrap()];
+    host.fail(1, "disk on fire");
+    one.complete(2);
+    two.complete(1);
+    chain.into_iter().for_each(|fence| assert_source_failed(fence.wait(), "disk on fire"));
+    [&a, &b, &c, &d]
+        .into_iter()
+        .for_each(|damaged| assert_source_failed(damaged.read().map(drop), "disk on fire"));
+}
+
+#[test]
+fn readers_of_other_bytes_and_overwriters_tell_nothing() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let (whole, elsewhere) = (buffer(100), buffer(50));
+    host.write(&part(&whole, 0..50)).unwrap();
+    let apart = stream.copy(&part(&whole, 50..100), &elsewhere).unwrap();
+    let over = stream.write(&part(&whole, 0..50)).unwrap();
+    let behind = stream.copy(&part(&whole, 0..50), &elsewhere).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(3);
+    for fence in [apart, over, behind] {
+        fence.wait().unwrap();
+    }
+    drop(whole.read().unwrap());
+}
+
+#[test]
+fn reader_behind_a_write_that_succeeds_succeeds() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let (src, dst) = (buffer(64), buffer(64));
+    host.write(&src).unwrap();
+    let read = stream.copy(&src, &dst).unwrap();
+    host.complete(1);
+    stream.complete(1);
+    read.wait().unwrap();
+    drop((src.read().unwrap(), dst.read().unwrap()));
+}
+
+#[test]
+fn work_of_one_queue_inherits_from_its_own_earlier_work() {
+    let host = MockQueue::failing();
+    let (a, b, c) = (buffer(64), buffer(64), buffer(64));
+    let [first, second, third] =
+        [host.copy(&a, &b).unwrap(), host.copy(&b, &c).unwrap(), host.copy(&a, &c).unwrap()];
+    host.fail(1, "disk on fire");
+    host.complete(3);
+    assert_eq!(first.wait().unwrap_err().kind(), ErrorKind::Device);
+    assert_source_failed(second.wait(), "disk on fire");
+    third.wait().unwrap();
+    assert_source_failed(b.read().map(drop), "disk on fire");
+    drop(c.read().unwrap());
+}
+
+#[test]
+fn transfer_of_a_failed_source_is_refused_or_ends_with_it() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let (src, dst) = (buffer(64), buffer(64));
+    host.write(&src).unwrap();
+    let fence = stream.copy(&src, &dst).unwrap();
+    let path = TransferPath::new(src.place(), dst.place());
+    let report = TransferReport::planned(path, TransferMethod::DirectCopy, src.place().device, 64);
+    let transfer = Transfer::submitted(fence, report, Instant::now(), None);
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    assert_source_failed(transfer.wait(), "disk on fire");
+    // From here on nothing is moved at all.
+    let moved = stream.count();
+    // The first one finds out, the second one meets the mark.
+    for _ in 0..2 {
+        assert_source_failed(stream.copy(&src, &buffer(64)), "disk on fire");
+    }
+    let refused = try_submit(&stream, &Operation::Copy { src: &dst, dst: &buffer(64) }, Timing::Off);
+    assert!(format!("{refused:?}").contains("disk on fire"), "{refused:?}");
+    assert_eq!(stream.count(), moved);
+}
+
+#[test]
+fn every_view_of_damaged_bytes_is_refused_until_they_are_assumed_written() {
+    let (host, dst) = damaged();
+    assert_source_failed(dst.read().map(drop), "disk on fire");
+    assert_source_failed(dst.try_read().map(drop), "disk on fire");
+    assert_source_failed(dst.write().map(drop), "disk on fire");
+    assert_source_failed(dst.try_write().map(drop), "disk on fire");
+    assert_source_failed(pollster::block_on(dst.read_async()).map(drop), "disk on fire");
+    assert_source_failed(pollster::block_on(dst.write_async()).map(drop), "disk on fire");
+    assert_source_failed(dst.try_hold(Access::Read), "disk on fire");
+    dst.assume_written(16..32).unwrap();
+    drop(part(&dst, 16..32).write().unwrap());
+    assert_source_failed(part(&dst, 15..17).read().map(drop), "disk on fire");
+    assert_source_failed(part(&dst, 31..33).read().map(drop), "disk on fire");
+    assert_eq!(dst.assume_written(60..70).unwrap_err().kind(), ErrorKind::OutOfRange);
+    dst.assume_written(..).unwrap();
+    drop(dst.read().unwrap());
+    assert_eq!(host.count(), 1);
+}
+
+#[test]
+fn view_that_waits_for_the_failing_write_tells_it() {
+    let (host, dst) = (MockQueue::failing(), buffer(64));
+    host.write(&dst).unwrap();
+    let mut read = pin!(dst.read_async());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(read.as_mut().poll(&mut context).is_pending());
+    host.fail(1, "disk on fire");
+    assert_source_failed(pollster::block_on(read).map(drop), "disk on fire");
+}
+
+#[test]
+fn mark_covers_no_bytes_that_were_claimed_for_writing_later() {
+    let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
+    host.write(&dst).unwrap();
+    stream.write(&part(&dst, 10..20)).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    drop(part(&dst, 10..20).read().unwrap());
+    assert_source_failed(part(&dst, 0..10).read().map(drop), "disk on fire");
+    assert_source_failed(part(&dst, 20..64).read().map(drop), "disk on fire");
+    assert_source_failed(part(&dst, 9..11).read().map(drop), "disk on fire");
+}
+
+#[test]
+fn mark_goes_with_a_write_that_succeeds_and_a_failing_one_leaves_its_own() {
+    let (host, dst) = damaged();
+    assert_source_failed(dst.read().map(drop), "disk on fire");
+    let stream = MockQueue::new();
+    stream.write(&part(&dst, 0..32)).unwrap();
+    stream.complete(1);
+    drop(part(&dst, 0..32).read().unwrap());
+    host.write(&part(&dst, 32..64)).unwrap();
+    host.fail(2, "disk still on fire");
+    assert_source_failed(part(&dst, 32..64).read().map(drop), "disk still on fire");
+    drop(dst.overwrite().unwrap());
+    drop(dst.read().unwrap());
+}
+
+#[test]
+fn refused_and_withdrawn_writes_leave_no_mark_and_remove_none() {
+    let (host, fresh) = (MockQueue::failing(), buffer(64));
+    host.refuse.store(true, std::sync::atomic::Ordering::SeqCst);
+    assert!(host.write(&fresh).is_err());
+    drop(Claims::of(&mut [(&fresh, Access::Write)]).unwrap());
+    drop(fresh.read().unwrap());
+    let (_, dst) = damaged();
+    assert!(host.write(&dst).is_err());
+    drop(Claims::of(&mut [(&dst, Access::Write)]).unwrap());
+    assert_source_failed(dst.read().map(drop), "disk on fire");
+}
+
+#[test]
+fn device_loss_marks_nothing() {
+    let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
+    host.write(&dst).unwrap();
+    host.fail_as(1, ErrorKind::DeviceLost, "fell off the bus");
+    drop(dst.read().unwrap());
+    stream.copy(&dst, &buffer(64)).unwrap();
+}
+
+#[test]
+fn what_keeps_the_content_keeps_the_damage() {
+    let (_, dst) = damaged();
+    let stream = MockQueue::new();
+    submit(&stream, &Operation::Prefetch { buffer: &dst, to: DeviceId::Cpu }, Timing::Off).unwrap();
+    let rows = Pitched { width: 1, height: 2, src_pitch: 1, dst_pitch: 32 };
+    submit(&stream, &Operation::CopyPitched { src: &buffer(2), dst: &dst, rows }, Timing::Off).unwrap();
+    stream.complete(2);
+    assert_source_failed(dst.read().map(drop), "disk on fire");
+    // Prefetched while it is not known yet.
+    let (host, dst) = (MockQueue::failing(), buffer(64));
+    host.write(&dst).unwrap();
+    submit(&stream, &Operation::Prefetch { buffer: &dst, to: DeviceId::Cpu }, Timing::Off).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(3);
+    assert_source_failed(dst.read().map(drop), "disk on fire");
+    drop(dst.overwrite().unwrap());
+}
+
+#[test]
+fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let reclaimer = Arc::new(Reclaimer::new());
+    let fence = host.write(&buffer(64)).unwrap();
+    let (memory, _) = memory(&reclaimer, MemoryKind::Pageable, 64, true);
+    let address = memory.host_address().unwrap();
+    // SAFETY: the buffer owns its bytes, and nobody else uses them.
+    let storage = unsafe { HostBytes::new(memory, address, 64, MemoryKind::Pageable, true) };
+    let fresh = RawBuffer::new_behind(Box::new(storage), &reclaimer, std::slice::from_ref(&fence));
+    let read = stream.copy(&fresh, &buffer(64)).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    read.wait().unwrap();
+    drop(fresh.read().unwrap());
+}
+
+#[test]
+fn damage_in_thousand_pieces_is_known_by_the_piece() {
+    let (host, whole) = (MockQueue::failing(), buffer(4000));
+    let fences: Vec<Fence> =
+        (0..1000).map(|index| host.write(&part(&whole, index * 4..index * 4 + 4)).unwrap()).collect();
+    for fence in fences.iter().filter(|fence| fence.point() % 10 == 0) {
+        host.fail(fence.point(), "disk on fire");
+    }
+    host.complete(1000);
+    for index in 0..1000 {
+        let view = part(&whole, index * 4..index * 4 + 4).read().map(drop);
+        assert_eq!(view.is_err(), (index + 1) % 10 == 0, "{index}");
+    }
+    assert_source_failed(whole.read().map(drop), "disk on fire");
+    whole.assume_written(..).unwrap();
+    drop(whole.write().unwrap());
+}
+
+#[test]
+fn hold_behind_a_failed_write_is_refused_once_that_is_known() {
+    let (_, dst) = damaged();
+    let Holding::Blocked(blocked) = dst.try_hold(Access::Write).unwrap() else {
+        panic!("it is not known yet")
+    };
+    blocked.check().unwrap();
+    assert_source_failed(dst.try_hold(Access::Write), "disk on fire");
+}
+
+#[test]
+fn queue_without_own_failures_is_never_asked_for_an_outcome() {
+    let (stream, src, dst) = (MockQueue::new(), buffer(64), buffer(64));
+    for _ in 0..100 {
+        stream.copy(&src, &dst).unwrap();
+        stream.complete(stream.count());
+        let other = MockQueue::new();
+        other.copy(&dst, &src).unwrap();
+        other.complete(1);
+    }
+    assert_eq!(stream.line().polls.load(std::sync::atomic::Ordering::SeqCst), 0);
+    assert!(!stream.timeline().can_fail());
+}
