@@ -48,6 +48,8 @@ pub(crate) struct Line {
     reached: AtomicU64,
     /// Whether any operation failed, for looking without the lock.
     has_failed: AtomicBool,
+    /// Whether any operation was measured, likewise.
+    was_measured: AtomicBool,
     state: Mutex<State>,
     /// Signalled when a point is reached.
     done: Condvar,
@@ -106,7 +108,9 @@ impl Drop for Run<'_> {
         // Under the lock: a thread between its check and its wait must not miss it.
         self.line.reached.store(self.point, Ordering::Release);
         drop(state);
-        self.line.wake_up_to(self.point);
+        if !transload_core::mutant!("cpu/wake") {
+            self.line.wake_up_to(self.point);
+        }
     }
 }
 
@@ -116,6 +120,7 @@ impl Line {
             word: AtomicU64::new(0),
             reached: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
+            was_measured: AtomicBool::new(false),
             state: Mutex::default(),
             done: Condvar::new(),
             id: next_timeline_id(),
@@ -199,7 +204,7 @@ impl Line {
     /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.
     fn pass_on(self: &Arc<Self>) {
         let state = self.state.lock();
-        if state.jobs.is_empty() {
+        if state.jobs.is_empty() || transload_core::mutant!("cpu/pass-on") {
             let is_watched = state.waiting > 0 || !state.wakers.is_empty();
             let flags = if is_watched { WATCHED } else { 0 };
             self.word.update(Ordering::AcqRel, Ordering::Relaxed, |word| (word & !(BUSY | WATCHED)) | flags);
@@ -218,7 +223,9 @@ impl Line {
             state.undrained.get_or_insert_with(|| error.clone());
             // The queue's two handles, and one of whoever runs this: no fence is left that could ask for an earlier point.
             // A fence that is being made has its handle already.
-            if state.failures.len() >= KEPT && Arc::strong_count(self) <= 3 {
+            if state.failures.len() >= KEPT
+                && (Arc::strong_count(self) <= 3 || transload_core::mutant!("cpu/keep-failures"))
+            {
                 state.failures.clear();
             }
             state.failures.add(point, error);
@@ -229,6 +236,7 @@ impl Line {
                 state.durations.pop_front();
             }
             state.durations.push_back((point, took));
+            self.was_measured.store(true, Ordering::Relaxed);
         }
     }
 
@@ -275,7 +283,9 @@ impl Line {
         }
         let mut state = self.state.lock();
         state.waiting += 1;
-        self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        if !transload_core::mutant!("cpu/watch") {
+            self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        }
         while self.reached() < point {
             self.done.wait(&mut state);
         }
@@ -297,7 +307,7 @@ async fn run(mut turn: Turn) {
     let line = &turn.line;
     while let Some(job) = line.pop() {
         let mut run = Run { line, point: job.point, outcome: None };
-        for fence in &job.after {
+        for fence in job.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
             // A failed predecessor is reported by its own fence; the bytes are at rest either way.
             let _over = line.executor.fence(fence).await;
         }
@@ -381,9 +391,16 @@ unsafe impl Timeline for Line {
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
+        if !self.was_measured.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let mut state = self.state.lock();
         let index = state.durations.iter().position(|(at, _)| *at == point);
-        Ok(index.and_then(|index| state.durations.remove(index)).map(|(_, took)| took))
+        let took = index.and_then(|index| state.durations.remove(index)).map(|(_, took)| took);
+        if state.durations.is_empty() {
+            self.was_measured.store(false, Ordering::Relaxed);
+        }
+        Ok(took)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -1,24 +1,16 @@
 //! A backend's queues. Each thread leases from a place of its own, so that threads which copy side by side write no common
 //! cache line.
 
-use std::{
-    cell::Cell,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use transload_core::{Queue, Result, StreamPriority};
-use transload_executor::Executor;
+use transload_executor::{Executor, PLACES, place_of_thread};
 
 use crate::queue::CpuQueue;
 
 /// Queues of one priority at one place. More than one, since a queue may stand still for another backend's work.
 const MOST: usize = 4;
-/// Places. Threads beyond this many share one.
-const PLACES: usize = 64;
 
 /// The queues of one place, on cache lines of its own.
 #[derive(Default)]
@@ -91,19 +83,4 @@ impl Queues {
         }
         outcome
     }
-}
-
-/// Returns the place that the calling thread was given at its first lease.
-fn place_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static PLACE: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    let place = PLACE.get();
-    if place != usize::MAX {
-        return place;
-    }
-    let place = NEXT.fetch_add(1, Ordering::Relaxed) % PLACES;
-    PLACE.set(place);
-    place
 }

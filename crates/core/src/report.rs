@@ -24,7 +24,8 @@ pub struct TransferReport {
     /// as for a stream's own copies; so is `elapsed` then.
     pub submitting: Duration,
     /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
-    /// after the end this includes that while: it is no measure of the transfer's speed.
+    /// after the end this includes that while: it is no measure of the transfer's speed. Where the transfer was complete
+    /// when its submission returned it equals `submitting`.
     pub elapsed: Duration,
     /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
     /// host's for the host's.

@@ -175,7 +175,10 @@ impl Direct {
 
 impl Running {
     fn end(mut self, outcome: Result<()>) -> Result<TransferReport> {
-        self.report.elapsed = self.begun.elapsed();
+        // Work that was complete when its submission returned took no longer than that.
+        if self.report.elapsed.is_zero() {
+            self.report.elapsed = self.begun.elapsed();
+        }
         let outcome = outcome.and_then(|()| {
             self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
             Ok(())

@@ -40,7 +40,7 @@ impl Idle {
     pub(crate) fn found(&self, more: impl FnOnce() -> bool) -> bool {
         let last = self.searching.fetch_sub(1, Ordering::Relaxed) == 1;
         fence(Ordering::SeqCst);
-        last && more() && !self.wake_one()
+        last && more() && !transload_core::mutant!("executor/wake-the-next") && !self.wake_one()
     }
 
     /// Blocks the calling searcher until there is work. Returns at once if `has_work` says so. The caller searches again
@@ -50,7 +50,7 @@ impl Idle {
         self.sleeping.fetch_add(1, Ordering::Relaxed);
         self.searching.fetch_sub(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        if has_work() {
+        if has_work() && !transload_core::mutant!("executor/check-again") {
             self.sleeping.fetch_sub(1, Ordering::Relaxed);
             self.searching.fetch_add(1, Ordering::Relaxed);
             return;

@@ -215,7 +215,10 @@ impl Workers {
             // The waker outlives the run: a task that kept none is dropped with it, not leaked.
             let waker = runnable.waker();
             let _panic = catch_panic(|| runnable.run());
-            drop(waker);
+            match transload_core::mutant!("executor/drop-the-forgotten") {
+                true => std::mem::forget(waker),
+                false => drop(waker),
+            }
             if self.fences.are_awaited() && self.idle.searching() == 0 && polled.elapsed() >= POLLING {
                 self.fences.poll(|_, call| call());
                 polled = Instant::now();

@@ -51,6 +51,12 @@ impl Histogram {
         self.longest = self.longest.max(nanos);
     }
 
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, other)| *count += other);
+        self.total += other.total;
+        self.longest = self.longest.max(other.longest);
+    }
+
     /// The duration that a share (0 to 1) of all do not exceed; `None` where there are none.
     pub(crate) fn percentile(&self, share: f64) -> Option<Duration> {
         let wanted = ((self.total as f64 * share).ceil() as u64).clamp(1, self.total.max(1));

@@ -1,12 +1,17 @@
 //! Which backends there are, what their paths cost, and the routes found so far.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use transload_core::{
     Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
     Result, TransferPath,
 };
+
+use transload_executor::{PLACES, place_of_thread};
 
 use crate::{
     costs::CostTable,
@@ -29,16 +34,45 @@ impl Registered {
     }
 }
 
-/// Reading takes a read lock for a moment; no backend is called under a lock.
+/// Routes that were found are kept for each place of threads by itself, so that threads which transfer side by side write
+/// no common cache line. No backend is called under a lock.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
     engines: EngineQueues,
     state: RwLock<State>,
+    /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
+    generation: AtomicU64,
+    kept: Box<[KeptRoutes]>,
+}
+
+/// The routes of one place.
+#[derive(Default)]
+#[repr(align(128))]
+struct KeptRoutes(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    generation: u64,
+    /// Sorted by path.
+    routes: Vec<Arc<PathRoutes>>,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { methods: methods::all(), engines: EngineQueues::default(), state: RwLock::default() }
+        let kept = (0..PLACES).map(|_| KeptRoutes::default()).collect();
+        Self {
+            methods: methods::all(),
+            engines: EngineQueues::default(),
+            state: RwLock::default(),
+            generation: AtomicU64::new(0),
+            kept,
+        }
+    }
+}
+
+impl Kept {
+    fn position(&self, path: TransferPath) -> Result<usize, usize> {
+        self.routes.binary_search_by(|routes| routes.path.cmp(&path))
     }
 }
 
@@ -46,23 +80,8 @@ impl Default for Registry {
 struct State {
     backends: Arc<Vec<Registered>>,
     costs: Arc<CostTable>,
-    /// Counts changes, so that routes found from older knowledge are not kept.
-    generation: u64,
-    /// Sorted by path.
-    routes: Vec<Arc<PathRoutes>>,
     /// Methods that found out, when they were to be taken, that they cannot be.
     found_out: Arc<Vec<(TransferPath, Rejected)>>,
-}
-
-impl State {
-    fn changed(&mut self) {
-        self.generation += 1;
-        self.routes.clear();
-    }
-
-    fn position(&self, path: TransferPath) -> Result<usize, usize> {
-        self.routes.binary_search_by(|routes| routes.path.cmp(&path))
-    }
 }
 
 impl Registry {
@@ -85,14 +104,14 @@ impl Registry {
         }
         Arc::make_mut(&mut state.backends).push(Registered { backend, devices });
         Arc::make_mut(&mut state.costs).set(costs, CostBasis::BuiltIn);
-        state.changed();
+        self.changed(state);
         Ok(())
     }
 
     pub(crate) fn set_costs(&self, costs: Vec<PathCost>, basis: CostBasis) {
         let mut state = self.state.write();
         Arc::make_mut(&mut state.costs).set(costs, basis);
-        state.changed();
+        self.changed(state);
     }
 
     /// Takes a method out of the routes of a path.
@@ -102,7 +121,11 @@ impl Registry {
         if !known {
             Arc::make_mut(&mut state.found_out).push((path, rejected));
         }
-        state.changed();
+        self.changed(state);
+    }
+
+    fn changed(&self, _state: RwLockWriteGuard<'_, State>) {
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// Forgets the copies that are complete, and so what they keep alive.
@@ -119,7 +142,7 @@ impl Registry {
     }
 
     pub(crate) fn forget_routes(&self) {
-        self.state.write().changed();
+        self.changed(self.state.write());
     }
 
     pub(crate) fn backends(&self) -> Arc<Vec<Registered>> {
@@ -173,34 +196,46 @@ impl Registry {
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
     pub(crate) fn routes(&self, path: TransferPath, rows: &Rows) -> Result<Arc<PathRoutes>> {
-        loop {
-            let (backends, costs, found_out, generation) = {
-                let state = self.state.read();
-                if let Some(routes) = state.position(path).ok().and_then(|at| state.routes.get(at)) {
-                    return Ok(Arc::clone(routes));
-                }
-                (
-                    Arc::clone(&state.backends),
-                    Arc::clone(&state.costs),
-                    Arc::clone(&state.found_out),
-                    state.generation,
-                )
-            };
-            known(&backends, path.src.device)?;
-            known(&backends, path.dst.device)?;
-            let context = Context { backends: &backends };
-            let found =
-                PathRoutes::find(&self.methods, &found_out, path, &context, &costs, (rows, &self.engines));
-            let found = Arc::new(found);
-            let mut state = self.state.write();
-            if state.generation != generation {
-                continue;
+        let generation = self.generation.load(Ordering::Acquire);
+        let kept = self.kept.get(place_of_thread());
+        if let Some(KeptRoutes(kept)) = kept {
+            let kept = kept.lock();
+            if kept.generation == generation
+                && let Some(routes) = kept.position(path).ok().and_then(|at| kept.routes.get(at))
+            {
+                return Ok(Arc::clone(routes));
             }
-            if let Err(at) = state.position(path) {
-                state.routes.insert(at, Arc::clone(&found));
-            }
-            return Ok(found);
         }
+        // At least as new as the generation; where it is newer the routes are found anew the next time.
+        let (backends, costs, found_out) = {
+            let state = self.state.read();
+            (Arc::clone(&state.backends), Arc::clone(&state.costs), Arc::clone(&state.found_out))
+        };
+        known(&backends, path.src.device)?;
+        known(&backends, path.dst.device)?;
+        let context = Context { backends: &backends };
+        let found = Arc::new(PathRoutes::find(
+            &self.methods,
+            &found_out,
+            path,
+            &context,
+            &costs,
+            (rows, &self.engines),
+        ));
+        if let Some(KeptRoutes(kept)) = kept {
+            let mut kept = kept.lock();
+            let mut old = Vec::new();
+            if kept.generation != generation {
+                kept.generation = generation;
+                old = std::mem::take(&mut kept.routes);
+            }
+            if let Err(at) = kept.position(path) {
+                kept.routes.insert(at, Arc::clone(&found));
+            }
+            drop(kept);
+            drop(old);
+        }
+        Ok(found)
     }
 }
 

@@ -16,6 +16,8 @@ use transload_core::{
     TransferPath, TransferReport,
 };
 
+use transload_executor::place_of_thread;
+
 use crate::{
     Sampling, TransferStats,
     histogram::Histogram,
@@ -39,10 +41,10 @@ pub(crate) struct Watch {
 /// Every row, sorted. Locked only where routes are found and statistics are read.
 pub(crate) struct Rows {
     watch: Arc<Watch>,
-    rows: Mutex<BTreeMap<(TransferPath, TransferMethod), Arc<Row>>>,
+    rows: Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<Row>>>,
 }
 
-/// A path and a method. Each size class is counted under a lock of its own, held for a few additions.
+/// A path and a method, as seen from one place: threads that transfer side by side count in rows of their own. Each size class is counted under a lock of its own, held for a few additions.
 pub(crate) struct Row {
     path: TransferPath,
     method: TransferMethod,
@@ -52,6 +54,7 @@ pub(crate) struct Row {
 }
 
 #[derive(Default)]
+#[repr(align(128))]
 struct Class {
     /// How many asked whether they are to be measured.
     asked: AtomicU64,
@@ -78,9 +81,10 @@ impl Rows {
         Self { watch, rows: Mutex::default() }
     }
 
+    /// Returns the row at the calling thread's place.
     pub(crate) fn row(&self, path: TransferPath, method: TransferMethod) -> Arc<Row> {
         let mut rows = self.rows.lock();
-        let row = rows.entry((path, method)).or_insert_with(|| {
+        let row = rows.entry((path, method, place_of_thread())).or_insert_with(|| {
             Arc::new(Row { path, method, watch: Arc::clone(&self.watch), classes: Default::default() })
         });
         Arc::clone(row)
@@ -89,6 +93,13 @@ impl Rows {
     /// Every row, sorted by path and method.
     pub(crate) fn all(&self) -> Vec<Arc<Row>> {
         self.rows.lock().values().cloned().collect()
+    }
+
+    /// The statistics of the classes that have any, sorted by path, method and size.
+    pub(crate) fn stats(&self) -> Vec<TransferStats> {
+        let rows = self.all();
+        let of_one = rows.chunk_by(|row, next| (row.path, row.method) == (next.path, next.method));
+        of_one.flat_map(|rows| SizeClass::ALL.into_iter().filter_map(|class| stats(rows, class))).collect()
     }
 }
 
@@ -151,35 +162,54 @@ impl Row {
             *class.counts.lock() = Counts::default();
         }
     }
+}
 
-    /// The statistics of the classes that have any, smallest first.
-    pub(crate) fn stats(&self) -> impl Iterator<Item = TransferStats> {
-        SizeClass::ALL.into_iter().zip(&self.classes).filter_map(|(size_class, class)| {
-            let counts = class.get()?.counts.lock().clone();
-            (counts.transfers + counts.failures + counts.abandoned > 0).then(|| TransferStats {
-                path: self.path,
-                method: self.method,
-                size_class,
-                transfers: counts.transfers,
-                bytes: counts.bytes,
-                failures: counts.failures,
-                abandoned: counts.abandoned,
-                measured: counts.measured,
-                measured_bytes: counts.measured_bytes,
-                time: counts.time,
-                best_rate: counts.best_rate,
-                latency_p50: counts.latencies.percentile(0.5),
-                latency_p90: counts.latencies.percentile(0.9),
-                latency_p99: counts.latencies.percentile(0.99),
-                latency_max: counts.latencies.longest(),
-                sampling: self.watch.sampling,
-                simulated: counts.simulated,
-            })
-        })
+/// The statistics of a class of one path and method, from all places.
+fn stats(rows: &[Arc<Row>], size_class: SizeClass) -> Option<TransferStats> {
+    let first = rows.first()?;
+    let mut counts = Counts::default();
+    for row in rows {
+        if let Some(class) = row.classes.get(size_class.index()).and_then(OnceLock::get) {
+            counts.merge(&class.counts.lock());
+        }
     }
+    (counts.transfers + counts.failures + counts.abandoned > 0).then(|| TransferStats {
+        path: first.path,
+        method: first.method,
+        size_class,
+        transfers: counts.transfers,
+        bytes: counts.bytes,
+        failures: counts.failures,
+        abandoned: counts.abandoned,
+        measured: counts.measured,
+        measured_bytes: counts.measured_bytes,
+        time: counts.time,
+        best_rate: counts.best_rate,
+        latency_p50: counts.latencies.percentile(0.5),
+        latency_p90: counts.latencies.percentile(0.9),
+        latency_p99: counts.latencies.percentile(0.99),
+        latency_max: counts.latencies.longest(),
+        sampling: first.watch.sampling,
+        simulated: counts.simulated,
+    })
 }
 
 impl Counts {
+    fn merge(&mut self, other: &Self) {
+        self.transfers += other.transfers;
+        self.bytes += other.bytes;
+        self.failures += other.failures;
+        self.abandoned += other.abandoned;
+        self.measured += other.measured;
+        self.measured_bytes += other.measured_bytes;
+        self.time += other.time;
+        if other.best_rate > self.best_rate {
+            self.best_rate = other.best_rate;
+        }
+        self.latencies.merge(&other.latencies);
+        self.simulated |= other.simulated;
+    }
+
     fn add(&mut self, bytes: u64, moving: Option<Duration>) {
         self.transfers += 1;
         self.bytes += bytes;

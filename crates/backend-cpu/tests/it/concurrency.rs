@@ -95,7 +95,7 @@ fn threads_that_share_one_queue_lose_no_wake() {
         backend.drain().unwrap();
         ended.send(()).unwrap();
     });
-    let limit = std::time::Duration::from_secs(100);
+    let limit = std::time::Duration::from_secs(60);
     let outcome = end.recv_timeout(limit);
     assert!(
         outcome != Err(std::sync::mpsc::RecvTimeoutError::Timeout),

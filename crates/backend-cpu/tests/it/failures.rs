@@ -1,5 +1,14 @@
 //! What failed stays failed for as long as its fence is there, and ends nothing else.
 
+use std::{
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
 use transload_core::{
     Backend, ErrorKind, Fence, Operation, Pattern, Timing,
     host_access::{self, HostAccess},

@@ -111,6 +111,17 @@ fn waiting_on_a_worker_is_refused() {
 }
 
 #[test]
+fn blocking_call_may_wait_for_a_task() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let theirs = executor.clone();
+        let call =
+            executor.spawn_blocking(&BlockingKey::new(1), move || theirs.spawn(async { 6 }).wait().unwrap());
+        assert_eq!(call.wait().unwrap(), 6);
+    });
+}
+
+#[test]
 fn wakes_from_many_threads_are_not_lost() {
     within_limit(String::new, || {
         const WAKES: usize = 2000;

@@ -126,6 +126,36 @@ fn two_workers_get_every_push() {
     });
 }
 
+/// Two pieces that end only together: a worker that found one must have the other taken by the second worker.
+#[test]
+fn two_workers_share_the_work() {
+    model(1, || {
+        let pool = Arc::new(Pool::default());
+        let both = Arc::new((Mutex::new(0), Condvar::new()));
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (pool, both) = (Arc::clone(&pool), Arc::clone(&both));
+                thread::spawn(move || {
+                    pool.idle.begin();
+                    while !pool.pop() {
+                        pool.idle.sleep(|| pool.has_work());
+                    }
+                    pool.idle.found(|| pool.has_work());
+                    let mut begun = both.0.lock().unwrap();
+                    *begun += 1;
+                    both.1.notify_all();
+                    while *begun < 2 {
+                        begun = both.1.wait(begun).unwrap();
+                    }
+                })
+            })
+            .collect();
+        pool.push();
+        pool.push();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+}
+
 /// A worker that goes into a driver's call is no searcher: a push meanwhile must wake the other. The call ends only after
 /// that push was served.
 #[test]
