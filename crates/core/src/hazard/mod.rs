@@ -23,7 +23,7 @@ use crate::{
     Access, Error, ErrorKind, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
     claim::Claimed,
-    source::{Source, add_sources, source_failed},
+    source::{SourceList, add_sources, source_failed},
 };
 
 pub(crate) use dependencies::Dependencies;
@@ -63,7 +63,7 @@ pub(crate) struct Earlier {
     /// What the work must come after.
     pub(crate) after: Dependencies,
     /// What the work reads that can fail.
-    pub(crate) sources: Vec<Arc<Source>>,
+    pub(crate) sources: SourceList,
 }
 
 /// What a range must wait for before it can be held.
@@ -143,7 +143,7 @@ impl Hazards {
                 rest.end = end;
                 table = self.table.lock();
             }
-            self.settle(std::mem::take(&mut removed.unsettled));
+            self.settle(&removed.unsettled);
             removed = Removed::default();
             let Some(Found { writes, mark }) = found else { continue };
             if reads
@@ -165,7 +165,7 @@ impl Hazards {
         reader: &Claimed<'_>,
         write: Written,
         refuses: bool,
-        sources: &mut Vec<Arc<Source>>,
+        sources: &mut SourceList,
     ) -> Result<()> {
         if write.fence.is_known_done() {
             let outcome = write.fence.outcome();
@@ -173,7 +173,7 @@ impl Hazards {
                 Some(Err(error)) if refuses && damages(error) => Err(failure_of(&write, error)),
                 _ => Ok(()),
             };
-            self.settle(vec![write]);
+            self.settle(std::slice::from_ref(&write));
             return refused;
         }
         if !crate::mutant!("core/inherit-sources") {
@@ -184,14 +184,14 @@ impl Hazards {
     }
 
     /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
-    fn settle(&self, writes: Vec<Written>) {
+    fn settle(&self, writes: &[Written]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
             let failure =
                 outcome.err().filter(|error| damages(error) && !crate::mutant!("core/mark-failed-writes"));
             let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
             while let Some(range) = rest {
-                let end = self.table.lock().settle(&range, &write, failure.as_ref(), &mut removed);
+                let end = self.table.lock().settle(&range, write, failure.as_ref(), &mut removed);
                 rest = end.map(|end| range.start..end);
                 removed = Removed::default();
             }
@@ -206,7 +206,7 @@ impl Hazards {
             let (mut found, mut after) = (Found::default(), Dependencies::default());
             let end =
                 self.table.lock().collect(&range, Access::Write, None, &mut after, None, Some(&mut found));
-            self.settle(found.writes);
+            self.settle(&found.writes);
             rest = end.map(|end| range.start..end);
         }
         self.prune_within(range, Use::is_mark);
@@ -474,7 +474,7 @@ impl Hazards {
             }
             self.close(table, &mut woken);
             if prunes {
-                self.settle(std::mem::take(&mut removed.unsettled));
+                self.settle(&removed.unsettled);
             }
             if opens {
                 return Ok(Attempt::Held(view));
@@ -485,7 +485,7 @@ impl Hazards {
             if !after.is_empty() {
                 return Ok(Attempt::Blocked(Before::Fences(after.into_vec())));
             }
-            self.settle(found.writes);
+            self.settle(&found.writes);
         }
     }
 
@@ -511,7 +511,7 @@ impl Hazards {
             drop(table);
             removed = Removed::default();
             found.writes.retain(|write| is_complete(&write.fence));
-            self.settle(found.writes);
+            self.settle(&found.writes);
             let Some(end) = next else { return };
             rest.end = end;
         }
