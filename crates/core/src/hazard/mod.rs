@@ -10,8 +10,6 @@ mod holds;
 mod mark;
 mod segments;
 mod table;
-#[cfg(test)]
-mod tests;
 mod turns;
 mod woken;
 
@@ -24,17 +22,20 @@ use crate::{
     brief_lock::{Bell, BriefGuard, BriefLock},
     claim::Claimed,
     source::{SourceList, add_sources, source_failed},
+    sync::yield_now,
 };
 
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
+#[cfg(test)]
+pub(crate) use segments::steps::counted;
 use segments::{Removed, Use, Written};
 pub(crate) use table::Ticket;
 use table::{Blocked, Found, STEPS, Table};
 pub(crate) use turns::TurnId;
-pub(crate) use woken::Woken;
+pub(crate) use woken::{Woken, wake};
 
 /// How many fences that their timelines do not know to be complete are forgotten in one go.
 const FORGOTTEN: usize = 16;
@@ -256,7 +257,7 @@ impl Hazards {
         drop(table);
         if let Some(waker) = waker.filter(|_| !is_pending) {
             // The turn ends within a millisecond, with or without an event that could wake.
-            woken::wake(waker);
+            wake(waker);
         }
         false
     }
@@ -266,13 +267,13 @@ impl Hazards {
         self.resolved.sleep_while(|| {
             let mut table = self.table.lock();
             let pending = table.holds.conflict(range, access) == Conflict::Pending;
-            if pending {
+            if pending && !crate::mutant!("core/sleeper-is-noted") {
                 table.waiting.get_or_insert_default().sleepers = true;
             }
             pending
         });
         // Where a waiter comes first, it takes its turn within a millisecond.
-        std::thread::yield_now();
+        yield_now();
     }
 
     /// Gives a waiter a turn, or keeps the one that it has. `until` is what it waits for, if that is no claim.

@@ -236,7 +236,7 @@ pub(super) mod steps {
 
     /// Returns the count of the calling thread so far.
     #[cfg(test)]
-    pub(in super::super) fn counted() -> u64 {
+    pub(crate) fn counted() -> u64 {
         STEPS.with(std::cell::Cell::get)
     }
 }
