@@ -5,7 +5,6 @@ use transload_memory::MemoryResource;
 
 use super::{
     StreamOrderedAllocator,
-    shared::Shared,
     size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
 };
 
@@ -103,6 +102,6 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(StreamOrderedAllocator { shared: Shared::new(Box::new(self.upstream), self.options) })
+        Ok(StreamOrderedAllocator::over(Box::new(self.upstream), self.options))
     }
 }

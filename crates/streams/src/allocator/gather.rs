@@ -99,6 +99,7 @@ impl Shared {
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
+        self.empty_caches();
         let _visit = self.visits.enter();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
