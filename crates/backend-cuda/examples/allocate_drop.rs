@@ -106,19 +106,22 @@ mod timing {
     pub fn run() -> Result<()> {
         let mut args = std::env::args().skip(1);
         let scale: usize = args.next().and_then(|text| text.parse().ok()).unwrap_or(20_000);
+        let filter = args.next().unwrap_or_default();
         let _only_one = transload_cuda_sim::install();
         let sim = transload_cuda_sim::SimDevice::builder().build();
         let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()]))?;
         let device = DeviceId::Cuda(sim.ordinal());
-        for (kind, bytes) in
-            [(MemoryKind::Device, 4096), (MemoryKind::Pinned, 4096)]
-        {
+        for (kind, bytes) in [(MemoryKind::Device, 4096), (MemoryKind::Pinned, 4096)] {
             for held in [1, 64] {
                 if bytes * held > 1 << 30 {
                     continue;
                 }
                 for between in [Between::Nothing, Between::FinishedUse, Between::UseFinishedAfterDrop] {
                     for threads in [1, 8] {
+                        let label = format!("{kind} {bytes} B, {held} held, {between:?}, {threads} threads");
+                        if !label.contains(&filter) {
+                            continue;
+                        }
                         let mut best = u64::MAX;
                         for _ in 0..5 {
                             let count = scale / held;
@@ -148,10 +151,7 @@ mod timing {
                             });
                             best = best.min(slowest);
                         }
-                        println!(
-                            "{kind} {bytes} B, {held} held, {between:?}, {threads} threads: {:.1} ns",
-                            best as f64 / 10.0
-                        );
+                        println!("{label}: {:.1} ns", best as f64 / 10.0);
                     }
                 }
             }

@@ -44,6 +44,17 @@ pub(crate) struct Served {
 }
 
 impl Served {
+    /// A buffer that the calling thread dropped before.
+    #[inline]
+    pub(crate) fn kept(&self, kind: MemoryKind, bytes: usize) -> Option<RawBuffer> {
+        let slot = match kind {
+            MemoryKind::Device => &self.device,
+            MemoryKind::Pinned => &self.pinned,
+            _ => return None,
+        };
+        slot.get()?.kept_buffer(bytes)
+    }
+
     /// A buffer, where requests of this kind and size are served so.
     pub(crate) fn allocate(
         &self,

@@ -42,6 +42,13 @@ impl<T> BriefLock<T> {
         BriefGuard { lock: self, value: PhantomData }
     }
 
+    /// The value, of which this is the only reference.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        // SAFETY: borrowed mutably, so there is no guard and no other reference.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+
     /// The value, where nobody has it.
     #[inline]
     pub(crate) fn try_lock(&self) -> Option<BriefGuard<'_, T>> {

@@ -72,19 +72,21 @@ impl Drop for Block {
 impl Block {
     /// Ends what the previous buffer left, if nothing of it is in flight: the next one has an identity and a list of uses of
     /// its own. Returns whether that is so.
+    #[inline]
     pub(crate) fn renew(&mut self) -> bool {
-        let until = self.hazards.outstanding();
-        if !(until.is_empty() || mutant!("core/recycle-in-flight")) {
-            return false;
+        if !self.hazards.is_new() {
+            if !(self.hazards.outstanding().is_empty() || mutant!("core/recycle-in-flight")) {
+                return false;
+            }
+            self.hazards = Hazards::behind(0..self.len, &[]);
         }
         self.id = next_id();
-        self.hazards = Hazards::behind(0..self.len, &[]);
         self.whereabouts = Whereabouts::default();
         true
     }
 
-    pub(crate) fn recycler_mut(&mut self) -> &mut Option<Arc<dyn Recycler>> {
-        &mut self.recycler
+    pub(crate) fn recycler(&self) -> Option<&Arc<dyn Recycler>> {
+        self.recycler.as_ref()
     }
 
     pub(crate) fn len(&self) -> usize {

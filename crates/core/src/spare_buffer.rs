@@ -5,10 +5,18 @@ use std::{fmt, sync::Arc};
 use crate::{RawBuffer, raw_buffer::Block};
 
 /// Takes allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
-pub trait Recycler: Send + Sync + 'static {
-    /// Keeps the allocation for another buffer, or drops it, which ends it like any other. Called on the thread that dropped
-    /// the last handle; must not block on the device. `self` is the reference that the allocation held, for the next buffer.
-    fn recycle(self: Arc<Self>, spare: SpareBuffer);
+///
+/// # Safety
+/// The allocation holds a reference to its recycler, perhaps the last one. So:
+///
+/// * [`recycle`](Self::recycle) does not use `self` after it made the buffer available to other threads, or dropped it.
+/// * The implementing type contains an `UnsafeCell`, as locks and atomics do: the reference may dangle by the time at which
+///   `recycle` returns.
+pub unsafe trait Recycler: Send + Sync + 'static {
+    /// Keeps the allocation for another buffer, or drops it, which ends it like any other. `is_idle` says that everything on it
+    /// is known to be complete, as by [`SpareBuffer::renew`]. Called on the thread that dropped the last handle; must not
+    /// block on the device.
+    fn recycle(&self, spare: SpareBuffer, is_idle: bool);
 }
 
 /// An allocation without a buffer. Work on it may still be in flight: dropped, it ends like a buffer.
@@ -21,10 +29,11 @@ impl SpareBuffer {
     /// Gives the allocation to its recycler if this was the last handle, a weak one included.
     #[inline]
     pub(crate) fn recycle(mut block: Arc<Block>) {
-        let recycler = Arc::get_mut(&mut block).and_then(|block| block.recycler_mut().take());
-        if let Some(recycler) = recycler {
-            recycler.recycle(Self { block });
-        }
+        let Some(last) = Arc::get_mut(&mut block) else { return };
+        let is_idle = last.renew();
+        let Some(recycler) = last.recycler().map(Arc::as_ptr) else { return };
+        // SAFETY: the block has a reference to the recycler, which promises not to use itself once it gave the block away.
+        unsafe { &*recycler }.recycle(Self { block }, is_idle);
     }
 
     /// Length in bytes.
@@ -47,14 +56,11 @@ impl SpareBuffer {
         Arc::get_mut(&mut self.block).is_some_and(Block::renew)
     }
 
-    /// A buffer over all of it, given to `recycler` in turn. Without a [`renew`](Self::renew) that returned `true` it has the
+    /// A buffer over all of it, for the same recycler. Without a [`renew`](Self::renew) that returned `true` it has the
     /// identity of the previous one, and whatever uses it waits for what is in flight.
     #[must_use]
     #[inline]
-    pub fn into_buffer(mut self, recycler: Arc<dyn Recycler>) -> RawBuffer {
-        if let Some(block) = Arc::get_mut(&mut self.block) {
-            *block.recycler_mut() = Some(recycler);
-        }
+    pub fn into_buffer(self) -> RawBuffer {
         RawBuffer::whole(self.block)
     }
 }

@@ -54,6 +54,13 @@ impl Hazards {
         Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
+    /// Whether there was no use yet, and none to wait for.
+    #[inline]
+    pub(crate) fn is_new(&mut self) -> bool {
+        let table = self.table.get_mut();
+        table.last_ticket == 0 && table.uses.is_empty()
+    }
+
     /// Claims a range for an operation about to be enqueued on the timeline `own`, where nobody holds anything and all uses
     /// are of that timeline: so nothing is in its way, and nothing needs to be collected.
     #[inline(never)]

@@ -6,11 +6,7 @@
 use std::{
     cell::Cell,
     collections::VecDeque,
-    mem::ManuallyDrop,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -165,82 +161,57 @@ impl Shared {
     /// A kept buffer of this length that nothing uses.
     #[inline]
     pub(super) fn kept_buffer(&self, len: usize) -> Option<RawBuffer> {
-        match self.caches.own().take(len) {
-            Found::Idle(spare) => Some(spare.into_buffer(self.keeper())),
+        let shard = self.caches.own();
+        match shard.take(len) {
+            Found::Idle(spare) => Some(spare.into_buffer()),
             Found::Busy(mut spare) => {
+                // With the shard unlocked: fences are dropped.
                 if spare.renew() {
-                    self.caches.own().count(len);
-                    return Some(spare.into_buffer(self.keeper()));
+                    shard.count(len);
+                    return Some(spare.into_buffer());
                 }
-                self.end(self.caches.own().put(spare, false, true));
+                drop(shard.put(spare, false, true));
                 None
             }
             Found::Nothing => None,
         }
     }
 
-    /// Frees what the calling thread keeps. Returns whether that was anything.
-    pub(super) fn empty_own_cache(&self) -> bool {
-        self.end(self.caches.own().take_all(false))
+    /// Frees what the calling thread keeps.
+    pub(super) fn empty_own_cache(&self) {
+        self.empty(self.caches.own(), false);
     }
 
     /// Frees what all threads keep. Returns whether that was anything.
     pub(super) fn empty_caches(&self) -> bool {
-        self.each_cache(false)
+        self.caches.shards.iter().filter(|shard| self.empty(shard, false)).count() > 0
     }
 
-    /// Frees what all threads keep, and keeps nothing from now on.
+    /// Frees what all threads keep, and keeps nothing from now on. The caller has a reference to the allocator.
     pub(super) fn close_caches(&self) {
-        self.each_cache(true);
+        self.caches.shards.iter().for_each(|shard| {
+            self.empty(shard, true);
+        });
     }
 
-    fn each_cache(&self, close: bool) -> bool {
-        let mut any = false;
-        for shard in &self.caches.shards {
-            // Another thread that finds too little memory waits for this to be put down.
-            let _hand = self.hands.take();
-            any |= self.end(shard.take_all(close));
-        }
-        any
-    }
-
-    /// Frees buffers that were kept. The caller holds no lock: fences are dropped.
-    fn end(&self, spares: Vec<SpareBuffer>) -> bool {
+    fn empty(&self, shard: &Shard, close: bool) -> bool {
+        // Another thread that finds too little memory waits for this to be put down.
+        let _hand = self.hands.take();
+        let spares = shard.take_all(close);
+        // With the shard unlocked: fences are dropped.
         let any = !spares.is_empty();
-        for spare in spares {
-            drop(spare);
-            drop(self.keeper());
-        }
+        drop(spares);
         any
     }
-
-    /// The reference to the allocator that a kept buffer owned.
-    #[inline]
-    fn keeper(&self) -> Arc<Self> {
-        // SAFETY: an allocator's state is in an `Arc` from the beginning. Whoever calls this has taken a buffer out of the
-        // caches, for which `recycle` left one reference uncounted for; it becomes this one. The caller has another.
-        unsafe { Arc::from_raw(std::ptr::from_ref(self)) }
-    }
 }
 
-impl Recycler for Shared {
+// SAFETY: once the buffer is in the shard, or dropped, nothing of `self` is used; the type contains locks.
+unsafe impl Recycler for Shared {
     #[inline]
-    fn recycle(self: Arc<Self>, mut spare: SpareBuffer) {
-        let is_idle = spare.renew();
-        // The reference is the kept buffer's, until `keeper` takes it again.
-        let this = ManuallyDrop::new(self);
-        let out = this.caches.own().put(spare, is_idle, false);
-        if !out.is_empty() {
-            end_last(&this, out);
-        }
+    fn recycle(&self, spare: SpareBuffer, is_idle: bool) {
+        let no_room = self.caches.own().put(spare, is_idle, false);
+        drop(no_room);
     }
-}
-
-/// Frees buffers for which there is no room; one of them may have the last reference to the allocator.
-#[cold]
-fn end_last(shared: &Arc<Shared>, out: Vec<SpareBuffer>) {
-    let shared = Arc::clone(shared);
-    shared.end(out);
 }
 
 static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);

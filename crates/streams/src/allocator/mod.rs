@@ -218,6 +218,14 @@ impl StreamOrderedAllocator {
         self.shared.idle_buffer(stream, bytes)
     }
 
+    /// Returns an idle buffer that the calling thread dropped before, if one of this length is kept; see
+    /// [`allocate_idle_buffer`](Self::allocate_idle_buffer), which begins with this.
+    #[inline]
+    #[must_use]
+    pub fn kept_buffer(&self, bytes: usize) -> Option<RawBuffer> {
+        self.shared.kept_buffer(bytes)
+    }
+
     /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on
     /// `on` until now are then used on `stream` with no further wait.
     ///
