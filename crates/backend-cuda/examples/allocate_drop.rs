@@ -103,7 +103,7 @@ mod timing {
         }
     }
 
-    pub fn run() -> Result<()> {
+    pub(crate) fn run() -> Result<()> {
         let mut args = std::env::args().skip(1);
         let scale: usize = args.next().and_then(|text| text.parse().ok()).unwrap_or(20_000);
         let filter = args.next().unwrap_or_default();

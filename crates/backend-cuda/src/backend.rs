@@ -151,7 +151,7 @@ impl Backend for CudaBackend {
         self.members.iter().map(|member| member.info().clone()).collect()
     }
 
-    /// Device memory of up to 16 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
+    /// Device memory of up to 256 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
     /// any that nothing in flight uses, without a call to the driver. What buffers leave is kept until [`drain`](Backend::drain),
     /// or until memory is short. Then a buffer may also begin behind work in flight, and this may block until such work is over.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {

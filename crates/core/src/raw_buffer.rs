@@ -14,7 +14,7 @@ use std::{
 
 use crate::{
     Access, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer, Recycler,
-    Result, SpareBuffer, Storage, hazard::Hazards, mutant, whereabouts::Whereabouts,
+    Result, SpareBuffer, Storage, hazard::Hazards, whereabouts::Whereabouts,
 };
 
 /// Identifies an allocation within the process. Slices of one buffer share it.
@@ -74,11 +74,8 @@ impl Block {
     /// its own. Returns whether that is so.
     #[inline]
     pub(crate) fn renew(&mut self) -> bool {
-        if !self.hazards.is_new() {
-            if !(self.hazards.outstanding().is_empty() || mutant!("core/recycle-in-flight")) {
-                return false;
-            }
-            self.hazards = Hazards::behind(0..self.len, &[]);
+        if !self.hazards.renew() {
+            return false;
         }
         self.id = next_id();
         self.whereabouts = Whereabouts::default();

@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use crate::{
     Access, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
+    mutant,
 };
 
 use holder::{Holder, busy, in_flight};
@@ -54,11 +55,23 @@ impl Hazards {
         Self { table: BriefLock::new(table), resolved: Bell::default() }
     }
 
-    /// Whether there was no use yet, and none to wait for.
+    /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
+    /// drops fences.
     #[inline]
-    pub(crate) fn is_new(&mut self) -> bool {
+    pub(crate) fn renew(&mut self) -> bool {
         let table = self.table.get_mut();
-        table.last_ticket == 0 && table.uses.is_empty()
+        let in_flight = |used: &Use| !used.fence.is_known_done();
+        if table.uses.iter().any(in_flight) && !mutant!("core/recycle-in-flight") {
+            return false;
+        }
+        if table.last_ticket > 0 || !table.uses.is_empty() {
+            while table.uses.swap_remove(0).is_some() {}
+            // What is still held was forgotten by its holder, who cannot use it any more.
+            table.held.clear();
+            table.wakers.clear();
+            (table.last_ticket, table.writes, table.awaited) = (0, 0, false);
+        }
+        true
     }
 
     /// Claims a range for an operation about to be enqueued on the timeline `own`, where nobody holds anything and all uses

@@ -15,6 +15,7 @@ use crate::brief_lock::{Bell, BriefLock};
 mod sync;
 
 #[path = "../../src/brief_lock.rs"]
+#[allow(dead_code, reason = "a model uses part of what it includes")]
 mod brief_lock;
 
 /// Runs a model with at most two preemptions.

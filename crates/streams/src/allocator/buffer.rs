@@ -31,7 +31,7 @@ struct Pooled {
 impl Shared {
     /// A buffer for work of `stream`.
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = Want::buffer(bytes)?;
+        let want = Want::buffer(bytes)?.within(self.options.max_split);
         let taken = self.take_for_buffer(stream, want, self.ahead)?;
         let (storage, behind) = self.pooled(stream, bytes, taken)?;
         Ok(RawBuffer::new_behind(storage, &self.reclaimer, &behind))
@@ -45,7 +45,7 @@ impl Shared {
 
     #[inline(never)]
     fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = Want::buffer(bytes)?;
+        let want = Want::buffer(bytes)?.within(self.options.max_split);
         let (index, _) = self.arena_of(stream)?;
         let own = self.take_own(stream, index, want)?;
         let taken = match own {

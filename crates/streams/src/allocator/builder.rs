@@ -27,6 +27,7 @@ pub(super) struct Options {
     pub(super) segments: SegmentSizes,
     pub(super) reuse: CrossStreamReuse,
     pub(super) ahead: u64,
+    pub(super) max_split: u64,
 }
 
 impl Default for Options {
@@ -36,6 +37,7 @@ impl Default for Options {
             segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
             reuse: CrossStreamReuse::default(),
             ahead: AHEAD,
+            max_split: u64::MAX,
         }
     }
 }
@@ -69,6 +71,13 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// pinned host memory. The first requests of a size cost a segment each; what is freed is kept and split as ever.
     pub fn exact_segments(mut self) -> Self {
         self.options.segments.exact = true;
+        self
+    }
+
+    /// Cuts requests of up to `bytes` only from free blocks of up to `bytes`, and larger ones from blocks of at most twice their
+    /// size, as long as there is other memory: so small buffers do not keep large segments. No bound by default.
+    pub fn max_split(mut self, bytes: u64) -> Self {
+        self.options.max_split = bytes;
         self
     }
 

@@ -144,7 +144,7 @@ impl StreamOrderedAllocator {
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = Want::block(bytes)?;
+        let want = Want::block(bytes)?.within(self.shared.options.max_split);
         let (index, arena) = self.shared.arena_of(stream)?;
         let block = |address, handle| StreamBlock {
             address,
