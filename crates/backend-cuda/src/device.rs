@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use transload_core::{DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result, mutant};
+use transload_core::{DeviceId, DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result, mutant};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
@@ -16,6 +16,7 @@ use crate::{
 };
 
 pub(crate) struct Member {
+    pub(crate) id: DeviceId,
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<Arc<CudaMemoryManager>>,
@@ -46,6 +47,7 @@ impl Member {
         }
         let pool = config.pool(&device)?;
         Ok(Self {
+            id: device.id(),
             device,
             info,
             memory: OnceLock::new(),
@@ -92,7 +94,14 @@ impl Member {
     }
 
     /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
+    #[inline]
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.check_usable()?;
+        self.served.kept(kind, bytes).map_or_else(|| self.allocate_anew(kind, bytes), Ok)
+    }
+
+    #[inline(never)]
+    fn allocate_anew(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.with_room(Side::of(kind), |memory| {
             match self.served.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
                 Some(buffer) => Ok(buffer),

@@ -42,6 +42,13 @@ impl<T> BriefLock<T> {
         BriefGuard { lock: self, value: PhantomData }
     }
 
+    /// The value, of which this is the only reference.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        // SAFETY: borrowed mutably, so there is no guard and no other reference.
+        self.value.with_mut(|value| unsafe { &mut *value })
+    }
+
     #[inline]
     fn try_take(&self) -> bool {
         self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()

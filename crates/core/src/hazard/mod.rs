@@ -88,6 +88,13 @@ impl Hazards {
         Self { table: BriefLock::new(Table::behind(range, fences)), resolved: Bell::default() }
     }
 
+    /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
+    /// drops fences.
+    #[inline]
+    pub(crate) fn renew(&mut self) -> bool {
+        self.table.get_mut().renew()
+    }
+
     /// Claims the ranges of one allocation for an operation about to be enqueued, and collects what it must come after.
     /// Earlier work of the timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
     /// Where one range is blocked, the answer tells by what; those with a ticket are claimed, for the caller to withdraw.

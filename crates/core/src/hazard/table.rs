@@ -89,6 +89,22 @@ impl Table {
         table
     }
 
+    /// Makes it that of another buffer, if all uses are known to be complete. Returns whether they are. What is still held was
+    /// forgotten by its holder, who cannot use it any more; marks end with the buffer that they were about.
+    #[inline]
+    pub(super) fn renew(&mut self) -> bool {
+        let in_flight = |used: &Use| !used.fence.is_known_done();
+        if self.uses.iter_from(0).any(|segment| segment.uses.iter().any(in_flight))
+            && !crate::mutant!("core/recycle-in-flight")
+        {
+            return false;
+        }
+        if self.claims > 0 || self.uses.listed().is_none_or(|few| !few.is_empty()) {
+            *self = Self::default();
+        }
+        true
+    }
+
     #[inline]
     pub(super) fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
         self.claims += 1;

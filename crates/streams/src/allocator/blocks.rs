@@ -167,15 +167,16 @@ impl Blocks {
 
     /// The best fit among merged blocks of small or large segments, split to size.
     pub(crate) fn take_fitting(&mut self, want: Want) -> Option<u32> {
-        let index = self.find(want.size, want.small, |_| true)?;
+        let index = self.find(want, |_| true)?;
         self.cut(index, want.size);
         Some(self.go_live(index, want))
     }
 
-    /// The smallest merged block of at least `size` bytes that `fits`, within the first few.
-    pub(crate) fn find(&self, size: u64, small: bool, fits: impl Fn(&Node) -> bool) -> Option<u32> {
+    /// The smallest merged block of a size for the request that `fits`, within the first few.
+    pub(crate) fn find(&self, want: Want, fits: impl Fn(&Node) -> bool) -> Option<u32> {
         const LOOKED_AT: usize = 16;
-        let candidates = self.free[usize::from(small)].range((size, 0, 0)..).take(LOOKED_AT);
+        let sizes = (want.size, 0, 0)..=(want.most, u64::MAX, u32::MAX);
+        let candidates = self.free[usize::from(want.small)].range(sizes).take(LOOKED_AT);
         candidates.map(|(.., index)| *index).find(|index| fits(self.node(*index)))
     }
 

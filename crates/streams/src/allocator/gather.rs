@@ -1,5 +1,7 @@
 //! Looking at all streams at once: joining neighbours that different streams freed, and giving whole segments back.
 
+use std::ops::RangeInclusive;
+
 use transload_core::{ErrorKind, Fence, Result, mutant};
 
 use super::{
@@ -75,7 +77,8 @@ impl Shared {
             let piece = {
                 let mut locked = self.lock_all();
                 let found = candidates(&mut locked, &streams, index, wait, want.buffer);
-                match smallest_run(&found, want.size) {
+                let most = if wait { u64::MAX } else { want.most };
+                match smallest_run(&found, want.size..=most) {
                     Some(run) => join(&mut locked, &streams, index, run, &mut behind),
                     None if wait && freed_meanwhile(&locked, index) => continue,
                     None => None,
@@ -99,6 +102,7 @@ impl Shared {
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
+        self.empty_caches();
         let _visit = self.visits.enter();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
@@ -202,12 +206,12 @@ fn candidates(
     candidates
 }
 
-fn smallest_run(candidates: &[Candidate], size: u64) -> Option<&[Candidate]> {
+fn smallest_run(candidates: &[Candidate], sizes: RangeInclusive<u64>) -> Option<&[Candidate]> {
     let beside = |one: &Candidate, next: &Candidate| {
         one.segment == next.segment && one.address + one.size == next.address
     };
     let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
-    candidates.chunk_by(beside).filter(|run| bytes(run) >= size).min_by_key(bytes)
+    candidates.chunk_by(beside).filter(|run| sizes.contains(&bytes(run))).min_by_key(bytes)
 }
 
 /// Takes the blocks of a run out of their arenas as one piece of the arena `own`.

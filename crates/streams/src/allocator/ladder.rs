@@ -55,9 +55,15 @@ impl Shared {
             return Ok(taken);
         }
         match self.grow_by(stream, index, want, self.next_segment(want)) {
-            Err(error) if is_shortage(&error) => self.grow_by(stream, index, want, want.size),
-            other => other,
+            Err(error) if is_shortage(&error) => {}
+            other => return other,
         }
+        if self.empty_caches()
+            && let Some(taken) = self.take_own(stream, index, want)?
+        {
+            return Ok(taken);
+        }
+        self.grow_by(stream, index, want, want.size)
     }
 
     fn next_segment(&self, want: Want) -> u64 {
@@ -66,6 +72,11 @@ impl Shared {
 
     /// Tries everything once, from what costs least to what costs most.
     fn climb(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+        if self.empty_caches()
+            && let Some(taken) = self.take_own(stream, index, want)?
+        {
+            return Ok(taken);
+        }
         if self.options.reuse == CrossStreamReuse::BeforeGrowing
             && self.free_bytes() >= want.size
             && let Some(taken) = self.gather(stream, index, want, false)?
@@ -233,6 +244,7 @@ impl Shared {
     /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
     pub(super) fn wait_for_all_work(&self) -> Result<()> {
         let mut outcome = Ok(());
+        self.empty_caches();
         for (index, arena) in self.arenas.iter() {
             let fences_where = |is_wanted: fn(&Fence) -> bool| -> Vec<Fence> {
                 let state = arena.lock();

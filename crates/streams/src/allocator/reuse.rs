@@ -393,9 +393,9 @@ pub(super) fn end_of(arena: &Arena) -> Option<Fence> {
 
 /// The best fit of an arena among blocks whose order will do.
 fn take_out(state: &mut ArenaState, want: Want, will_do: impl Fn(Order) -> bool) -> Option<Piece> {
-    let mut node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+    let mut node = state.blocks.find(want, |node| will_do(node.order));
     if node.is_none() && state.blocks.flush() {
-        node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+        node = state.blocks.find(want, |node| will_do(node.order));
     }
     node.filter(|node| *node != NONE).map(|node| state.blocks.extract(node, want.size))
 }

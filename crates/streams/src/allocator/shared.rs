@@ -14,10 +14,11 @@ use transload_memory::MemoryResource;
 
 use super::{
     after_capture::AfterCapture,
-    arena::{Handle, Seal},
+    arena::{self, Seal},
     arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, resume, whose},
     blocks::{Blocks, Holder},
     builder::Options,
+    cache::Caches,
     ending::{AtEnd, EndOfStream},
     hands::Hands,
     segments::Segments,
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
     pub(super) hands: Hands,
+    pub(super) caches: Caches,
     pub(super) visits: Visits,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
@@ -54,7 +56,7 @@ pub(super) struct Shared {
 /// A live block on its way to the caller.
 pub(super) struct Taken {
     pub(super) arena: u32,
-    pub(super) handle: Handle,
+    pub(super) handle: arena::Handle,
     pub(super) address: u64,
     pub(super) segment: u32,
     /// What its users must come after, where that is not the stream's own order.
@@ -79,6 +81,7 @@ impl Shared {
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
             hands: Hands::default(),
+            caches: Caches::new(),
             visits: Visits::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
@@ -157,7 +160,7 @@ impl Shared {
         let (taken, order, mut seal) = {
             let state = arena.lock();
             let block = state.blocks.node(node);
-            let handle = Handle { node, serial: block.serial };
+            let handle = arena::Handle { node, serial: block.serial };
             let (address, segment) = (block.address, block.segment);
             let taken = Taken { arena: index, handle, address, segment, behind: Vec::new() };
             let order = (block.holder == Holder::Buffer).then_some(block.order);
@@ -236,6 +239,23 @@ impl AtEnd for Ends {
 
     fn is_closed(&self) -> bool {
         self.directory.lock().is_closed()
+    }
+}
+
+/// What the handles of an allocator share: with the last of them nothing is kept for later any more.
+pub(super) struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    pub(super) fn of(shared: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { shared: Arc::clone(shared) })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.close_caches();
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Want {
     pub(crate) small: bool,
     /// Whether a buffer will own the block.
     pub(crate) buffer: bool,
+    /// The largest free block that it may be cut from while there is other memory.
+    pub(crate) most: u64,
 }
 
 impl Want {
@@ -45,6 +47,13 @@ impl Want {
         Self::of(bytes, true)
     }
 
+    /// As it is, but not cut from a much larger block than `max_split`, or than itself if it is larger than that.
+    #[inline]
+    pub(crate) fn within(self, max_split: u64) -> Self {
+        let most = if self.size <= max_split { max_split } else { self.size.saturating_mul(2) };
+        Self { most, ..self }
+    }
+
     #[inline]
     fn of(bytes: usize, buffer: bool) -> Result<Self> {
         let requested = bytes as u64;
@@ -52,7 +61,7 @@ impl Want {
             return Err(impossible(bytes));
         }
         let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
-        Ok(Self { size, requested, small: size <= SMALL, buffer })
+        Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 }
 

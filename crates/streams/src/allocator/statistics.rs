@@ -78,6 +78,7 @@ pub struct SizeClassStatistics {
 
 pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     use std::sync::atomic::Ordering::Relaxed;
+    shared.empty_caches();
     let mut numbers = AllocatorStatistics {
         reserved: shared.reserved.load(Relaxed),
         peak_reserved: shared.peak_reserved.load(Relaxed),
@@ -87,6 +88,10 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     let mut classes = [SizeClassStatistics::default(); CLASSES];
     let mut free: Vec<(u32, u64, u64)> = Vec::new();
     let mut used: Vec<u32> = Vec::new();
+    for (class, served) in classes.iter_mut().zip(shared.caches.served()) {
+        class.allocations += served;
+        numbers.served.same_size += served;
+    }
     each_arena(shared, |_, state| {
         let tally = &state.blocks.tally;
         numbers.in_use += tally.in_use;

@@ -134,7 +134,8 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
         let taken = {
             let mut state = arena.lock();
             state.blocks.flush();
-            let found = state.blocks.find(512, true, |node| node.order.freed <= seal.freed);
+            let found =
+                state.blocks.find(size::Want::block(512).unwrap(), |node| node.order.freed <= seal.freed);
             found.map(|node| state.blocks.extract(node, 512))
         };
         if let Some(piece) = taken {
@@ -157,7 +158,7 @@ fn a_block_passed_between_streams_is_in_one_of_them() {
                 let piece = {
                     let mut state = from.lock();
                     state.blocks.flush();
-                    let found = state.blocks.find(512, true, |_| true);
+                    let found = state.blocks.find(size::Want::block(512).unwrap(), |_| true);
                     found.map(|node| state.blocks.extract(node, 512))
                 };
                 if let Some(piece) = piece {
