@@ -60,6 +60,7 @@ mod reactor;
 mod slot;
 mod stream;
 mod sync;
+mod thread_number;
 mod timeline;
 mod wait_fences;
 mod wakers;

@@ -23,10 +23,9 @@ mod lease;
 mod optimize;
 mod ready;
 mod replay;
-mod shell;
-mod slots;
+mod roster;
+mod seat;
 mod strategy;
-mod turns;
 
 pub use builder::PoolBuilder;
 pub use completions::WorkloadSummary;
@@ -44,9 +43,10 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 
 /// Streams of one device, made when they are needed and given up where it is quiet.
 ///
-/// A lease is an atomic addition, its end another, on memory that only the users of that stream share; it takes no lock and calls the driver only to make a stream, where all that it may use
-/// are leased or have work outstanding and the bounds allow one more. Once they do not, leases share streams. All methods
-/// may be called from any thread.
+/// A lease is an atomic addition, its end another, on memory that only the calling thread writes, as long as there are no more
+/// than 16. It calls the driver only to make a stream, and takes a lock only then and where the thread has not seen the pool's
+/// last change: where all streams that it may use are leased or have work outstanding and the bounds allow one more. Once they
+/// do not, leases share streams. All methods may be called from any thread.
 ///
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
@@ -213,11 +213,11 @@ impl AdvancedStreamPool {
     /// How many leases are held, those that are being had or given back included.
     #[must_use]
     pub fn leases(&self) -> usize {
-        let mut leases = 0_u64;
+        let mut leases = 0_usize;
         for lane in &self.lanes {
             lane.look(u64::MAX, |_, _, held| leases += held);
         }
-        usize::try_from(leases).unwrap_or(usize::MAX)
+        leases
     }
 
     /// Operations in flight on all streams, as far as is known without asking the driver.
