@@ -79,7 +79,7 @@ pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};
 pub use pool::{
-    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
-    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Ready, Split, StreamLease,
+    WorkloadSummary,
 };
 pub use stream::CudaStream;

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
-use crate::{CudaModule, CudaStream, kernels::Kernels};
+use crate::{CudaStream, kernels::Kernels};
 
 mod builder;
 mod completions;
@@ -22,7 +22,6 @@ mod lane;
 mod lease;
 mod optimize;
 mod ready;
-mod replay;
 mod roster;
 mod seat;
 mod strategy;
@@ -32,7 +31,6 @@ pub use completions::WorkloadSummary;
 pub use lease::StreamLease;
 pub use optimize::Optimization;
 pub use ready::Ready;
-pub use replay::{LoadItem, LoadWork, RecordedLoad, Replay};
 pub use strategy::{AllocationStrategy, Split};
 
 use completions::Completions;
@@ -77,8 +75,6 @@ pub struct AdvancedStreamPool {
     split: Mutex<Split>,
     completions: Completions,
     kernels: OnceLock<Arc<Kernels>>,
-    /// For replays of loads that have narrow kernels.
-    narrow: OnceLock<CudaModule>,
 }
 
 impl AdvancedStreamPool {
@@ -123,7 +119,6 @@ impl AdvancedStreamPool {
             split: Mutex::new(split),
             completions: Completions::default(),
             kernels: OnceLock::new(),
-            narrow: OnceLock::new(),
         };
         pool.configure(strategy, split);
         pool
