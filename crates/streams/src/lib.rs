@@ -52,6 +52,7 @@ mod line;
 mod loss;
 mod marks;
 mod metrics;
+mod panics;
 mod points;
 mod pool;
 mod priority;
