@@ -272,6 +272,19 @@ fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> O
             return own;
         }
     }
+    match seen.roster.seats(first)?.hold() {
+        Some((held, 0)) if is_unused(&held) && !held.own.ends.points.is_shared() => Some(held),
+        _ => idle_elsewhere(seen, workload, (there, first), is_full),
+    }
+}
+
+#[inline(never)]
+fn idle_elsewhere(
+    seen: &mut Seen,
+    workload: WorkloadType,
+    (there, first): (u64, usize),
+    is_full: bool,
+) -> Option<Arc<Seat>> {
     for index in all_around(there, first) {
         let Some(seats) = seen.roster.seats(index) else { continue };
         // A first look, which costs less than a lease.
@@ -280,9 +293,7 @@ fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> O
         }
         let Some((held, others)) = seats.hold() else { continue };
         if others == 0 && is_unused(&held) {
-            if index != first || held.own.ends.points.is_shared() {
-                stay(seen, workload, index, &held);
-            }
+            stay(seen, workload, index, &held);
             return Some(held);
         }
     }
