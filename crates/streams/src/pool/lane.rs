@@ -253,7 +253,7 @@ fn all_around(there: u64, first: usize) -> impl Iterator<Item = usize> {
 #[inline]
 fn in_turn(seen: &mut Seen, there: u64, is_full: bool) -> Option<Arc<Seat>> {
     let index = seen.next(there)?;
-    let (held, others) = seen.roster.seats(index)?.hold()?;
+    let (held, others) = seen.roster.seats(index)?.hold(seen.share)?;
     let usable = if is_full { held.own.check().is_ok() } else { others == 0 && is_unused(&held) };
     usable.then_some(held)
 }
@@ -267,12 +267,12 @@ fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> O
     let first = seen.first(workload, there)?;
     if seen.keeps > 0 && is_full {
         seen.keeps -= 1;
-        let own = seen.roster.seats(first)?.hold_own().filter(|held| is_unused(held));
+        let own = seen.roster.seats(first)?.hold_own(seen.share).filter(|held| is_unused(held));
         if own.is_some() {
             return own;
         }
     }
-    match seen.roster.seats(first)?.hold() {
+    match seen.roster.seats(first)?.hold(seen.share) {
         Some((held, 0)) if is_unused(&held) && !held.own.ends.points.is_shared() => Some(held),
         _ => idle_elsewhere(seen, workload, (there, first), is_full),
     }
@@ -291,14 +291,14 @@ fn idle_elsewhere(
         if seats.leases() > 0 {
             continue;
         }
-        let Some((held, others)) = seats.hold() else { continue };
+        let Some((held, others)) = seats.hold(seen.share) else { continue };
         if others == 0 && is_unused(&held) {
             stay(seen, workload, index, &held);
             return Some(held);
         }
     }
     // Leased by others, not by this thread, and without work.
-    if is_full && seen.roster.seats(first)?.hold_own().is_some_and(|held| is_unused(&held)) {
+    if is_full && seen.roster.seats(first)?.hold_own(seen.share).is_some_and(|held| is_unused(&held)) {
         seen.keeps = KEEPS;
     }
     None
@@ -325,7 +325,7 @@ fn least_loaded(
         if best.as_ref().is_some_and(|(.., (broken, least, _))| !broken && leases > *least) {
             continue;
         }
-        let Some((held, others)) = seats.hold() else { continue };
+        let Some((held, others)) = seats.hold(seen.share) else { continue };
         let load = load(&held, others, weights);
         if best.as_ref().is_none_or(|(.., least)| load < *least) {
             best = Some((index, held, load));

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use transload_core::WorkloadType;
 
 use super::{
-    seat::{MOST, Pooled, Seat, Seats},
+    seat::{MOST, Pooled, Seat, Seats, Share},
     strategy::WORKLOADS,
 };
 use crate::{CudaStream, thread_number::thread_number};
@@ -60,6 +60,7 @@ pub(crate) struct Seen {
     lane: u64,
     version: u64,
     pub(crate) roster: Arc<Roster>,
+    pub(crate) share: Share,
     at: [u8; WORKLOADS.len()],
     leases: u32,
     /// For so many leases the thread keeps to its place without a look at other threads' leases.
@@ -119,6 +120,7 @@ impl Places {
             lane: self.id,
             version,
             roster,
+            share: Share::here(),
             at: [FRESH; WORKLOADS.len()],
             // So that threads of few leases look as well, now and then.
             leases: thread_number() as u32 % LEASES_PER_LOOK * 617 % LEASES_PER_LOOK,
@@ -137,7 +139,7 @@ impl Places {
         let mut state = self.state.lock();
         let found = (0..state.pooled.len())
             .find(|index| among & bit(*index) != 0 && state.roster.filled & bit(*index) == 0);
-        let held = pooled.found.hold();
+        let held = pooled.found.hold(Share::here());
         let (Some(index), Some((seat, _))) = (found, held) else {
             drop(state);
             return Err(pooled.stream);
@@ -186,7 +188,7 @@ impl Places {
     /// Leases the stream of a place, whatever it does.
     pub(crate) fn hold(&self, index: usize) -> Option<Arc<Seat>> {
         let seats = Arc::clone(self.state.lock().roster.places.get(index)?.as_ref()?);
-        seats.hold().map(|(seat, _)| seat)
+        seats.hold(Share::here()).map(|(seat, _)| seat)
     }
 
     /// How many places there are.

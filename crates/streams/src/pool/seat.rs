@@ -19,6 +19,17 @@ pub(crate) const MOST: usize = 64;
 /// How many shares the threads are divided into.
 const SHARES: usize = 16;
 
+/// Which share of the threads a thread is in.
+#[derive(Clone, Copy)]
+pub(crate) struct Share(usize);
+
+impl Share {
+    /// The calling thread's.
+    pub(crate) fn here() -> Self {
+        Self(thread_number() % SHARES)
+    }
+}
+
 /// A stream as one share of the threads leases it. Its handles are leases, but for the lane's.
 // On lines of its own, fetched in pairs, as is the count of its handles before it.
 #[repr(align(128))]
@@ -117,16 +128,15 @@ impl Seats {
         Arc::new(Self { seats: std::array::from_fn(seat), shared })
     }
 
-    /// Leases the calling thread's seat, and says how many other leases of the stream there are. Of two threads that lease at
+    /// Leases the share's seat, and says how many other leases of the stream there are. Of two threads that lease at
     /// once at least one is told of the other. `None` where the stream was retired.
     #[inline]
-    pub(crate) fn hold(&self) -> Option<(Arc<Seat>, usize)> {
-        let share = thread_number() % SHARES;
+    pub(crate) fn hold(&self, Share(share): Share) -> Option<(Arc<Seat>, usize)> {
         let used = &self.shared.used;
         if used.load(Ordering::Relaxed) & (1 << share) == 0 {
             used.fetch_or(1 << share, Ordering::Relaxed);
         }
-        let seat = self.seats[share].upgrade()?;
+        let seat = self.seats[share % SHARES].upgrade()?;
         // Of two such exchanges one comes first, and its thread is seen by the other. On x86 the exchange itself sees to that.
         #[cfg(not(target_arch = "x86_64"))]
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -137,8 +147,8 @@ impl Seats {
 
     /// As [`hold`](Self::hold), without a look at other threads' seats: leases the seat unless it is leased.
     #[inline]
-    pub(crate) fn hold_own(&self) -> Option<Arc<Seat>> {
-        let seat = self.seats[thread_number() % SHARES].upgrade()?;
+    pub(crate) fn hold_own(&self, Share(share): Share) -> Option<Arc<Seat>> {
+        let seat = self.seats[share % SHARES].upgrade()?;
         (Arc::strong_count(&seat) == 2).then_some(seat)
     }
 
