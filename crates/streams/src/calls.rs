@@ -249,6 +249,7 @@ impl<'a> Calls<'a> {
             },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, under_way) },
+            Self::Prefetch(..) if transload_core::mutant!("streams/prefetch-is-enqueued") => Ok(()),
             Self::Prefetch(address, bytes, _, target) => {
                 // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.
                 unsafe { target.enqueue(address, bytes, stream) }

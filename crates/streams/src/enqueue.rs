@@ -79,6 +79,9 @@ unsafe impl Queue for CudaStream {
         self.own.check_here()?;
         let _bound = self.own.context().enter().map_err(lift)?;
         self.own.close_run().map_err(lift)?;
+        if transload_core::mutant!("streams/lent-handle-stays-private") {
+            self.own.share();
+        }
         call(self.own.raw().addr());
         Ok(())
     }

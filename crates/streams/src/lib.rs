@@ -52,6 +52,7 @@ mod line;
 mod loss;
 mod marks;
 mod metrics;
+mod panics;
 mod points;
 mod pool;
 mod priority;
@@ -60,6 +61,7 @@ mod reactor;
 mod slot;
 mod stream;
 mod sync;
+mod thread_number;
 mod timeline;
 mod wait_fences;
 mod wakers;
@@ -78,7 +80,7 @@ pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};
 pub use pool::{
-    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
-    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Ready, Split, StreamLease,
+    WorkloadSummary,
 };
 pub use stream::CudaStream;

@@ -14,8 +14,8 @@ use transload_cuda_sys::RelaxedCapture;
 
 use crate::{
     callbacks,
+    panics::contained,
     timeline::StreamTimeline,
-    wakers::contained,
     watch::{Desk, Watch},
 };
 

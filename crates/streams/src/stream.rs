@@ -66,7 +66,7 @@ impl CudaStream {
     /// * Backends and managers whose buffers were used on it have been drained since: memory of buffers that were dropped
     ///   while that work was in flight is kept with its fences, until it serves another request.
     /// * [`CudaModule`](crate::CudaModule)s whose kernels were launched on it are gone, or have been used for a launch since
-    ///   its work was over: a module keeps the fences of its launches.
+    ///   its work was over by each thread that launched them on it: a module keeps the fences of its launches.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let handle =

@@ -6,23 +6,3 @@ pub(crate) use std::sync::{
 };
 
 pub(crate) use parking_lot::Mutex;
-
-/// As std's, with loom's way of access.
-#[derive(Debug)]
-pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
-
-impl<T> UnsafeCell<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(std::cell::UnsafeCell::new(value))
-    }
-
-    #[inline]
-    pub(crate) fn with<R>(&self, look: impl FnOnce(*const T) -> R) -> R {
-        look(self.0.get())
-    }
-
-    #[inline]
-    pub(crate) fn with_mut<R>(&self, change: impl FnOnce(*mut T) -> R) -> R {
-        change(self.0.get())
-    }
-}

@@ -27,8 +27,9 @@ use crate::{
     line::Covered,
     loss::is_of_a_capture,
     metrics::Counters,
+    panics::contained,
     reactor::{Reactor, StreamWatch},
-    wakers::{Wakers, contained},
+    wakers::Wakers,
     watch::Watch,
 };
 

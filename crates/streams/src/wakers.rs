@@ -2,11 +2,9 @@
 //!
 //! Wakers are code of other crates: they are cloned, woken and dropped under no lock, and a panic in one ends nothing else.
 
-use std::{
-    collections::VecDeque,
-    panic::{AssertUnwindSafe, catch_unwind},
-    task::Waker,
-};
+use std::{collections::VecDeque, task::Waker};
+
+use crate::panics::contained;
 
 /// Points are mostly waited for in their order, thousands at once: adding one is a binary search, taking those that are over
 /// a search and a move, and nothing is allocated once there was room.
@@ -67,14 +65,6 @@ impl Drop for Wakers {
         for (_, waker) in self.waiting.drain(..) {
             contained(|| drop(waker));
         }
-    }
-}
-
-/// Calls code of another crate; a panic in it ends that call and nothing else.
-pub(crate) fn contained(call: impl FnOnce()) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
-        // To drop it is foreign code, too.
-        std::mem::forget(payload);
     }
 }
 

@@ -136,6 +136,6 @@ impl<S> Desk<S> {
         fence(Ordering::SeqCst);
         // Whoever comes from here on registers it; who came before is seen here.
         let came = watch.fresh.load(Ordering::Relaxed) || watch.is_awaited();
-        !(came && !watch.registered.swap(true, Ordering::AcqRel))
+        !came || watch.registered.swap(true, Ordering::AcqRel)
     }
 }

@@ -115,8 +115,11 @@ impl AdvancedStreamPool {
                     }
                     streams += 1;
                     match state(stream) {
-                        // It stays while it is looked at.
-                        Ok(State::Idle) => found = lane.hold(index).map(|held| Ok(StreamLease::new(held))),
+                        // Another may have taken its place meanwhile.
+                        Ok(State::Idle) => {
+                            let held = lane.hold(index).filter(|held| held.id() == stream.id());
+                            found = held.map(|held| Ok(StreamLease::new(held)));
+                        }
                         Ok(State::Busy(fence)) => fences.extend(fence),
                         Ok(State::Broken(error)) => broken = Some(error),
                         Err(error) => found = Some(Err(error)),

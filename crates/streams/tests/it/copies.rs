@@ -4,6 +4,8 @@ use transload_core::{
     DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Place, Timing, TransferMethod,
     TransferPath, submit,
 };
+use transload_cuda_sim::Residency as Page;
+use transload_memory::{MemoryLocation, Residency};
 use transload_streams::CudaStream;
 
 use crate::setup::{Setup, noise};
@@ -158,8 +160,22 @@ fn prefetched_unified_memory_keeps_its_bytes() {
     let content = noise(300_000, 9);
     let unified = setup.memory.allocate(MemoryKind::Unified, content.len()).unwrap();
     unified.write().unwrap().copy_from_slice(&content);
-    stream.prefetch_to_device_async(&unified, None).wait().unwrap();
-    stream.prefetch_to_host_async(&unified).wait().unwrap();
+    let sent_to = |expected| {
+        assert_eq!(Residency::of(&unified).unwrap().last_prefetch, Some(expected));
+        let page = setup.test.sim().and_then(|sim| sim.residency(unified.device_address().unwrap()));
+        let on = match expected {
+            MemoryLocation::Device(ordinal) => Page::Device(ordinal),
+            _ => Page::Host,
+        };
+        assert!(page.is_none_or(|page| page == on), "{page:?}, not {on:?}");
+    };
+    let there = MemoryLocation::Device(setup.test.ordinal());
+    for ordinal in [None, Some(setup.test.ordinal())] {
+        stream.prefetch_to_device_async(&unified, ordinal).wait().unwrap();
+        sent_to(there);
+        stream.prefetch_to_host_async(&unified).wait().unwrap();
+        sent_to(MemoryLocation::Host);
+    }
     assert!(*unified.read().unwrap() == content[..]);
     let device = setup.device(10);
     assert_eq!(stream.prefetch_to_host_async(&device).wait().unwrap_err().kind(), ErrorKind::Unsupported);

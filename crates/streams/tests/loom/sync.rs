@@ -2,12 +2,9 @@
 
 use std::ops::{Deref, DerefMut};
 
-pub(crate) use loom::{
-    cell::UnsafeCell,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
-    },
+pub(crate) use loom::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
 /// As parking_lot's: locking answers no error.

@@ -43,6 +43,10 @@ fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over()
             _ => back.read().err(),
         };
         // A small stream may be found idle before an event is needed; then there is nothing to fail.
+        if let Some(error) = &error {
+            assert_eq!(sim.queued(), 0, "{asked}: an error before the work was over: {error}");
+            assert!(back.try_read().is_ok(), "{asked}: {error}");
+        }
         if asked == "wait" {
             assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Device));
         }

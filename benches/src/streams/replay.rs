@@ -5,15 +5,16 @@ use std::{fmt, time::Duration};
 use transload_core::{
     Error, ErrorKind, MemoryKind, Operation, RawBuffer, Result, StreamPriority, Timing, WorkloadType, submit,
 };
-use transload_memory::CudaMemoryManager;
+use transload_memory::{CudaDevice, CudaMemoryManager};
+use transload_streams::{AdvancedStreamPool, CudaEvent, CudaKernel, CudaModule, CudaStream, LaunchConfig};
 
-use super::{AdvancedStreamPool, strategy::WORKLOADS};
-use crate::{CudaEvent, CudaKernel, CudaModule, CudaStream, LaunchConfig};
+/// Every workload, in the order of its number.
+const WORKLOADS: [WorkloadType; 4] =
+    [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
 
 /// What one item of a load does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LoadWork {
+pub(crate) enum LoadWork {
     /// So many kernels, one after the other, that each copy so many bytes of device memory.
     Kernels {
         /// How many.
@@ -59,27 +60,27 @@ impl LoadWork {
 
 /// One piece of work that a stream is leased for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadItem {
+pub(crate) struct LoadItem {
     /// Its priority.
-    pub priority: StreamPriority,
+    pub(crate) priority: StreamPriority,
     /// What it counts as.
-    pub workload: WorkloadType,
+    pub(crate) workload: WorkloadType,
     /// What it does.
-    pub work: LoadWork,
+    pub(crate) work: LoadWork,
 }
 
 /// Work in the order in which it comes. Items do not depend on each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecordedLoad {
+pub(crate) struct RecordedLoad {
     /// The items.
-    pub items: Vec<LoadItem>,
+    pub(crate) items: Vec<LoadItem>,
 }
 
 impl RecordedLoad {
     /// `items` times two kernels that are all alike and run side by side where the streams let them: each is long enough that
     /// their number, and not how fast launches follow each other, decides how long the load takes.
     #[must_use]
-    pub fn of_equal_kernels(items: usize) -> Self {
+    pub(crate) fn of_equal_kernels(items: usize) -> Self {
         let item = LoadItem {
             priority: StreamPriority::Normal,
             workload: WorkloadType::Compute,
@@ -90,7 +91,7 @@ impl RecordedLoad {
 
     /// `steps` times 48 kernels in a row and three small copies, as when batches are fed to a model.
     #[must_use]
-    pub fn of_kernels_and_copies(steps: usize) -> Self {
+    pub(crate) fn of_kernels_and_copies(steps: usize) -> Self {
         let item = |workload, work| LoadItem { priority: StreamPriority::Normal, workload, work };
         let step = [
             item(WorkloadType::Compute, LoadWork::Kernels { times: 48, bytes: 64 << 10 }),
@@ -104,20 +105,19 @@ impl RecordedLoad {
 
 /// What a replay took on the device, by its clock: all items were enqueued before the first began.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct Replay {
+pub(crate) struct Replay {
     /// From the beginning to the end of the last item.
-    pub makespan: Duration,
+    pub(crate) makespan: Duration,
     /// From the beginning to an item's end, on average over all.
-    pub mean: Duration,
+    pub(crate) mean: Duration,
     /// Likewise over the items of each workload that there was.
-    pub completion: Vec<(WorkloadType, Duration)>,
+    pub(crate) completion: Vec<(WorkloadType, Duration)>,
 }
 
 impl Replay {
     /// From the beginning to an item's end, on average over those of a workload.
     #[must_use]
-    pub fn mean_completion(&self, workload: WorkloadType) -> Option<Duration> {
+    pub(crate) fn mean_completion(&self, workload: WorkloadType) -> Option<Duration> {
         self.completion.iter().find(|(of, _)| *of == workload).map(|(_, mean)| *mean)
     }
 }
@@ -149,84 +149,78 @@ struct Running {
     end: CudaEvent,
 }
 
-impl AdvancedStreamPool {
-    /// Runs a load on this pool and measures it: for each item a stream is leased, given the work, and given back. The device
-    /// is held up until all is enqueued, so that the host's speed plays no part. What each item took is recorded as by
-    /// [`record_workload_completion`](Self::record_workload_completion). Blocks until all is done.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an empty load or item, or one whose bytes overflow; those of memory and of the driver.
-    pub fn replay(&self, memory: &CudaMemoryManager, load: &RecordedLoad) -> Result<Replay> {
-        let narrow = load.items.iter().any(|item| matches!(item.work, LoadWork::NarrowKernels { .. }));
-        let narrow = narrow.then(|| self.narrow()).transpose()?;
-        let room = Room::for_load(memory, load, narrow)?;
-        self.prepare_in_place()?;
-        let gate = CudaStream::new(&self.device)?;
-        room.warm_up(&gate)?;
-        let events = |_: &LoadItem| Ok((CudaEvent::new(&self.device)?, CudaEvent::new(&self.device)?));
-        let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
-        let begin = CudaEvent::new(&self.device)?;
-        let host = memory.allocate(MemoryKind::Pinned, HELD_BYTES)?;
-        let held = memory.allocate(MemoryKind::Device, HELD_BYTES)?;
-        let operations =
-            load.items.iter().fold(0_usize, |sum, item| sum.saturating_add(item.work.operations()));
-        for _ in 0..operations.div_ceil(16).saturating_add(48) {
-            submit(&gate, &Operation::Copy { src: &host, dst: &held }, Timing::Off)?;
-        }
-        begin.record(&gate)?;
-        let mut offset = (0, 0);
-        let mut running = Vec::with_capacity(load.items.len());
-        for (item, (start, end)) in load.items.iter().zip(events) {
-            let stream = self.lease(item.priority, item.workload)?;
-            stream.wait_event(&begin)?;
-            start.record(&stream)?;
-            room.enqueue(&stream, item.work, &mut offset)?;
-            end.record(&stream)?;
-            running.push(Running { workload: item.workload, start, end });
-        }
-        self.measure(&begin, &running)
+/// Runs a load on a pool and measures it: for each item a stream is leased, given the work, and given back. The device is held
+/// up until all is enqueued, so that the host's speed plays no part. What each item took is recorded as by
+/// [`AdvancedStreamPool::record_workload_completion`]. Blocks until all is done.
+///
+/// # Errors
+/// `InvalidArgument` for an empty load or item, or one whose bytes overflow; those of memory and of the driver.
+pub(crate) fn replay(
+    pool: &AdvancedStreamPool,
+    device: &CudaDevice,
+    memory: &CudaMemoryManager,
+    load: &RecordedLoad,
+) -> Result<Replay> {
+    let narrow = load.items.iter().any(|item| matches!(item.work, LoadWork::NarrowKernels { .. }));
+    // The kernel that copies in place, for launches of a shape of one's own.
+    let narrow = narrow.then(|| CudaModule::from_ptx(device, COPY)?.kernel(COPY_ENTRY)).transpose()?;
+    let room = Room::for_load(memory, load, narrow)?;
+    pool.prepare_in_place()?;
+    let gate = CudaStream::new(device)?;
+    room.warm_up(&gate)?;
+    let events = |_: &LoadItem| Ok((CudaEvent::new(device)?, CudaEvent::new(device)?));
+    let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
+    let begin = CudaEvent::new(device)?;
+    let host = memory.allocate(MemoryKind::Pinned, HELD_BYTES)?;
+    let held = memory.allocate(MemoryKind::Device, HELD_BYTES)?;
+    let operations = load.items.iter().fold(0_usize, |sum, item| sum.saturating_add(item.work.operations()));
+    for _ in 0..operations.div_ceil(16).saturating_add(48) {
+        submit(&gate, &Operation::Copy { src: &host, dst: &held }, Timing::Off)?;
     }
+    begin.record(&gate)?;
+    let mut offset = (0, 0);
+    let mut running = Vec::with_capacity(load.items.len());
+    for (item, (start, end)) in load.items.iter().zip(events) {
+        let stream = pool.lease(item.priority, item.workload)?;
+        stream.wait_event(&begin)?;
+        start.record(&stream)?;
+        room.enqueue(&stream, item.work, &mut offset)?;
+        end.record(&stream)?;
+        running.push(Running { workload: item.workload, start, end });
+    }
+    measure(pool, &begin, &running)
+}
 
-    /// The kernel that copies in place, for launches of a shape of one's own. Stays loaded while the pool lives.
-    fn narrow(&self) -> Result<CudaKernel> {
-        if let Some(module) = self.narrow.get() {
-            return module.kernel(COPY_ENTRY);
-        }
-        let module = CudaModule::from_ptx(&self.device, COPY)?;
-        self.narrow.get_or_init(|| module).kernel(COPY_ENTRY)
+fn measure(pool: &AdvancedStreamPool, begin: &CudaEvent, running: &[Running]) -> Result<Replay> {
+    let mut makespan = Duration::ZERO;
+    let mut sums = [(Duration::ZERO, 0_u32); WORKLOADS.len()];
+    for Running { workload, start, end } in running {
+        end.synchronize()?;
+        pool.record_workload_completion(*workload, end.elapsed_since(start)?);
+        let done = end.elapsed_since(begin)?;
+        makespan = makespan.max(done);
+        let (sum, count) = &mut sums[*workload as usize];
+        *sum = sum.saturating_add(done);
+        *count += 1;
     }
-
-    fn measure(&self, begin: &CudaEvent, running: &[Running]) -> Result<Replay> {
-        let mut makespan = Duration::ZERO;
-        let mut sums = [(Duration::ZERO, 0_u32); WORKLOADS.len()];
-        for Running { workload, start, end } in running {
-            end.synchronize()?;
-            self.record_workload_completion(*workload, end.elapsed_since(start)?);
-            let done = end.elapsed_since(begin)?;
-            makespan = makespan.max(done);
-            let (sum, count) = &mut sums[*workload as usize];
-            *sum = sum.saturating_add(done);
-            *count += 1;
-        }
-        // So that the pool knows that its streams are idle.
-        self.synchronize()?;
-        let mean = |workload: WorkloadType| {
-            let (sum, count) = sums[workload as usize];
-            sum.checked_div(count).map(|mean| (workload, mean))
-        };
-        let all = sums
-            .iter()
-            .fold((Duration::ZERO, 0), |(sum, count), (of, more)| (sum.saturating_add(*of), count + more));
-        let overall = all.0.checked_div(all.1).unwrap_or(Duration::ZERO);
-        Ok(Replay { makespan, mean: overall, completion: WORKLOADS.into_iter().filter_map(mean).collect() })
-    }
+    // So that the pool knows that its streams are idle.
+    pool.synchronize()?;
+    let mean = |workload: WorkloadType| {
+        let (sum, count) = sums[workload as usize];
+        sum.checked_div(count).map(|mean| (workload, mean))
+    };
+    let all = sums
+        .iter()
+        .fold((Duration::ZERO, 0), |(sum, count), (of, more)| (sum.saturating_add(*of), count + more));
+    let overall = all.0.checked_div(all.1).unwrap_or(Duration::ZERO);
+    Ok(Replay { makespan, mean: overall, completion: WORKLOADS.into_iter().filter_map(mean).collect() })
 }
 
 /// What is copied again and again to hold the device up: some 80 µs on a link of 55 GB/s, longer than it takes to enqueue
 /// 16 operations.
 const HELD_BYTES: usize = 4 << 20;
 
-const COPY: &str = include_str!("../kernels/copy.ptx");
+const COPY: &str = include_str!("../../../crates/streams/src/kernels/copy.ptx");
 const COPY_ENTRY: &str = "transload_copy";
 /// Threads of the one block of a narrow kernel.
 const NARROW_THREADS: u32 = 256;
