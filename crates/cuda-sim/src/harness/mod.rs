@@ -6,6 +6,7 @@
 mod live;
 
 use std::{
+    ops::Deref,
     thread,
     time::{Duration, Instant},
 };
@@ -60,7 +61,9 @@ impl TestDevice {
 
     /// A check at the end of a test; declare it as the last field of a fixture, so that it is dropped after all others.
     pub fn end_check(&self) -> EndCheck {
-        EndCheck { device: *self, before: (!self.is_simulated()).then(live::count) }
+        /// Threads that free memory or wake tasks may be about to let go of something.
+        const LIMIT: Duration = Duration::from_secs(20);
+        EndCheck { device: *self, limit: LIMIT, before: (!self.is_simulated()).then(live::count) }
     }
 
     /// Asserts that the race checker of the device found nothing (see `record_accesses`).
@@ -84,11 +87,26 @@ impl TestDevice {
 #[must_use = "the check is made when this is dropped"]
 pub struct EndCheck {
     device: TestDevice,
+    limit: Duration,
     /// What was alive on a real device.
     before: Option<live::Live>,
 }
 
+impl Deref for EndCheck {
+    type Target = TestDevice;
+
+    fn deref(&self) -> &TestDevice {
+        &self.device
+    }
+}
+
 impl EndCheck {
+    /// The check waits at most so long for other threads to let go of something; 20 s by default.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
     /// What is alive on a real device that was not before.
     fn more(&self) -> live::Live {
         self.before.as_ref().map(live::more_than).unwrap_or_default()
@@ -104,13 +122,11 @@ impl EndCheck {
 
 impl Drop for EndCheck {
     fn drop(&mut self) {
-        /// Threads that free memory or wake tasks may be about to let go of something.
-        const LIMIT: Duration = Duration::from_secs(20);
         let alone = std::env::args().any(|argument| argument == "--test-threads=1");
         if thread::panicking() || (self.device.sim.is_none() && !alone) {
             return;
         }
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + self.limit;
         while !self.is_over() && Instant::now() < end {
             // Frees what was dropped while work was in flight on it.
             transload_core::Reclaimer::new().sweep();

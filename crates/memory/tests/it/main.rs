@@ -14,11 +14,11 @@ mod registration;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck};
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
 
-fn manager() -> (TestDevice, CudaMemoryManager) {
-    let device = harness::device();
+fn manager() -> (EndCheck, CudaMemoryManager) {
+    let device = harness::device().end_check();
     let memory = CudaMemoryManager::new(&CudaDevice::new(device.ordinal()).unwrap()).unwrap();
     (device, memory)
 }
