@@ -54,3 +54,20 @@ pub(super) fn more_than(before: &Live) -> Live {
     now.retain(|class, alive| *alive > before.get(class).copied().unwrap_or(0));
     now
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::change;
+
+    #[test]
+    fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {
+        let mut classes = BTreeMap::<&str, [usize; 2]>::new();
+        for (class, by) in crate::implemented().iter().filter_map(|function| change(function)) {
+            classes.entry(class).or_default()[usize::from(by < 0)] += 1;
+        }
+        assert_eq!(classes.len(), 7, "{classes:?}");
+        assert!(classes.values().all(|functions| functions.iter().all(|count| *count > 0)), "{classes:?}");
+    }
+}
