@@ -18,7 +18,7 @@ use transload_core::{
     Backend, Buffer, DeviceId, ErrorKind, MemoryKind, Operation, Place, StreamPriority, Timing, WorkloadType,
     submit,
 };
-use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck};
 
 fn backend() -> (EndCheck, Arc<CudaBackend>) {
     let test = harness::device().end_check();

@@ -3,6 +3,7 @@
 //! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
 //! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
 
+mod failing;
 mod live;
 
 use std::{
@@ -10,6 +11,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+pub use failing::fail_each_call;
 
 use crate::{SimDevice, SimDeviceBuilder, api::cupti, install, rng::Rng};
 

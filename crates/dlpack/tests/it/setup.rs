@@ -12,7 +12,7 @@ pub(crate) struct Setup {
     pub(crate) memory: CudaMemoryManager,
     pub(crate) importer: Importer,
     /// Dropped last.
-    end: EndCheck,
+    _end: EndCheck,
 }
 
 impl Setup {
@@ -24,7 +24,7 @@ impl Setup {
         let device = CudaDevice::new(test.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let importer = Importer::new().with_device(&device);
-        Self { test, device, memory, importer, end: test.end_check() }
+        Self { test, device, memory, importer, _end: test.end_check() }
     }
 
     pub(crate) fn pinned(&self, content: &[u8]) -> RawBuffer {

@@ -10,7 +10,7 @@ pub(crate) struct Setup {
     pub(crate) device: CudaDevice,
     pub(crate) memory: CudaMemoryManager,
     /// Dropped last.
-    end: EndCheck,
+    _end: EndCheck,
 }
 
 impl Setup {
@@ -31,7 +31,7 @@ impl Setup {
     pub(crate) fn on(test: TestDevice) -> Self {
         let device = CudaDevice::new(test.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
-        Self { test, device, memory, end: test.end_check() }
+        Self { test, device, memory, _end: test.end_check() }
     }
 
     pub(crate) fn pinned(&self, content: &[u8]) -> RawBuffer {

@@ -17,7 +17,7 @@ pub(crate) struct Setup {
     pub(crate) manager: CrossBackendTransferManager,
     pub(crate) device: DeviceId,
     /// Dropped last.
-    pub(crate) end: EndCheck,
+    pub(crate) _end: EndCheck,
 }
 
 impl Setup {
@@ -31,7 +31,7 @@ impl Setup {
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();
         let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
         manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
-        Self { test, manager, device: DeviceId::Cuda(test.ordinal()), end: test.end_check() }
+        Self { test, manager, device: DeviceId::Cuda(test.ordinal()), _end: test.end_check() }
     }
 
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> RawBuffer {
