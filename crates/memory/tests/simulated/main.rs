@@ -118,3 +118,16 @@ fn a_lost_device_is_reported_as_lost() {
     drop(buffer);
     let _reported = memory.drain();
 }
+
+#[test]
+fn memory_that_could_not_be_freed_stays_in_the_ledger_and_says_so() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    sim.fail_call(Some("cuMemFreeHost"), 1, OUT_OF_MEMORY);
+    drop(memory.allocate(MemoryKind::Pinned, 5000).unwrap());
+    memory.drain().unwrap();
+    assert_eq!((memory.ledger().allocations, sim.ledger().pinned), (1, 1));
+    let told = transload_cuda_sys::take_drop_errors();
+    assert!(told.iter().any(|error| error.code() == Some(OUT_OF_MEMORY)), "{told:?}");
+}
