@@ -105,11 +105,10 @@ if wanted tests; then
       note "test $name" 0 0 "left out: $reason"
       continue
     fi
-    # All tests of a program share one context. Where they test the driver's own semantics, or hold work back by a host
-    # function, beside which the driver runs no other and may not allocate, they go one after the other.
-    threads=()
-    [[ $name == *cuda-sim* || $name == *streams* || $name == *dlpack* ]] && threads=(--test-threads=1)
-    TRANSLOAD_TEST_DRIVER=real step "test $name" 120 "$bundle/$name" --show-output "${threads[@]}"
+    # All tests of a program share one context. They go one after the other: some test the driver's own semantics, some hold
+    # work back by a host function, next to which the driver runs no other and may not allocate, and each checks at its end
+    # that nothing of the process's is alive that was not before.
+    TRANSLOAD_TEST_DRIVER=real step "test $name" 240 "$bundle/$name" --show-output --test-threads=1
     status=$?
     python3 - "$name" "$status" "$took" "$work/step" >>"$work/tests" <<'P'
 import json, re, sys

@@ -15,7 +15,7 @@ use crate::{
 const LAUNCH_TIMEOUT: u32 = 702;
 
 fn bench(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Bench {
-    Bench::new(harness::device_with(properties).expect("these tests run on the software driver only"))
+    Bench::unchecked(harness::device_with(properties).expect("these tests run on the software driver only"))
 }
 
 fn managed(bench: &Bench, bytes: usize) -> u64 {

@@ -72,7 +72,7 @@ fn memory_used_before_its_stream_ordered_allocation_makes_an_error_stick() {
     let mut failures = 0;
     for seed in 0..32 {
         let Some(test) = harness::device_with(|builder| builder.seed(seed)) else { return };
-        let bench = Bench::new(test);
+        let bench = Bench::unchecked(test);
         let (first, second) = (bench.stream(), bench.stream());
         let _bound = bench.context.enter().expect("enter");
         let mut address = 0;

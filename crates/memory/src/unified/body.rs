@@ -139,14 +139,11 @@ impl Body {
         match (start, end) {
             // No overflow: the last element's end is the buffer's.
             (Some(start), Some(end)) if start <= end && end <= len => Ok(start * size..end * size),
-            _ => Err(Error::new(
-                ErrorKind::OutOfRange,
-                format!(
-                    "elements {:?} to {:?} are not within this buffer of {len} elements",
-                    range.start_bound(),
-                    range.end_bound()
-                ),
-            )),
+            (start, end) => {
+                let (start, end) = (start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX));
+                let text = format!("elements {start} to {end} are not within this buffer of {len} elements");
+                Err(Error::new(ErrorKind::OutOfRange, text))
+            }
         }
     }
 }
@@ -158,7 +155,9 @@ impl Drop for Body {
         let Some(host) = &self.host else { return };
         let _sent_below = self.send_what_failed();
         for hold in self.state.get_mut().copy.take_unsent() {
-            if let Ok(from) = host.slice(bytes_of(hold.buffer())) {
+            if let Ok(from) = host.slice(bytes_of(hold.buffer()))
+                && !transload_core::mutant!("memory/dropped-writes-are-sent")
+            {
                 self.janitor.send(self.context.clone(), Unsent { from, hold });
             }
         }

@@ -14,14 +14,40 @@ mod registration;
 mod registration_order;
 mod resource;
 
+use std::sync::Arc;
+
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck};
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
 
-fn manager() -> (TestDevice, CudaMemoryManager) {
-    let device = harness::device();
+fn manager() -> (EndCheck, CudaMemoryManager) {
+    let device = harness::device().end_check();
     let memory = CudaMemoryManager::new(&CudaDevice::new(device.ordinal()).unwrap()).unwrap();
     (device, memory)
+}
+
+/// A manager to share, and the check at the test's end.
+struct Shared {
+    memory: Arc<CudaMemoryManager>,
+    _end: EndCheck,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Arc<CudaMemoryManager>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.memory
+    }
+}
+
+fn shared() -> Shared {
+    let (_end, memory) = manager();
+    Shared { memory: Arc::new(memory), _end }
+}
+
+/// For a test whose resource holds itself and is therefore never dropped.
+fn unchecked() -> Arc<CudaMemoryManager> {
+    Arc::new(CudaMemoryManager::new(&CudaDevice::new(harness::device().ordinal()).unwrap()).unwrap())
 }
 
 #[test]

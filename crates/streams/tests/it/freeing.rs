@@ -1,8 +1,8 @@
 //! Memory that the driver frees only by waiting for the device, dropped while a stream waits for the host.
 
-use transload_core::MemoryKind;
+use transload_core::{MemoryKind, Operation, Pattern, Timing, submit};
 use transload_memory::PinnedResource;
-use transload_streams::StreamOrderedAllocator;
+use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
     allocator::Bed,
@@ -35,5 +35,38 @@ fn a_pinned_pool_dropped_while_a_stream_waits_stops_no_other_call() {
             drop((source, back, target, gated, stream));
             bed.finish();
         }
+    });
+}
+
+#[test]
+fn the_cards_free_memory_is_back_after_rounds_of_every_kind() {
+    const BYTES: usize = 16 << 20;
+    /// What the driver may keep for itself on a real device; the rounds take many times that.
+    const SLACK: u64 = 32 << 20;
+    limited(|| {
+        let bed = Bed::new();
+        let free = || bed.memory.info().unwrap().free;
+        let round = || {
+            let stream = CudaStream::new(bed.device()).unwrap();
+            let block = bed.allocator.allocate_buffer(&stream, BYTES).unwrap();
+            let fill = Operation::Fill { dst: &block, pattern: Pattern::U8(1) };
+            submit(&stream, &fill, Timing::Off).unwrap();
+            for kind in bed.memory.kinds() {
+                let buffer = bed.memory.allocate(kind, BYTES).unwrap();
+                submit(&stream, &Operation::Copy { src: &block, dst: &buffer }, Timing::Off).unwrap();
+            }
+            drop((block, stream));
+            bed.allocator.trim().unwrap();
+            bed.memory.drain().unwrap();
+        };
+        // The driver's own memory grows once.
+        round();
+        let before = free();
+        for _ in 0..8 {
+            round();
+        }
+        assert!(free() + SLACK >= before, "{} bytes are missing", before - free());
+        assert!(bed.setup.test.sim().is_none() || free() == before);
+        bed.finish();
     });
 }

@@ -84,7 +84,7 @@ fn where_the_backend_has_one_stream_for_each_priority_all_workloads_share_it() {
         .with_streams_per_priority(1)
         .with_strategy(AllocationStrategy::RoundRobin);
     manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
-    let setup = Setup { test, manager, device: DeviceId::Cuda(test.ordinal()) };
+    let setup = Setup { test, manager, device: DeviceId::Cuda(test.ordinal()), _end: test.end_check() };
     for priority in PRIORITIES {
         let options = TransferOptions::new().priority(priority);
         let engine = stream_by(&setup, &options.only(TransferMethod::DirectCopy));

@@ -107,31 +107,23 @@ fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
 fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_leak() {
     let _alone = crate::alone_with_drop_errors();
     let content = noise(5000, 3);
-    for nth in 1..600 {
-        let sim = simulated();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = manager(sim).and_then(|manager| {
+    harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN],
+        &[ErrorKind::Device],
+        |sim| {
+            let manager = manager(sim)?;
             let outcome = pair(&manager, sim, &content).and_then(|buffers| {
                 round_trip(&manager, &buffers, &HIGH)?;
-                assert!(*buffers.0.read()? == content[..], "call {nth}");
+                assert!(*buffers.0.read()? == content[..]);
                 let shared = manager.share(&buffers.1, DeviceId::Cpu)?;
-                assert!(*shared.buffer.read()? == content[..], "call {nth}");
+                assert!(*shared.buffer.read()? == content[..]);
                 Ok(())
             });
             let drained = manager.drain();
             outcome.and(drained)
-        });
-        if let Err(error) = outcome {
-            assert_eq!(error.kind(), ErrorKind::Device, "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+        },
+    );
 }
 
 #[test]

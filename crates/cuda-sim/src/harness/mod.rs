@@ -3,6 +3,17 @@
 //! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
 //! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
 
+mod failing;
+mod live;
+
+use std::{
+    ops::Deref,
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use failing::fail_each_call;
+
 use crate::{SimDevice, SimDeviceBuilder, api::cupti, install, rng::Rng};
 
 /// Set to `real`, it makes [`device`] hand out real devices.
@@ -34,7 +45,7 @@ impl TestDevice {
         self.sim.as_ref()
     }
 
-    /// Asserts that nothing is alive on the device. On a real device, where nobody keeps such a list, it asserts nothing.
+    /// Asserts that nothing is alive on the device.
     ///
     /// # Panics
     /// Where something is alive, with the list of it and the seed.
@@ -51,6 +62,13 @@ impl TestDevice {
         }
     }
 
+    /// A check at the end of a test; declare it as the last field of a fixture, so that it is dropped after all others.
+    pub fn end_check(&self) -> EndCheck {
+        /// Threads that free memory or wake tasks may be about to let go of something.
+        const LIMIT: Duration = Duration::from_secs(20);
+        EndCheck { device: *self, limit: LIMIT, before: (!self.is_simulated()).then(live::count) }
+    }
+
     /// Asserts that the race checker of the device found nothing (see `record_accesses`).
     ///
     /// # Panics
@@ -62,6 +80,64 @@ impl TestDevice {
             let first = races.first().map(ToString::to_string).unwrap_or_default();
             assert!(races.is_empty(), "{} races on simulated device {}: {first}", races.len(), self.ordinal);
         }
+    }
+}
+
+/// Asserts at its drop, unless a test panics, that nothing is alive that was made since: on the software driver by its ledger, and
+/// that its race checker found nothing; on a real one by what this process made and gave back through the driver, where
+/// tests run one after the other (`--test-threads=1`).
+#[derive(Debug)]
+#[must_use = "the check is made when this is dropped"]
+pub struct EndCheck {
+    device: TestDevice,
+    limit: Duration,
+    /// What was alive on a real device.
+    before: Option<live::Live>,
+}
+
+impl Deref for EndCheck {
+    type Target = TestDevice;
+
+    fn deref(&self) -> &TestDevice {
+        &self.device
+    }
+}
+
+impl EndCheck {
+    /// The check waits at most so long for other threads to let go of something; 20 s by default.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// What is alive on a real device that was not before.
+    fn more(&self) -> live::Live {
+        self.before.as_ref().map(live::more_than).unwrap_or_default()
+    }
+
+    fn is_over(&self) -> bool {
+        match &self.device.sim {
+            Some(sim) => sim.ledger().is_empty(),
+            None => self.more().is_empty(),
+        }
+    }
+}
+
+impl Drop for EndCheck {
+    fn drop(&mut self) {
+        let alone = std::env::args().any(|argument| argument == "--test-threads=1");
+        if thread::panicking() || (self.device.sim.is_none() && !alone) {
+            return;
+        }
+        let end = Instant::now() + self.limit;
+        while !self.is_over() && Instant::now() < end {
+            // Frees what was dropped while work was in flight on it.
+            transload_core::Reclaimer::new().sweep();
+            thread::yield_now();
+        }
+        self.device.assert_ledger_empty();
+        self.device.assert_no_races();
+        assert!(self.more().is_empty(), "still alive on the real device: {:?}", self.more());
     }
 }
 
