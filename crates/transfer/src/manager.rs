@@ -256,7 +256,8 @@ impl CrossBackendTransferManager {
     /// Waits for all work in flight on all backends, and frees what was dropped while in use.
     ///
     /// # Errors
-    /// The first error of work that failed; all backends are drained all the same.
+    /// The first error of work that failed, or [`ErrorKind::DeviceLost`] if a device was lost; all backends are drained all the
+    /// same. What a lost device held is gone with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods();
         let mut outcome = Ok(());
