@@ -153,7 +153,10 @@ impl PathRoutes {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
                 continue;
             }
-            if candidate.in_place && !request.device_visible {
+            if candidate.in_place
+                && !request.device_visible
+                && !transload_core::mutant!("transfer/in-place-of-memory-unseen")
+            {
                 rejected.push(Rejected { method, reason: RejectReason::NotMapped });
                 continue;
             }
@@ -213,7 +216,9 @@ impl Candidate {
 
     /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
     pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
-        if let Some(engine) = &self.engine {
+        if let Some(engine) = &self.engine
+            && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
+        {
             engine.add(fence, self.method.queued(bytes));
         }
     }
