@@ -24,20 +24,24 @@ fn moving(trace: &trace::Trace) -> Vec<trace::Call> {
     calls
 }
 
-/// Copies `bytes` at low priority that cannot begin before the gate opens, towards the device or away from it.
-fn held_back(setup: &Setup, gate: &Gate, bytes: usize, up: bool) -> Transfer {
+/// A source and a destination for copies towards the device or away from it, which cannot begin before the gate opens.
+fn held_back(setup: &Setup, gate: &Gate, bytes: usize, up: bool) -> (RawBuffer, RawBuffer) {
     let (host, there) =
         (setup.allocate(MemoryKind::Pinned, bytes), setup.allocate(MemoryKind::Device, bytes));
     let (src, dst) = if up { (host, there) } else { (there, host) };
     let stream = CudaStream::new(&CudaDevice::new(setup.device.ordinal()).unwrap()).unwrap();
     gate.hold([&stream]);
     let other = setup.allocate(if up { MemoryKind::Device } else { MemoryKind::Pinned }, 1);
-    drop(
-        submit(&stream, &Operation::Copy { src: &other, dst: &src.slice(..1).unwrap() }, Timing::Off)
-            .unwrap(),
-    );
-    let low = TransferOptions::new().priority(StreamPriority::Low);
-    setup.manager.transfer_with(&src, &dst, 0, 0, bytes, &low)
+    let first = src.slice(..1).unwrap();
+    drop(submit(&stream, &Operation::Copy { src: &other, dst: &first }, Timing::Off).unwrap());
+    (src, dst)
+}
+
+/// Such a copy, enqueued at low priority.
+fn low(setup: &Setup, gate: &Gate, bytes: usize, up: bool) -> Transfer {
+    let (src, dst) = held_back(setup, gate, bytes, up);
+    let options = TransferOptions::new().priority(StreamPriority::Low);
+    setup.manager.transfer_with(&src, &dst, 0, 0, bytes, &options)
 }
 
 /// The one call by which an urgent transfer was enqueued, and its report.
@@ -77,7 +81,7 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
                 let (call, report) = urgent(&setup, src, dst);
                 assert_eq!((call, report.method, report.queued), (engine, TransferMethod::DirectCopy, 0));
                 let gate = Gate::closed(&device);
-                let low = held_back(&setup, &gate, queued, up);
+                let low = low(&setup, &gate, queued, up);
                 let (call, report) = urgent(&setup, src, dst);
                 let expected = ("cuLaunchKernel", TransferMethod::ZeroCopy, queued as u64);
                 assert_eq!((call, report.method, report.queued), expected, "{kind}, {size} bytes");
@@ -110,9 +114,15 @@ fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
             (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
         let queued = || setup.manager.plan(mapped, there, 4096, &HIGH).unwrap().queued;
         let gate = Gate::closed(&device);
-        drop(held_back(&setup, &gate, 3 << 20, true));
-        drop(held_back(&setup, &gate, 5 << 20, true));
+        drop(low(&setup, &gate, 3 << 20, true));
+        drop(low(&setup, &gate, 5 << 20, true));
         assert_eq!(queued(), 8 << 20);
+        // So is a recording, for each replay.
+        let pairs = [held_back(&setup, &gate, 1 << 20, true), held_back(&setup, &gate, 2 << 20, true)];
+        let recorded = setup.manager.record(&pairs, &TransferOptions::new()).unwrap();
+        drop(recorded.replay());
+        assert_eq!(queued(), 11 << 20);
+        drop((recorded, pairs));
         gate.open();
         setup.manager.drain().unwrap();
         assert_eq!(queued(), 0);
