@@ -80,6 +80,8 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
                 let engine = if up { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
                 let (call, report) = urgent(&setup, src, dst);
                 assert_eq!((call, report.method, report.queued), (engine, TransferMethod::DirectCopy, 0));
+                // What a driver frees only by waiting for the device must not be freed while the gate is closed.
+                setup.manager.drain().unwrap();
                 let gate = Gate::closed(&device);
                 let low = low(&setup, &gate, queued, up);
                 let (call, report) = urgent(&setup, src, dst);
