@@ -110,20 +110,19 @@ impl PathRoutes {
     #[cold]
     fn pass_by_engine<'a>(&'a self, choice: &mut Choice<'a>, options: &TransferOptions) {
         let bytes = choice.request.bytes;
-        let fits = |candidate: &&(usize, &Candidate)| {
-            let method = candidate.1.method.method();
+        let fits = |candidate: &Candidate| {
+            let method = candidate.method.method();
             let rejected = choice.rejected.iter().any(|rejected| rejected.method == method);
-            candidate.1.in_place && options.allows(method) && !rejected
+            candidate.in_place && options.allows(method) && !rejected
         };
-        let in_place = self.candidates.iter().enumerate();
-        let in_place = in_place.collect::<SmallVec<[_; 5]>>();
-        let cheapest = in_place.iter().filter(fits).min_by_key(|(_, candidate)| candidate.predict(bytes));
+        let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| fits(candidate));
+        let cheapest = in_place.min_by_key(|(_, candidate)| candidate.predict(bytes));
         let Some((index, candidate)) = cheapest else { return };
         let predicted = candidate.predict(bytes);
         if choice.candidate.predict(choice.queued) > predicted
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
-            (choice.index, choice.candidate, choice.predicted) = (*index, candidate, predicted);
+            (choice.index, choice.candidate, choice.predicted) = (index, candidate, predicted);
         }
     }
 
