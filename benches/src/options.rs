@@ -21,7 +21,7 @@ pub enum Group {
     Scaling,
 }
 
-/// Measures every path at every size beside the same movement by hand, and verifies every byte.
+/// Measures paths of the host and of one or two devices beside the same movement by hand, and verifies every byte.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "transload-bench", version, after_help = exit::HELP)]
 pub struct Options {

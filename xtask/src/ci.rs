@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{codegen, cross, doc, mutants, outside, render, test, tidy};
+use crate::{bench, codegen, cross, doc, mutants, outside, render, test, tidy};
 
 /// Runs every check, then the tests, whose exit code is the answer.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -26,6 +26,11 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cross::run(sh, &cross::Options::for_every_change())?;
     step("deliberate faults, each found by its test");
     mutants::run(sh, &mutants::Options::for_every_change())?;
+    step("benchmark, quick, and what must hold of its results");
+    let measured = bench::run(sh, &bench::Options::quick())?;
+    if measured != ExitCode::SUCCESS {
+        return Ok(measured);
+    }
     step("tests and doctests");
     test::run(sh, &[])
 }

@@ -2,6 +2,7 @@
 
 mod artifacts;
 mod bench;
+mod bench_check;
 mod bundle;
 mod chart;
 mod ci;
@@ -39,7 +40,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure every path over a ladder of sizes; table, JSON and an HTML report. Needs no GPU.
+    /// Measure copies over a ladder of sizes beside raw ones; table, JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
     /// Render the documentation, warnings denied, and fail where a link in it leads nowhere.
     Doc,

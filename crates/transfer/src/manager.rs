@@ -276,7 +276,8 @@ impl CrossBackendTransferManager {
     /// The first failure that nobody saw: of a transfer whose handle was dropped before its end was observed, or before its
     /// refusal was taken. It is returned once. Otherwise the first error of a backend. All backends are drained in any case,
     /// except that [`ErrorKind::Unsupported`] is returned, and nothing is waited for, on a thread of the library's executor
-    /// (in a waker that runs its task at once, say), where it would wait for its own caller.
+    /// (in a waker that runs its task at once, say), where it would wait for its own caller. What a lost
+    /// device held is gone with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.rows.all().iter().for_each(|row| row.settle_all(true));

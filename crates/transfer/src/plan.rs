@@ -104,3 +104,24 @@ impl fmt::Display for Plan {
 fn counted(number: u32, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{DeviceId, MemoryKind, Place};
+
+    use super::*;
+
+    #[test]
+    fn plan_counts_lanes_and_chunks_in_words_that_fit() {
+        let path = |kind| Place::new(DeviceId::Cpu, kind);
+        let path = TransferPath::new(path(MemoryKind::Pageable), path(MemoryKind::Pinned));
+        let mut report = TransferReport::planned(path, TransferMethod::HostStaged, DeviceId::Cpu, 64);
+        for (lanes, chunks, said) in
+            [(1, 13, ", 1 lane, 13 chunks:"), (2, 1, ", 2 lanes, 1 chunk:"), (1, 1, "on cpu: ")]
+        {
+            (report.lanes, report.chunks) = (lanes, chunks);
+            let plan = Plan::new(report.clone(), Vec::new()).to_string();
+            assert!(plan.contains(said), "{plan}");
+        }
+    }
+}

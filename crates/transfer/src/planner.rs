@@ -110,20 +110,19 @@ impl PathRoutes {
     #[cold]
     fn pass_by_engine<'a>(&'a self, choice: &mut Choice<'a>, options: &TransferOptions) {
         let bytes = choice.request.bytes;
-        let fits = |candidate: &&(usize, &Candidate)| {
-            let method = candidate.1.method.method();
+        let fits = |candidate: &Candidate| {
+            let method = candidate.method.method();
             let rejected = choice.rejected.iter().any(|rejected| rejected.method == method);
-            candidate.1.in_place && options.allows(method) && !rejected
+            candidate.in_place && options.allows(method) && !rejected
         };
-        let in_place = self.candidates.iter().enumerate();
-        let in_place = in_place.collect::<SmallVec<[_; 5]>>();
-        let cheapest = in_place.iter().filter(fits).min_by_key(|(_, candidate)| candidate.predict(bytes));
+        let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| fits(candidate));
+        let cheapest = in_place.min_by_key(|(_, candidate)| candidate.predict(bytes));
         let Some((index, candidate)) = cheapest else { return };
         let predicted = candidate.predict(bytes);
         if choice.candidate.predict(choice.queued) > predicted
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
-            (choice.index, choice.candidate, choice.predicted) = (*index, candidate, predicted);
+            (choice.index, choice.candidate, choice.predicted) = (index, candidate, predicted);
         }
     }
 
@@ -153,7 +152,10 @@ impl PathRoutes {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
                 continue;
             }
-            if candidate.in_place && !request.device_visible {
+            if candidate.in_place
+                && !request.device_visible
+                && !transload_core::mutant!("transfer/in-place-of-memory-unseen")
+            {
                 rejected.push(Rejected { method, reason: RejectReason::NotMapped });
                 continue;
             }
@@ -213,7 +215,9 @@ impl Candidate {
 
     /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
     pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
-        if let Some(engine) = &self.engine {
+        if let Some(engine) = &self.engine
+            && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
+        {
             engine.add(fence, self.method.queued(bytes));
         }
     }

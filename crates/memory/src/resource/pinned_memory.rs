@@ -7,7 +7,7 @@ use transload_cuda_sys::Context;
 
 use super::{
     mapping::{Mapping, Wanted},
-    pins::Pins,
+    pins::{DEVICE_MAP, Pins},
 };
 use crate::{
     CudaMemoryManager,
@@ -42,7 +42,7 @@ impl PinnedMemory {
         let (address, len) = (mapping.start(), mapping.len());
         let start = address.as_ptr().expose_provenance();
         // SAFETY: the mapping is its own owner.
-        let pins = unsafe { Pins::new(context, start, len, 0, Box::new(mapping)) };
+        let pins = unsafe { Pins::new(context, start, len, DEVICE_MAP, Box::new(mapping)) };
         let place = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
         let pins = pins.map_err(|error| lift_allocation(error, context, place, bytes))?;
         let memory = Self {

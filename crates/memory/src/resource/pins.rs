@@ -12,6 +12,8 @@ use super::edges;
 /// What keeps memory mapped.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels use the memory in place.
+pub(crate) const DEVICE_MAP: u32 = 2;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`: the device may not write the memory.
 pub(crate) const READ_ONLY: u32 = 8;
 

@@ -24,20 +24,40 @@ fn moving(trace: &trace::Trace) -> Vec<trace::Call> {
     calls
 }
 
-/// Copies `bytes` at low priority that cannot begin before the gate opens, towards the device or away from it.
-fn held_back(setup: &Setup, gate: &Gate, bytes: usize, up: bool) -> Transfer {
-    let (host, there) =
-        (setup.allocate(MemoryKind::Pinned, bytes), setup.allocate(MemoryKind::Device, bytes));
-    let (src, dst) = if up { (host, there) } else { (there, host) };
-    let stream = CudaStream::new(&CudaDevice::new(setup.device.ordinal()).unwrap()).unwrap();
-    gate.hold([&stream]);
-    let other = setup.allocate(if up { MemoryKind::Device } else { MemoryKind::Pinned }, 1);
-    drop(
-        submit(&stream, &Operation::Copy { src: &other, dst: &src.slice(..1).unwrap() }, Timing::Off)
-            .unwrap(),
-    );
-    let low = TransferOptions::new().priority(StreamPriority::Low);
-    setup.manager.transfer_with(&src, &dst, 0, 0, bytes, &low)
+/// A source and a destination of large copies, towards the device or away from it, and what holds them back.
+struct Large {
+    src: RawBuffer,
+    dst: RawBuffer,
+    other: RawBuffer,
+    stream: CudaStream,
+}
+
+impl Large {
+    /// Made before any gate is closed, since not every driver call goes on behind one.
+    fn new(setup: &Setup, bytes: usize, up: bool) -> Self {
+        let (near, far) = if up {
+            (MemoryKind::Pinned, MemoryKind::Device)
+        } else {
+            (MemoryKind::Device, MemoryKind::Pinned)
+        };
+        let (src, dst) = (setup.allocate(near, bytes), setup.allocate(far, bytes));
+        let device = CudaDevice::new(setup.device.ordinal()).unwrap();
+        Self { src, dst, other: setup.allocate(far, 1), stream: CudaStream::new(&device).unwrap() }
+    }
+
+    /// Copies from the source cannot begin before the gate opens.
+    fn hold(&self, gate: &Gate) {
+        gate.hold([&self.stream]);
+        let first = self.src.slice(..1).unwrap();
+        let write = Operation::Copy { src: &self.other, dst: &first };
+        drop(submit(&self.stream, &write, Timing::Off).unwrap());
+    }
+
+    /// All of it, at low priority.
+    fn send(&self, setup: &Setup) -> Transfer {
+        let options = TransferOptions::new().priority(StreamPriority::Low);
+        setup.manager.transfer_with(&self.src, &self.dst, 0, 0, self.src.len(), &options)
+    }
 }
 
 /// The one call by which an urgent transfer was enqueued, and its report.
@@ -76,8 +96,12 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
                 let engine = if up { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
                 let (call, report) = urgent(&setup, src, dst);
                 assert_eq!((call, report.method, report.queued), (engine, TransferMethod::DirectCopy, 0));
+                // What a driver frees only by waiting for the device must not be freed while the gate is closed.
+                setup.manager.drain().unwrap();
+                let large = Large::new(&setup, queued, up);
                 let gate = Gate::closed(&device);
-                let low = held_back(&setup, &gate, queued, up);
+                large.hold(&gate);
+                let low = large.send(&setup);
                 let (call, report) = urgent(&setup, src, dst);
                 let expected = ("cuLaunchKernel", TransferMethod::ZeroCopy, queued as u64);
                 assert_eq!((call, report.method, report.queued), expected, "{kind}, {size} bytes");
@@ -109,10 +133,17 @@ fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
         let (mapped, there) =
             (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
         let queued = || setup.manager.plan(mapped, there, 4096, &HIGH).unwrap().queued;
+        let large = [1, 2, 3, 5].map(|mebibytes| Large::new(&setup, mebibytes << 20, true));
+        let pairs = [0, 1].map(|index| (large[index].src.clone(), large[index].dst.clone()));
+        let recorded = setup.manager.record(&pairs, &TransferOptions::new()).unwrap();
         let gate = Gate::closed(&device);
-        drop(held_back(&setup, &gate, 3 << 20, true));
-        drop(held_back(&setup, &gate, 5 << 20, true));
+        large.iter().for_each(|large| large.hold(&gate));
+        large[2..].iter().for_each(|large| drop(large.send(&setup)));
         assert_eq!(queued(), 8 << 20);
+        // So is a recording, for each replay.
+        drop(recorded.replay());
+        assert_eq!(queued(), 11 << 20);
+        drop((recorded, pairs, large));
         gate.open();
         setup.manager.drain().unwrap();
         assert_eq!(queued(), 0);
