@@ -46,7 +46,7 @@ impl Hazards {
         self.resolved.sleep_while(|| {
             let mut table = self.table.lock();
             let pending = table.holds.conflict(range, access) == Conflict::Pending;
-            if pending && !crate::mutant!("core/sleeper-is-noted") {
+            if pending {
                 table.waiting.get_or_insert_default().sleepers = true;
             }
             pending
