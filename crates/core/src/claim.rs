@@ -50,8 +50,8 @@ impl<'a> Claims<'a> {
     /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
-    /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
         let mut claims = Self::none();
         claims.add(uses, None)?;

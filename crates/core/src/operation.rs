@@ -273,11 +273,12 @@ fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<(
 /// every one enqueued later, whatever queues those are on. The buffers' memory stays alive until it is done.
 ///
 /// Does not wait for the operation. It waits for earlier work only where the queue cannot do so itself: when that work
-/// belongs to another backend.
+/// belongs to another backend; and after it has overtaken a waiter for one of the ranges 16 times, until that waiter had its
+/// turn.
 ///
 /// # Errors
-/// Those of [`Operation::validate`]; [`ErrorKind::Busy`] where a host view is open on a range; the queue's own. On an
-/// error nothing was enqueued.
+/// Those of [`Operation::validate`]; [`ErrorKind::Busy`] where a host view is open on a range; [`ErrorKind::SourceFailed`]
+/// where bytes that it would read may be damaged; the queue's own. On an error nothing was enqueued.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     submit_on(queue, operation, timing)
 }

@@ -36,6 +36,10 @@ impl Sources {
         (!list.is_empty()).then(|| Arc::new(Self { list, path }))
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Source> {
+        self.list.iter()
+    }
+
     /// Returns the first failure among the sources. Asks their timelines, and waits for nothing: what is not complete has
     /// not failed.
     ///

@@ -20,8 +20,9 @@ pub(super) const STEPS: usize = 256;
 /// How many segments are checked for completion in one sweep: more than a list has.
 const SWEPT: usize = 32;
 
-/// A long table is swept with one claim of so many, which makes four segments a claim; a commit adds three at most.
-const SWEPT_EVERY: u64 = 8;
+/// A long table is swept with one claim of so many while that finds something, which makes four segments a claim; a commit
+/// adds three at most. While it finds nothing, the pause doubles up to the second number.
+const SWEPT_EVERY: (u32, u32) = (8, 64);
 
 const _: () = assert!(FEW < SWEPT);
 
@@ -66,8 +67,10 @@ pub(super) struct Table {
     pub(super) waiting: Option<Box<Waiting>>,
     pub(super) holds: Holds,
     pub(super) uses: Segments,
-    /// Where the next sweep begins.
+    /// Where the next sweep of a long table begins, after how many claims, and how many claims were between the last two.
     sweep_from: usize,
+    sweep_in: u32,
+    sweep_pause: u32,
 }
 
 impl Table {
@@ -221,7 +224,8 @@ impl Table {
     /// Removes uses that are complete: all of a short table, some of a long one, the next ones with the next call.
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
         let is_long = self.uses.listed().is_none();
-        if is_long && !self.claims.is_multiple_of(SWEPT_EVERY) {
+        if is_long && self.sweep_in > 0 {
+            self.sweep_in -= 1;
             return;
         }
         let mut complete = SmallVec::<[usize; SWEPT]>::new();
@@ -239,6 +243,10 @@ impl Table {
                 removed.unsettled.push(used.written(segment.start..segment.end));
             }
         }
+        let (shortest, longest) = SWEPT_EVERY;
+        let found = !(complete.is_empty() && removed.unsettled.is_empty());
+        self.sweep_pause = if found { shortest } else { (2 * self.sweep_pause).clamp(shortest, longest) };
+        self.sweep_in = self.sweep_pause - 1;
         complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
     }
 

@@ -259,6 +259,19 @@ fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
 }
 
 #[test]
+fn fill_of_several_operations_tells_the_failure_of_any() {
+    // Written once, then 3, 6, 12, and 3 bytes copied: the last one reads the first alone.
+    for failing in 1..=5 {
+        let (host, dst) = (MockQueue::failing(), buffer(27));
+        let fence = transload_core::fill(&host, &dst, &[1, 2, 3]).unwrap();
+        assert_eq!(fence.point(), 5);
+        host.fail(failing, "disk on fire");
+        host.complete(5);
+        assert!(fence.wait().unwrap_err().to_string().contains("disk on fire"), "operation {failing}");
+    }
+}
+
+#[test]
 fn damage_in_thousand_pieces_is_known_by_the_piece() {
     let (host, whole) = (MockQueue::failing(), buffer(4000));
     let fences: Vec<Fence> =
