@@ -14,6 +14,7 @@ use crate::brief_lock::{Bell, BriefLock};
 
 mod sync;
 
+#[allow(unreachable_pub, reason = "it is public within the library")]
 #[path = "../../src/brief_lock.rs"]
 mod brief_lock;
 

@@ -150,6 +150,9 @@ fn two_workers_share_the_work() {
                 })
             })
             .collect();
+        // Time for them to sleep, which loom counts as no preemption.
+        thread::yield_now();
+        thread::yield_now();
         pool.push();
         pool.push();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
