@@ -253,6 +253,20 @@ impl<'a> Claims<'a> {
     ///   what the ranges were used for before is forgotten in favour of it.
     #[inline]
     pub unsafe fn commit(mut self, fence: &Fence) {
+        self.commit_all(fence);
+    }
+
+    /// Like [`commit`](Self::commit), without moving them: they are many words, and a short copy notices that.
+    ///
+    /// # Safety
+    /// * As there.
+    #[inline]
+    pub(crate) unsafe fn commit_in_place(&mut self, fence: &Fence) {
+        self.commit_all(fence);
+    }
+
+    #[inline]
+    fn commit_all(&mut self, fence: &Fence) {
         let inherited;
         let fence = if self.earlier.sources.is_empty() || fence.sources().is_some() {
             fence
@@ -299,6 +313,10 @@ fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
 /// The number of claims at the beginning that are of one allocation.
 #[inline]
 fn of_one_buffer(claims: &[Claimed<'_>]) -> usize {
-    let first = claims.first().map(|one| one.buffer.id());
-    claims.iter().take_while(|one| Some(one.buffer.id()) == first).count()
+    match claims {
+        [first, second, ..] if first.buffer.id() == second.buffer.id() => {
+            claims.partition_point(|one| one.buffer.id() == first.buffer.id())
+        }
+        _ => claims.len().min(1),
+    }
 }

@@ -302,6 +302,6 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
     operation.note_where_it_sends();
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
     // known to be over.
-    unsafe { claims.commit(&fence) };
+    unsafe { claims.commit_in_place(&fence) };
     Ok(fence)
 }

@@ -10,8 +10,6 @@ mod holds;
 mod mark;
 mod segments;
 mod table;
-#[cfg(test)]
-mod tests;
 mod turns;
 mod woken;
 
@@ -23,18 +21,21 @@ use crate::{
     Access, Error, ErrorKind, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
     claim::Claimed,
-    source::{Source, add_sources, source_failed},
+    source::{SourceList, add_sources, source_failed},
+    sync::yield_now,
 };
 
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
+#[cfg(test)]
+pub(crate) use segments::steps::counted;
 use segments::{Removed, Use, Written};
 pub(crate) use table::Ticket;
 use table::{Blocked, Found, STEPS, Table};
 pub(crate) use turns::TurnId;
-pub(crate) use woken::Woken;
+pub(crate) use woken::{Woken, wake};
 
 /// How many fences that their timelines do not know to be complete are forgotten in one go.
 const FORGOTTEN: usize = 16;
@@ -63,7 +64,7 @@ pub(crate) struct Earlier {
     /// What the work must come after.
     pub(crate) after: Dependencies,
     /// What the work reads that can fail.
-    pub(crate) sources: Vec<Arc<Source>>,
+    pub(crate) sources: SourceList,
 }
 
 /// What a range must wait for before it can be held.
@@ -143,7 +144,7 @@ impl Hazards {
                 rest.end = end;
                 table = self.table.lock();
             }
-            self.settle(std::mem::take(&mut removed.unsettled));
+            self.settle(&removed.unsettled);
             removed = Removed::default();
             let Some(Found { writes, mark }) = found else { continue };
             if reads
@@ -165,7 +166,7 @@ impl Hazards {
         reader: &Claimed<'_>,
         write: Written,
         refuses: bool,
-        sources: &mut Vec<Arc<Source>>,
+        sources: &mut SourceList,
     ) -> Result<()> {
         if write.fence.is_known_done() {
             let outcome = write.fence.outcome();
@@ -173,7 +174,7 @@ impl Hazards {
                 Some(Err(error)) if refuses && damages(error) => Err(failure_of(&write, error)),
                 _ => Ok(()),
             };
-            self.settle(vec![write]);
+            self.settle(std::slice::from_ref(&write));
             return refused;
         }
         if !crate::mutant!("core/inherit-sources") {
@@ -184,14 +185,14 @@ impl Hazards {
     }
 
     /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
-    fn settle(&self, writes: Vec<Written>) {
+    fn settle(&self, writes: &[Written]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
             let failure =
                 outcome.err().filter(|error| damages(error) && !crate::mutant!("core/mark-failed-writes"));
             let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
             while let Some(range) = rest {
-                let end = self.table.lock().settle(&range, &write, failure.as_ref(), &mut removed);
+                let end = self.table.lock().settle(&range, write, failure.as_ref(), &mut removed);
                 rest = end.map(|end| range.start..end);
                 removed = Removed::default();
             }
@@ -206,7 +207,7 @@ impl Hazards {
             let (mut found, mut after) = (Found::default(), Dependencies::default());
             let end =
                 self.table.lock().collect(&range, Access::Write, None, &mut after, None, Some(&mut found));
-            self.settle(found.writes);
+            self.settle(&found.writes);
             rest = end.map(|end| range.start..end);
         }
         self.prune_within(range, Use::is_mark);
@@ -256,7 +257,7 @@ impl Hazards {
         drop(table);
         if let Some(waker) = waker.filter(|_| !is_pending) {
             // The turn ends within a millisecond, with or without an event that could wake.
-            woken::wake(waker);
+            wake(waker);
         }
         false
     }
@@ -266,13 +267,13 @@ impl Hazards {
         self.resolved.sleep_while(|| {
             let mut table = self.table.lock();
             let pending = table.holds.conflict(range, access) == Conflict::Pending;
-            if pending {
+            if pending && !crate::mutant!("core/sleeper-is-noted") {
                 table.waiting.get_or_insert_default().sleepers = true;
             }
             pending
         });
         // Where a waiter comes first, it takes its turn within a millisecond.
-        std::thread::yield_now();
+        yield_now();
     }
 
     /// Gives a waiter a turn, or keeps the one that it has. `until` is what it waits for, if that is no claim.
@@ -474,7 +475,7 @@ impl Hazards {
             }
             self.close(table, &mut woken);
             if prunes {
-                self.settle(std::mem::take(&mut removed.unsettled));
+                self.settle(&removed.unsettled);
             }
             if opens {
                 return Ok(Attempt::Held(view));
@@ -485,7 +486,7 @@ impl Hazards {
             if !after.is_empty() {
                 return Ok(Attempt::Blocked(Before::Fences(after.into_vec())));
             }
-            self.settle(found.writes);
+            self.settle(&found.writes);
         }
     }
 
@@ -511,7 +512,7 @@ impl Hazards {
             drop(table);
             removed = Removed::default();
             found.writes.retain(|write| is_complete(&write.fence));
-            self.settle(found.writes);
+            self.settle(&found.writes);
             let Some(end) = next else { return };
             rest.end = end;
         }

@@ -9,7 +9,7 @@ use super::{
     holder::Holder,
     holds::{Conflict, Held, Holds},
     mark::mark,
-    segments::{FEW, Kind, Removed, Segment, Segments, Use, Written},
+    segments::{FEW, Kind, Removed, Segment, Segments, Use, Writes, Written},
     turns::{TurnId, TurnOf, Waiting},
 };
 use crate::{Access, Error, Fence, Timeline};
@@ -235,7 +235,7 @@ impl Table {
         which: impl Fn(&Use) -> bool,
     ) -> Option<usize> {
         let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: Vec<_> = found.take(STEPS + 1).collect();
+        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
         let rest = if found.len() > STEPS { found.pop() } else { None };
         found.into_iter().for_each(|(start, _)| self.prune(start, removed, &which));
         rest.map(|(_, end)| end.min(range.end))
@@ -253,7 +253,7 @@ impl Table {
         let is_it = |used: &Use| used.may_damage() && used.fence.is_same_as(&write.fence);
         let Some(error) = failure else { return self.prune_within(range, removed, is_it) };
         let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: Vec<_> = found.take(STEPS + 1).collect();
+        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
         let rest = if found.len() > STEPS { found.pop() } else { None };
         for (start, end) in found {
             let Some(segment) = self.uses.get_mut(start) else { continue };
@@ -428,7 +428,7 @@ impl Table {
 /// Writes that can fail, of a range that is to be read.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) writes: Vec<Written>,
+    pub(super) writes: Writes,
     pub(super) mark: Option<Fence>,
 }
 
@@ -442,7 +442,7 @@ impl Found {
     }
 }
 
-fn add_use(uses: &mut SmallVec<[Use; 1]>, new: Use, removed: &mut Removed) {
+fn add_use(uses: &mut SmallVec<[Use; 2]>, new: Use, removed: &mut Removed) {
     let mut index = 0;
     while let Some(used) = uses.get(index) {
         // What each of two failing writes damaged is told by its own point.

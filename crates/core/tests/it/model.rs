@@ -169,6 +169,7 @@ impl Model {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Open {
     Claims(Claims<'static>),
     Read(#[expect(dead_code, reason = "kept open")] HostView<'static>),

@@ -11,10 +11,9 @@ use std::{
     time::Duration,
 };
 
-use super::segments::steps::counted;
 use crate::{
     Access, Claims, DeviceId, Fence, HostBytes, MemoryKind, RawBuffer, Reclaimer, Result, Timeline,
-    TimelineId, next_timeline_id,
+    TimelineId, hazard::counted, next_timeline_id,
 };
 
 const PIECE: usize = 4096;
