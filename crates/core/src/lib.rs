@@ -55,6 +55,8 @@ mod transfer;
 mod whereabouts;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
+#[doc(hidden)]
+pub use brief_lock::{BriefGuard, BriefLock};
 pub use buffer::Buffer;
 pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};

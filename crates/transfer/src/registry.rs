@@ -5,10 +5,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockWriteGuard};
 use transload_core::{
-    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
-    Result, TransferPath,
+    Backend, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place,
+    Rejected, Result, TransferPath,
 };
 
 use transload_executor::{PLACES, place_of_thread};
@@ -48,7 +48,7 @@ pub(crate) struct Registry {
 /// The routes of one place.
 #[derive(Default)]
 #[repr(align(128))]
-struct KeptRoutes(Mutex<Kept>);
+struct KeptRoutes(BriefLock<Kept>);
 
 #[derive(Default)]
 struct Kept {

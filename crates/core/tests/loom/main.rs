@@ -25,6 +25,7 @@ use crate::{
 mod claim;
 mod sync;
 
+#[allow(unreachable_pub, reason = "it is public within the library")]
 #[path = "../../src/brief_lock.rs"]
 #[allow(dead_code, reason = "a model uses part of what it includes")]
 mod brief_lock;
