@@ -259,3 +259,54 @@ fn a_kept_buffer_has_a_new_identity_and_no_uses() {
     }
     finish(test, backend);
 }
+
+#[test]
+fn kept_buffers_of_many_threads_never_share_bytes() {
+    watched(never_share_bytes);
+}
+
+/// Threads take, write, check, pass on and drop buffers, while one empties what is kept.
+fn never_share_bytes() {
+    const THREADS: u8 = 6;
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pass, passed) = std::sync::mpsc::channel::<(u8, RawBuffer)>();
+        let writers: Vec<_> = (1..=THREADS)
+            .map(|own| {
+                let (pass, backend) = (pass.clone(), &backend);
+                scope.spawn(move || {
+                    for round in 0..300_usize {
+                        let sizes = [4096, 5000, 4096, 70_000];
+                        let held =
+                            sizes.map(|bytes| backend.allocate(device, MemoryKind::Pinned, bytes).unwrap());
+                        held.iter().for_each(|buffer| buffer.write().unwrap().fill(own));
+                        for buffer in &held {
+                            assert!(buffer.read().unwrap().iter().all(|byte| *byte == own), "round {round}");
+                        }
+                        let [first, ..] = held;
+                        pass.send((own, first)).unwrap();
+                    }
+                })
+            })
+            .collect();
+        drop(pass);
+        let drops = scope.spawn(move || {
+            for (own, buffer) in passed {
+                assert!(buffer.read().unwrap().iter().all(|byte| *byte == own));
+            }
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let _told = backend.drain();
+                let _counted = backend.ledger();
+            }
+        });
+        let outcome: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        let dropped = drops.join();
+        over.store(true, Ordering::Relaxed);
+        assert!(outcome.iter().all(Result::is_ok) && dropped.is_ok());
+    });
+    finish(test, backend);
+}

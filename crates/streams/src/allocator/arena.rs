@@ -157,6 +157,14 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.take_fitting(want)
     }
 
+    /// As [`take_own`](Self::take_own), of the raw layer: what names the block, and its address.
+    #[inline]
+    pub(crate) fn take_block(&mut self, want: Want) -> Option<(Handle, u64)> {
+        let node = self.take_own(want)?;
+        let found = self.blocks.node(node);
+        Some((Handle { node, serial: found.serial }, found.address))
+    }
+
     fn take_fitting(&mut self, want: Want) -> Option<u32> {
         let mut node = self.blocks.take_fitting(want);
         if node.is_none() && self.blocks.flush() {
@@ -187,6 +195,18 @@ impl<O, F, U> ArenaState<O, F, U> {
             (State::Live, Holder::Buffer) if !mutant!("streams/buffer-owns-its-block") => Err(Refusal::Owned),
             (State::Live, _) => Ok(index),
             _ => Err(Refusal::Free),
+        }
+    }
+
+    /// Frees a live block in the order of the stream, if no other stream uses it. Returns whether it did.
+    #[inline]
+    pub(crate) fn free_of_one_stream(&mut self, found: Result<u32, Refusal>) -> bool {
+        match found {
+            Ok(node) if self.blocks.node(node).holder == Holder::Caller => {
+                self.free(node);
+                true
+            }
+            _ => false,
         }
     }
 

@@ -31,11 +31,8 @@ impl Shared {
         };
         if is_here {
             let mut state = arena.lock();
-            if serves(&state, stream)
-                && let Ok(node) = find(&state, block)
-                && state.blocks.node(node).holder == Holder::Caller
-            {
-                state.free(node);
+            let found = find(&state, block);
+            if serves(&state, stream) && state.free_of_one_stream(found) {
                 return Ok(());
             }
         }

@@ -156,10 +156,9 @@ impl StreamOrderedAllocator {
         {
             let mut state = arena.lock();
             if arenas::serves(&state, stream)
-                && let Some(node) = state.take_own(want)
+                && let Some((handle, address)) = state.take_block(want)
             {
-                let found = state.blocks.node(node);
-                return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
+                return Ok(block(address, handle));
             }
         }
         let taken = self.shared.take_slowly(stream, index, want)?;

@@ -22,7 +22,8 @@ pub struct AllocatorStatistics {
     pub live_blocks: u64,
     /// Blocks that are free once work in flight is over, as far as the driver was asked.
     pub waiting_blocks: u64,
-    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several.
+    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several. Dropped idle buffers that a
+    /// thread keeps are part of it, of the other numbers not.
     pub peak_in_use: u64,
     /// Bytes held of the upstream resource.
     pub reserved: u64,

@@ -1,10 +1,15 @@
 //! The allocator beside a capture of one of its streams: neither the capture nor the stream is harmed, nor what waits for it.
 
+use std::time::Duration;
+
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sys::{Capture, CaptureMode};
 use transload_streams::StreamOrderedAllocator;
 
-use crate::allocator::{Bed, watched};
+use crate::{
+    allocator::{Bed, watched},
+    gate::within,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -96,7 +101,7 @@ fn fences_from_before_a_capture_are_asked_and_waited_for_without_harm_to_it() {
 
 #[test]
 fn drain_skips_segments_behind_an_open_capture() {
-    watched(|| {
+    within(Duration::from_secs(60), || {
         let bed = Bed::new();
         let captured = bed.stream();
         let block = bed.allocator.allocate_for_stream(&captured, MIB).unwrap();
