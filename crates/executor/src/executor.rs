@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use async_task::Runnable;
 use parking_lot::Mutex;
 use transload_core::{Fence, Result, StreamPriority};
 
@@ -119,19 +120,46 @@ impl Executor {
         F: Future<Output = ()> + Send + 'static,
     {
         self.handle.0.start_first()?;
-        let live = Live::new(&self.group, &self.handle.0);
-        self.schedule(priority, async move {
-            let _live = live;
-            let _panic = guarded(future).await;
-        });
+        self.schedule(priority, self.detached(future));
         Ok(())
     }
 
+    /// Like [`spawn_detached`](Self::spawn_detached) for several futures. Wakes as many workers at once, where one after the
+    /// other would each wake the next.
+    ///
+    /// # Errors
+    /// As for `spawn_detached`; all futures are dropped then.
+    pub fn spawn_all<F>(&self, priority: StreamPriority, futures: impl Iterator<Item = F>) -> Result<()>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.handle.0.start_first()?;
+        let runnables = futures.map(|future| self.runnable(priority, self.detached(future)));
+        self.handle.0.push_all(rank(priority), runnables);
+        Ok(())
+    }
+
+    fn detached<F: Future<Output = ()>>(&self, future: F) -> impl Future<Output = ()> + use<F> {
+        let live = Live::new(&self.group, &self.handle.0);
+        async move {
+            let _live = live;
+            let _panic = guarded(future).await;
+        }
+    }
+
     fn schedule(&self, priority: StreamPriority, body: impl Future<Output = ()> + Send + 'static) {
+        self.runnable(priority, body).schedule();
+    }
+
+    fn runnable(
+        &self,
+        priority: StreamPriority,
+        body: impl Future<Output = ()> + Send + 'static,
+    ) -> Runnable {
         let (workers, rank) = (Arc::clone(&self.handle.0), rank(priority));
         let (runnable, unseen) = async_task::spawn(body, move |runnable| workers.push(rank, runnable));
         unseen.detach();
-        runnable.schedule();
+        runnable
     }
 
     /// Runs a closure that may block in the kernel or a driver, on a spare thread. At most as many of one key run at once as

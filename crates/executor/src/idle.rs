@@ -25,6 +25,17 @@ impl Idle {
         self.searching.load(Ordering::Relaxed) == 0 && !self.wake_one()
     }
 
+    /// Announces several pieces of work at once, without a chain of wakes: one sleeper for each that no searcher is there
+    /// for. Returns how many further threads are of use.
+    pub(crate) fn notify_several(&self, count: usize) -> usize {
+        fence(Ordering::SeqCst);
+        let mut missing = count.saturating_sub(self.searching.load(Ordering::Relaxed));
+        while missing > 0 && self.wake_one() {
+            missing -= 1;
+        }
+        missing
+    }
+
     /// Returns how many workers search.
     pub(crate) fn searching(&self) -> usize {
         self.searching.load(Ordering::Relaxed)

@@ -104,11 +104,23 @@ impl Workers {
 
     /// Appends a task that is ready.
     pub(crate) fn push(self: &Arc<Self>, rank: usize, runnable: Runnable) {
+        self.append(rank, runnable);
+        self.announce();
+    }
+
+    /// Appends several tasks, and has as many workers look.
+    pub(crate) fn push_all(self: &Arc<Self>, rank: usize, runnables: impl Iterator<Item = Runnable>) {
+        let count = runnables.map(|runnable| self.append(rank, runnable)).count();
+        for _ in 0..self.idle.notify_several(count) {
+            self.grow();
+        }
+    }
+
+    fn append(&self, rank: usize, runnable: Runnable) {
         if let Some(queue) = self.ready.get(rank) {
             // It is neither bounded nor ever closed.
             let _always = queue.push(runnable);
         }
-        self.announce();
     }
 
     /// Has a worker look at what was published before: a ready task, an awaited fence.

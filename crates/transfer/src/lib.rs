@@ -28,7 +28,7 @@
 //!
 //! # Order of the code
 //! `manager` checks a request (`request`), asks the planner (`planner`, over `registry` and `costs`) for a method, lets
-//! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`).
+//! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`, `unobserved`).
 //! `tasks` is the same for who must not block.
 //!
 //! # What is not here yet

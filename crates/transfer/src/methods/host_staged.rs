@@ -152,9 +152,9 @@ pub(super) fn start_staged(
     }
     let end = Arc::new(StagedTimeline::new(lane, job.timing));
     let after = claims.after().iter().cloned().collect();
-    let chunk = chunk_for(src.len(), usual_workers());
     let both = (src.clone(), dst.clone());
-    let staged = StagedTransfer::new(both, task, backends, after, ring, chunk, (executor, Arc::clone(&end)));
+    let staged =
+        StagedTransfer::new(both, task, backends, after, ring, (executor, job.priority), Arc::clone(&end));
     staged.start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::STAGING_BUFFER;
+use super::ring::STAGING_BUFFER;
 
 /// The smallest piece worth a hand-over between threads.
 const SMALLEST: usize = 256 << 10;

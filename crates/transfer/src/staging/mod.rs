@@ -12,7 +12,7 @@ use std::{sync::OnceLock, thread};
 
 pub(crate) use chunks::chunk_for;
 pub(crate) use moves::Task;
-pub(crate) use ring::{STAGING_BUFFER, StagingRing};
+pub(crate) use ring::StagingRing;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use timeline::StagedTimeline;
 

@@ -29,6 +29,7 @@ impl StagedTransfer {
     /// Moves a chunk of a task that needs no staging buffer.
     pub(super) fn move_by_host(&self, range: Range<usize>) -> Result<()> {
         let (src, dst) = (host_side(&self.src, range.start)?, host_side(&self.dst, range.start)?);
+        self.end.writes();
         host_copy(src, dst, range.len());
         Ok(())
     }
@@ -51,7 +52,9 @@ impl StagedTransfer {
                 waits.fence(&copied).await?;
                 staging.set_busy(None);
                 let (_, address) = staging.slice(range.len())?;
-                host_copy(address.as_ptr(), host_side(&self.dst, range.start)?, range.len());
+                let dst = host_side(&self.dst, range.start)?;
+                self.end.writes();
+                host_copy(address.as_ptr(), dst, range.len());
                 Ok(())
             }
             Task::Across(from, to) => {
@@ -102,6 +105,7 @@ impl StagedTransfer {
         let copied =
             unsafe { queue.enqueue(&Operation::Copy { src: &staged, dst: &dst }, after, Timing::Off) }
                 .map_err(|error| lost_on(queue.device(), error))?;
+        self.end.writes();
         staging.set_busy(Some(copied.clone()));
         self.keep(copied);
         Ok(())

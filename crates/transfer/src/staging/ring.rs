@@ -13,7 +13,7 @@ use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, MemoryKind, Raw
 use transload_executor::{BlockingKey, Executor};
 
 /// Bytes of a staging buffer. Chunks of 4 MiB reach 0.97 of a link's rate where each is a copy of its own.
-pub(crate) const STAGING_BUFFER: usize = 4 << 20;
+pub(super) const STAGING_BUFFER: usize = 4 << 20;
 
 /// Turns after a shortage of pinned memory in which no further buffer is tried for.
 const PAUSE: u32 = 256;

@@ -9,12 +9,12 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result};
+use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, StreamPriority};
 use transload_executor::{BlockingKey, Executor, yield_now};
 
 use super::{
-    STAGING_BUFFER, StagedTimeline, StagingRing, Task,
-    chunks::Chunks,
+    StagedTimeline, StagingRing, Task,
+    chunks::{Chunks, chunk_for},
     ring::{Staging, User},
     usual_workers,
     waits::{Waits, run_here},
@@ -36,12 +36,13 @@ pub(crate) struct StagedTransfer {
     /// The ring, for tasks that go through one.
     ring: Option<Arc<StagingRing>>,
     executor: Executor,
+    priority: StreamPriority,
     chunks: Chunks,
     /// What was enqueued and is not known to be over: at most one for each staging buffer, and a prefetch.
     operations: Mutex<SmallVec<[Fence; 16]>>,
     /// When the first byte was about to move.
     begun: OnceLock<Instant>,
-    end: Arc<StagedTimeline>,
+    pub(super) end: Arc<StagedTimeline>,
 }
 
 impl StagedTransfer {
@@ -51,13 +52,25 @@ impl StagedTransfer {
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         after: SmallVec<[Fence; 8]>,
         ring: Option<Arc<StagingRing>>,
-        chunk: usize,
-        (executor, end): (&Executor, Arc<StagedTimeline>),
+        (executor, priority): (&Executor, StreamPriority),
+        end: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let chunks = Chunks::new(src.len(), chunk.clamp(1, STAGING_BUFFER));
+        let chunks = Chunks::new(src.len(), chunk_for(src.len(), usual_workers()));
         let (executor, operations, begun) = (executor.clone(), Mutex::default(), OnceLock::new());
-        let transfer =
-            Self { src, dst, task, backends, after, ring, executor, chunks, operations, begun, end };
+        let transfer = Self {
+            src,
+            dst,
+            task,
+            backends,
+            after,
+            ring,
+            executor,
+            priority,
+            chunks,
+            operations,
+            begun,
+            end,
+        };
         let transfer = Arc::new(transfer);
         transfer.end.belongs_to(Arc::downgrade(&transfer));
         transfer
@@ -69,9 +82,7 @@ impl StagedTransfer {
     /// [`ErrorKind::Io`] if the system refuses the first thread.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
         let running = Running(Some(Arc::clone(self)));
-        let task = self.executor.spawn(running.run(async |transfer| transfer.begin().await));
-        // It may have run by now.
-        if task.is_finished() { task.wait() } else { Ok(()) }
+        self.executor.spawn_detached(self.priority, running.run(async |transfer| transfer.begin().await))
     }
 
     /// Waits for what the transfer comes after, then takes chunks beside as many other tasks as are of use.
@@ -93,10 +104,10 @@ impl StagedTransfer {
             }
         }
         self.begun.get_or_init(Instant::now);
-        for _ in 1..self.useful_tasks() {
-            let running = Running(Some(Arc::clone(self)));
-            drop(self.executor.spawn(running.run(async |transfer| transfer.take_turns().await)));
-        }
+        let others = (1..self.useful_tasks())
+            .map(|_| Running(Some(Arc::clone(self))).run(async |transfer| transfer.take_turns().await));
+        // There is a thread: this one. It wakes the others, which would be too long for the submitter.
+        let _always = self.executor.spawn_all(self.priority, others);
         self.take_turns().await;
     }
 

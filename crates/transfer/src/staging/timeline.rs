@@ -27,6 +27,8 @@ pub(crate) struct StagedTimeline {
     device: DeviceId,
     timing: Timing,
     over: AtomicBool,
+    /// Whether a byte of the destination may have changed.
+    wrote: AtomicBool,
     state: Mutex<State>,
     ended: Condvar,
     error: OnceLock<Error>,
@@ -47,6 +49,7 @@ impl StagedTimeline {
             device,
             timing,
             over: AtomicBool::new(false),
+            wrote: AtomicBool::new(false),
             state: Mutex::default(),
             ended: Condvar::new(),
             error: OnceLock::new(),
@@ -62,6 +65,12 @@ impl StagedTimeline {
     /// Keeps the first error.
     pub(super) fn fail(&self, error: Error) {
         let _first_counts = self.error.set(error);
+    }
+
+    /// Says that a byte of the destination may change from here on.
+    pub(super) fn writes(&self) {
+        // Whoever sees the end sees this.
+        self.wrote.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -147,6 +156,10 @@ unsafe impl Timeline for StagedTimeline {
 
     fn can_fail(&self) -> bool {
         true
+    }
+
+    fn may_have_written(&self, _point: u64) -> bool {
+        self.wrote.load(Ordering::Relaxed)
     }
 
     fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {

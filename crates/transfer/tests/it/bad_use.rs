@@ -12,6 +12,7 @@ use std::{
 };
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_executor::Executor;
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
@@ -174,6 +175,32 @@ fn a_drain_in_a_waker_is_refused_and_not_waited_for() {
         for transfer in transfers {
             pollster::block_on(transfer).unwrap();
         }
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn a_drain_in_a_task_of_the_executor_is_refused() {
+    within("16 tasks that drain", || {
+        let (manager, _backend) = with(Mock::default());
+        let manager = Arc::new(manager);
+        let (src, dst) = pair(&manager, 2 * MIB);
+        let gate = Gate::before(&src);
+        drop(stage(&manager, &src, &dst));
+        let executor = Executor::shared();
+        let drains: Vec<_> = (0..16)
+            .map(|_| {
+                let manager = Arc::clone(&manager);
+                executor.spawn(async move { manager.drain() })
+            })
+            .collect();
+        for drain in drains {
+            let error = drain.wait().unwrap().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        }
+        gate.open();
+        executor.drain().unwrap();
         drop((src, dst));
         assert!(is_at_rest(&manager));
     });

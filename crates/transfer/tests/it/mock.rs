@@ -68,6 +68,7 @@ pub(crate) struct Mock {
     pub(crate) copies: fn(Place, Place) -> bool,
     pub(crate) peers: bool,
     pub(crate) simulated: bool,
+    pub(crate) unified_beside_host: bool,
     /// Whether it shares by a copy that it does not wait for.
     pub(crate) shares: bool,
 }
@@ -83,6 +84,7 @@ impl Default for Mock {
             copies: |_, _| true,
             peers: false,
             simulated: false,
+            unified_beside_host: false,
             shares: false,
         }
     }
@@ -95,6 +97,7 @@ impl Mock {
             let mut info = DeviceInfo::new(id, "mock");
             info.kinds = kinds;
             info.simulated = self.simulated;
+            info.unified_beside_host = self.unified_beside_host;
             info
         };
         let devices: Vec<_> = self.devices.into_iter().map(device).collect();
@@ -491,15 +494,17 @@ unsafe impl Queue for MockQueue {
         if let Some(kind) = self.shared.refusals.lock().pop_front() {
             return Err(Error::new(kind, "planted refusal"));
         }
-        let Operation::Copy { src, dst } = operation else {
-            return Err(Error::new(ErrorKind::Unsupported, "the mock only copies"));
+        let (src, dst, len) = match operation {
+            Operation::Copy { src, dst } => (src, dst, src.len()),
+            // Its memory is everywhere.
+            Operation::Prefetch { buffer, .. } => (buffer, buffer, 0),
+            _ => return Err(Error::new(ErrorKind::Unsupported, "the mock only copies")),
         };
         let address = |buffer: &RawBuffer| match buffer.storage().unwrap().as_any().downcast_ref::<Memory>() {
             Some(memory) => memory.address() as usize + buffer.offset(),
             None => buffer.host_address().unwrap().as_ptr() as usize,
         };
-        let work =
-            Work { src: address(src), dst: address(dst), len: src.len(), after: after.to_vec(), timing };
+        let work = Work { src: address(src), dst: address(dst), len, after: after.to_vec(), timing };
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);
         let point = self.timeline.enqueued.fetch_add(1, Ordering::SeqCst) + 1;

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     future::Future,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -48,7 +48,7 @@ pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst:
 pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
     let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
-    with(Mock { devices, ..Mock::default() })
+    with(Mock { devices, unified_beside_host: true, ..Mock::default() })
 }
 
 pub(crate) fn filled(
@@ -71,14 +71,19 @@ fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
         backend.fail_pinned(0, FOREVER, 2);
         for _ in 0..200 {
             let (up, down) = (stage(&manager, &src, &dst), stage(&manager, &dst, &src));
-            for transfer in [up, down] {
+            for (transfer, is_behind) in [(up, false), (down, true)] {
                 let error = transfer.wait().unwrap_err();
-                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                // What was submitted behind one that had not failed yet tells its failure.
+                let is_behind = is_behind && error.kind() == ErrorKind::SourceFailed;
+                assert!(is_behind || error.kind() == ErrorKind::OutOfMemory, "{error}");
                 assert!(error.to_string().contains("planted shortage"), "{error}");
             }
         }
-        // It stops failing: everything works again.
+        // No byte moved, so none is marked. It stops failing: everything works again.
+        assert!(src.read().is_ok());
         backend.fail_pinned(0, 0, 0);
+        stage(&manager, &dst, &src).wait().unwrap();
+        mock::set_bytes(&src, 1);
         stage(&manager, &src, &dst).wait().unwrap();
         assert_eq!(bytes(&dst), vec![1; 2 * MIB]);
         drop((src, dst));
@@ -225,6 +230,16 @@ fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
             stage(&manager, &dst, &src).wait().unwrap();
             drop(stage(&manager, &src, &dst));
             assert_eq!(bytes(&dst), vec![1; 9 * MIB]);
+            // Unified memory of either device, both ways.
+            for device in [MOCK, OTHER] {
+                let unified = filled(&manager, device, MemoryKind::Unified, 3 * MIB, 0);
+                let only = TransferOptions::new().only(TransferMethod::UnifiedMemory);
+                let part = |from, to| manager.transfer_with(from, to, 0, 0, 3 * MIB, &only);
+                pollster::block_on(part(&src, &unified)).unwrap();
+                let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 3 * MIB, 0);
+                pollster::block_on(part(&unified, &back)).unwrap();
+                assert_eq!(bytes(&back), vec![1; 3 * MIB]);
+            }
             // The device that the others wait for is free for what does not wait.
             let near = filled(&manager, MOCK, MemoryKind::Device, 9 * MIB, 0);
             pollster::block_on(stage(&manager, &src, &near)).unwrap();
@@ -333,6 +348,63 @@ fn a_staged_transfer_has_a_duration_only_where_it_was_measured() {
         };
         assert_eq!(moving(Timing::Off), None);
         assert!(moving(Timing::Measured).is_some_and(|time| !time.is_zero()));
+    });
+}
+
+/// Notes when it was woken, among all that were.
+struct Ordered {
+    next: Arc<AtomicU64>,
+    woken: AtomicU64,
+}
+
+impl Wake for Ordered {
+    fn wake(self: Arc<Self>) {
+        self.woken.store(self.next.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_small_transfer_is_not_behind_the_chunks_of_an_earlier_large_one() {
+    within("a small transfer after a large one", || {
+        let (manager, _backend) = with(Mock::default());
+        let (large, small) = (pair(&manager, 64 * MIB), pair(&manager, 64 << 10));
+        let next = Arc::new(AtomicU64::new(1));
+        let noted = [(); 2].map(|()| Arc::new(Ordered { next: Arc::clone(&next), woken: AtomicU64::new(0) }));
+        let mut transfers = [&large, &small].map(|(src, dst)| Box::pin(stage(&manager, src, dst)));
+        let is_pending = |index: usize, transfer: &mut Pin<Box<Transfer>>| {
+            let waker = Waker::from(Arc::clone(&noted[index]));
+            transfer.as_mut().poll(&mut Context::from_waker(&waker)).is_pending()
+        };
+        // The small one may be over by now, but not the large one.
+        let small_is_pending = is_pending(1, &mut transfers[1]);
+        assert!(is_pending(0, &mut transfers[0]));
+        let [first, second] = transfers;
+        pollster::block_on(first).unwrap();
+        if small_is_pending {
+            pollster::block_on(second).unwrap();
+            let [large_woken, small_woken] = noted.map(|noted| noted.woken.load(Ordering::SeqCst));
+            assert!(small_woken < large_woken, "the small transfer ended after the large one");
+        }
+        drop((large, small));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
+fn a_failed_download_marks_its_destination_until_it_is_written() {
+    within("reads after a failed download", || {
+        let (manager, backend) = with(Mock::default());
+        let (back, there) = pair(&manager, 2 * MIB);
+        stage(&manager, &back, &there).wait().unwrap();
+        backend.pass_next();
+        backend.pass_next();
+        backend.fail_next(ErrorKind::Device);
+        stage(&manager, &there, &back).wait().unwrap_err();
+        assert_eq!(back.read().unwrap_err().kind(), ErrorKind::SourceFailed);
+        stage(&manager, &there, &back).wait().unwrap();
+        assert!(back.read().unwrap().iter().all(|byte| *byte == 1));
+        drop((back, there));
+        assert!(is_at_rest(&manager));
     });
 }
 

@@ -12,6 +12,7 @@ mod peers;
 #[path = "../peers/setup.rs"]
 mod setup;
 mod staged;
+mod staged_failures;
 mod zero_copy;
 
 /// Errors of destructors are kept for the whole process: tests that take them run one at a time.

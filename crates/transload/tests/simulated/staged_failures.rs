@@ -1,0 +1,216 @@
+//! A staged transfer that fails is told by what read behind it, and by its destination until that is written again.
+
+use std::{
+    any::Any,
+    error::Error as _,
+    sync::{Arc, mpsc},
+    task::Waker,
+    thread,
+    time::Duration,
+};
+
+use transload::{
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer,
+    TransferMethod, TransferOptions,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig},
+};
+use transload_core::{Access, Claims, Fence, Timeline, TimelineId, next_timeline_id};
+use transload_cuda_sim::SimDevice;
+
+const MIB: usize = 1 << 20;
+const UNKNOWN: u32 = 999;
+
+/// A use of a buffer that is over when `open` is called.
+struct Gate {
+    id: TimelineId,
+    state: std::sync::Mutex<(bool, Vec<Waker>)>,
+}
+
+impl Gate {
+    fn before(buffer: &RawBuffer) -> Arc<Self> {
+        let gate = Arc::new(Self { id: next_timeline_id(), state: std::sync::Mutex::default() });
+        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
+        // SAFETY: no work touches the range, and none came before it.
+        unsafe { claims.commit(&Fence::new(Arc::clone(&gate) as Arc<dyn Timeline>, 1)) };
+        gate
+    }
+
+    fn open(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 = true;
+        let wakers = std::mem::take(&mut state.1);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+// SAFETY: there is no work behind its point.
+unsafe impl Timeline for Gate {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(self.state.lock().unwrap().0)
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        Ok(self.state.lock().unwrap().0)
+    }
+
+    fn wait(&self, point: u64) -> Result<()> {
+        while !self.poll(point)? {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, waker: &Waker) -> bool {
+        let mut state = self.state.lock().unwrap();
+        if !state.0 {
+            state.1.push(waker.clone());
+        }
+        state.0
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct Setup {
+    sim: SimDevice,
+    manager: CrossBackendTransferManager,
+}
+
+impl Setup {
+    fn new() -> Self {
+        transload_cuda_sim::install().unwrap();
+        let sim = SimDevice::builder().record_accesses(true).build();
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
+        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        Self { sim, manager }
+    }
+
+    fn host(&self, value: u8) -> RawBuffer {
+        let buffer = self.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 8 * MIB).unwrap();
+        buffer.write().unwrap().fill(value);
+        buffer
+    }
+
+    fn there(&self) -> RawBuffer {
+        self.manager.allocate(DeviceId::Cuda(self.sim.ordinal()), MemoryKind::Device, 8 * MIB).unwrap()
+    }
+
+    fn staged(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
+        let only = TransferOptions::new().only(TransferMethod::HostStaged);
+        self.manager.transfer_with(src, dst, 0, 0, src.len(), &only)
+    }
+
+    /// Everything is given back, and no failure is left that nobody saw.
+    fn ends(self, buffers: impl IntoIterator<Item = RawBuffer>) {
+        drop(buffers.into_iter().collect::<Vec<_>>());
+        self.manager.drain().unwrap();
+        assert!(self.sim.races().is_empty(), "{}", self.sim.races()[0]);
+        drop(self.manager);
+        assert!(self.sim.ledger().is_empty(), "{}", self.sim.ledger());
+    }
+}
+
+fn within(what: &'static str, scenario: impl FnOnce() + Send + 'static) {
+    let (done, is_done) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        scenario();
+        done.send(()).unwrap();
+    });
+    if is_done.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("not over after a minute: {what}");
+    }
+    thread.join().unwrap();
+}
+
+/// Whether the error is a reader's, and tells a failure of the driver.
+fn assert_source_failed(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::SourceFailed, "{error}");
+    let cause = error.cause().and_then(|cause| cause.downcast_ref::<Error>());
+    assert_eq!(cause.map(Error::kind), Some(ErrorKind::Device), "{error} {:?}", error.source());
+}
+
+#[test]
+fn a_copy_behind_a_staged_upload_that_fails_tells_it() {
+    within("a copy behind an upload of which the third chunk fails", || {
+        let setup = Setup::new();
+        let (host, there, further) = (setup.host(1), setup.there(), setup.there());
+        // Warm: the third copy from here on is one of the transfer.
+        setup.staged(&host, &there).wait().unwrap();
+        setup.manager.transfer(&there, &further).wait().unwrap();
+        let gate = Gate::before(&host);
+        setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 3, UNKNOWN);
+        let up = setup.staged(&host, &there);
+        // Submitting it may wait for what its queue cannot wait for.
+        let opener = thread::spawn({
+            let gate = Arc::clone(&gate);
+            move || gate.open()
+        });
+        let behind = setup.manager.transfer(&there, &further);
+        opener.join().unwrap();
+        let error = up.wait().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+        assert_source_failed(&behind.wait().unwrap_err());
+        // A good transfer over both repairs them.
+        setup.staged(&host, &there).wait().unwrap();
+        setup.manager.transfer(&there, &further).wait().unwrap();
+        setup.ends([host, there, further]);
+    });
+}
+
+#[test]
+fn the_destination_of_a_staged_download_that_failed_refuses_to_be_read() {
+    within("views of a destination that is damaged", || {
+        let setup = Setup::new();
+        let (host, there, back) = (setup.host(1), setup.there(), setup.host(9));
+        setup.staged(&host, &there).wait().unwrap();
+        setup.staged(&there, &back).wait().unwrap();
+        for repair in 0..3 {
+            setup.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 4, UNKNOWN);
+            let error = setup.staged(&there, &back).wait().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Device, "{error}");
+            assert_source_failed(&back.read().unwrap_err());
+            match repair {
+                0 => back.assume_written(..).unwrap(),
+                1 => drop(setup.staged(&there, &back).wait().unwrap()),
+                _ => back.overwrite().unwrap().fill(1),
+            }
+            assert!(back.read().unwrap().iter().all(|byte| *byte == 1), "repair {repair}");
+        }
+        setup.ends([host, there, back]);
+    });
+}
+
+#[test]
+fn a_dropped_staged_upload_that_fails_is_told_by_drain_and_by_its_destination() {
+    within("a drain after a dropped upload failed", || {
+        let setup = Setup::new();
+        let (host, there, back) = (setup.host(1), setup.there(), setup.host(9));
+        setup.staged(&host, &there).wait().unwrap();
+        setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
+        drop(setup.staged(&host, &there));
+        assert_eq!(setup.manager.drain().unwrap_err().kind(), ErrorKind::Device);
+        setup.manager.drain().unwrap();
+        let error = setup.staged(&there, &back).wait().unwrap_err();
+        assert_source_failed(&error);
+        assert_eq!(back.read().unwrap()[0], 9, "nothing was moved");
+        setup.ends([host, there, back]);
+    });
+}
