@@ -180,7 +180,9 @@ impl Running {
             self.report.elapsed = self.begun.elapsed();
         }
         let outcome = outcome.and_then(|()| {
-            self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
+            if self.report.moving.is_none() {
+                self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
+            }
             Ok(())
         });
         if let Some(completion) = self.completion.take() {

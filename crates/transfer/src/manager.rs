@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferMethod,
-    TransferPath, TransferReport, Unsubmitted,
+    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Timing, Transfer,
+    TransferMethod, TransferPath, TransferReport, Unsubmitted,
 };
 
 use crate::{
@@ -334,9 +334,14 @@ impl CrossBackendTransferManager {
             Ok(fence) => {
                 candidate.queue(&fence, request.bytes);
                 candidate.row.submitted(&report);
-                // What the host copied during the call is complete: its end needs no clock of its own.
-                if fence.is_known_done() {
+                // What the host copied during the call is complete: it counts now, and its end needs no clock of its own.
+                if fence.is_known_done() && fence.wait().is_ok() {
                     report.elapsed = report.submitting;
+                    if job.timing == Timing::Measured {
+                        report.moving = fence.timeline().take_duration(fence.point()).unwrap_or_default();
+                    }
+                    candidate.row.ended(&report, Ok(()));
+                    return Transfer::submitted(fence, report, begun, None);
                 }
                 let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
                 Transfer::submitted(fence, report, begun, Some(completion))
