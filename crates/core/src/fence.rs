@@ -86,6 +86,13 @@ pub unsafe trait Timeline: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether the work at `point`, which failed by itself, may have changed bytes before it did. Only then are they
+    /// marked.
+    fn may_have_written(&self, point: u64) -> bool {
+        let _ = point;
+        true
+    }
+
     /// For the backend's own queues, which can wait for it without the host.
     fn as_any(&self) -> &dyn Any;
 }
