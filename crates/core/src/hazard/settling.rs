@@ -25,7 +25,7 @@ impl Hazards {
         if write.fence.is_known_done() {
             let outcome = write.fence.outcome();
             let refused = match &outcome {
-                Some(Err(error)) if refuses && damages(error) => Err(failure_of(&write, error)),
+                Some(Err(error)) if refuses && damages(&write, error) => Err(failure_of(&write, error)),
                 _ => Ok(()),
             };
             self.settle(std::slice::from_ref(&write));
@@ -42,8 +42,9 @@ impl Hazards {
     pub(super) fn settle(&self, writes: &[Written]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
-            let failure =
-                outcome.err().filter(|error| damages(error) && !crate::mutant!("core/mark-failed-writes"));
+            let failure = outcome
+                .err()
+                .filter(|error| damages(write, error) && !crate::mutant!("core/mark-failed-writes"));
             let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
             while let Some(range) = rest {
                 let end = self.table.lock().settle(&range, write, failure.as_ref(), &mut removed);
@@ -96,8 +97,8 @@ impl Hazards {
 }
 
 /// Returns whether bytes may be damaged. With its device they are lost, and the device says so.
-fn damages(error: &Error) -> bool {
-    error.kind() != ErrorKind::DeviceLost
+fn damages(write: &Written, error: &Error) -> bool {
+    error.kind() != ErrorKind::DeviceLost && write.fence.timeline().may_have_written(write.fence.point())
 }
 
 #[cold]

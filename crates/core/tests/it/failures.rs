@@ -312,3 +312,16 @@ fn queue_without_own_failures_is_never_asked_for_an_outcome() {
     assert_eq!(stream.line().polls.load(std::sync::atomic::Ordering::SeqCst), 0);
     assert!(!stream.timeline().can_fail());
 }
+
+#[test]
+fn failure_before_anything_was_written_marks_nothing() {
+    let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
+    host.fails_untouched.store(true, std::sync::atomic::Ordering::SeqCst);
+    host.write(&dst).unwrap();
+    let read = stream.copy(&dst, &buffer(64)).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    assert_source_failed(read.wait(), "disk on fire");
+    drop(dst.read().unwrap());
+    stream.copy(&dst, &buffer(64)).unwrap();
+}
