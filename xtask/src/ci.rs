@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{codegen, cross, outside, render, test, tidy};
+use crate::{codegen, cross, mutants, outside, render, test, tidy};
 
 /// Runs every check, then the tests, whose exit code is the answer.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -27,6 +27,8 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     outside::run(sh)?;
     step("other platforms, as far as this machine has what they need");
     cross::run(sh, &cross::Options::for_every_change())?;
+    step("deliberate faults, each found by its test");
+    mutants::run(sh, &mutants::Options::for_every_change())?;
     step("tests and doctests");
     test::run(sh, &[])
 }

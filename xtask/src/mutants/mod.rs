@@ -30,8 +30,20 @@ pub(crate) struct Options {
     /// Only mutants whose name contains this; docs/mutants.md is then left as it is.
     filter: Option<String>,
     /// Seconds after which a test counts as hanging.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, default_value_t = LIMIT, value_parser = clap::value_parser!(u64).range(1..=3600))]
     limit: u64,
+    /// Leave docs/mutants.md as it is.
+    #[arg(long)]
+    check: bool,
+}
+
+const LIMIT: u64 = 60;
+
+impl Options {
+    /// What every change must pass: all mutants, and no file is written.
+    pub(crate) fn for_every_change() -> Self {
+        Self { filter: None, limit: LIMIT, check: true }
+    }
 }
 
 /// A test: package, target, path.
@@ -88,7 +100,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let survivors: Vec<&str> =
         outcomes.iter().filter(|outcome| !outcome.is_caught()).map(|outcome| outcome.name.as_str()).collect();
     ensure!(survivors.is_empty(), "not caught: {}", survivors.join(", "));
-    if options.filter.is_none() {
+    if options.filter.is_none() && !options.check {
         fs::write(root.join(table::PAGE), table::page(&outcomes))
             .with_context(|| format!("writing {}", table::PAGE))?;
         println!("wrote {}", table::PAGE);
@@ -126,8 +138,8 @@ fn program<'a>(built: &'a [Artifact], package: &str, target: &str) -> Result<&'a
     built.iter().find(is_it).with_context(|| format!("package {package} has no test target `{target}`"))
 }
 
-/// Does something for each item on as many threads as there are processors, with a progress bar; the results are in the order
-/// of the items.
+/// Does something for each item on two threads a processor, since a test that hangs needs none, with a progress bar; the
+/// results are in the order of the items.
 fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let bar = ProgressBar::new(items.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
@@ -135,7 +147,7 @@ fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R
     }
     bar.set_message(what.to_owned());
     let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = 2 * thread::available_parallelism().map_or(1, NonZeroUsize::get);
     thread::scope(|scope| {
         for _ in 0..threads.min(items.len()) {
             scope.spawn(|| {

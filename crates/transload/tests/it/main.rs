@@ -1,6 +1,7 @@
 //! What the facade promises: discovery never fails for want of a GPU, absence is explained, drained means empty.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
