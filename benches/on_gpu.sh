@@ -167,7 +167,7 @@ if [[ " ${STEPS:-} " == *" soak "* ]]; then
     text=$(grep -o 'test result: .*' "$work/step" | cut -c1-60)
     [[ $text == *" 0 passed"* || -z $text ]] && [ "$status" -eq 0 ] && status=74
     grep -q '^skipped:' "$work/step" && [ "$status" -eq 0 ] && status=74
-    note "$name" "$status" "$took" "$rounds times as long as usual, seed $seed; $text; $(grep '^soak:' "$work/step" | tail -n 1)"
+    note "$name" "$status" "$took" "$rounds times as long as usual, seed $seed; $text; $(grep -m 1 '^soak: .* operations in' "$work/step")"
   }
   soak "soak streams" "${ROUNDS:-10}" "$bundle/transload-streams--it" random whatever_the_pattern
   soak "soak" "${SOAK_ROUNDS:-250}" "$bundle/transload--soak"

@@ -21,7 +21,7 @@ pub enum Access {
 
 impl Access {
     pub(crate) fn conflicts_with(self, other: Self) -> bool {
-        self == Self::Write || other == Self::Write
+        self == Self::Write || other == Self::Write && !crate::mutant!("core/reads-conflict-with-writes")
     }
 }
 

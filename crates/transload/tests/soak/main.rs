@@ -20,6 +20,7 @@ use transload::{
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sys::{Context, Device};
 
 use crate::{cells::Cells, watchdog::Watchdog, worker::Worker};
 
@@ -62,11 +63,22 @@ fn devices(records_accesses: bool) -> Vec<TestDevice> {
     vec![device(), device()]
 }
 
+/// Bytes that a driver may keep for itself after it was used: modules, pools of its own.
+const DRIVERS_OWN: usize = 256 << 20;
+
+/// Free memory of each device, in contexts that stay.
+fn free(contexts: &[Context]) -> Vec<usize> {
+    contexts.iter().map(|context| context.memory_info().unwrap().0).collect()
+}
+
 #[test]
 fn random_work_over_all_kinds_of_memory_agrees_with_a_model() {
     let rounds = harness::rounds();
     let seed = transload_cuda_sim::seed();
     let tests = devices(rounds == 1);
+    let contexts: Vec<Context> =
+        tests.iter().map(|test| Device::new(test.ordinal()).and_then(Context::primary).unwrap()).collect();
+    let before = free(&contexts);
     let threads = if harness::is_real() { 8 } else { 4 };
     let each = OPERATIONS * u64::from(rounds) / threads;
     let machine = Arc::new(Machine::over(&tests));
@@ -101,6 +113,14 @@ fn random_work_over_all_kinds_of_memory_agrees_with_a_model() {
             assert!(ledger.is_empty(), "{name}: {ledger} (seed {seed})");
         }
         drop(machine);
+        // No list of what is alive is kept for a real device; what many operations leave behind shows in its free memory.
+        let after = free(&contexts);
+        println!("soak: free memory before {before:?}, after {after:?}");
+        let own = if harness::is_real() { DRIVERS_OWN } else { 0 };
+        for (before, after) in before.iter().zip(&after) {
+            assert!(after + own >= *before, "{before} bytes were free before, {after} are after");
+        }
+        drop(contexts);
         for test in tests {
             test.assert_no_races();
             test.assert_ledger_empty();
