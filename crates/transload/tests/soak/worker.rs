@@ -3,7 +3,7 @@
 use std::{
     future::Future as _,
     pin::pin,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use transload::{
@@ -45,7 +45,8 @@ impl<'a> Worker<'a> {
     pub(crate) fn new(machine: &'a Machine, cells: &'a Cells, seed: u64, thread: u64, watch: Watch) -> Self {
         let mut random = Random::new(seed, thread + 1);
         let scratch = Owned::scratch(machine);
-        let kinds = machine.kinds.iter();
+        // Two of each, so that bytes also move between memories of one kind.
+        let kinds = machine.kinds.iter().chain(&machine.kinds);
         let owned = kinds.map(|from| Owned::new(machine, *from, &mut random, &scratch)).collect();
         let (tags, kept) = (Tags::new(thread), Vec::new());
         Self { machine, cells, random, watch, owned, scratch, tags, kept, counts: Counts::default() }
@@ -56,8 +57,9 @@ impl<'a> Worker<'a> {
         for number in 0..operations {
             self.counts.operations += 1;
             match self.random.below(20) {
-                0..9 => self.transfer(number),
-                9 => self.awaited(number),
+                0..8 => self.transfer(number),
+                8 => self.awaited(number),
+                9 => self.polled_once(number),
                 10..12 => self.verify(number),
                 12 => self.write(number),
                 13 => self.fill(number),
@@ -198,6 +200,22 @@ impl<'a> Worker<'a> {
         self.moved(ends);
     }
 
+    /// Submits as a task does, and gives up where that would wait: then nothing has happened.
+    fn polled_once(&mut self, number: u64) {
+        let ends = self.ends();
+        let (src, dst) = self.parts(ends);
+        let options = TransferOptions::new();
+        self.say(number, "polling once", &src, &dst, &options);
+        let manager = &self.machine.manager;
+        let submitting = pin!(manager.submit_async(&src, &dst, 0, 0, src.len(), &options));
+        let polled = submitting.poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(transfer) = polled {
+            assert!(transfer.refusal().is_none(), "{:?}", transfer.refusal());
+            self.moved(ends);
+            self.keep(number, transfer);
+        }
+    }
+
     fn verify(&mut self, number: u64) {
         let which = self.random.below(self.owned.len());
         let range = self.owned[which].range(&mut self.random);
@@ -253,7 +271,7 @@ impl<'a> Worker<'a> {
                 1 => drop(transfer.wait().unwrap()),
                 _ => {
                     let polled = pin!(transfer).poll(&mut Context::from_waker(Waker::noop()));
-                    assert!(!matches!(polled, std::task::Poll::Ready(Err(_))), "{polled:?}");
+                    assert!(!matches!(polled, Poll::Ready(Err(_))), "{polled:?}");
                 }
             }
         }
