@@ -116,7 +116,8 @@ fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
     let _target = sh.push_env("CARGO_TARGET_DIR", target);
     let packages: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.package.as_str()).collect();
     let targets: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.target.as_str()).collect();
-    let mut arguments = vec!["test", "--no-run"];
+    // As in a build of the whole workspace, where the programs want the features.
+    let mut arguments = vec!["test", "--no-run", "--all-features"];
     arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
     for target in targets {
         arguments.extend(if target == "lib" { vec!["--lib"] } else { vec!["--test", target] });
