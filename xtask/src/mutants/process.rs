@@ -27,6 +27,8 @@ pub(crate) enum End {
     TimedOut,
     /// There is no such test, or it is ignored.
     NoTest,
+    /// It does not pass without a fault either.
+    Broken,
 }
 
 /// Runs the test `path` of a test program, with the fault `mutant` if one is given; returns the end and all output.
