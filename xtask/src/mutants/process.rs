@@ -27,6 +27,8 @@ pub(crate) enum End {
     TimedOut,
     /// There is no such test, or it is ignored.
     NoTest,
+    /// It does not pass without a fault either.
+    Broken,
 }
 
 /// Runs the test `path` of a test program, with the fault `mutant` if one is given; returns the end and all output.
@@ -46,6 +48,8 @@ pub(crate) fn run(
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("RUST_BACKTRACE", "0")
+        // A case that fails because of a fault is none to keep among the sources.
+        .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true")
         .env_remove("TRANSLOAD_MUTANT")
         .stdout(writer.try_clone()?)
         .stderr(writer);

@@ -40,6 +40,7 @@ impl Outcome {
             End::TimedOut => "the test does not end",
             End::Passed => "SURVIVES",
             End::NoTest => "NO SUCH TEST",
+            End::Broken => "FAILS WITHOUT IT, TOO",
         }
     }
 }
@@ -141,6 +142,7 @@ mod tests {
             (End::TimedOut, true),
             (End::Passed, false),
             (End::NoTest, false),
+            (End::Broken, false),
         ] {
             let (_, outcome) = outcome(end);
             assert_eq!(outcome.is_caught(), is_caught, "{end:?}");

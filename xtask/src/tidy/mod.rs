@@ -88,17 +88,16 @@ fn mutant_findings(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
     let page = fs::read_to_string(root.join(mutants::table::PAGE)).unwrap_or_default().replace("\r\n", "\n");
     let listed: Vec<_> =
         lists.iter().flat_map(|list| list.mutants.iter().map(|(_, mutant)| mutant)).collect();
-    for mutant in &listed {
-        if !page.contains(&mutants::table::begin_of_row(mutant)) {
-            let text = format!("no current row of `{}`: run `cargo xtask mutants`", mutant.name);
-            findings.push(Finding::new(mutants::table::PAGE, None, text));
-        }
-    }
-    for name in mutants::table::names(&page) {
-        if !listed.iter().any(|mutant| mutant.name == name) {
-            let text = format!("`{name}` is in no list: run `cargo xtask mutants`");
-            findings.push(Finding::new(mutants::table::PAGE, None, text));
-        }
+    let of_page = mutants::table::names(&page).into_iter();
+    let stale: Vec<&str> = listed
+        .iter()
+        .filter(|mutant| !page.contains(&mutants::table::begin_of_row(mutant)))
+        .map(|mutant| mutant.name.as_str())
+        .chain(of_page.filter(|name| !listed.iter().any(|mutant| mutant.name == *name)))
+        .collect();
+    if !stale.is_empty() {
+        let text = format!("is not current, run `cargo xtask mutants`: {}", stale.join(", "));
+        findings.push(Finding::new(mutants::table::PAGE, None, text));
     }
     Ok(findings)
 }

@@ -86,7 +86,6 @@ impl Wake for Panics {
 }
 
 #[test]
-#[ignore = "F8: a waker that panics ends a thread of the staging, or the wait of another transfer"]
 fn wakers_that_panic_cost_nobody_else_anything() {
     within_a_minute(|stage| {
         for (home, options) in ways() {
@@ -142,7 +141,6 @@ fn outcome<T>(what: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
 }
 
 #[test]
-#[ignore = "F8: a destructor that panics ends a thread of the staging, and drain waits for it for ever"]
 fn destructors_that_panic_cost_nobody_else_anything() {
     within_a_minute(|stage| {
         for (home, options) in ways() {
@@ -279,7 +277,6 @@ fn a_host_view_that_stays_open_blocks_its_own_range_only() {
 }
 
 #[test]
-#[ignore = "F5: every worker waits for what the first jobs wait for"]
 fn transfers_behind_work_that_never_ends_hold_up_nobody_else() {
     within_a_minute(|stage| {
         for (home, options) in ways().filter(|(home, _)| home.near.1 == MemoryKind::Pageable) {
