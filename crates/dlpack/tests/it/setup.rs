@@ -11,8 +11,8 @@ pub(crate) struct Setup {
     pub(crate) device: CudaDevice,
     pub(crate) memory: CudaMemoryManager,
     pub(crate) importer: Importer,
-    /// Dropped last.
-    _end: EndCheck,
+    /// Dropped last; taken out by tests that race or leave something alive on purpose.
+    pub(crate) _end: Option<EndCheck>,
 }
 
 impl Setup {
@@ -24,7 +24,7 @@ impl Setup {
         let device = CudaDevice::new(test.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let importer = Importer::new().with_device(&device);
-        Self { test, device, memory, importer, _end: test.end_check() }
+        Self { test, device, memory, importer, _end: Some(test.end_check()) }
     }
 
     pub(crate) fn pinned(&self, content: &[u8]) -> RawBuffer {
