@@ -50,8 +50,8 @@ pub enum Timing {
 /// * A fence that [`enqueue`](Self::enqueue) answers is one of [`timeline`](Self::timeline), later than those before it, and
 ///   over only when the operation and all before it are.
 /// * An operation touches no bytes but those of its buffers, and none after its fence is over; after an error none at all.
-/// * [`raw_handle`](Self::raw_handle) of a CUDA device's queue is a `CUstream` of that device's primary context, valid while
-///   the queue lives.
+/// * [`raw_handle`](Self::raw_handle) of a CUDA device's queue, and what [`with_raw_handle`](Self::with_raw_handle) lends, is a
+///   `CUstream` of that device's primary context in the calling thread, valid while the queue lives.
 pub unsafe trait Queue: Send + Sync + 'static {
     /// The device that does the work.
     fn device(&self) -> DeviceId;
