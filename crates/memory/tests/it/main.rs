@@ -4,6 +4,7 @@
 
 mod adaptors;
 mod adaptors_hand_on;
+mod failing;
 mod heap;
 mod hints;
 mod host_pages;
@@ -11,6 +12,7 @@ mod migration_counts;
 mod pinned;
 mod predictor;
 mod registration;
+mod replay;
 mod resource;
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
