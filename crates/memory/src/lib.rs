@@ -68,11 +68,10 @@ pub use prediction::{
     PredictionLimits, PredictionStatistics,
 };
 pub use resource::{
-    CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
-    LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
-    ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
-    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
-    replay,
+    CudaResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry, LoggingResource,
+    MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
+    ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport, TrackingResource,
+    UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

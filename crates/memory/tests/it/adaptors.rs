@@ -8,10 +8,11 @@ use std::{
     },
 };
 
+use crate::{failing::FailingResource, replay::replay};
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_memory::{
-    CudaMemoryManager, CudaResource, FailingResource, FailureCallbackResource, LimitedResource, LogAction,
-    LoggingResource, MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, read_log, replay,
+    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LogAction, LoggingResource,
+    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, read_log,
 };
 
 use super::{heap::watched, manager, shared, unchecked};

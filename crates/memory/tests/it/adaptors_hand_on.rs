@@ -9,11 +9,12 @@ use std::{
     },
 };
 
+use crate::{failing::FailingResource, replay::replay};
 use transload_core::{ErrorKind, MemoryKind, MemoryShortage};
 use transload_memory::{
-    CudaMemoryManager, CudaResource, FailingResource, FailureCallbackResource, LimitedResource,
-    LoggingResource, MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, UploadBuffer,
-    WriteCombinedResource, read_log, replay,
+    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LoggingResource,
+    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, UploadBuffer, WriteCombinedResource,
+    read_log,
 };
 
 use super::{heap::watched, shared, unchecked};

@@ -4,6 +4,7 @@
 
 mod adaptors;
 mod adaptors_hand_on;
+mod failing;
 mod heap;
 mod hints;
 mod host_pages;
@@ -12,6 +13,7 @@ mod pinned;
 mod predictor;
 mod registration;
 mod registration_order;
+mod replay;
 mod resource;
 
 use std::sync::Arc;

@@ -1,16 +1,12 @@
 //! An adaptor that refuses when told to: for tests of what comes after a refusal.
 
-use std::{
-    fmt,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use transload_core::{DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
-
-use super::MemoryResource;
+use transload_memory::MemoryResource;
 
 /// Answers `OutOfMemory` to the segments it was told to refuse, and passes everything else on.
-pub struct FailingResource<R> {
+pub(crate) struct FailingResource<R> {
     upstream: R,
     refusals: AtomicU64,
     /// The request to refuse, counted as `asked` is; 0 for none.
@@ -21,31 +17,28 @@ pub struct FailingResource<R> {
 
 impl<R: MemoryResource> FailingResource<R> {
     /// Refuses nothing until it is told to.
-    #[must_use]
-    pub fn new(upstream: R) -> Self {
+    pub(crate) fn new(upstream: R) -> Self {
         let zero = || AtomicU64::new(0);
         Self { upstream, refusals: zero(), refused_call: zero(), asked: zero(), trimmed: zero() }
     }
 
     /// Refuses the next `count` segments; `u64::MAX` means all from here on.
-    pub fn refuse(&self, count: u64) {
+    pub(crate) fn refuse(&self, count: u64) {
         self.refusals.store(count, Ordering::Relaxed);
     }
 
     /// Refuses the `nth` segment from now on, 1 being the next, and no other.
-    pub fn refuse_call(&self, nth: u64) {
+    pub(crate) fn refuse_call(&self, nth: u64) {
         self.refused_call.store(self.asked().saturating_add(nth), Ordering::Relaxed);
     }
 
     /// How many segments were asked for.
-    #[must_use]
-    pub fn asked(&self) -> u64 {
+    pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
 
     /// How often it was trimmed.
-    #[must_use]
-    pub fn trimmed(&self) -> u64 {
+    pub(crate) fn trimmed(&self) -> u64 {
         self.trimmed.load(Ordering::Relaxed)
     }
 }
@@ -79,11 +72,5 @@ unsafe impl<R: MemoryResource> MemoryResource for FailingResource<R> {
 
     fn info(&self) -> Result<MemoryInfo> {
         self.upstream.info()
-    }
-}
-
-impl<R> fmt::Debug for FailingResource<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FailingResource").field("refusals", &self.refusals).finish_non_exhaustive()
     }
 }

@@ -5,39 +5,19 @@
 use std::collections::HashMap;
 
 use transload_core::{Error, ErrorKind, RawBuffer, Result};
-
-use super::{
-    MemoryResource,
-    log_entry::{HEADER, LogAction, LogEntry},
-};
+use transload_memory::{LogAction, LogEntry, MemoryResource};
 
 /// What came of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReplayReport {
+pub(crate) struct ReplayReport {
     /// Segments that were given.
-    pub allocations: u64,
+    pub(crate) allocations: u64,
     /// Segments that were refused for want of memory, whatever they were in the log.
-    pub refusals: u64,
+    pub(crate) refusals: u64,
     /// The most bytes alive at a time, as they were asked for.
-    pub peak_bytes: u64,
+    pub(crate) peak_bytes: u64,
     /// Segments that the log leaves alive; they are given back at the end.
-    pub left: u64,
-}
-
-/// Reads a log that a [`LoggingResource`](super::LoggingResource) wrote.
-///
-/// # Errors
-/// `InvalidArgument` for a line that is none, with its number.
-pub fn read_log(text: &str) -> Result<Vec<LogEntry>> {
-    let lines = text.lines().enumerate().filter(|(_, line)| *line != HEADER && !line.is_empty());
-    lines
-        .map(|(index, line)| {
-            line.parse::<LogEntry>().map_err(|error| {
-                Error::caused_by(ErrorKind::InvalidArgument, format!("line {}", index + 1), error)
-            })
-        })
-        .collect()
+    pub(crate) left: u64,
 }
 
 /// Asks a resource for what a log says, and gives back what it says.
@@ -45,7 +25,7 @@ pub fn read_log(text: &str) -> Result<Vec<LogEntry>> {
 /// # Errors
 /// `InvalidArgument` where a segment is freed that the log does not allocate, or allocated twice; the resource's but for
 /// `OutOfMemory`, which is counted.
-pub fn replay(log: &[LogEntry], resource: &impl MemoryResource) -> Result<ReplayReport> {
+pub(crate) fn replay(log: &[LogEntry], resource: &impl MemoryResource) -> Result<ReplayReport> {
     let mut report = ReplayReport::default();
     let mut alive: HashMap<u64, (Option<RawBuffer>, u64)> = HashMap::new();
     let mut bytes = 0_u64;
@@ -81,6 +61,7 @@ pub fn replay(log: &[LogEntry], resource: &impl MemoryResource) -> Result<Replay
                 bytes = bytes.saturating_sub(counted);
             }
             LogAction::Trim => resource.trim()?,
+            other => return Err(wrong(&format!("not to be replayed: {other:?}"))),
         }
     }
     report.left = alive.values().filter(|(segment, _)| segment.is_some()).count() as u64;
