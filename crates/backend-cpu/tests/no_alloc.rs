@@ -1,5 +1,5 @@
 //! Once everything is warm and nothing in flight is read, an operation on the submitting thread allocates nothing, and one on
-//! the workers at most once for each worker that takes part. A binary of its own: its allocator counts what every thread does.
+//! the workers a bounded number of times. A binary of its own: its allocator counts what every thread does.
 
 // Clippy knows no test in a binary without the harness.
 #![allow(clippy::unwrap_used)]
@@ -88,10 +88,10 @@ fn main() {
             let what = format!(
                 "{allocated} allocations in {rounds} warm rounds of {bytes} bytes, each waited for: {waits}"
             );
-            // A task; what is shared out, the other worker's task, a waker's place; now and then room in a queue of tasks.
-            let tasks = 4 * (u64::from(bytes > 2 << 20) + 3 * u64::from(bytes >= 4 << 20));
-            let most = (most + tasks) * rounds;
-            assert!(allocated <= most + most / 4, "{what}");
+            // Of an operation on the workers: a task, what is shared out, the other worker's task, a place for a waker, room in
+            // the queue of tasks; some more where a thread sleeps for the first time.
+            let tasks = if bytes > 2 << 20 { 4 * 8 } else { 0 };
+            assert!(allocated <= (most + tasks) * rounds, "{what}");
             println!("{what}");
         }
     }
