@@ -223,6 +223,10 @@ impl Table {
 
     /// Removes uses that are complete: all of a short table, some of a long one, the next ones with the next call.
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
+        // The commit sees to a single one.
+        if self.uses.listed().is_some_and(|few| few.len() <= 1) {
+            return;
+        }
         let is_long = self.uses.listed().is_none();
         if is_long && self.sweep_in > 0 {
             self.sweep_in -= 1;
