@@ -5,13 +5,18 @@
 #
 # Every step has a time limit and the next one runs whatever became of it; the exit status is not 0 where any failed.
 # Statuses of the script's own: 70 simulated, 71 to 73 the memory checker, 74 tests skipped, ignored or not finished.
-# BUDGET_S (1200) bounds all steps together. STEPS chooses some: STEPS="tests bench".
+# BUDGET_S (1200) bounds all steps together. STEPS chooses some. In calls of at most 600 s:
+#   STEPS="machine tests copy pytorch load"
+#   STEPS="bench"                                      every group but scaling, twice
+#   STEPS="bench" BENCH_ARGUMENTS="--only scaling"     what must not cost more the more there is, twice
+#   STEPS="soak" ROUNDS=10 SOAK_ROUNDS=250             random tests; 250 rounds of the last are a million operations
+#   STEPS="sanitizer"
 #
 # OUT: nvidia-smi.csv, tests.json, bench-1.json, bench-2.json, copy.json, pytorch.json, steps.json, log.txt
 set -u -o pipefail
 
 if [ $# -ne 2 ] || [ ! -d "$1" ]; then
-  sed -n '2,11p' "$0" >&2
+  sed -n '2,16p' "$0" >&2
   exit 64
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -100,11 +105,10 @@ if wanted tests; then
       note "test $name" 0 0 "left out: $reason"
       continue
     fi
-    # All tests of a program share one context. Where they test the driver's own semantics, or hold work back by a host
-    # function, beside which the driver runs no other and may not allocate, they go one after the other.
-    threads=()
-    [[ $name == *cuda-sim* || $name == *streams* || $name == *dlpack* ]] && threads=(--test-threads=1)
-    TRANSLOAD_TEST_DRIVER=real step "test $name" 120 "$bundle/$name" --show-output "${threads[@]}"
+    # All tests of a program share one context. They go one after the other: some test the driver's own semantics, some hold
+    # work back by a host function, next to which the driver runs no other and may not allocate, and each checks at its end
+    # that nothing of the process's is alive that was not before.
+    TRANSLOAD_TEST_DRIVER=real step "test $name" 240 "$bundle/$name" --show-output --test-threads=1
     status=$?
     python3 - "$name" "$status" "$took" "$work/step" >>"$work/tests" <<'P'
 import json, re, sys
@@ -149,19 +153,30 @@ P
   [ -s "$work/tests" ] || note tests 1 0 "the bundle has no tests"
 fi
 
-# ---- the random tests of streams and memory, many times as long and with other seeds; only where it is asked for by name
+# ---- the random tests, many times as long and with other seeds; only where it is asked for by name
 if [[ " ${STEPS:-} " == *" soak "* ]]; then
   seed=${SEED:-$(date +%s)}
-  TRANSLOAD_TEST_DRIVER=real TRANSLOAD_TEST_ROUNDS=${ROUNDS:-10} TRANSLOAD_SIM_SEED=$seed step soak 300 \
-    "$bundle/transload-streams--it" --show-output --test-threads=1 random whatever_the_pattern
-  status=$?
-  note soak "$status" "$took" "${ROUNDS:-10} times as long as usual, seed $seed; $(grep -o 'test result.*' "$work/step" | cut -c1-60)"
+  # soak NAME ROUNDS COMMAND...: one program.
+  soak() {
+    local name=$1 rounds=$2 status text
+    shift 2
+    TRANSLOAD_TEST_DRIVER=real TRANSLOAD_TEST_ROUNDS=$rounds TRANSLOAD_SIM_SEED=$seed step "$name" 280 "$@" --show-output --test-threads=1
+    status=$?
+    # A filter that matches nothing, or a test that is skipped, is no evidence.
+    text=$(grep -o 'test result: .*' "$work/step" | cut -c1-60)
+    [[ $text == *" 0 passed"* || -z $text ]] && [ "$status" -eq 0 ] && status=74
+    grep -q '^skipped:' "$work/step" && [ "$status" -eq 0 ] && status=74
+    note "$name" "$status" "$took" "$rounds times as long as usual, seed $seed; $text; $(grep -m 1 '^soak: .* operations in' "$work/step")"
+  }
+  soak "soak streams" "${ROUNDS:-10}" "$bundle/transload-streams--it" random whatever_the_pattern
+  soak "soak" "${SOAK_ROUNDS:-250}" "$bundle/transload--soak"
 fi
 
 # ---- the main job, twice
 if wanted bench; then
   for run in 1 2; do
-    step "bench $run" 300 "$bundle/transload-bench" ${BENCH_ARGUMENTS:-} --json "$out/bench-$run.json"
+    # shellcheck disable=SC2086 # Several words.
+    step "bench $run" 300 "$bundle/transload-bench" ${BENCH_ARGUMENTS:---only cpu,cuda,streams,memory} --json "$out/bench-$run.json"
     status=$?
     text=$(grep -E '^[0-9]+ rows,|^goals missed' "$work/step" | tr '\n' ';')
     # A machine whose driver is not found must not pass for a measured one.

@@ -1,4 +1,5 @@
-//! The main job of the workspace: every path at every size, beside the same movement by hand, verified.
+//! The main job of the workspace: paths of the host and of one or two devices over a ladder of sizes, beside the same
+//! movement by hand, verified.
 //!
 //! [`suite`] runs it. Each row compares the transfer manager's automatic choice with a *reference*, the same movement
 //! written against the driver by hand ([`reference`](mod@reference)), in the same run and repetition by repetition, so that drift of the
@@ -33,6 +34,8 @@ pub mod progress;
 pub mod reference;
 pub mod row;
 pub mod rows;
+#[cfg(any(target_os = "linux", windows))]
+pub mod scaling;
 #[cfg(any(target_os = "linux", windows))]
 pub mod streams;
 pub mod suite;

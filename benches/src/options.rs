@@ -17,9 +17,11 @@ pub enum Group {
     Streams,
     /// Memory of a CUDA device: unified, filled, pinned.
     Memory,
+    /// What must not cost more the more there is of it: transfers in flight, threads, other work beside.
+    Scaling,
 }
 
-/// Measures every path at every size beside the same movement by hand, and verifies every byte.
+/// Measures paths of the host and of one or two devices beside the same movement by hand, and verifies every byte.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "transload-bench", version, after_help = exit::HELP)]
 pub struct Options {
@@ -32,7 +34,7 @@ pub struct Options {
     /// Only these groups.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub only: Vec<Group>,
-    /// Of the groups streams and memory, only the parts whose name contains one of these texts.
+    /// Of the groups streams, memory and scaling, only the parts whose name contains one of these texts.
     #[arg(long, value_name = "TEXT", value_delimiter = ',')]
     pub parts: Vec<String>,
     /// The software driver in place of the machine's; its rows are labelled so.
@@ -65,7 +67,9 @@ impl Options {
     /// Whether any group needs a CUDA device.
     #[must_use]
     pub fn wants_device(&self) -> bool {
-        [Group::Cuda, Group::Streams, Group::Memory].into_iter().any(|group| self.wants(group))
+        [Group::Cuda, Group::Streams, Group::Memory, Group::Scaling]
+            .into_iter()
+            .any(|group| self.wants(group))
     }
 }
 

@@ -77,6 +77,10 @@ fn cuda(
     if options.wants(Group::Memory) {
         rows.extend(crate::memories::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
     }
+    if options.wants(Group::Scaling) {
+        rows.extend(crate::scaling::host_rows(options, &mut methods.failures, &begin));
+        rows.extend(crate::scaling::rows(options, &session, ordinal, &begin, &mut methods.failures)?);
+    }
     nothing_alive(&manager)?;
     session.describe()
 }

@@ -29,9 +29,25 @@ pub(crate) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
 
 /// The workspace's folder for build outputs.
 pub(crate) fn target_directory(sh: &Shell) -> Result<PathBuf> {
+    metadata(sh)?["target_directory"]
+        .as_str()
+        .map(PathBuf::from)
+        .context("cargo metadata names no target folder")
+}
+
+/// The libraries of the workspace, as code names them.
+pub(crate) fn libraries(sh: &Shell) -> Result<Vec<String>> {
+    let metadata = metadata(sh)?;
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let targets = packages.iter().filter_map(|package| package["targets"].as_array()).flatten();
+    let libraries = targets.filter(|target| target["kind"][0] == "lib");
+    Ok(libraries.filter_map(|target| target["name"].as_str()).map(|name| name.replace('-', "_")).collect())
+}
+
+/// What cargo knows of the workspace.
+fn metadata(sh: &Shell) -> Result<Value> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
-    let metadata: Value = serde_json::from_str(&json)?;
-    metadata["target_directory"].as_str().map(PathBuf::from).context("cargo metadata names no target folder")
+    Ok(serde_json::from_str(&json)?)
 }
 
 /// What one message of cargo says was built, if it is something to run or to load.

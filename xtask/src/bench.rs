@@ -9,12 +9,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use xshell::Shell;
 
-use crate::{artifacts, report, results::Results};
+use crate::{artifacts, bench_check, report, results::Results};
 
 const PACKAGE: &str = "transload-benches";
 const PROGRAM: &str = "transload-bench";
 
-#[derive(clap::Args)]
+#[derive(Default, clap::Args)]
 pub(crate) struct Options {
     /// Fewer sizes and repetitions.
     #[arg(long)]
@@ -30,7 +30,17 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds, runs, draws; answers with the benchmark's own exit code.
+impl Options {
+    /// Fewer sizes and repetitions, with results where they usually go.
+    pub(crate) fn quick() -> Self {
+        Self { quick: true, ..Self::default() }
+    }
+}
+
+/// Builds, runs, draws and checks; returns the benchmark's own exit code.
+///
+/// # Errors
+/// Those of building and running; what is wrong with the results.
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     // Paths on the command line are relative to where the user stands, not to the workspace.
     let here = std::env::current_dir()?;
@@ -58,7 +68,9 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         .with_context(|| format!("starting {PROGRAM}"))?;
     // A run that measured everything but missed a goal has results too.
     if json.exists() {
-        draw(&json, &out)?;
+        let results = Results::read(&json)?;
+        draw(&results, &json, &out)?;
+        bench_check::check(&results, options.arguments.is_empty())?;
     }
     if !status.success() {
         eprintln!("{PROGRAM} did not succeed: {status} (`--help` says what its codes mean)");
@@ -76,10 +88,9 @@ fn build(sh: &Shell) -> Result<PathBuf> {
         .with_context(|| format!("package {PACKAGE} built no program {PROGRAM}"))
 }
 
-fn draw(json: &Path, out: &Path) -> Result<()> {
-    let results = Results::read(json)?;
+fn draw(results: &Results, json: &Path, out: &Path) -> Result<()> {
     let page = out.join("report.html");
-    fs::write(&page, report::html(&results)).with_context(|| format!("writing {}", page.display()))?;
+    fs::write(&page, report::html(results)).with_context(|| format!("writing {}", page.display()))?;
     println!("\nresults: {}\nreport:  {}", json.display(), page.display());
     if results.simulated {
         println!(

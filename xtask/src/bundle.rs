@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
+use serde_json::Value;
 use xshell::{Shell, cmd};
 
 use crate::{
@@ -19,16 +20,16 @@ use crate::{
 const PROGRAMS: [(&str, &str); 2] =
     [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
 
-/// Packages whose tests travel, and a target that must be among them where one is known. All of them run on the real
-/// driver there: tests of a crate that knows no device (`transload-transfer`, say) would count for nothing.
-const TESTED: [(&str, Option<&str>); 6] = [
-    ("transload-cuda-sim", Some("it")),
-    ("transload-memory", None),
-    ("transload-streams", None),
-    ("transload-backend-cuda", None),
-    ("transload-dlpack", Some("it")),
-    ("transload", None),
-];
+/// What tests of a device depend on; it runs them on the machine's driver or plays one. Every package that has it in its
+/// manifest travels, its own tests among them.
+const DRIVES: &str = "transload-cuda-sim";
+
+/// Packages that know no device, but whose threads meet more processors there than here. Bundled where the workspace has them.
+const THREADED: [&str; 2] = ["transload-backend-cpu", "transload-executor"];
+
+/// Test targets that say something there: `it` on one device, `peers` on two, `capture` and `migrations` in a process of their
+/// own, `soak` for as long as is wanted. The others play the driver.
+const HARDWARE_TESTS: [&str; 5] = ["it", "peers", "capture", "migrations", "soak"];
 
 /// A C library that other programs load, to see that it leaves their CUDA alone. Bundled where the workspace has it.
 const PROBE: &str = "transload-probe";
@@ -57,13 +58,12 @@ struct File {
     from: PathBuf,
 }
 
-/// The tests that say something on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in a process of
-/// their own. The others play the driver.
-const HARDWARE_TESTS: [&str; 4] = ["it", "peers", "capture", "migrations"];
-
 /// Builds, copies, writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
-    let files = select(built(sh)?)?;
+    let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
+    let metadata: Value = serde_json::from_str(&json)?;
+    let tested = tested(&metadata)?;
+    let files = select(built(sh, &tested, has_package(&metadata, PROBE))?, &tested)?;
     let folder = artifacts::target_directory(sh)?.join("bundle");
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
@@ -92,41 +92,59 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     Ok(())
 }
 
-fn built(sh: &Shell) -> Result<Vec<Artifact>> {
-    let packages = |names: &mut dyn Iterator<Item = &'static str>| -> Vec<&'static str> {
-        names.flat_map(|name| ["--package", name]).collect()
+/// The packages whose tests travel: those that can drive a device, and some that run threads. A crate that is added later is
+/// among them by itself. The programs' own tests start what cargo built, and stay.
+fn tested(metadata: &Value) -> Result<Vec<String>> {
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let has_test = |package: &Value| {
+        package["targets"].as_array().into_iter().flatten().any(|target| {
+            target["kind"][0] == "test" && HARDWARE_TESTS.iter().any(|name| target["name"] == *name)
+        })
     };
+    let drives = |package: &Value| {
+        package["name"] == DRIVES
+            || package["dependencies"].as_array().into_iter().flatten().any(|other| other["name"] == DRIVES)
+    };
+    let travels = |package: &&Value| {
+        let is_program = PROGRAMS.iter().any(|(of, _)| package["name"] == *of);
+        let is_threaded = THREADED.iter().any(|name| package["name"] == *name);
+        (drives(package) || is_threaded) && !is_program && has_test(package)
+    };
+    let names = packages.iter().filter(travels).filter_map(|package| package["name"].as_str());
+    Ok(names.map(str::to_owned).collect())
+}
+
+fn built(sh: &Shell, tested: &[String], has_probe: bool) -> Result<Vec<Artifact>> {
+    fn packages<'a>(names: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
+        names.flat_map(|name| ["--package", name])
+    }
     // One call for all packages: cargo then unites their features as it does for the whole workspace.
-    let tested = TESTED.iter().map(|(package, _)| *package);
     let programs: BTreeSet<&str> = PROGRAMS.iter().map(|(package, _)| *package).collect();
     eprintln!("building tests (profile dist)");
     let mut arguments = vec!["test", "--no-run", "--profile", "dist"];
-    arguments.extend(packages(&mut tested.chain(programs.iter().copied())));
+    arguments.extend(packages(tested.iter().map(String::as_str).chain(programs.iter().copied())));
     let mut all = artifacts::build(sh, &arguments)?;
     eprintln!("building programs (profile dist)");
     let mut arguments = vec!["build", "--profile", "dist", "--bins"];
-    arguments.extend(packages(&mut programs.into_iter()));
+    arguments.extend(packages(programs.into_iter()));
     all.extend(artifacts::build(sh, &arguments)?);
-    if has_package(sh, PROBE)? {
+    if has_probe {
         eprintln!("building the probe (profile dist)");
         all.extend(artifacts::build(sh, &["build", "--profile", "dist", "--package", PROBE])?);
     }
     Ok(all)
 }
 
-fn has_package(sh: &Shell, name: &str) -> Result<bool> {
-    let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
-    let metadata: serde_json::Value = serde_json::from_str(&json)?;
-    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
-    Ok(packages.iter().any(|package| package["name"] == name))
+fn has_package(metadata: &Value, name: &str) -> bool {
+    metadata["packages"].as_array().into_iter().flatten().any(|package| package["name"] == name)
 }
 
 /// What of all that was built travels, under which name; everything that should travel must be there.
-fn select(built: Vec<Artifact>) -> Result<Vec<File>> {
+fn select(built: Vec<Artifact>, tested: &[String]) -> Result<Vec<File>> {
     let mut files = Vec::new();
     let mut names = BTreeSet::new();
     for artifact in built {
-        let Some(name) = bundled_name(&artifact) else { continue };
+        let Some(name) = bundled_name(&artifact, tested) else { continue };
         if !names.insert(name.clone()) {
             // A program is built for the tests of its package, and again by itself.
             if artifact.is_test {
@@ -143,21 +161,16 @@ fn select(built: Vec<Artifact>) -> Result<Vec<File>> {
             files.iter().any(|file| file.package == package && file.target == target && file.kind == "bin");
         ensure!(found, "package {package} built no program {target}");
     }
-    for (package, target) in TESTED {
-        let mut tests = files.iter().filter(|file| file.package == package && file.kind == "test");
-        match target {
-            Some(target) => ensure!(
-                tests.any(|file| file.target == target),
-                "package {package} built no integration test `{target}`"
-            ),
-            None => ensure!(tests.next().is_some(), "package {package} built no test"),
-        }
+    ensure!(tested.iter().any(|package| package == DRIVES), "no package {DRIVES} has tests");
+    for package in tested {
+        let found = files.iter().any(|file| file.package == *package && file.kind == "test");
+        ensure!(found, "package {package} built no test of {}", HARDWARE_TESTS.join(", "));
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
 }
 
-fn bundled_name(artifact: &Artifact) -> Option<String> {
+fn bundled_name(artifact: &Artifact, tested: &[String]) -> Option<String> {
     let Artifact { package, target, kind, is_test, path, .. } = artifact;
     if package == PROBE && kind == "cdylib" && !is_test {
         return path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -166,9 +179,7 @@ fn bundled_name(artifact: &Artifact) -> Option<String> {
     if is_program {
         return Some(with_extension(target, path));
     }
-    let is_wanted = *is_test
-        && HARDWARE_TESTS.contains(&target.as_str())
-        && TESTED.iter().any(|(tested, _)| tested == package);
+    let is_wanted = *is_test && HARDWARE_TESTS.contains(&target.as_str()) && tested.contains(package);
     is_wanted.then(|| with_extension(&format!("{package}--{target}"), path))
 }
 
@@ -212,32 +223,48 @@ mod tests {
         }
     }
 
-    fn complete() -> Vec<Artifact> {
-        let mut all: Vec<Artifact> = TESTED
-            .iter()
-            .map(|(package, target)| artifact(package, target.unwrap_or("it"), "test", true))
-            .collect();
+    fn complete() -> (Vec<Artifact>, Vec<String>) {
+        let tested = [DRIVES, "transload-streams", "transload"].map(str::to_owned);
+        let mut all: Vec<Artifact> =
+            tested.iter().map(|package| artifact(package, "it", "test", true)).collect();
         all.extend(PROGRAMS.iter().map(|(package, target)| artifact(package, target, "bin", false)));
-        all
+        (all, tested.to_vec())
+    }
+
+    #[test]
+    fn what_drives_a_device_travels_without_being_listed() {
+        let package = |name: &str, dependency: &str, target: &str| {
+            serde_json::json!({"name": name, "dependencies": [{"name": dependency}],
+                "targets": [{"name": "lib", "kind": ["lib"]}, {"name": target, "kind": ["test"]}]})
+        };
+        let metadata = serde_json::json!({"packages": [
+            package("transload-new", DRIVES, "it"),
+            package("transload-old", "transload-core", "it"),
+            package("transload-simulated", DRIVES, "simulated"),
+            package("transload-cli", DRIVES, "it"),
+            package("transload-executor", "parking_lot", "it"),
+            package(DRIVES, "libc", "capture"),
+        ]});
+        assert_eq!(tested(&metadata).unwrap(), ["transload-new", "transload-executor", DRIVES]);
     }
 
     #[test]
     fn names_are_stable_and_programs_appear_once() {
-        let mut built = complete();
+        let (mut built, tested) = complete();
         built.push(artifact("transload-cli", "transload", "bin", false));
         built.push(artifact("transload-cli", "it", "test", true));
-        let names: Vec<String> = select(built).unwrap().into_iter().map(|file| file.name).collect();
+        let names: Vec<String> = select(built, &tested).unwrap().into_iter().map(|file| file.name).collect();
         assert!(names.contains(&"transload".to_owned()));
         assert!(names.contains(&"transload-cuda-sim--it".to_owned()));
-        assert_eq!(names.len(), TESTED.len() + PROGRAMS.len());
+        assert_eq!(names.len(), tested.len() + PROGRAMS.len());
     }
 
     #[test]
     fn whatever_is_missing_is_named() {
-        for missing in 0..complete().len() {
-            let mut built = complete();
+        for missing in 0..complete().0.len() {
+            let (mut built, tested) = complete();
             let gone = built.remove(missing);
-            let error = select(built).unwrap_err().to_string();
+            let error = select(built, &tested).unwrap_err().to_string();
             assert!(error.contains(&gone.package), "{error}");
         }
     }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{codegen, cross, outside, render, test, tidy};
+use crate::{bench, codegen, cross, doc, mutants, outside, render, test, tidy};
 
 /// Runs every check, then the tests, whose exit code is the answer.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -18,15 +18,19 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     tidy::check(sh)?;
     step("clippy, every target, warnings denied");
     cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").quiet().run()?;
-    step("documentation, warnings denied");
-    {
-        let _flags = sh.push_env("RUSTDOCFLAGS", "-D warnings");
-        cmd!(sh, "cargo doc --workspace --no-deps --locked").quiet().run()?;
-    }
+    step("documentation, warnings and dead links denied");
+    doc::run(sh)?;
     step("projects outside the tree");
     outside::run(sh)?;
     step("other platforms, as far as this machine has what they need");
     cross::run(sh, &cross::Options::for_every_change())?;
+    step("deliberate faults, each found by its test");
+    mutants::run(sh, &mutants::Options::for_every_change())?;
+    step("benchmark, quick, and what must hold of its results");
+    let measured = bench::run(sh, &bench::Options::quick())?;
+    if measured != ExitCode::SUCCESS {
+        return Ok(measured);
+    }
     step("tests and doctests");
     test::run(sh, &[])
 }

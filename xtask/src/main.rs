@@ -2,12 +2,15 @@
 
 mod artifacts;
 mod bench;
+mod bench_check;
 mod bundle;
 mod chart;
 mod ci;
 mod codegen;
 mod cross;
 mod date;
+mod doc;
+mod mutants;
 mod outside;
 mod record;
 mod render;
@@ -37,8 +40,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure every path over a ladder of sizes; table, JSON and an HTML report. Needs no GPU.
+    /// Measure copies over a ladder of sizes beside raw ones; table, JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
+    /// Render the documentation, warnings denied, and fail where a link in it leads nowhere.
+    Doc,
     /// Build and run small projects outside the tree, with each linker, as programs and as C libraries.
     Outside,
     /// Collect stripped programs and tests in target/bundle, for a machine without Rust.
@@ -65,6 +70,8 @@ enum Command {
     },
     /// Check for other platforms, and run the tests where something here can run their programs.
     Cross(cross::Options),
+    /// Leave steps out on purpose, one at a time, and see that the test named for each fails.
+    Mutants(mutants::Options),
     /// Everything a change must pass, the tests last.
     Ci,
 }
@@ -84,6 +91,7 @@ fn run(command: Command) -> Result<ExitCode> {
     match command {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
+        Command::Doc => doc::run(&sh)?,
         Command::Outside => outside::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,
@@ -91,6 +99,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Tidy { check } => tidy::run(&sh, check)?,
         Command::Codegen { check } => codegen::run(&sh, check)?,
         Command::Cross(options) => cross::run(&sh, &options)?,
+        Command::Mutants(options) => mutants::run(&sh, &options)?,
         Command::Ci => return ci::run(&sh),
     }
     Ok(ExitCode::SUCCESS)

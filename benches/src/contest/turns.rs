@@ -63,6 +63,11 @@ pub(crate) struct Contest {
 impl Contest {
     /// Measures all ways in turns. The first is the reference: the others become rows against it.
     pub(crate) fn rows(&self, rig: &Rig<'_>, ways: Vec<Way<'_>>) -> Result<Vec<Row>> {
+        self.rows_of(rig.group, rig.is_simulated(), ways)
+    }
+
+    /// As [`rows`](Self::rows), where no device takes part.
+    pub(crate) fn rows_of(&self, group: &str, is_simulated: bool, ways: Vec<Way<'_>>) -> Result<Vec<Row>> {
         let mut ways = ways;
         let values = in_turns(&mut ways, self.repetitions)?;
         let mut summaries = values.iter().map(|values| Summary::of(values));
@@ -76,11 +81,11 @@ impl Contest {
         let rows = ways.iter().zip(summaries_behind(summaries)).zip(verified);
         Ok(rows
             .filter_map(|((way, summary), verified)| {
-                let id = format!("{}/{}/{}", rig.group, self.id, way.name);
-                let what = format!("{}: {}", rig.group, self.what);
+                let id = format!("{group}/{}/{}", self.id, way.name);
+                let what = format!("{group}: {}", self.what);
                 let row = Row::new(id, what, &way.method, self.bytes, self.unit, summary?);
                 let row = row.against(&name, reference);
-                Some(row.obtained(rig.is_simulated(), verified && reference_verified).with_goal(way.goal))
+                Some(row.obtained(is_simulated, verified && reference_verified).with_goal(way.goal))
             })
             .collect())
     }

@@ -2,11 +2,12 @@
 //! other load's.
 
 use anyhow::{Result, ensure};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, RecordedLoad, Split};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
 use super::{
     Rig,
     contest::{Contest, Way},
+    replay::{RecordedLoad, replay},
 };
 use crate::row::{Goal, Row};
 
@@ -58,7 +59,7 @@ fn pool(rig: &Rig<'_>) -> Result<AdvancedStreamPool> {
 fn learnt(rig: &Rig<'_>, load: &Load) -> Result<Answer> {
     let pool = pool(rig)?;
     for _ in 0..LEARNING {
-        pool.replay(&rig.memory, &load.load)?;
+        replay(&pool, &rig.device, &rig.memory, &load.load)?;
     }
     let decided = pool.optimize_configuration();
     let (strategy, split) = decided.after;
@@ -74,8 +75,9 @@ fn configured(rig: &Rig<'_>, answer: &Answer) -> Result<AdvancedStreamPool> {
 /// One load with both answers.
 fn judged(rig: &Rig<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Vec<Row>> {
     let pools = [configured(rig, other)?, configured(rig, own)?];
-    let run =
-        |pool: &AdvancedStreamPool| Ok(pool.replay(&rig.memory, &load.load)?.makespan.as_secs_f64() * 1e6);
+    let run = |pool: &AdvancedStreamPool| {
+        Ok(replay(pool, &rig.device, &rig.memory, &load.load)?.makespan.as_secs_f64() * 1e6)
+    };
     let [with_other, with_own] = &pools;
     let named = |answer: &Answer, whose: &str| format!("{}, {whose}", answer.strategy);
     let ways = vec![

@@ -15,6 +15,8 @@ mod launching;
 mod loads;
 mod overlapping;
 mod priorities;
+#[allow(dead_code, reason = "shared with the tests of `transload-streams`")]
+mod replay;
 mod thousands;
 mod uploading;
 

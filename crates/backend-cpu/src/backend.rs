@@ -183,7 +183,7 @@ impl Backend for CpuBackend {
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
         device::check(device)?;
         if costs::is_reachable(buffer.place()) {
-            return Ok(Shared { buffer: buffer.clone(), copied: false });
+            return Ok(Shared::in_place(buffer));
         }
         let text =
             format!("the cpu backend cannot share {} memory; copy it to pageable memory", buffer.place());

@@ -20,11 +20,15 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// Pieces of about a quarter of a worker's share, within bounds that keep both the hand-over and the last piece cheap.
+    /// Those of large operations are whole huge pages: two workers that meet in a fresh one both make it, and one throws its
+    /// page away.
     pub(crate) fn new(operation: &Operation<'_>, workers: usize) -> Self {
-        const GRAIN: usize = 64 << 10;
+        const LARGE: usize = 16 << 20;
+        const HUGE: usize = 2 << 20;
         let total = bytes(operation);
         let share = total / workers.saturating_mul(4).max(1);
-        let piece = share.clamp(512 << 10, 16 << 20).next_multiple_of(GRAIN);
+        let grain = if total >= LARGE { HUGE } else { 64 << 10 };
+        let piece = share.clamp(512 << 10, 16 << 20).next_multiple_of(grain);
         let units = units(operation);
         let step = match operation {
             Operation::Copy { .. } | Operation::Fill { .. } => piece,
@@ -205,5 +209,31 @@ unsafe fn fill(dst: *mut u8, len: usize, pattern: Pattern) {
         // SAFETY: the block has `step` bytes, and `done + step` is at most `len`.
         unsafe { ptr::copy_nonoverlapping(block.as_ptr(), dst.add(done), step) };
         done += step;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{Backend, DeviceId, MemoryKind};
+
+    use super::*;
+    use crate::CpuBackend;
+
+    #[test]
+    fn pieces_cover_everything_once_and_large_ones_are_whole_huge_pages() {
+        let backend = CpuBackend::new().unwrap();
+        for (bytes, grain) in [(4 << 20, 64 << 10), ((16 << 20) + 3, 2 << 20), (100 << 20, 2 << 20)] {
+            let dst = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+            let fill = Operation::Fill { dst: &dst, pattern: Pattern::U8(0) };
+            for workers in [1, 8, 16, 1024] {
+                let cut = Cut::new(&fill, workers);
+                let mut end = 0;
+                for piece in (0..cut.pieces()).map_while(|index| cut.piece(index)) {
+                    assert!(piece.start == end && piece.start.is_multiple_of(grain), "{bytes}: {piece:?}");
+                    end = piece.end;
+                }
+                assert_eq!((end, cut.piece(cut.pieces())), (bytes, None));
+            }
+        }
     }
 }

@@ -1,4 +1,7 @@
 //! What copies within the host cost before anything was measured.
+//!
+//! Source: docs/benchmarks/2026-11-21-2xH200-streams.json, rows `methods/`, pageable to pageable memory, the mean of two
+//! runs on 32 threads. A test of the facade compares it with the newest record.
 
 use std::time::Duration;
 
@@ -7,10 +10,15 @@ use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferM
 /// The kinds of memory that the workers reach: all of them the host's.
 pub(crate) const HOST_KINDS: [MemoryKind; 3] = [MemoryKind::Pageable, MemoryKind::Pinned, MemoryKind::Mapped];
 
-/// A function call and a look at a queue.
-const LATENCY: Duration = Duration::from_micros(1);
-/// One core's memcpy on a common server, bytes per second.
-const RATE: f64 = 10e9;
+/// Bytes and nanoseconds.
+const MEASURED: [(u64, u64); 6] = [
+    (4 << 10, 850),
+    (64 << 10, 2_600),
+    (1 << 20, 38_000),
+    (16 << 20, 226_000),
+    (128 << 20, 1_650_000),
+    (256 << 20, 6_000_000),
+];
 
 /// Whether the workers reach memory of this place.
 pub(crate) fn is_reachable(place: Place) -> bool {
@@ -20,13 +28,11 @@ pub(crate) fn is_reachable(place: Place) -> bool {
 /// Every pair of kinds by [`TransferMethod::DirectCopy`].
 pub(crate) fn default_costs() -> Vec<PathCost> {
     let place = |kind| Place::new(DeviceId::Cpu, kind);
+    let points = MEASURED.map(|(bytes, nanoseconds)| (bytes, Duration::from_nanos(nanoseconds)));
+    let Some(model) = CostModel::through(&points) else { return Vec::new() };
     HOST_KINDS
         .into_iter()
         .flat_map(|src| HOST_KINDS.into_iter().map(move |dst| TransferPath::new(place(src), place(dst))))
-        .map(|path| PathCost {
-            path,
-            method: TransferMethod::DirectCopy,
-            model: CostModel::linear(LATENCY, RATE),
-        })
+        .map(|path| PathCost { path, method: TransferMethod::DirectCopy, model: model.clone() })
         .collect()
 }

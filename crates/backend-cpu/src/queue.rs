@@ -1,9 +1,6 @@
-//! A queue as its users see it: a line and a count of leases.
+//! A queue as its users see it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing,
@@ -20,26 +17,17 @@ const INLINE: usize = 2 << 20;
 pub(crate) struct CpuQueue {
     line: Arc<Line>,
     timeline: Arc<dyn Timeline>,
-    leases: AtomicU64,
 }
 
 impl CpuQueue {
     pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
         let line = Arc::new(Line::new(priority, executor, parallel_from));
         let timeline: Arc<dyn Timeline> = line.clone();
-        Self { line, timeline, leases: AtomicU64::new(0) }
+        Self { line, timeline }
     }
 
     pub(crate) fn line(&self) -> &Arc<Line> {
         &self.line
-    }
-
-    pub(crate) fn leases(&self) -> u64 {
-        self.leases.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn lease(&self) {
-        self.leases.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -93,9 +81,5 @@ unsafe impl Queue for CpuQueue {
 
     fn outstanding(&self) -> u64 {
         self.line.outstanding()
-    }
-
-    fn released(&self) {
-        self.leases.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -3,8 +3,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-use transload_core::{Queue, Result, StreamPriority};
+use transload_core::{BriefLock, Queue, Result, StreamPriority};
 use transload_executor::{Executor, PLACES, place_of_thread};
 
 use crate::queue::CpuQueue;
@@ -15,7 +14,7 @@ const MOST: usize = 4;
 /// The queues of one place, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Place(Mutex<Vec<Arc<CpuQueue>>>);
+struct Place(BriefLock<Vec<Arc<CpuQueue>>>);
 
 pub(crate) struct Queues {
     places: Box<[Place]>,
@@ -29,7 +28,7 @@ impl Queues {
         Self { places, executor, parallel_from }
     }
 
-    /// Returns the calling thread's least busy queue of the priority, with one more lease.
+    /// Returns the calling thread's least busy queue of the priority. The handle is the lease.
     pub(crate) fn lease(&self, priority: StreamPriority) -> Arc<CpuQueue> {
         let Some(Place(queues)) = self.places.get(place_of_thread()) else {
             return Arc::new(self.make(priority));
@@ -38,9 +37,8 @@ impl Queues {
         // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
         let (mut count, mut least): (_, Option<(u64, &Arc<CpuQueue>)>) = (0, None);
         for queue in queues.iter().filter(|queue| queue.priority() == priority) {
-            let load = queue.leases() + queue.line().outstanding();
+            let load = leases(queue) + queue.line().outstanding();
             if load == 0 {
-                queue.lease();
                 return Arc::clone(queue);
             }
             count += 1;
@@ -48,16 +46,14 @@ impl Queues {
                 least = Some((load, queue));
             }
         }
-        let queue = match least {
+        match least {
             Some((_, queue)) if count >= MOST => Arc::clone(queue),
             _ => {
                 let queue = Arc::new(self.make(priority));
                 queues.push(Arc::clone(&queue));
                 queue
             }
-        };
-        queue.lease();
-        queue
+        }
     }
 
     fn make(&self, priority: StreamPriority) -> CpuQueue {
@@ -65,7 +61,7 @@ impl Queues {
     }
 
     pub(crate) fn leases(&self) -> u64 {
-        let leases = |place: &Place| place.0.lock().iter().map(|queue| queue.leases()).sum::<u64>();
+        let leases = |place: &Place| place.0.lock().iter().map(leases).sum::<u64>();
         self.places.iter().map(leases).sum()
     }
 
@@ -76,11 +72,17 @@ impl Queues {
     pub(crate) fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         for place in &self.places {
-            let queues = place.0.lock().clone();
-            for queue in queues {
-                outcome = outcome.and(queue.line().drain());
+            // The lines only: another handle of a queue would be taken for a lease.
+            let lines: Vec<_> = place.0.lock().iter().map(|queue| Arc::clone(queue.line())).collect();
+            for line in lines {
+                outcome = outcome.and(line.drain());
             }
         }
         outcome
     }
+}
+
+/// Returns how many leases a queue has: each is a handle, beside the one kept here.
+fn leases(queue: &Arc<CpuQueue>) -> u64 {
+    Arc::strong_count(queue).saturating_sub(1) as u64
 }

@@ -48,10 +48,9 @@ impl Share {
         let begun = (job.timing == Timing::Measured).then(Instant::now);
         let state = Mutex::new(State { left: cut.pieces(), outcome: announced, waker: None });
         let share = Arc::new(Self { job, cut, next: AtomicUsize::new(0), state });
-        for _ in 1..executor.threads().min(cut.pieces()) {
-            // With fewer helpers the others take more pieces.
-            let _fewer = executor.spawn_detached(priority, Arc::clone(&share).take_part());
-        }
+        let helpers = (1..executor.threads().min(cut.pieces())).map(|_| Arc::clone(&share).take_part());
+        // Without helpers this task takes all the pieces.
+        let _alone = executor.spawn_all(priority, helpers);
         Arc::clone(&share).take_part().await;
         let result = poll_fn(|context| {
             let mut state = share.state.lock();

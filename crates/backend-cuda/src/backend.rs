@@ -125,19 +125,20 @@ impl CudaBackend {
         self.driver.is_simulated()
     }
 
+    #[inline]
     pub(crate) fn member(&self, device: DeviceId) -> Result<&Member> {
-        self.members.iter().find(|member| member.device.id() == device).ok_or_else(|| {
-            let valid: Vec<String> =
-                self.members.iter().map(|member| member.device.id().to_string()).collect();
-            Error::new(
-                ErrorKind::UnknownDevice,
-                format!("the CUDA backend has no device {device}; valid are {}", valid.join(", ")),
-            )
-        })
+        self.members.iter().find(|member| member.id == device).ok_or_else(|| self.no_such(device))
+    }
+
+    #[cold]
+    fn no_such(&self, device: DeviceId) -> Error {
+        let valid: Vec<String> = self.members.iter().map(|member| member.id.to_string()).collect();
+        let text = format!("the CUDA backend has no device {device}; valid are {}", valid.join(", "));
+        Error::new(ErrorKind::UnknownDevice, text)
     }
 
     fn has(&self, device: DeviceId) -> bool {
-        self.members.iter().any(|member| member.device.id() == device)
+        self.members.iter().any(|member| member.id == device)
     }
 }
 
@@ -150,7 +151,7 @@ impl Backend for CudaBackend {
         self.members.iter().map(|member| member.info().clone()).collect()
     }
 
-    /// Device memory of up to 16 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
+    /// Device memory of up to 256 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
     /// any that nothing in flight uses, without a call to the driver. What buffers leave is kept until [`drain`](Backend::drain),
     /// or until memory is short. Then a buffer may also begin behind work in flight, and this may block until such work is over.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
@@ -167,7 +168,9 @@ impl Backend for CudaBackend {
         priority: StreamPriority,
         workload: WorkloadType,
     ) -> Result<QueueLease> {
-        Ok(self.member(device)?.pool.lease(priority, workload)?.into_queue())
+        let member = self.member(device)?;
+        member.check_usable()?;
+        Ok(member.pool.lease(priority, workload)?.into_queue())
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -181,17 +184,21 @@ impl Backend for CudaBackend {
 
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let (near, far) = if src.device.is_cpu() { (src, dst) } else { (dst, src) };
-        let mapped = |place: Place| place.device.is_cpu() && place.kind == MemoryKind::Mapped;
+        // With unified addressing pinned memory is mapped as well; a buffer that is not has no device address.
+        let kinds = [MemoryKind::Mapped, MemoryKind::Pinned];
+        let mapped = |place: Place| place.device.is_cpu() && kinds.contains(&place.kind);
         if mapped(near) && mapped(far) {
             // Mapped memory is every device's.
-            return self.members.first().map(|member| member.device.id());
+            return self.members.first().map(|member| member.id);
         }
         let visible = near.device == far.device || mapped(near);
         (visible && self.has(far.device)).then_some(far.device)
     }
 
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
-        self.member(device)?.pool.prepare_in_place()
+        let member = self.member(device)?;
+        member.check_usable()?;
+        member.pool.prepare_in_place()
     }
 
     fn record(
@@ -213,15 +220,17 @@ impl Backend for CudaBackend {
     }
 
     fn default_costs(&self) -> Vec<PathCost> {
-        let ids = || self.members.iter().map(|member| member.device.id());
+        let ids = || self.members.iter().map(|member| member.id);
         let peers = ids().flat_map(|src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
         let own = self.members.iter().flat_map(|member| {
-            let (id, kinds) = (member.device.id(), &member.info().kinds);
+            let (id, kinds) = (member.id, &member.info().kinds);
             // Not every device has managed memory.
             let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
         });
-        own.chain(peers.flat_map(|(src, dst)| [costs::between(src, dst), costs::across(src, dst)])).collect()
+        let peers = peers
+            .flat_map(|(src, dst)| costs::across(src, dst).into_iter().chain([costs::between(src, dst)]));
+        own.chain(peers).collect()
     }
 
     fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
@@ -266,7 +275,7 @@ impl Backend for CudaBackend {
 
 impl fmt::Debug for CudaBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let devices: Vec<DeviceId> = self.members.iter().map(|member| member.device.id()).collect();
+        let devices: Vec<DeviceId> = self.members.iter().map(|member| member.id).collect();
         f.debug_struct("CudaBackend").field("driver", &self.driver).field("devices", &devices).finish()
     }
 }

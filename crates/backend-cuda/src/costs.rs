@@ -1,74 +1,51 @@
 //! Costs before anything was measured on this machine.
 //!
-//! Source: measured on H200 machines with PCIe 5 x16, driver 580 (CUDA 13.0): docs/benchmarks. Unified memory began each
-//! measurement where it was not needed. What was not measured says so where it stands.
+//! Source: docs/benchmarks/2026-11-21-2xH200-memory-and-streams.json, rows `methods/`: H200 with PCIe 5 x16, driver 580
+//! (CUDA 13.0). Unified memory began each measurement where it was not needed. What was not measured says so where it
+//! stands. A test of the facade compares the choices made by this table with the newest record.
 
 use std::time::Duration;
 
 use transload_core::{CostModel, DeviceId, MemoryKind, PathCost, Place, TransferMethod, TransferPath};
 
-/// Bytes and microseconds of a method on a path.
-type Curve = [(u64, f64)];
-
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// The driver's own copy from pageable memory, and to it.
-const PAGEABLE_UP: &Curve = &[
-    (4 * KIB, 7.9),
-    (64 * KIB, 17.0),
-    (MIB, 91.0),
-    (16 * MIB, 1130.0),
-    (128 * MIB, 9100.0),
-    (256 * MIB, 24_400.0),
-];
-const PAGEABLE_DOWN: &Curve = &[
-    (4 * KIB, 11.6),
-    (64 * KIB, 19.7),
-    (MIB, 117.0),
-    (16 * MIB, 1225.0),
-    (128 * MIB, 10_900.0),
-    (256 * MIB, 19_300.0),
-];
-/// The same by eight threads and a ring of pinned slots. Threads that sleep are slower to begin than those of the
-/// benchmark: what they take then is added to the small sizes.
-const STAGED_UP: &Curve =
-    &[(64 * KIB, 60.0), (MIB, 120.0), (16 * MIB, 663.0), (128 * MIB, 3230.0), (256 * MIB, 5790.0)];
-const STAGED_DOWN: &Curve =
-    &[(64 * KIB, 60.0), (MIB, 110.0), (16 * MIB, 626.0), (128 * MIB, 3560.0), (256 * MIB, 6050.0)];
-/// Into unified memory that is on the host, by the driver's copy, by staging, and by the host's threads and a migration.
-const DIRECT_INTO_UNIFIED: &Curve =
-    &[(4 * KIB, 48.6), (64 * KIB, 88.0), (MIB, 248.0), (16 * MIB, 2834.0), (256 * MIB, 34_600.0)];
-const STAGED_INTO_UNIFIED: &Curve =
-    &[(4 * KIB, 98.0), (64 * KIB, 128.0), (MIB, 400.0), (16 * MIB, 3020.0), (256 * MIB, 38_200.0)];
-const MOVED_INTO_UNIFIED: &Curve =
-    &[(4 * KIB, 61.0), (64 * KIB, 73.0), (MIB, 211.0), (16 * MIB, 1640.0), (256 * MIB, 21_300.0)];
-/// Out of unified memory that is on the device, likewise.
-const DIRECT_OUT_OF_UNIFIED: &Curve =
-    &[(4 * KIB, 14.5), (64 * KIB, 23.0), (MIB, 118.0), (16 * MIB, 1173.0), (256 * MIB, 17_900.0)];
-const STAGED_OUT_OF_UNIFIED: &Curve =
-    &[(64 * KIB, 60.0), (MIB, 127.0), (16 * MIB, 638.0), (128 * MIB, 3130.0), (256 * MIB, 6320.0)];
-const MOVED_OUT_OF_UNIFIED: &Curve =
-    &[(4 * KIB, 62.0), (64 * KIB, 71.0), (MIB, 210.0), (16 * MIB, 1290.0), (256 * MIB, 23_300.0)];
-/// Between unified memory that is on the host and the device's own.
-const DIRECT_WITHIN: &Curve =
-    &[(4 * KIB, 39.0), (64 * KIB, 65.0), (MIB, 115.0), (16 * MIB, 1690.0), (256 * MIB, 22_000.0)];
-const MOVED_WITHIN: &Curve =
-    &[(4 * KIB, 23.5), (64 * KIB, 27.0), (MIB, 49.5), (16 * MIB, 384.0), (256 * MIB, 5740.0)];
+/// The sizes on record.
+const SIZES: [u64; 6] = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 128 * MIB, 256 * MIB];
+/// Microseconds of a method at each of these sizes.
+type Curve = [f64; SIZES.len()];
 
-fn curve(path: TransferPath, method: TransferMethod, points: &Curve) -> Option<PathCost> {
-    let points: Vec<_> =
-        points.iter().map(|(bytes, micros)| (*bytes, Duration::from_secs_f64(micros / 1e6))).collect();
+/// The driver's own copy from pageable memory, and to it.
+const PAGEABLE_UP: Curve = [7.8, 16.3, 83.9, 1036.9, 8410.3, 28_275.0];
+const PAGEABLE_DOWN: Curve = [11.6, 19.4, 119.8, 1223.7, 10_143.5, 18_841.5];
+/// The same through the ring of pinned slots.
+const STAGED_UP: Curve = [10.6, 16.6, 58.6, 447.8, 3269.8, 6736.1];
+const STAGED_DOWN: Curve = [13.3, 18.6, 96.0, 720.1, 2992.6, 5612.7];
+/// Between two devices that do not reach each other.
+const STAGED_ACROSS: Curve = [16.3, 19.4, 81.5, 574.2, 3195.7, 5890.3];
+/// Into unified memory that is on the host, by the driver's copy, by staging, and by the host's threads and a migration.
+const DIRECT_INTO_UNIFIED: Curve = [51.3, 93.7, 285.3, 2623.2, 22_083.0, 47_958.5];
+const STAGED_INTO_UNIFIED: Curve = [53.7, 94.0, 392.3, 3113.8, 20_020.6, 37_266.3];
+const MOVED_INTO_UNIFIED: Curve = [28.6, 44.0, 164.9, 1456.6, 10_050.8, 19_389.6];
+/// Out of unified memory that is on the device, likewise.
+const DIRECT_OUT_OF_UNIFIED: Curve = [14.3, 21.5, 108.2, 1507.3, 9058.0, 18_054.0];
+const STAGED_OUT_OF_UNIFIED: Curve = [14.6, 23.5, 95.1, 717.1, 3051.8, 5853.4];
+const MOVED_OUT_OF_UNIFIED: Curve = [31.5, 39.7, 167.4, 1243.0, 11_437.2, 23_755.9];
+/// Between unified memory that is on the host and the device's own: the mean of both directions.
+const DIRECT_WITHIN: Curve = [43.8, 78.0, 165.2, 1936.0, 12_908.0, 25_062.0];
+const MOVED_WITHIN: Curve = [26.4, 30.6, 52.3, 402.5, 2916.0, 5793.0];
+
+fn curve(path: TransferPath, method: TransferMethod, micros: Curve) -> Option<PathCost> {
+    let points = SIZES.into_iter().zip(micros.map(|micros| Duration::from_secs_f64(micros / 1e6)));
+    let points: Vec<_> = points.collect();
     CostModel::through(&points).map(|model| PathCost { path, method, model })
 }
 
 /// Between devices that do not reach each other: down one link and up the other, chunk by chunk.
-pub(crate) fn across(src: DeviceId, dst: DeviceId) -> PathCost {
-    PathCost {
-        path: TransferPath::new(Place::new(src, MemoryKind::Device), Place::new(dst, MemoryKind::Device)),
-        method: TransferMethod::HostStaged,
-        model: CostModel::linear(Duration::from_micros(100), 40e9),
-    }
+pub(crate) fn across(src: DeviceId, dst: DeviceId) -> Option<PathCost> {
+    let path = TransferPath::new(Place::new(src, MemoryKind::Device), Place::new(dst, MemoryKind::Device));
+    curve(path, TransferMethod::HostStaged, STAGED_ACROSS)
 }
 
 /// Moving unified memory as a whole. Measured from pageable memory; the host's threads read other host memory as fast.
@@ -116,8 +93,11 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
             // The device's threads fault pages in where they are not resident.
             _ => (234.0, 8.0, 8.0),
         };
-        costs.push(in_place(host(MemoryKind::Mapped), here(near), latency, up));
-        costs.push(in_place(here(near), host(MemoryKind::Mapped), latency, down));
+        // Measured for mapped memory, which to the kernel is the same as pinned memory.
+        for pinned in [MemoryKind::Pinned, MemoryKind::Mapped] {
+            costs.push(in_place(host(pinned), here(near), latency, up));
+            costs.push(in_place(here(near), host(pinned), latency, down));
+        }
         let (up, down) = (
             TransferPath::new(host(MemoryKind::Pageable), here(near)),
             TransferPath::new(here(near), host(MemoryKind::Pageable)),
@@ -132,7 +112,7 @@ pub(crate) fn of(device: DeviceId) -> Vec<PathCost> {
         costs.extend(curve(down, TransferMethod::HostStaged, staged_down));
         for far in [MemoryKind::Device, MemoryKind::Unified] {
             if near == MemoryKind::Device && far == MemoryKind::Device {
-                costs.push(direct(here(near), here(far), 7.0, 2000.0));
+                costs.push(direct(here(near), here(far), 10.0, 2000.0));
             } else {
                 let within = TransferPath::new(here(near), here(far));
                 costs.extend(curve(within, TransferMethod::DirectCopy, DIRECT_WITHIN));
@@ -150,6 +130,6 @@ pub(crate) fn between(src: DeviceId, dst: DeviceId) -> PathCost {
     PathCost {
         path: TransferPath::new(Place::new(src, MemoryKind::Device), Place::new(dst, MemoryKind::Device)),
         method: TransferMethod::PeerToPeer,
-        model: CostModel::linear(Duration::from_micros(7), 390e9),
+        model: CostModel::linear(Duration::from_micros(8), 390e9),
     }
 }

@@ -1,8 +1,11 @@
 //! One device of the backend: its memory and its streams, made on first use.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
+};
 
-use transload_core::{DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result, mutant};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
@@ -13,6 +16,7 @@ use crate::{
 };
 
 pub(crate) struct Member {
+    pub(crate) id: DeviceId,
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<Arc<CudaMemoryManager>>,
@@ -24,6 +28,8 @@ pub(crate) struct Member {
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
     pub(crate) pool: AdvancedStreamPool,
+    /// Whether a drain returned the loss of the context.
+    loss_told: AtomicBool,
 }
 
 impl Member {
@@ -41,6 +47,7 @@ impl Member {
         }
         let pool = config.pool(&device)?;
         Ok(Self {
+            id: device.id(),
             device,
             info,
             memory: OnceLock::new(),
@@ -49,6 +56,7 @@ impl Member {
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
+            loss_told: AtomicBool::new(false),
         })
     }
 
@@ -86,7 +94,14 @@ impl Member {
     }
 
     /// Where the device has no room, what the allocators hold without need is given back, and the driver asked again.
+    #[inline]
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.check_usable()?;
+        self.served.kept(kind, bytes).map_or_else(|| self.allocate_anew(kind, bytes), Ok)
+    }
+
+    #[inline(never)]
+    fn allocate_anew(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.with_room(Side::of(kind), |memory| {
             match self.served.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
                 Some(buffer) => Ok(buffer),
@@ -101,6 +116,7 @@ impl Member {
         side: Side,
         allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>,
     ) -> Result<B> {
+        self.check_usable()?;
         let refused = match allocate(self.memory()?) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => error,
             other => return other,
@@ -112,8 +128,24 @@ impl Member {
         if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 
-    /// Waits for the streams, then gives back what is free but kept.
+    /// Refuses a device whose context is known to be lost.
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if mutant!("backend-cuda/refuse-lost-device") { Ok(()) } else { self.device.check_usable() }
+    }
+
+    /// Waits for the streams, then gives back what is free but kept. A lost context is returned once: nothing of it is left.
     pub(crate) fn drain(&self) -> Result<()> {
+        match self.drain_all() {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                let told = self.loss_told.swap(true, Ordering::Relaxed);
+                if told { Ok(()) } else { Err(self.device.check_usable().err().unwrap_or(error)) }
+            }
+            other => other,
+        }
+    }
+
+    fn drain_all(&self) -> Result<()> {
         let mut outcome = self.pool.synchronize();
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);

@@ -10,10 +10,13 @@ use transload_core::{DeviceId, ErrorKind, Ledger, MemoryInfo, MemoryKind, Place,
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
-/// Up to here a request is served so. What is larger takes far longer to fill than to allocate, and would leave large
-/// segments behind in which small buffers keep each other's neighbours; pinning costs by the page, so more of it is kept.
-const DEVICE_UP_TO: usize = 16 << 20;
+/// Up to here a request is served so. What is larger takes far longer to fill than to allocate.
+const DEVICE_UP_TO: usize = 256 << 20;
 const PINNED_UP_TO: usize = 64 << 20;
+
+/// Device memory for requests up to here is not cut from larger segments, in which small buffers would keep each other's
+/// neighbours. Pinned memory is dear to hold, so any of it serves.
+const DEVICE_SPLIT: u64 = 16 << 20;
 
 /// The device's other allocator, once it was asked for: what it only keeps goes back before a buffer here begins behind work.
 pub(crate) type Beside = Arc<OnceLock<StreamOrderedAllocator>>;
@@ -44,6 +47,17 @@ pub(crate) struct Served {
 }
 
 impl Served {
+    /// A buffer that the calling thread dropped before.
+    #[inline]
+    pub(crate) fn kept(&self, kind: MemoryKind, bytes: usize) -> Option<RawBuffer> {
+        let slot = match kind {
+            MemoryKind::Device => &self.device,
+            MemoryKind::Pinned => &self.pinned,
+            _ => return None,
+        };
+        slot.get()?.kept_buffer(bytes)
+    }
+
     /// A buffer, where requests of this kind and size are served so.
     pub(crate) fn allocate(
         &self,
@@ -65,7 +79,9 @@ impl Served {
             None => {
                 let beside = Arc::downgrade(beside);
                 let upstream = Upstream { resource: CudaResource::new(memory, kind)?, beside };
-                let made = StreamOrderedAllocator::builder(upstream).exact_segments().build()?;
+                let split = if kind == MemoryKind::Device { DEVICE_SPLIT } else { u64::MAX };
+                let builder = StreamOrderedAllocator::builder(upstream).exact_segments().max_split(split);
+                let made = builder.build()?;
                 slot.get_or_init(|| made)
             }
         };

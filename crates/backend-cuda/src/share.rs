@@ -8,15 +8,14 @@ use transload_memory::CudaFeature;
 
 use crate::CudaBackend;
 
-/// The buffer itself where `device` can use it in place, else a copy on the way: the copy's fence is the new buffer's, so
-/// that whatever uses it comes after.
+/// The buffer itself where `device` can use it in place, else a copy under way, with its fence.
 ///
 /// # Errors
 /// `UnknownDevice`; `Unsupported` where neither is possible: memory of another device goes by peer copy or through the host.
 pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
     let place = buffer.place();
     if place.device == device || in_place(backend, buffer, device)? {
-        return Ok(Shared { buffer: buffer.clone(), copied: false });
+        return Ok(Shared::in_place(buffer));
     }
     let (kind, lane) = match (place.device, device) {
         (DeviceId::Cpu, device) => (MemoryKind::Device, device),
@@ -31,8 +30,9 @@ pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId)
     };
     let copy = backend.allocate(lane, kind, buffer.len())?;
     let queue = backend.lease_queue(lane, StreamPriority::Normal, WorkloadType::Memory)?;
-    submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
-    Ok(Shared { buffer: copy, copied: true })
+    let arrival = submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
+    let arrival = (!transload_core::mutant!("backend-cuda/share-drops-fence")).then_some(arrival);
+    Ok(Shared { buffer: copy, copied: true, arrival })
 }
 
 /// Whether the device, or the host, can use memory of another place as it is.

@@ -13,6 +13,7 @@ mod invocation;
 mod load;
 mod output;
 mod plan;
+mod progress;
 mod text;
 
 use std::{io::Write, process::ExitCode};

@@ -1,16 +1,17 @@
 //! `transload load`: a model's tensors onto a device, with what was moved how and how fast.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
 
 use serde::Serialize;
-use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor};
+use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor, MethodCount};
 
 use crate::{
     args,
-    copy::{check_readable, progress::Progress},
     exit::{Exit, Failure},
     invocation::Invocation,
-    output, text,
+    output,
+    progress::Progress,
+    text,
 };
 
 #[derive(Serialize)]
@@ -44,7 +45,7 @@ struct Loaded {
 }
 
 #[derive(Serialize)]
-struct Method {
+pub(crate) struct Method {
     method: &'static str,
     chunks: u64,
     /// Gaps between tensors included.
@@ -73,25 +74,67 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String
 
 /// The model itself is given back before the result is printed: the command shows that, how and how fast.
 fn load(invocation: &Invocation, wanted: &args::Load) -> Result<Loaded, Failure> {
-    check_readable(&wanted.file)?;
     let place = wanted.kind.map_or(Ok(wanted.to), |kind| text::with_kind(wanted.to, kind));
     let place = place.map_err(|valid| Failure::new(Exit::Input, format!("--kind: {valid}")))?;
     let device = invocation.device(place.device)?;
-    let progress = Arc::new(Progress::over(invocation, 0));
-    let shown = Arc::clone(&progress);
     let options = LoadOptions::new(place)
         .chunk(usize::try_from(wanted.chunk).unwrap_or(usize::MAX))
         .checksum(wanted.checksum)
-        .verify(wanted.verify)
-        .progress(move |so_far| {
-            shown.phase(if so_far.phase == LoadPhase::ReadingBack { "down" } else { "up" });
-            shown.set(so_far.bytes, so_far.total);
-        });
-    let model = invocation.runtime.load(&wanted.file, &options).map_err(|error| {
-        let what = format!("{} was not loaded to {place}", wanted.file.display());
-        Failure::from(error).during(&what)
-    })?;
+        .verify(wanted.verify);
+    let model = with_progress(invocation, &wanted.file, options)
+        .map_err(|failure| failure.during(&format!("{} was not loaded to {place}", wanted.file.display())))?;
     Ok(Loaded::new(wanted, &model, device.name))
+}
+
+/// Loads a file, with a bar for a person who looks at it.
+pub(crate) fn with_progress(
+    invocation: &Invocation,
+    file: &Path,
+    options: LoadOptions,
+) -> Result<LoadedModel, Failure> {
+    check_readable(file)?;
+    let progress = Arc::new(Progress::new(invocation));
+    let options = options.progress(move |so_far| {
+        progress.phase(if so_far.phase == LoadPhase::ReadingBack { "down" } else { "up" });
+        progress.set(so_far.bytes, so_far.total);
+    });
+    Ok(invocation.runtime.load(file, &options)?)
+}
+
+/// A file that is missing or may not be read is wrong input rather than a failure of reading. Looks before it opens: opening
+/// a pipe would wait for a writer.
+fn check_readable(path: &Path) -> Result<(), Failure> {
+    let opened = fs::metadata(path)
+        .and_then(|metadata| if metadata.is_file() { fs::File::open(path).map(drop) } else { Ok(()) });
+    opened.map_err(|error| {
+        let exit = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Exit::Input,
+            _ => Exit::Io,
+        };
+        let text = format!("cannot open {}: {error}; a readable regular file is valid", path.display());
+        Failure::new(exit, text)
+    })
+}
+
+/// The transfers by method.
+pub(crate) fn methods(report: &LoadReport) -> Vec<Method> {
+    let method = |count: &MethodCount| Method {
+        method: count.method.name(),
+        chunks: count.chunks,
+        bytes: count.bytes,
+    };
+    report.methods.iter().map(method).collect()
+}
+
+/// Which host memory the bytes went through.
+pub(crate) fn through(kind: Option<&str>, buffers: usize, bytes: usize, chunks: u64) -> String {
+    match kind {
+        Some(kind) => format!("{buffers} × {} of {kind} memory", text::bytes(bytes as u64)),
+        None if chunks > 0 => {
+            format!("nothing: read straight to its place, in {}", text::count(chunks, "chunk"))
+        }
+        None => "nothing: there were no bytes to read".to_owned(),
+    }
 }
 
 impl Loaded {
@@ -109,11 +152,7 @@ impl Loaded {
             buffer_bytes: report.buffer_bytes,
             buffer_kind: report.staging.map(|kind| kind.to_string()),
             chunks: report.chunks,
-            methods: report
-                .methods
-                .iter()
-                .map(|count| Method { method: count.method.name(), chunks: count.chunks, bytes: count.bytes })
-                .collect(),
+            methods: methods(report),
             wall_seconds: report.wall.as_secs_f64(),
             wall_bytes_per_second: report.bytes_per_second(),
             preparing_seconds: report.preparing.as_secs_f64(),
@@ -128,19 +167,7 @@ impl Loaded {
 
     fn human(&self) -> String {
         let simulated = if self.simulated_device { " (simulated)" } else { "" };
-        let through = match &self.buffer_kind {
-            Some(kind) => {
-                format!("{} × {} of {kind} memory", self.buffers, text::bytes(self.buffer_bytes as u64))
-            }
-            None if self.chunks > 0 => {
-                format!("nothing: read straight to its place, in {}", text::count(self.chunks, "chunk"))
-            }
-            None => "nothing: there were no bytes to read".to_owned(),
-        };
-        let methods = self.methods.iter().map(|method| {
-            let chunks = text::count(method.chunks, "chunk");
-            format!("{}: {chunks}, {}{simulated}", method.method, text::bytes(method.bytes))
-        });
+        let through = through(self.buffer_kind.as_deref(), self.buffers, self.buffer_bytes, self.chunks);
         let mut facts = vec![
             ("file", format!("{}, {} ({} bytes)", self.file, text::bytes(self.file_bytes), self.file_bytes)),
             (
@@ -172,7 +199,7 @@ impl Loaded {
                 ),
             ),
         ];
-        facts.extend(methods.map(|method| ("method", method)));
+        facts.extend(self.methods.iter().map(|method| ("method", method.human(simulated))));
         facts.push(("checked", self.checked()));
         let mut text = output::facts(&facts);
         if let Some(list) = &self.list {
@@ -192,6 +219,13 @@ impl Loaded {
         };
         let seconds = self.verifying_seconds.unwrap_or(0.0);
         format!("of all {} tensors {how} ({seconds:.3} s more)", self.tensors)
+    }
+}
+
+impl Method {
+    pub(crate) fn human(&self, simulated: &str) -> String {
+        let chunks = text::count(self.chunks, "chunk");
+        format!("{}: {chunks}, {}{simulated}", self.method, text::bytes(self.bytes))
     }
 }
 

@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    DeviceId, Error, ErrorKind, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer, Recorded,
-    Result, StreamPriority, WorkloadType,
+    DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer,
+    Recorded, Result, StreamPriority, WorkloadType,
 };
 
 /// A device as a backend presents it.
@@ -119,6 +119,17 @@ pub struct Shared {
     pub buffer: RawBuffer,
     /// Whether it is a copy.
     pub copied: bool,
+    /// The end of the copy, if it is under way. Whatever uses the buffer comes after it; wait for it to learn whether the
+    /// bytes arrived.
+    pub arrival: Option<Fence>,
+}
+
+impl Shared {
+    /// Returns the buffer itself, which the device can use as it is.
+    #[must_use]
+    pub fn in_place(buffer: &RawBuffer) -> Self {
+        Self { buffer: buffer.clone(), copied: false, arrival: None }
+    }
 }
 
 fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
@@ -162,6 +173,7 @@ pub trait Backend: Send + Sync + 'static {
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
     /// The device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from `src` to `dst`, if any.
+    /// Of the host's memory that is buffers with a [device address](RawBuffer::device_address); others are refused.
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let _ = (src, dst);
         None

@@ -14,7 +14,7 @@ use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, UnsafeCell, spin_
 /// A value that one thread at a time uses, briefly. In this order, so that taking it brings the value's beginning along.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct BriefLock<T> {
+pub struct BriefLock<T> {
     taken: AtomicBool,
     value: UnsafeCell<T>,
 }
@@ -23,23 +23,32 @@ pub(crate) struct BriefLock<T> {
 unsafe impl<T: Send> Sync for BriefLock<T> {}
 
 /// The right to use the value; the lock is open again when it is dropped.
-pub(crate) struct BriefGuard<'a, T> {
+pub struct BriefGuard<'a, T> {
     lock: &'a BriefLock<T>,
     /// It may be shared or sent where the value may.
     value: PhantomData<&'a mut T>,
 }
 
 impl<T> BriefLock<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Returns an open lock.
+    pub fn new(value: T) -> Self {
         Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
+    /// Takes the lock; spins, and lets others run, until it is open.
     #[inline]
-    pub(crate) fn lock(&self) -> BriefGuard<'_, T> {
+    pub fn lock(&self) -> BriefGuard<'_, T> {
         if !self.try_take() {
             self.take_late();
         }
         BriefGuard { lock: self, value: PhantomData }
+    }
+
+    /// The value, of which this is the only reference.
+    #[inline]
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        // SAFETY: borrowed mutably, so there is no guard and no other reference.
+        self.value.with_mut(|value| unsafe { &mut *value })
     }
 
     #[inline]
@@ -60,6 +69,12 @@ impl<T> BriefLock<T> {
                 yield_now();
             }
         }
+    }
+}
+
+impl<T: Default> Default for BriefLock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
     }
 }
 

@@ -22,7 +22,7 @@ pub enum Access {
 
 impl Access {
     pub(crate) fn conflicts_with(self, other: Self) -> bool {
-        self == Self::Write || other == Self::Write
+        self == Self::Write || other == Self::Write && !crate::mutant!("core/reads-conflict-with-writes")
     }
 }
 
@@ -50,8 +50,8 @@ impl<'a> Claims<'a> {
     /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict; nothing is claimed
-    /// then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
         let mut claims = Self::none();
         claims.add(uses, None)?;
@@ -117,6 +117,7 @@ impl<'a> Claims<'a> {
     ) -> Result<(), Unsubmitted> {
         // The order keeps two submitters from waiting for each other in a circle.
         match uses {
+            _ if crate::mutant!("core/claims-in-order") => {}
             [first, second] if place_in_order(first.0) <= place_in_order(second.0) => {}
             [first, second] => std::mem::swap(first, second),
             _ => uses.sort_by_key(|(buffer, _)| place_in_order(buffer)),
@@ -253,6 +254,20 @@ impl<'a> Claims<'a> {
     ///   what the ranges were used for before is forgotten in favour of it.
     #[inline]
     pub unsafe fn commit(mut self, fence: &Fence) {
+        self.commit_all(fence);
+    }
+
+    /// Like [`commit`](Self::commit), without moving them: they are many words, and a short copy notices that.
+    ///
+    /// # Safety
+    /// * As there.
+    #[inline]
+    pub(crate) unsafe fn commit_in_place(&mut self, fence: &Fence) {
+        self.commit_all(fence);
+    }
+
+    #[inline]
+    fn commit_all(&mut self, fence: &Fence) {
         let inherited;
         let fence = if self.earlier.sources.is_empty() || fence.sources().is_some() {
             fence
@@ -279,7 +294,7 @@ impl<'a> Claims<'a> {
 impl Drop for Claims<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.held.is_empty() {
+        if !self.held.is_empty() && !crate::mutant!("core/claims-withdrawn") {
             self.withdraw();
         }
     }
@@ -299,6 +314,10 @@ fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
 /// The number of claims at the beginning that are of one allocation.
 #[inline]
 fn of_one_buffer(claims: &[Claimed<'_>]) -> usize {
-    let first = claims.first().map(|one| one.buffer.id());
-    claims.iter().take_while(|one| Some(one.buffer.id()) == first).count()
+    match claims {
+        [first, second, ..] if first.buffer.id() == second.buffer.id() => {
+            claims.partition_point(|one| one.buffer.id() == first.buffer.id())
+        }
+        _ => claims.len().min(1),
+    }
 }

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{DeviceId, Result, source::Sources};
+use crate::{DeviceId, Error, Result, source::Sources};
 
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,12 +72,24 @@ pub unsafe trait Timeline: Send + Sync + 'static {
     /// given before for the same point need not be kept twice.
     fn wake_at(&self, point: u64, waker: &Waker) -> bool;
 
+    /// Returns why [`wait`](Self::wait) would not end before the user does something, such as ending a capture: the calling
+    /// thread may be the one that has to. A drain skips such work and returns this error. Does not block.
+    fn held_by_user(&self, point: u64) -> Option<Error> {
+        let _ends_by_itself = point;
+        None
+    }
+
     /// How long the operation at `point` occupied the device, by the lane's own clock (the host's, for the host's
     /// lanes): only for operations enqueued with [`Timing::Measured`](crate::Timing::Measured), and only once.
     ///
     /// # Errors
     /// The driver's.
     fn take_duration(&self, point: u64) -> Result<Option<Duration>>;
+
+    /// Returns whether a software driver plays the device; by default not.
+    fn is_simulated(&self) -> bool {
+        false
+    }
 
     /// Returns whether work on it can fail by itself, with its device intact, as work of the host's threads can. The answer
     /// never changes. Such a failure is told by the fences of work that read what the failed work should have written, and

@@ -4,7 +4,9 @@ use std::{any::Any, ptr::NonNull};
 
 use crate::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Result,
-    Storage, Timing, submit,
+    Storage, Timing,
+    source::{SourceList, Sources, add_sources},
+    submit,
 };
 
 /// Sets every element of `dst` to the bytes of `element`, by a queue. Does not wait: all of it is done when the fence is
@@ -43,13 +45,20 @@ fn by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fen
     let mut done = element.len();
     let copy = Operation::Copy { src: &source, dst: &dst.slice(..done)? };
     let mut last = submit(queue, &copy, Timing::Off)?;
+    let mut earlier = SourceList::new();
     while done < dst.len() {
         let next = done.min(dst.len() - done);
         let copy = Operation::Copy { src: &dst.slice(..next)?, dst: &dst.slice(done..done + next)? };
+        // The last copy may read less than was written: without this its fence would not tell every failure.
+        add_sources(&mut earlier, &last, (dst.id(), dst.place()), dst.range());
         last = submit(queue, &copy, Timing::Off)?;
         done += next;
     }
-    Ok(last)
+    if earlier.is_empty() {
+        return Ok(last);
+    }
+    earlier.extend(last.sources().into_iter().flat_map(|sources| sources.iter().cloned()));
+    Ok(last.with_sources(Sources::new(earlier, None)))
 }
 
 /// An element's bytes, owned: the caller's may be gone before a queue reads them.

@@ -24,6 +24,8 @@ mod error;
 mod fence;
 mod fill;
 mod hazard;
+#[cfg(test)]
+mod hazard_steps;
 mod hold;
 pub mod host_access;
 mod host_bytes;
@@ -45,6 +47,7 @@ mod recorded;
 mod report;
 mod size_class;
 mod source;
+mod spare_buffer;
 mod storage;
 mod submission;
 mod sync;
@@ -52,6 +55,8 @@ mod transfer;
 mod whereabouts;
 
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
+#[doc(hidden)]
+pub use brief_lock::{BriefGuard, BriefLock};
 pub use buffer::Buffer;
 pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};
@@ -74,8 +79,9 @@ pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use raw_buffer::{BufferId, RawBuffer, WeakBuffer};
 pub use reclaim::Reclaimer;
 pub use recorded::{Recorded, merge_uses, merged_uses};
-pub use report::TransferReport;
+pub use report::{QueuedBefore, TransferReport};
 pub use size_class::SizeClass;
+pub use spare_buffer::{Recycler, SpareBuffer};
 pub use storage::Storage;
 pub use submission::{submit_async, try_submit};
 pub use transfer::{Completion, Transfer};

@@ -66,6 +66,7 @@ impl Loan {
     pub fn return_behind(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
+            let fences = if crate::mutant!("core/loan-fences") { &[] } else { fences };
             self.buffer.hazards().close_behind(&self.buffer.range(), ticket, fences);
         }
     }
@@ -73,7 +74,9 @@ impl Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket.take() {
+        if let Some(ticket) = self.ticket.take()
+            && !crate::mutant!("core/loan-ended")
+        {
             self.buffer.is_used_somewhere();
             self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut Woken::default());
         }

@@ -1,4 +1,4 @@
-//! The five ways in which bytes move, and why one of them cannot be taken.
+//! The five ways in which bytes move, and why one of them cannot be taken; and what moves none.
 
 use std::fmt;
 
@@ -17,10 +17,12 @@ pub enum TransferMethod {
     PeerToPeer,
     /// The destination's device uses the bytes where they are.
     ZeroCopy,
+    /// No bytes move: a queue writes a pattern. Only reports of a stream's own fills name it.
+    Fill,
 }
 
 impl TransferMethod {
-    /// Every method.
+    /// Every way in which bytes move from one place to another.
     pub const ALL: [Self; 5] =
         [Self::DirectCopy, Self::HostStaged, Self::UnifiedMemory, Self::PeerToPeer, Self::ZeroCopy];
 
@@ -33,10 +35,11 @@ impl TransferMethod {
             Self::UnifiedMemory => "UnifiedMemory",
             Self::PeerToPeer => "PeerToPeer",
             Self::ZeroCopy => "ZeroCopy",
+            Self::Fill => "Fill",
         }
     }
 
-    /// Position in [`ALL`](Self::ALL).
+    /// Position in [`ALL`](Self::ALL), which `Fill` lies behind.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize

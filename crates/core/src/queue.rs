@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-use crate::{DeviceId, Fence, Operation, Place, Result, Timeline};
+use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, Result, Timeline};
 
 /// How urgent work is. On CUDA it orders kernels, not copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,8 +50,8 @@ pub enum Timing {
 /// * A fence that [`enqueue`](Self::enqueue) answers is one of [`timeline`](Self::timeline), later than those before it, and
 ///   over only when the operation and all before it are.
 /// * An operation touches no bytes but those of its buffers, and none after its fence is over; after an error none at all.
-/// * [`raw_handle`](Self::raw_handle) of a CUDA device's queue is a `CUstream` of that device's primary context, valid while
-///   the queue lives.
+/// * [`raw_handle`](Self::raw_handle) of a CUDA device's queue, and what [`with_raw_handle`](Self::with_raw_handle) lends, is a
+///   `CUstream` of that device's primary context in the calling thread, valid while the queue lives.
 pub unsafe trait Queue: Send + Sync + 'static {
     /// The device that does the work.
     fn device(&self) -> DeviceId;
@@ -85,9 +85,26 @@ pub unsafe trait Queue: Send + Sync + 'static {
     /// How many operations are enqueued and not known to be over.
     fn outstanding(&self) -> u64;
 
-    /// The driver's handle as an integer (a `CUstream`), for interop; `None` where there is no such thing.
+    /// The driver's handle as an integer (a `CUstream`), for interop; `None` where there is no such thing, or where it means
+    /// another queue in the calling thread (a per-thread default stream of another one).
     fn raw_handle(&self) -> Option<usize> {
         None
+    }
+
+    /// Calls `call` once with the driver's handle, for one enqueueing of work that the queue does not track. The handle must not
+    /// be kept: whoever keeps it takes it from [`raw_handle`](Self::raw_handle), after which the queue may have to do more for
+    /// each operation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind) for a queue without a handle; `InvalidArgument` where the handle means
+    /// another queue in the calling thread; the driver's. `call` was not called then.
+    fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
+        let Some(handle) = self.raw_handle() else {
+            let text = format!("a queue of {} has no driver handle in this thread", self.device());
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        };
+        call(handle);
+        Ok(())
     }
 
     /// Called when a lease of the queue ends.

@@ -1,7 +1,9 @@
 //! Owned, reference-counted bytes in one kind of memory on one device; a slice is a cheap view.
 
 use std::{
+    cell::Cell,
     fmt,
+    mem::ManuallyDrop,
     ops::{Bound, RangeBounds},
     ptr::NonNull,
     sync::{
@@ -11,8 +13,8 @@ use std::{
 };
 
 use crate::{
-    Access, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer, Result,
-    Storage, hazard::Hazards, whereabouts::Whereabouts,
+    Access, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer, Recycler,
+    Result, SpareBuffer, Storage, hazard::Hazards, whereabouts::Whereabouts,
 };
 
 /// Identifies an allocation within the process. Slices of one buffer share it.
@@ -29,7 +31,7 @@ impl fmt::Display for BufferId {
 /// operation in flight touches it. Usable from any thread.
 #[derive(Clone)]
 pub struct RawBuffer {
-    block: Arc<Block>,
+    block: ManuallyDrop<Arc<Block>>,
     offset: usize,
     len: usize,
 }
@@ -38,7 +40,7 @@ pub struct RawBuffer {
 /// driver call leaves little of them in the nearest cache, so each counts. The storage's answers are kept, as they never
 /// change: the storage lies elsewhere.
 #[repr(C, align(64))]
-struct Block {
+pub(crate) struct Block {
     id: BufferId,
     host_address: Option<NonNull<u8>>,
     /// 0 where it has none.
@@ -47,6 +49,9 @@ struct Block {
     writable: bool,
     place: Place,
     hazards: Hazards,
+    /// Takes the allocation when its last handle is dropped, for the next buffer.
+    recycler: Option<Arc<dyn Recycler>>,
+    len: usize,
     /// Empty only while the block is being dropped.
     storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
@@ -70,6 +75,61 @@ impl Drop for Block {
     }
 }
 
+impl Block {
+    /// Ends what the previous buffer left, if nothing of it is in flight: the next one has an identity and a list of uses of
+    /// its own. Returns whether that is so.
+    #[inline]
+    pub(crate) fn renew(&mut self) -> bool {
+        if !self.hazards.renew() {
+            return false;
+        }
+        self.id = next_id();
+        self.whereabouts = Whereabouts::default();
+        true
+    }
+
+    pub(crate) fn recycler(&self) -> Option<&Arc<dyn Recycler>> {
+        self.recycler.as_ref()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for RawBuffer {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: taken once, here, and not used afterwards.
+        let block = unsafe { ManuallyDrop::take(&mut self.block) };
+        if block.recycler.is_some() {
+            SpareBuffer::recycle(block);
+        }
+    }
+}
+
+/// An identity that no allocation of the process had. Each thread has a range of its own, so that threads share nothing.
+fn next_id() -> BufferId {
+    /// Identities that a thread takes at a time.
+    const RANGE: u64 = 1024;
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        /// The next one of the thread's range, and its end.
+        static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+    let own = OWN.try_with(|own| {
+        let (mut next, mut end) = own.get();
+        if next == end {
+            next = NEXT.fetch_add(RANGE, Ordering::Relaxed);
+            end = next + RANGE;
+        }
+        own.set((next + 1, end));
+        next
+    });
+    // A thread that is ending takes a single one.
+    BufferId(own.unwrap_or_else(|_| NEXT.fetch_add(1, Ordering::Relaxed)))
+}
+
 impl RawBuffer {
     /// A buffer over a backend's memory; `reclaimer` takes the memory where it is dropped while in use.
     #[must_use]
@@ -81,10 +141,31 @@ impl RawBuffer {
     /// fences, as if that work had written all of it.
     #[must_use]
     pub fn new_behind(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self::make(storage, reclaimer, behind, None)
+    }
+
+    /// Like [`new_behind`](Self::new_behind), but the last handle gives the whole allocation to `recycler`.
+    #[must_use]
+    pub fn new_recycled(
+        storage: Box<dyn Storage>,
+        reclaimer: &Arc<Reclaimer>,
+        behind: &[Fence],
+        recycler: Arc<dyn Recycler>,
+    ) -> Self {
+        Self::make(storage, reclaimer, behind, Some(recycler))
+    }
+
+    fn make(
+        storage: Box<dyn Storage>,
+        reclaimer: &Arc<Reclaimer>,
+        behind: &[Fence],
+        recycler: Option<Arc<dyn Recycler>>,
+    ) -> Self {
         let len = storage.len();
         let block = Block {
-            id: BufferId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            id: next_id(),
+            recycler,
+            len,
             place: storage.place(),
             host_address: storage.host_address(),
             device_address: storage.device_address().unwrap_or(0),
@@ -95,7 +176,14 @@ impl RawBuffer {
             reclaimer: Arc::clone(reclaimer),
             whereabouts: Whereabouts::default(),
         };
-        Self { block: Arc::new(block), offset: 0, len }
+        Self::whole(Arc::new(block))
+    }
+
+    /// All of an allocation.
+    #[inline]
+    pub(crate) fn whole(block: Arc<Block>) -> Self {
+        let len = block.len;
+        Self { block: ManuallyDrop::new(block), offset: 0, len }
     }
 
     /// Its allocation's identity.
@@ -177,7 +265,7 @@ impl RawBuffer {
         };
         match (start, end) {
             (Some(start), Some(end)) if start <= end && end <= self.len => {
-                Ok(Self { block: Arc::clone(&self.block), offset: self.offset + start, len: end - start })
+                Ok(Self { block: self.block.clone(), offset: self.offset + start, len: end - start })
             }
             _ => Err(Error::new(
                 ErrorKind::OutOfRange,
@@ -351,7 +439,7 @@ impl RawBuffer {
     /// The allocation's length, which for a slice is more than its own.
     #[must_use]
     pub fn allocation_len(&self) -> usize {
-        self.storage().map_or(0, Storage::len)
+        self.block.len
     }
 
     /// A handle that does not keep the allocation alive.
@@ -372,7 +460,7 @@ impl RawBuffer {
 
     /// The allocation's bytes `from..to`, which some view of it reaches.
     pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
-        Self { block: Arc::clone(&self.block), offset: from, len: to - from }
+        Self { block: self.block.clone(), offset: from, len: to - from }
     }
 
     /// Where a view would find the bytes.
@@ -417,9 +505,7 @@ impl WeakBuffer {
     /// The whole allocation, where it is still alive.
     #[must_use]
     pub fn upgrade(&self) -> Option<RawBuffer> {
-        let block = self.block.upgrade()?;
-        let len = block.storage.as_deref().map_or(0, Storage::len);
-        Some(RawBuffer { block, offset: 0, len })
+        self.block.upgrade().map(RawBuffer::whole)
     }
 }
 

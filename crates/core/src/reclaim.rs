@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 
 use smallvec::SmallVec;
 
-use crate::{Fence, Result, Storage};
+use crate::{Error, Fence, Result, Storage};
 
 /// The fences that a parked allocation waits for. Inline up to eight.
 type Until = SmallVec<[Fence; 8]>;
@@ -40,8 +40,14 @@ struct Parked {
 }
 
 impl Parked {
+    /// Why its work does not end before the user does something.
+    fn held_by_user(&self) -> Option<Error> {
+        let mut open = self.until.iter().filter(|fence| !fence.is_known_done());
+        open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
+    }
+
     fn is_over(&self) -> bool {
-        self.until.iter().all(Fence::is_over)
+        crate::mutant!("core/sweep-asks-fences") || self.until.iter().all(Fence::is_over)
     }
 }
 
@@ -106,25 +112,40 @@ impl Reclaimer {
         outcome
     }
 
-    /// Waits for everything that is parked, then frees it.
+    /// Waits for everything that is parked, then frees it. What only the user can end, such as a capture, is not waited for
+    /// and stays parked.
     ///
     /// # Errors
-    /// The first error of an operation that was waited for; all memory is freed all the same.
+    /// The first error of an operation that was waited for; its memory is freed all the same. [`Busy`](crate::ErrorKind::Busy)
+    /// if memory stays parked, with the reason.
     pub fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
-            if list.parked.is_empty() {
-                if list.in_hand == 0 {
-                    return outcome;
-                }
+            if list.in_hand > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
+                // Another thread may put memory back that has to be waited for.
                 self.put_back.wait(&mut list);
                 continue;
             }
+            if list.parked.is_empty() {
+                return outcome;
+            }
             let mut hand = Hand::take(self, &mut list);
             drop(list);
-            for parked in hand.parked.drain(..) {
+            let mut held = Ok(());
+            let ends = |parked: &mut Parked| match parked.held_by_user() {
+                Some(error) => {
+                    held = Err(error);
+                    false
+                }
+                None => true,
+            };
+            let ending: Vec<_> = hand.parked.extract_if(.., ends).collect();
+            if ending.is_empty() {
+                return outcome.and(held);
+            }
+            for parked in ending {
                 for fence in &parked.until {
                     outcome = outcome.and(fence.wait());
                 }
@@ -157,7 +178,9 @@ impl Drop for Hand<'_> {
         list.parked.append(&mut self.parked);
         self.reclaimer.count.store(list.parked.len() + list.in_hand, Ordering::Release);
         drop(list);
-        self.reclaimer.put_back.notify_all();
+        if !crate::mutant!("core/reclaimer-notified") {
+            self.reclaimer.put_back.notify_all();
+        }
     }
 }
 
@@ -176,7 +199,9 @@ impl Drop for Reclaimer {
     fn drop(&mut self) {
         self.sweep();
         for Parked { until, storage } in self.list.get_mut().parked.drain(..) {
-            ORPHANS.park(until, storage);
+            if !crate::mutant!("core/orphans-kept") {
+                ORPHANS.park(until, storage);
+            }
         }
     }
 }

@@ -30,8 +30,11 @@ pub struct TransferReport {
     /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
     /// host's for the host's.
     pub moving: Option<Duration>,
-    /// The predicted time.
+    /// The predicted time, on an idle device.
     pub predicted: Duration,
+    /// Bytes of other transfers that were queued before the copy engine when the method was chosen. Counted only for the
+    /// small transfers of high priority whose method depends on it, else 0.
+    pub queued: u64,
     /// What the prediction rests on.
     pub basis: CostBasis,
     /// What was not taken, and why.
@@ -56,6 +59,7 @@ impl TransferReport {
             elapsed: Duration::ZERO,
             moving: None,
             predicted: Duration::ZERO,
+            queued: 0,
             basis: CostBasis::BuiltIn,
             rejected: Rejections::new(),
             simulated: false,
@@ -78,13 +82,35 @@ impl TransferReport {
 
 impl fmt::Display for TransferReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes {} by {} on {}", self.bytes, self.path, self.method, self.lane)?;
+        let Self { path, bytes, method, lane, .. } = self;
+        match method {
+            TransferMethod::Fill => write!(f, "{bytes} bytes of {} filled on {lane}", path.dst)?,
+            _ => write!(f, "{bytes} bytes {path} by {method} on {lane}")?,
+        }
         if let Some(rate) = self.bytes_per_second() {
             write!(f, ", {:.2} GB/s", rate / 1e9)?;
+        }
+        if self.queued > 0 {
+            write!(f, ", {}", QueuedBefore(self.queued))?;
         }
         if self.simulated {
             f.write_str(" (simulated)")?;
         }
         Ok(())
+    }
+}
+
+/// Prints how many bytes are queued before a copy engine, as reports and plans say it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuedBefore(pub u64);
+
+impl fmt::Display for QueuedBefore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes < 1 << 20 => {
+                write!(f, "{} KiB queued before the copy engine", bytes.div_ceil(1 << 10))
+            }
+            bytes => write!(f, "{} MiB queued before the copy engine", bytes / (1 << 20)),
+        }
     }
 }

@@ -2,10 +2,12 @@
 
 use std::{ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
+
 use crate::{BufferId, Error, ErrorKind, Fence, Place, Result, TransferPath};
 
 /// Bytes that an operation read, and the fence of the operation that wrote them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// Without sources of its own: they are listed beside it.
     fence: Fence,
@@ -14,21 +16,28 @@ pub(crate) struct Source {
     range: Range<usize>,
 }
 
+/// Inline where there is one.
+pub(crate) type SourceList = SmallVec<[Source; 1]>;
+
 /// Everything that an operation read from work that can fail and that was not known to have succeeded.
 #[derive(Debug)]
 pub(crate) struct Sources {
-    list: Vec<Arc<Source>>,
+    list: SourceList,
     /// From where to where the operation moves bytes, where it does.
     path: Option<TransferPath>,
 }
 
 impl Sources {
-    pub(crate) fn new(mut list: Vec<Arc<Source>>, path: Option<TransferPath>) -> Option<Arc<Self>> {
+    pub(crate) fn new(mut list: SourceList, path: Option<TransferPath>) -> Option<Arc<Self>> {
         if list.len() > 1 {
             list.sort_by_key(|source| (source.fence.timeline_address(), source.fence.point()));
             list.dedup_by(|one, other| one.fence.is_same_as(&other.fence));
         }
         (!list.is_empty()).then(|| Arc::new(Self { list, path }))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Source> {
+        self.list.iter()
     }
 
     /// Returns the first failure among the sources. Asks their timelines, and waits for nothing: what is not complete has
@@ -58,13 +67,13 @@ impl Sources {
 /// Adds what a reader of `range` gets from the write that `fence` belongs to: the write itself if it can fail, and what it
 /// read in turn. What is known to have succeeded is left out, which keeps lists as short as what is in flight.
 pub(crate) fn add_sources(
-    list: &mut Vec<Arc<Source>>,
+    list: &mut SourceList,
     fence: &Fence,
     (buffer, place): (BufferId, Place),
     range: Range<usize>,
 ) {
     if fence.timeline().can_fail() {
-        list.push(Arc::new(Source { fence: fence.without_sources(), buffer, place, range }));
+        list.push(Source { fence: fence.without_sources(), buffer, place, range });
     }
     let earlier = fence.sources().into_iter().flat_map(|sources| &sources.list);
     let unknown = earlier.filter(|source| {

@@ -8,6 +8,7 @@ use crate::{
 /// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.
 /// The host would have to wait
 /// * while another thread is between its claim and its commit on a range in conflict,
+/// * while a waiter for such a range that was overtaken 16 times has its turn,
 /// * for conflicting work that the queue cannot wait for by itself,
 /// * for any conflicting work where a device's queue copies pageable memory, since its driver may do so during the call.
 ///

@@ -12,9 +12,7 @@ use std::{
     time::Instant,
 };
 
-use crate::{
-    CostBasis, Error, Fence, Place, RawBuffer, Result, TransferMethod, TransferPath, TransferReport,
-};
+use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath, TransferReport};
 
 /// Who is told once about a transfer's end.
 pub trait Completion: Send + Sync + 'static {
@@ -58,6 +56,7 @@ enum State {
 /// made when somebody wants it.
 struct Direct {
     fence: Fence,
+    method: TransferMethod,
     from: Place,
     to: Place,
     bytes: u64,
@@ -89,12 +88,12 @@ impl Transfer {
         Self { state: State::Running(Running { fence, report, begun, completion }) }
     }
 
-    /// A transfer of all of `dst` by one direct operation that a user enqueued on the queue of the fence's timeline. No clock is read
+    /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
     /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
     #[inline]
-    pub fn direct(fence: Fence, src: &RawBuffer, dst: &RawBuffer) -> Self {
-        let (from, to, bytes) = (src.place(), dst.place(), dst.len() as u64);
-        Self { state: State::Direct(Direct { fence, from, to, bytes }) }
+    pub fn direct(fence: Fence, method: TransferMethod, from: Place, to: Place, bytes: usize) -> Self {
+        let bytes = bytes as u64;
+        Self { state: State::Direct(Direct { fence, method, from, to, bytes }) }
     }
 
     /// A transfer that was not enqueued.
@@ -162,7 +161,8 @@ impl Direct {
         let path = TransferPath::new(self.from, self.to);
         TransferReport {
             basis: CostBasis::User,
-            ..TransferReport::planned(path, TransferMethod::DirectCopy, lane, self.bytes)
+            simulated: self.fence.timeline().is_simulated(),
+            ..TransferReport::planned(path, self.method, lane, self.bytes)
         }
     }
 
@@ -180,7 +180,9 @@ impl Running {
             self.report.elapsed = self.begun.elapsed();
         }
         let outcome = outcome.and_then(|()| {
-            self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
+            if self.report.moving.is_none() {
+                self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
+            }
             Ok(())
         });
         if let Some(completion) = self.completion.take() {

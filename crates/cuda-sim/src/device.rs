@@ -116,6 +116,12 @@ impl SimDevice {
         state::lock().device(self.ordinal).forbidden_touches.clone()
     }
 
+    /// Reports of driver calls that waited too long for a host function (see [`SimDeviceBuilder::patience`]).
+    #[must_use]
+    pub fn deadlocks(&self) -> Vec<String> {
+        state::lock().device(self.ordinal).deadlocks.iter().map(|(_, text)| text.clone()).collect()
+    }
+
     /// Where the page of managed memory at `address` is; `None` where the address is not managed memory.
     #[must_use]
     pub fn residency(&self, address: u64) -> Option<Residency> {

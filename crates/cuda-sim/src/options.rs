@@ -1,6 +1,6 @@
 //! What a simulated device, or the simulated driver as a whole, is like.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use crate::{SimDevice, state};
 
@@ -65,6 +65,8 @@ pub struct SimDeviceBuilder {
     pub(crate) latency_ns: u64,
     pub(crate) seed: u64,
     pub(crate) record: bool,
+    pub(crate) launch_queue: u64,
+    pub(crate) patience: Duration,
 }
 
 impl SimDeviceBuilder {
@@ -90,6 +92,8 @@ impl SimDeviceBuilder {
             latency_ns: 6_000,
             seed: crate::seed(),
             record: false,
+            launch_queue: 1_024,
+            patience: Duration::from_secs(60),
         }
     }
 
@@ -212,7 +216,7 @@ impl SimDeviceBuilder {
     }
 
     /// The virtual time that every copy takes beside its bytes; 6 µs by default.
-    pub fn latency(mut self, latency: std::time::Duration) -> Self {
+    pub fn latency(mut self, latency: Duration) -> Self {
         self.latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         self
     }
@@ -226,6 +230,21 @@ impl SimDeviceBuilder {
     /// Records every access and checks whether conflicting ones are ordered; off by default, it costs time and memory.
     pub fn record_accesses(mut self, on: bool) -> Self {
         self.record = on;
+        self
+    }
+
+    /// How many operations are in flight on a stream before a call that enqueues another one blocks; at least 1, and 1,024
+    /// by default.
+    pub fn launch_queue(mut self, operations: u64) -> Self {
+        self.launch_queue = operations.max(1);
+        self
+    }
+
+    /// How long a driver call waits for a host function that another thread runs; 60 s by default. After that the two are
+    /// taken to wait for each other: standard error gets a report, [`SimDevice::deadlocks`] has it, and the device is lost
+    /// with code 702.
+    pub fn patience(mut self, limit: Duration) -> Self {
+        self.patience = limit;
         self
     }
 

@@ -3,7 +3,13 @@
 //! Enqueueing runs nothing. Work runs when somebody waits for it, and then other work of the same device that is free to
 //! run gets its turn as well, as much as the seed says. A large copy lands in pieces, with other work in between.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    backtrace::Backtrace,
+    collections::BTreeSet,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use parking_lot::MutexGuard;
 
@@ -11,6 +17,7 @@ use crate::{
     access::{AccessKind, AccessRecord, Actor, Placed},
     api,
     clock::Clock,
+    code,
     graph::Node,
     op::{Op, Point, Work},
     perform::{self, Progress},
@@ -18,9 +25,28 @@ use crate::{
     timing,
 };
 
-/// Puts work at the end of a stream; answers its place. `after` adds to the stream's own order, `known` is what the
-/// waited-for work had happened after.
+/// Like [`append`], but waits first while as much is in flight on the stream as its device's launch queue holds.
 pub(crate) fn enqueue(
+    guard: &mut Guard,
+    stream: u64,
+    name: &'static str,
+    work: Work,
+    after: Vec<Point>,
+    known: Option<&Clock>,
+) -> Point {
+    if let Some(own) = guard.streams.get(&stream)
+        && !guard.graphs.is_capturing(stream)
+    {
+        let depth = guard.device(own.device).options.launch_queue;
+        let position = (own.enqueued + 1).saturating_sub(depth);
+        force(guard, Point { stream, position });
+    }
+    append(guard, stream, name, work, after, known)
+}
+
+/// Puts work at the end of a stream and returns its place. `after` adds to the stream's own order, `known` is what the
+/// waited-for work had happened after.
+pub(crate) fn append(
     state: &mut State,
     stream: u64,
     name: &'static str,
@@ -163,17 +189,24 @@ pub(crate) fn end_of(state: &State, stream: u64) -> Point {
     Point { stream, position: state.streams.get(&stream).map_or(0, |own| own.enqueued) }
 }
 
-/// The stream whose head has to run next for `point` to be reached; `None` where that head is running already.
-fn needed(state: &State, mut point: Point) -> Option<u64> {
+/// What has to happen next for a point to be reached.
+enum Needed {
+    /// The head of this stream has to run.
+    Step(u64),
+    /// The host function at the head of this stream, which another thread runs, has to return.
+    Return(u64),
+}
+
+fn needed(state: &State, mut point: Point) -> Option<Needed> {
     loop {
         let stream = state.streams.get(&point.stream)?;
         if stream.busy {
-            return None;
+            return Some(Needed::Return(point.stream));
         }
         let head = stream.queue.front()?;
         match head.after.iter().find(|other| !is_reached(state, **other)) {
             Some(other) => point = *other,
-            None => return Some(point.stream),
+            None => return Some(Needed::Step(point.stream)),
         }
     }
 }
@@ -198,14 +231,20 @@ fn any_ready(state: &mut State, device: u32) -> Option<u64> {
     ready.get(drawn).copied()
 }
 
-/// Runs until `point` is reached.
+/// Runs until `point` is reached, or a host function that it comes after is given up.
 pub(crate) fn force(guard: &mut Guard, point: Point) {
     let mut eagerness = None;
+    let mut awaited = None;
     while !is_reached(guard, point) {
-        let Some(next) = needed(guard, point) else {
-            // Its host function runs on another thread.
-            CHANGED.wait(guard);
-            continue;
+        let next = match needed(guard, point) {
+            Some(Needed::Step(next)) => next,
+            Some(Needed::Return(running)) => {
+                if wait_for_return(guard, running, &mut awaited) {
+                    continue;
+                }
+                return;
+            }
+            None => return,
         };
         let Some(device) = guard.streams.get(&next).map(|stream| stream.device) else { continue };
         let eager = *eagerness.get_or_insert_with(|| {
@@ -222,7 +261,58 @@ pub(crate) fn force(guard: &mut Guard, point: Point) {
     }
 }
 
-/// Runs everything that is enqueued in a context.
+/// The host function that a thread waits for, and since when.
+type Awaited = Option<((u64, u64), Instant)>;
+
+/// Waits for a host function that another thread runs; returns `false` if it has not returned for as long as the device's
+/// patience. Its device is lost then, and what is known of the two threads is reported.
+fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> bool {
+    let Some(own) = guard.streams.get(&stream) else { return true };
+    let (device, number, head) = (own.device, own.number, (stream, own.completed));
+    let owner = guard.device(device);
+    if owner.deadlocks.iter().any(|(lost, _)| *lost == head) {
+        return false;
+    }
+    let since = match awaited {
+        Some((same, since)) if *same == head => *since,
+        _ => awaited.insert((head, Instant::now())).1,
+    };
+    let left = owner.options.patience.saturating_sub(since.elapsed());
+    if left > Duration::ZERO {
+        let _woken = CHANGED.wait_for(guard, left);
+        return true;
+    }
+    let (waiting, limit) = (thread::current(), guard.device(device).options.patience);
+    let text = format!(
+        "thread {:?} ({}) has waited {limit:?} in a driver call for the host function at the head of stream {number} of \
+         simulated device {device}; if that function waits for this thread, neither ends. The device is lost (702)",
+        waiting.id(),
+        waiting.name().unwrap_or("unnamed"),
+    );
+    eprintln!("{text}\n{}", Backtrace::force_capture());
+    let owner = guard.device_mut(device);
+    owner.deadlocks.push((head, text));
+    owner.faults.sticky.get_or_insert(code::LAUNCH_TIMEOUT);
+    CHANGED.notify_all();
+    false
+}
+
+/// Runs everything that is enqueued on a device's streams, as calls do that free memory. That they wait is not documented,
+/// so the host learns nothing by it.
+pub(crate) fn force_device(guard: &mut Guard, device: u32) {
+    let mut points: Vec<Point> = guard
+        .streams
+        .iter()
+        .filter(|(_, stream)| stream.device == device)
+        .map(|(id, stream)| Point { stream: *id, position: stream.enqueued })
+        .collect();
+    guard.device_mut(device).rng.shuffle(&mut points);
+    for point in points {
+        force(guard, point);
+    }
+}
+
+/// Runs everything that is enqueued in a context, and lets the host know.
 pub(crate) fn force_context(guard: &mut Guard, context: u64) {
     let mut points: Vec<Point> = guard
         .streams
@@ -262,7 +352,7 @@ pub(crate) fn query(guard: &mut Guard, point: Point) -> bool {
             break;
         }
         guard.device_mut(device).idle_queries = 0;
-        let Some(next) = needed(guard, point) else { break };
+        let Some(Needed::Step(next)) = needed(guard, point) else { break };
         // The first turn always brings the answer nearer.
         let other = if turn > 0 { any_ready(guard, device) } else { None };
         step(guard, other.unwrap_or(next));

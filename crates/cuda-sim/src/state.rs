@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread::ThreadId,
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -82,6 +83,10 @@ pub(crate) struct Device {
     pub(crate) executed: VecDeque<(u32, &'static str)>,
     pub(crate) next_stream_number: u32,
     pub(crate) forbidden_touches: Vec<usize>,
+    /// Host functions that a thread waited for too long, by stream and position, with the report of each.
+    pub(crate) deadlocks: Vec<((u64, u64), String)>,
+    /// The thread whose call frees memory, waits for the device, and keeps the calls of other threads waiting.
+    pub(crate) freeing: Option<ThreadId>,
     /// Queries in a row that ran nothing.
     pub(crate) idle_queries: u32,
 }
@@ -158,6 +163,8 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: u64,
+    /// Whether its code is on the device.
+    pub(crate) is_loaded: bool,
     pub(crate) twins: BTreeMap<String, KernelTwin>,
 }
 
@@ -230,6 +237,8 @@ impl State {
             executed: VecDeque::new(),
             next_stream_number: 0,
             forbidden_touches: Vec::new(),
+            deadlocks: Vec::new(),
+            freeing: None,
             idle_queries: 0,
             options,
         });

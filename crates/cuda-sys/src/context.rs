@@ -1,6 +1,12 @@
 //! The primary context of a device, bound for the length of a call from whichever thread makes it.
 
-use std::{cell::Cell, marker::PhantomData, ptr, sync::Arc, thread::LocalKey};
+use std::{
+    cell::Cell,
+    marker::PhantomData,
+    ptr,
+    sync::{Arc, OnceLock},
+    thread::LocalKey,
+};
 
 use cust::sys::CUcontext;
 
@@ -25,7 +31,12 @@ unsafe impl Sync for Context {}
 #[derive(Debug)]
 struct Retained {
     device: Device,
+    /// The first error that made the context unusable.
+    loss: OnceLock<Loss>,
 }
+
+/// Why a context is unusable.
+pub type Loss = Arc<dyn std::error::Error + Send + Sync>;
 
 /// Of a kind of calls that do the same in every context that takes them: whether this thread's enter one of their own, since the one that is
 /// current does not do, or is not known to. Each kind has one, as drivers differ in what they ask of which call.
@@ -51,13 +62,25 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe {
             ffi::cuDevicePrimaryCtxRetain(&mut raw, device.as_raw())
         })?;
-        Ok(Self { raw, shared: Arc::new(Retained { device }) })
+        Ok(Self { raw, shared: Arc::new(Retained { device, loss: OnceLock::new() }) })
     }
 
     /// The device this is the context of.
     #[must_use]
     pub fn device(&self) -> Device {
         self.shared.device
+    }
+
+    /// Records that the context is unusable, unless an earlier cause is known. Seen by every clone of `self`.
+    pub fn record_loss(&self, cause: Loss) {
+        let _the_first_one_stays = self.shared.loss.set(cause);
+    }
+
+    /// Returns the first recorded cause of the context being unusable. Does not call the driver.
+    #[must_use]
+    #[inline]
+    pub fn loss(&self) -> Option<&Loss> {
+        self.shared.loss.get()
     }
 
     /// The driver's handle, valid while `self` lives.

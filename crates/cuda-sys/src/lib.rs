@@ -40,7 +40,7 @@ mod graph;
 mod stream;
 
 pub use capture::{RelaxedCapture, relaxed};
-pub use context::{Context, ContextGuard, Enters, in_any_context};
+pub use context::{Context, ContextGuard, Enters, Loss, in_any_context};
 pub use cust;
 pub use device::{Device, attribute};
 pub use driver::{Driver, SymbolSource, Version, ffi, install, trace};

@@ -13,5 +13,8 @@ pub(crate) fn enter(address: usize) -> bool {
 
 /// Forgets a tensor, before its memory can become another one's.
 pub(crate) fn leave(address: usize) {
+    if transload_core::mutant!("dlpack/address-forgotten") {
+        return;
+    }
     HELD.lock().remove(&address);
 }

@@ -84,6 +84,9 @@ impl<M: Form> Drop for ManagedTensor<M> {
     fn drop(&mut self) {
         // Before the deleter: the address may be another tensor's right after it.
         live::leave(self.raw.addr().get());
+        if transload_core::mutant!("dlpack/deleter-called") {
+            return;
+        }
         // SAFETY: owned, and not used after this.
         unsafe { M::drop_raw(self.raw.as_ptr()) };
     }

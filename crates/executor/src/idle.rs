@@ -2,7 +2,7 @@
 //!
 //! A worker is running, *searching* or *sleeping*. Work is published first, then announced by [`Idle::notify`], which wakes
 //! a sleeper only if no worker searches. A searcher that finds work calls [`Idle::found`], which wakes the next sleeper if
-//! more is left. A searcher that finds none calls [`Idle::sleep`], which checks for work once more after it is counted
+//! more is left. A searcher that finds none calls [`Idle::park`], which checks for work once more after it is counted
 //! among the sleepers. Both sides separate their write from their read by a sequentially consistent fence, so at least one
 //! of them sees the other.
 
@@ -56,7 +56,7 @@ impl Idle {
 
     /// Blocks the calling searcher until there is work. Returns at once if `has_work` says so. The caller searches again
     /// when it returns.
-    pub(crate) fn sleep(&self, has_work: impl FnOnce() -> bool) {
+    pub(crate) fn park(&self, has_work: impl FnOnce() -> bool) {
         let mut wakes = self.wakes.lock();
         self.sleeping.fetch_add(1, Ordering::Relaxed);
         self.searching.fetch_sub(1, Ordering::Relaxed);

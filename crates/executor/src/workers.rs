@@ -269,7 +269,7 @@ impl Workers {
             if self.fences.register(waker, |others, call| self.call(others, call)) {
                 continue;
             }
-            self.idle.sleep(|| self.is_ready() || self.fences.need_a_poll() || self.is_over());
+            self.idle.park(|| self.is_ready() || self.fences.need_a_poll() || self.is_over());
             begun = Instant::now();
         }
     }

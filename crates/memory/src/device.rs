@@ -8,7 +8,7 @@ use std::{
 use transload_core::{DeviceId, Error, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::{Context, Device};
 
-use crate::{CudaFeature, UnifiedSupport, lift};
+use crate::{CudaFeature, UnifiedSupport, error::check_usable, lift};
 
 /// About what a context takes of the device's memory (measured on an H200: some 500 MB).
 const CONTEXT_BYTES: u64 = 500_000_000;
@@ -72,6 +72,15 @@ impl CudaDevice {
         })?;
         // Where two threads came first, the loser's reference is released again.
         Ok(self.shared.context.get_or_init(|| made))
+    }
+
+    /// Returns an error if the context is known to be lost. Does not call the driver.
+    ///
+    /// # Errors
+    /// [`ErrorKind::DeviceLost`](transload_core::ErrorKind::DeviceLost) with the first cause.
+    #[inline]
+    pub fn check_usable(&self) -> Result<()> {
+        self.shared.context.get().map_or(Ok(()), check_usable)
     }
 
     /// Whether the device has a capability. A driver too old to know of it does not offer it.

@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage};
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage, mutant};
 use transload_cuda_sys::{
     AsStream, Context, Device, DriverError, RelaxedCapture, Stream, StreamOptions, check,
     cust::sys::{CUmemAccessDesc, CUmemPoolProps, CUmemoryPool},
@@ -10,7 +10,9 @@ use transload_cuda_sys::{
 };
 
 use crate::{
+    error::record_loss,
     janitor::{Address, Janitor},
+    lift,
     tally::Counted,
 };
 
@@ -231,18 +233,30 @@ unsafe impl Storage for DeviceMemory {
     }
 }
 
+/// Ends an allocation after the driver was asked to free it. What could not be freed is still there and stays in the ledger;
+/// memory of a lost context is gone with it.
+pub(crate) fn settle(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
+    let is_gone = match &freed {
+        Ok(()) => true,
+        Err(error) if error.is_sticky() && !mutant!("memory/lost-memory-is-gone") => {
+            record_loss(context, &lift(error.clone()));
+            true
+        }
+        Err(_) => mutant!("memory/failed-free-stays"),
+    };
+    if is_gone {
+        drop(counted);
+    } else {
+        std::mem::forget(counted);
+    }
+    record_drop_error(freed);
+}
+
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         match (&self.origin, self.counted.take()) {
             (Origin::Pool(pool), counted) => {
-                let freed = pool.free(self.address);
-                // What could not be freed stays in the ledger: it is still there.
-                if freed.is_ok() {
-                    drop(counted)
-                } else {
-                    std::mem::forget(counted)
-                }
-                record_drop_error(freed);
+                settle(pool.free(self.address), &self.context, counted);
             }
             (Origin::Plain(janitor), Some(counted)) => {
                 janitor.free(self.context.clone(), Address::Device(self.address), counted);

@@ -1,7 +1,11 @@
 //! The driver's errors in core's terms.
 
-use transload_core::{Error, ErrorKind, MemoryKind, MemoryShortage, Place, host_memory};
-use transload_cuda_sys::{Context, DriverError};
+use std::sync::Arc;
+
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, Result, host_memory, mutant,
+};
+use transload_cuda_sys::{Context, DriverError, Loss};
 
 /// Turns a driver's error into core's; the driver's own is its cause.
 #[must_use]
@@ -55,4 +59,24 @@ pub(crate) fn lift_allocation(
         }
     };
     Error::out_of_memory(place, shortage)
+}
+
+/// Records that the context is unusable if `error` says so; the first cause stays.
+pub fn record_loss(context: &Context, error: &Error) {
+    if error.kind() == ErrorKind::DeviceLost && !mutant!("memory/record-loss") {
+        context.record_loss(Arc::new(error.clone()));
+    }
+}
+
+/// # Errors
+/// [`ErrorKind::DeviceLost`] with the first cause if the context is known to be lost.
+#[inline]
+pub(crate) fn check_usable(context: &Context) -> Result<()> {
+    context.loss().map_or(Ok(()), |cause| Err(lost(context, Arc::clone(cause))))
+}
+
+#[cold]
+fn lost(context: &Context, cause: Loss) -> Error {
+    let device = DeviceId::Cuda(context.device().ordinal());
+    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost before; the first cause"), cause)
 }

@@ -69,13 +69,16 @@ impl HostMemory {
             janitor: Arc::clone(janitor),
             counted: Some(count()),
         };
-        if kind == MemoryKind::Mapped {
-            let mut device_address = 0;
-            // SAFETY: the pointer is the beginning of an allocation made with DEVICEMAP.
-            check("cuMemHostGetDevicePointer_v2", unsafe {
-                ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
-            })?;
-            memory.device_address = Some(device_address);
+        let mut device_address = 0;
+        // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
+        let found = check("cuMemHostGetDevicePointer_v2", unsafe {
+            ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
+        });
+        match found {
+            Ok(()) => memory.device_address = Some(device_address),
+            Err(error) if kind == MemoryKind::Mapped || error.is_sticky() => return Err(error),
+            // Without unified addressing pinned memory is for copy engines only.
+            Err(_) => {}
         }
         Ok(memory)
     }

@@ -35,6 +35,7 @@ mod device;
 mod device_memory;
 mod error;
 mod feature;
+mod free_deferral;
 mod hints;
 mod host_memory;
 mod in_context;
@@ -52,8 +53,9 @@ mod unified_memory;
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
 pub use device_memory::context_of;
-pub use error::lift;
+pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
+pub use free_deferral::FreeDeferral;
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,
@@ -66,11 +68,10 @@ pub use prediction::{
     PredictionLimits, PredictionStatistics,
 };
 pub use resource::{
-    CudaResource, FailingResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry,
-    LoggingResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
-    ReplayReport, ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport,
-    TrackingResource, UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
-    replay,
+    CudaResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry, LoggingResource,
+    MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
+    ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport, TrackingResource,
+    UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

@@ -2,7 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use transload_core::{
@@ -14,7 +18,7 @@ use transload_cuda_sys::{Context, DriverError};
 use crate::{
     CudaDevice, CudaFeature,
     device_memory::{DeviceMemory, DeviceSource},
-    error::lift_allocation,
+    error::{check_usable, lift_allocation, record_loss},
     host_memory::HostMemory,
     janitor::Janitor,
     lift,
@@ -33,6 +37,8 @@ pub struct CudaMemoryManager {
     janitor: Arc<Janitor>,
     reclaimer: Arc<Reclaimer>,
     tally: Arc<Tally>,
+    /// Whether a drain returned the loss of the context.
+    loss_told: AtomicBool,
 }
 
 /// On what terms memory is asked for.
@@ -70,6 +76,7 @@ impl CudaMemoryManager {
             janitor: Janitor::start()?,
             reclaimer: Arc::new(Reclaimer::new()),
             tally: Tally::new(device.ordinal()),
+            loss_told: AtomicBool::new(false),
         })
     }
 
@@ -91,14 +98,15 @@ impl CudaMemoryManager {
 
     /// Allocates `bytes` (at least 1) of a kind. Device and fresh pinned memory has no defined content.
     ///
-    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again.
+    /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again. For what is
+    /// freed only by waiting for the device it waits at most two seconds: the caller may be the one that the device waits for.
     /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
     /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request. In all is what
     /// every manager of the device in this process gave, but for what others gave on such a request.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
-    /// numbers, or the driver's.
+    /// numbers, `DeviceLost` with the first cause, or the driver's.
     pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.allocate_as(kind, bytes, Terms::Usual)
     }
@@ -108,8 +116,13 @@ impl CudaMemoryManager {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
+        check_usable(&self.context)?;
         self.reclaimer.sweep();
-        match self.try_allocate(kind, bytes, terms) {
+        let made = self.try_allocate(kind, bytes, terms);
+        if let Err(error) = &made {
+            record_loss(&self.context, error);
+        }
+        match made {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
                 // If giving back fails too, it is still memory that the caller lacks.
                 if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes, terms) }
@@ -196,10 +209,17 @@ impl CudaMemoryManager {
         )
     }
 
-    /// Frees what is parked and over, and gives cached memory back to the device.
+    /// Frees what is parked and over, and gives cached memory back to the device. Frees that wait for the device are waited for as
+    /// in [`allocate`](Self::allocate).
     pub(crate) fn give_back(&self) -> Result<()> {
+        /// The calling thread may be the one that the device waits for.
+        const LIMIT: Duration = Duration::from_secs(2);
+        self.give_back_all((!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT))
+    }
+
+    fn give_back_all(&self, limit: Option<Duration>) -> Result<()> {
         self.reclaimer.sweep();
-        self.janitor.drain();
+        self.janitor.drain(limit);
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
     }
 
@@ -222,18 +242,29 @@ impl CudaMemoryManager {
         ledger
     }
 
-    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back.
+    /// Waits for the operations that parked memory waits for, frees it, and gives cached memory back. Blocks until the device has
+    /// done all work so far if memory is freed only by waiting for that, and as long as a [`FreeDeferral`](crate::FreeDeferral) lives. Memory of a
+    /// lost context is gone with it, pinned memory too: what the driver does not free counts no more.
     ///
     /// # Errors
-    /// The first error of an operation that failed; all memory is freed all the same.
+    /// The first error of an operation that failed; all memory is freed all the same. `DeviceLost` once for a lost context.
+    /// `Busy` if memory stays parked because of someone's capture.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.reclaimer.drain();
-        outcome.and(self.give_back())
+        match outcome.and(self.give_back_all(None)) {
+            Err(error) if error.kind() == ErrorKind::DeviceLost => {
+                record_loss(&self.context, &error);
+                let told = self.loss_told.swap(true, Ordering::Relaxed);
+                if told { Ok(()) } else { Err(check_usable(&self.context).err().unwrap_or(error)) }
+            }
+            other => other,
+        }
     }
 }
 
 impl CudaMemoryManager {
-    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest.
+    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest. Frees
+    /// that wait for the device are waited for as in [`allocate`](Self::allocate).
     pub(crate) fn drain_of_devices(&self) -> Result<()> {
         let outcome = self.reclaimer.drain_where(is_of_a_device);
         outcome.and(self.give_back())

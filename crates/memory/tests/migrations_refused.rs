@@ -174,27 +174,12 @@ fn behind_the_last_tracker_no_record_is_made_for_anybody() {
 
 #[test]
 fn each_failing_driver_call_of_a_start_is_a_typed_error_and_nothing_leaks() {
-    let turn = turn();
-    for nth in 1..100 {
-        let test = harness::device_with(|builder| builder).unwrap();
-        let sim = test.sim().unwrap();
-        sim.fail_call(None, nth, 2);
-        let outcome =
-            CudaDevice::new(test.ordinal()).and_then(|device| MigrationTracker::start(&device).map(drop));
-        if let Err(error) = &outcome {
-            assert!(
-                matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Device),
-                "call {nth}: {error:?}"
-            );
-        }
-        // What was made to fail to go stays, and says so.
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            outcome.unwrap();
-            drop(turn);
-            return;
-        }
-    }
-    panic!("the start never ended");
+    let _turn = turn();
+    let kinds = [ErrorKind::OutOfMemory, ErrorKind::Device];
+    harness::fail_each_call(
+        |builder| builder,
+        &[2],
+        &kinds,
+        |sim| CudaDevice::new(sim.ordinal()).and_then(|device| MigrationTracker::start(&device).map(drop)),
+    );
 }

@@ -1,5 +1,4 @@
-//! Two loads that want different streams: each is replayed on every strategy, measured by events, and then on what the pool
-//! makes of it.
+//! A pool that is told how long work took, and chooses strategy and split by it.
 //!
 //! `cargo run --release -p transload-streams --example pool_optimizer`
 #[cfg(not(any(target_os = "linux", windows)))]
@@ -16,28 +15,20 @@ fn main() {
 
 #[cfg(any(target_os = "linux", windows))]
 fn run() -> transload_core::Result<()> {
-    use transload_memory::{CudaDevice, CudaMemoryManager};
-    use transload_streams::{AdvancedStreamPool, AllocationStrategy, RecordedLoad};
+    use std::time::Duration;
 
-    const STREAMS: usize = 4;
-    let device = CudaDevice::new(0)?;
-    let memory = CudaMemoryManager::new(&device)?;
-    let loads = [
-        ("96 × 2 equal kernels of one block", RecordedLoad::of_equal_kernels(96)),
-        ("64 × (48 kernels in a row, 3 small copies)", RecordedLoad::of_kernels_and_copies(64)),
-    ];
-    for (name, load) in &loads {
-        println!("{name}, on {STREAMS} streams");
-        for strategy in AllocationStrategy::ALL {
-            let pool = AdvancedStreamPool::new_with_strategy(&device, STREAMS, strategy)?;
-            // The first run makes the streams and loads the kernel.
-            pool.replay(&memory, load)?;
-            println!("  {strategy:<12}: {}", pool.replay(&memory, load)?);
+    use transload_core::WorkloadType;
+    use transload_memory::CudaDevice;
+    use transload_streams::AdvancedStreamPool;
+
+    let pool = AdvancedStreamPool::builder(&CudaDevice::new(0)?).streams(1..=4).build()?;
+    let loads = [("kernels that are all alike", [40, 40]), ("long kernels and short copies", [900, 8])];
+    for (name, [compute, memory]) in loads {
+        for _ in 0..32 {
+            pool.record_workload_completion(WorkloadType::Compute, Duration::from_micros(compute));
+            pool.record_workload_completion(WorkloadType::Memory, Duration::from_micros(memory));
         }
-        let pool = AdvancedStreamPool::new_with_strategy(&device, STREAMS, AllocationStrategy::LoadBalanced)?;
-        pool.replay(&memory, load)?;
-        println!("  optimised:    {}", pool.optimize_configuration().to_string().replace('\n', "\n  "));
-        println!("  after that:   {}", pool.replay(&memory, load)?);
+        println!("{name}: {}", pool.optimize_configuration());
     }
     Ok(())
 }

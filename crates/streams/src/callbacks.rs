@@ -4,7 +4,6 @@
 //! callbacks, and nobody's wake-ups.
 
 use std::{
-    any::Any,
     cell::Cell,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -19,7 +18,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result, Timeline};
 
-use crate::timeline::StreamTimeline;
+use crate::{panics::panic_text, timeline::StreamTimeline};
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -125,19 +124,6 @@ impl Queue {
     }
 }
 
-/// What a panic said. Its payload is foreign code, and may panic when it is dropped.
-fn text_of(payload: Box<dyn Any + Send>) -> String {
-    let text = payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without a text".to_owned());
-    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
-    }
-    text
-}
-
 /// Has `callback` run once everything up to `point`, a point of its own, is over.
 pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) {
     timeline.callbacks.any.store(true, Ordering::Release);
@@ -218,7 +204,7 @@ impl Runner {
                     }
                 }
             };
-            let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(text_of);
+            let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(panic_text);
             of.end(panicked);
         }
     }

@@ -82,13 +82,14 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
     let place = buffer.place();
     let visible = match place.kind {
         MemoryKind::Device | MemoryKind::Unified => place.device == stream.device(),
-        MemoryKind::Mapped => place.device.is_cpu(),
-        MemoryKind::Pageable | MemoryKind::Pinned => false,
+        // Pinned memory has such an address where the driver gave it one.
+        MemoryKind::Mapped | MemoryKind::Pinned => place.device.is_cpu(),
+        MemoryKind::Pageable => false,
     };
     buffer.device_address().filter(|_| visible).ok_or_else(|| {
         let device = stream.device();
         let text = format!(
-            "{device} cannot use {place} memory in place; valid are mapped host memory and its own device and unified memory"
+            "{device} cannot use {place} memory in place; valid are mapped host memory, pinned host memory of this library, and its own device and unified memory"
         );
         Error::new(ErrorKind::Unsupported, text)
     })
@@ -228,14 +229,14 @@ impl<'a> Calls<'a> {
     pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
-            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream) },
+            Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, under_way) },
             // SAFETY: the caller's promise.
-            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream) },
+            Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, under_way) },
             Self::CopyBatch(pairs) => {
                 for (src, dst) in pairs {
                     let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
                     // SAFETY: the caller's promise.
-                    unsafe { copy(from, to, src.len(), stream) }?;
+                    unsafe { copy(from, to, src.len(), stream, under_way) }?;
                     *under_way = true;
                 }
                 Ok(())
@@ -248,6 +249,7 @@ impl<'a> Calls<'a> {
             },
             // SAFETY: the caller's promise.
             Self::Fill(ref fill) => unsafe { fill.make(stream, under_way) },
+            Self::Prefetch(..) if transload_core::mutant!("streams/prefetch-is-enqueued") => Ok(()),
             Self::Prefetch(address, bytes, _, target) => {
                 // SAFETY: the range is a live managed allocation, or the driver refuses it; the stream is alive.
                 unsafe { target.enqueue(address, bytes, stream) }
@@ -263,9 +265,15 @@ impl<'a> Calls<'a> {
 /// # Safety
 /// * As for [`Calls::make`].
 #[inline(always)]
-pub(crate) unsafe fn copy(src: Side, dst: Side, bytes: usize, stream: RawStream) -> Result<(), DriverError> {
+pub(crate) unsafe fn copy(
+    src: Side,
+    dst: Side,
+    bytes: usize,
+    stream: RawStream,
+    under_way: &mut bool,
+) -> Result<(), DriverError> {
     // SAFETY: the caller's promise.
-    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream) }
+    unsafe { copy_after(copy_once(src, dst, bytes, stream), src, dst, bytes, stream, under_way) }
 }
 
 /// What is left to do of a copy after the call that makes it at once: memory that is registered in part is copied in parts.
@@ -279,11 +287,12 @@ pub(crate) unsafe fn copy_after(
     dst: Side,
     bytes: usize,
     stream: RawStream,
+    under_way: &mut bool,
 ) -> Result<(), DriverError> {
     match at_once {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            copy_in_parts(src, dst, bytes, stream, error)
+            copy_in_parts(src, dst, bytes, stream, error, under_way)
         },
         other => other,
     }
@@ -342,7 +351,13 @@ unsafe fn copy_peer(
 
 /// # Safety
 /// * As for [`Calls::make`].
-unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -> Result<(), DriverError> {
+unsafe fn copy_pitched(
+    src: Side,
+    dst: Side,
+    rows: Pitched,
+    stream: RawStream,
+    under_way: &mut bool,
+) -> Result<(), DriverError> {
     let kind = |side| match side {
         Side::Host(_) => CUmemorytype_enum::CU_MEMORYTYPE_HOST,
         Side::Device(_) => CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
@@ -377,7 +392,7 @@ unsafe fn copy_pitched(src: Side, dst: Side, rows: Pitched, stream: RawStream) -
     match check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) }) {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            rows_in_parts(src, dst, rows, stream, error)
+            rows_in_parts(src, dst, rows, stream, error, under_way)
         },
         other => other,
     }

@@ -35,7 +35,7 @@ impl StreamTimeline {
     /// As [`is_captured`](Self::is_captured), without the driver where that cannot be.
     #[inline]
     pub(crate) fn is_captured_by_someone(&self) -> bool {
-        (self.points.is_shared() || self.joins.load(Ordering::Relaxed)) && self.is_captured()
+        (self.ends.points.is_shared() || self.joins.load(Ordering::Relaxed)) && self.is_captured()
     }
 
     /// As [`check_here`](Self::check_here), and whether nobody captures the stream.

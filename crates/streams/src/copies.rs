@@ -1,6 +1,8 @@
 //! A stream's own copies, fills and prefetches, whose memory is owned: safe at any time.
 
-use transload_core::{DeviceId, Operation, Pattern, RawBuffer, Timing, Transfer, submit_on};
+use transload_core::{
+    DeviceId, Operation, Pattern, Place, RawBuffer, Timing, Transfer, TransferMethod, submit_on,
+};
 
 use crate::CudaStream;
 
@@ -25,29 +27,42 @@ impl CudaStream {
     /// [prepared](crate::AdvancedStreamPool::prepare_in_place) that. For elements of any size
     /// there is [`transload_core::fill`].
     pub fn memset_async(&self, dst: &RawBuffer, pattern: Pattern) -> Transfer {
-        self.start(Operation::Fill { dst, pattern }, dst, dst)
+        let place = dst.place();
+        self.start(Operation::Fill { dst, pattern }, TransferMethod::Fill, (place, place), dst.len())
     }
 
     /// Moves unified memory to a device; `None` means the stream's own.
     pub fn prefetch_to_device_async(&self, buffer: &RawBuffer, ordinal: Option<u32>) -> Transfer {
-        let to = ordinal.map_or(self.device(), DeviceId::Cuda);
-        self.start(Operation::Prefetch { buffer, to }, buffer, buffer)
+        self.start_prefetch(buffer, ordinal.map_or(self.device(), DeviceId::Cuda))
     }
 
     /// Moves unified memory to the host.
     pub fn prefetch_to_host_async(&self, buffer: &RawBuffer) -> Transfer {
-        self.start(Operation::Prefetch { buffer, to: DeviceId::Cpu }, buffer, buffer)
+        self.start_prefetch(buffer, DeviceId::Cpu)
+    }
+
+    fn start_prefetch(&self, buffer: &RawBuffer, to: DeviceId) -> Transfer {
+        let from = buffer.place();
+        let path = (from, Place::new(to, from.kind));
+        self.start(Operation::Prefetch { buffer, to }, TransferMethod::UnifiedMemory, path, buffer.len())
     }
 
     fn start_copy(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(Operation::Copy { src, dst }, src, dst)
+        let path = (src.place(), dst.place());
+        self.start(Operation::Copy { src, dst }, TransferMethod::DirectCopy, path, dst.len())
     }
 
     /// Always inlined, so that which operation it is costs a small copy no question.
     #[inline(always)]
-    fn start(&self, operation: Operation<'_>, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
+    fn start(
+        &self,
+        operation: Operation<'_>,
+        method: TransferMethod,
+        (from, to): (Place, Place),
+        bytes: usize,
+    ) -> Transfer {
         match submit_on(self, &operation, Timing::Off) {
-            Ok(fence) => Transfer::direct(fence, src, dst),
+            Ok(fence) => Transfer::direct(fence, method, from, to, bytes),
             Err(error) => Transfer::refused(error),
         }
     }

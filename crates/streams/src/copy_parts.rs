@@ -1,7 +1,7 @@
 //! A copy in the parts that the driver takes, where host memory is registered in part.
 
 use transload_core::Pitched;
-use transload_cuda_sys::{DriverError, RawStream, ffi};
+use transload_cuda_sys::{DriverError, RawStream};
 use transload_memory::registration_edges;
 
 use crate::calls::{Side, copy, copy_once};
@@ -26,7 +26,8 @@ impl Side {
 /// Does what the driver refused to do at once: a range that begins in a registration and leaves it, it does not take.
 ///
 /// # Errors
-/// `refused` where no registration ends within the memory; the driver's, and then nothing is in flight.
+/// `refused` where no registration ends within the memory; the driver's. The parts before it are in flight then, if `under_way`
+/// says so.
 ///
 /// # Safety
 /// * As for [`Calls::make`](crate::calls::Calls::make).
@@ -37,6 +38,7 @@ pub(crate) unsafe fn copy_in_parts(
     bytes: usize,
     stream: RawStream,
     refused: DriverError,
+    under_way: &mut bool,
 ) -> Result<(), DriverError> {
     let mut edges = [src.edges(bytes), dst.edges(bytes)].concat();
     if edges.is_empty() {
@@ -47,12 +49,8 @@ pub(crate) unsafe fn copy_in_parts(
     let mut from = 0;
     for to in edges {
         // SAFETY: the caller's promise; the parts lie within the ranges.
-        let part = unsafe { copy_once(src.behind(from), dst.behind(from), to - from, stream) };
-        if part.is_err() && from > 0 {
-            // SAFETY: the caller's promise: the stream is alive.
-            unsafe { wait_for_the_parts_before(stream) };
-        }
-        part?;
+        unsafe { copy_once(src.behind(from), dst.behind(from), to - from, stream) }?;
+        *under_way = !transload_core::mutant!("streams/parts-under-way");
         from = to;
     }
     Ok(())
@@ -72,6 +70,7 @@ pub(crate) unsafe fn rows_in_parts(
     rows: Pitched,
     stream: RawStream,
     refused: DriverError,
+    under_way: &mut bool,
 ) -> Result<(), DriverError> {
     let span = |pitch: usize| rows.height.saturating_mul(pitch);
     if src.edges(span(rows.src_pitch)).is_empty() && dst.edges(span(rows.dst_pitch)).is_empty() {
@@ -80,21 +79,8 @@ pub(crate) unsafe fn rows_in_parts(
     for row in 0..rows.height {
         let (from, to) = (src.behind(row * rows.src_pitch), dst.behind(row * rows.dst_pitch));
         // SAFETY: the caller's promise; a row lies within the ranges.
-        let copied = unsafe { copy(from, to, rows.width, stream) };
-        if copied.is_err() && row > 0 {
-            // SAFETY: the caller's promise: the stream is alive.
-            unsafe { wait_for_the_parts_before(stream) };
-        }
-        copied?;
+        unsafe { copy(from, to, rows.width, stream, under_way) }?;
+        *under_way = true;
     }
     Ok(())
-}
-
-/// After an error nobody else would.
-///
-/// # Safety
-/// * The stream is alive, and its context current.
-unsafe fn wait_for_the_parts_before(stream: RawStream) {
-    // SAFETY: the caller's promise.
-    let _the_other_error_is_told = unsafe { ffi::cuStreamSynchronize(stream) };
 }

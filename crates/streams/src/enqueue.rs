@@ -53,7 +53,7 @@ unsafe impl Queue for CudaStream {
             && after.is_empty()
             && timing == Timing::Off
             && self.own.metrics.are_off()
-            && !self.own.points.is_shared()
+            && !self.own.ends.points.is_shared()
         {
             // SAFETY: the caller's promise.
             return unsafe { self.copy_small(src, dst) };
@@ -67,8 +67,23 @@ unsafe impl Queue for CudaStream {
     }
 
     fn raw_handle(&self) -> Option<usize> {
+        if !self.own.is_here() {
+            return None;
+        }
         self.own.share();
         Some(self.own.raw().addr())
+    }
+
+    /// The handle stays ours, so the stream does not count as shared. Fences given so far do not wait for what `call` enqueues.
+    fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
+        self.own.check_here()?;
+        let _bound = self.own.context().enter().map_err(lift)?;
+        self.own.close_run().map_err(lift)?;
+        if transload_core::mutant!("streams/lent-handle-stays-private") {
+            self.own.share();
+        }
+        call(self.own.raw().addr());
+        Ok(())
     }
 }
 
@@ -124,7 +139,7 @@ impl CudaStream {
         }
         let counted = own.metrics.next();
         let measured = timing == Timing::Measured || counted == Counted::Timed;
-        small &= !measured && !own.points.is_shared();
+        small &= !measured && !own.ends.points.is_shared();
         let mut start = None;
         if !small {
             own.close_run().map_err(lift)?;
@@ -170,14 +185,15 @@ unsafe fn copy_in_its_own(
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
     let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
-    match refused {
+    let mut under_way = false;
+    let copied = match refused {
         // Refused for what it is, it may be possible in parts.
         Some(Err(error)) if bound.was_current() => {
             // SAFETY: the caller's promise.
-            unsafe { copy_after(Err(error), from, to, bytes, own.raw()) }
+            unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut under_way) }
         }
         // SAFETY: the caller's promise.
-        _ => unsafe { copy(from, to, bytes, own.raw()) },
-    }
-    .map_err(lift)
+        _ => unsafe { copy(from, to, bytes, own.raw(), &mut under_way) },
+    };
+    copied.map_err(|error| if under_way { own.settle_unmarked(error) } else { lift(error) })
 }

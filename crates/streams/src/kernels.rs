@@ -25,6 +25,9 @@ const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("ker
 const COPY: &CStr = c"transload_copy";
 const FILL: &CStr = c"transload_fill";
 
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
+const MAX_THREADS_PER_BLOCK: u32 = 0;
+
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Blocks per multiprocessor at most. Measured on an H200 (PCIe 5 x16): two keep the link (51 and 52 GB/s) and the device's
@@ -104,6 +107,13 @@ impl Kernels {
             // SAFETY: the module was just loaded, the name ends with NUL, and the out pointer is valid.
             check("cuModuleGetFunction", unsafe {
                 ffi::cuModuleGetFunction(function, module, name.as_ptr())
+            })?;
+            // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the whole
+            // device to do so: a query makes it load now, so that no launch waits for the work that it is to overtake.
+            let mut _threads = 0;
+            // SAFETY: the function was just found, and the out pointer is valid.
+            check("cuFuncGetAttribute", unsafe {
+                ffi::cuFuncGetAttribute(&mut _threads, MAX_THREADS_PER_BLOCK, *function)
             })?;
         }
         Ok(kernels)

@@ -41,6 +41,7 @@ mod captured;
 mod coordinator;
 mod copies;
 mod copy_parts;
+mod ends;
 mod enqueue;
 mod event;
 mod fills;
@@ -51,16 +52,20 @@ mod line;
 mod loss;
 mod marks;
 mod metrics;
+mod panics;
 mod points;
 mod pool;
 mod priority;
 mod raw_copies;
 mod reactor;
+mod slot;
 mod stream;
 mod sync;
+mod thread_number;
 mod timeline;
 mod wait_fences;
 mod wakers;
+mod watch;
 
 pub use allocator::{
     AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,
@@ -75,7 +80,7 @@ pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};
 pub use pool::{
-    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, PoolBuilder, Ready,
-    RecordedLoad, Replay, Split, StreamLease, WorkloadSummary,
+    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Ready, Split, StreamLease,
+    WorkloadSummary,
 };
 pub use stream::CudaStream;

@@ -1,10 +1,11 @@
 //! What a stream has in flight: marks, each with the event that says when the operations up to it are over.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::TimelineId;
-use transload_cuda_sys::{Event, EventTiming};
+
+use crate::sync::Arc;
 
 /// Marks and events that a line has room for from its beginning.
 const ROOM: usize = 4;
@@ -17,30 +18,49 @@ const ASKED_EVERY: usize = 32;
 /// How many other timelines a stream remembers having waited for.
 const CURSORS_KEPT: usize = 8;
 
+/// An event that may measure time.
+pub(crate) trait Timed {
+    /// Device time since `start`; `None` where it is not known (yet). Asks the driver.
+    fn since(&self, start: &Self) -> Option<Duration>;
+}
+
 /// An event, and the points that it covers: those behind the mark before, up to its own.
-struct Mark {
+struct Mark<E> {
     upto: u64,
     /// What its operations are, for messages.
     what: &'static str,
-    end: Arc<Event>,
-    start: Option<Start>,
+    end: Arc<E>,
+    start: Option<Start<E>>,
 }
 
 /// The event before a measured operation; both its events have timing.
-pub(crate) struct Start {
-    pub(crate) event: Arc<Event>,
+pub(crate) struct Start<E> {
+    pub(crate) event: Arc<E>,
     /// Whether who enqueued the operation wants its duration.
     pub(crate) asked_for: bool,
     /// Whether the stream's metrics do.
     pub(crate) counted: bool,
 }
 
+/// Both events of a measured operation that is over.
+pub(crate) struct Ended<E> {
+    pub(crate) upto: u64,
+    start: Arc<E>,
+    end: Arc<E>,
+}
+
+impl<E: Timed> Ended<E> {
+    pub(crate) fn duration(self) -> Option<Duration> {
+        self.end.since(&self.start)
+    }
+}
+
 /// Where a point stands.
-pub(crate) enum Covered {
+pub(crate) enum Covered<E> {
     /// Its work is over, as far as it went well.
     Over,
     /// It is over when this event is, and so are all points up to this one.
-    By(Arc<Event>, u64),
+    By(Arc<E>, u64),
     /// No event covers it yet.
     NotYet,
 }
@@ -53,60 +73,62 @@ pub(crate) struct Measured {
 }
 
 /// The marks of a stream in order of submission, and the events to be used again.
-#[derive(Default)]
-pub(crate) struct Line {
-    marks: VecDeque<Mark>,
+pub(crate) struct Line<E> {
+    marks: VecDeque<Mark<E>>,
+    /// How many of the marks are of measured operations.
+    timed: usize,
     /// The last point of a mark, or that was over before it got one.
     marked: u64,
     /// The last point whose work ended.
     over: u64,
-    spare: Vec<Arc<Event>>,
-    spare_timed: Vec<Arc<Event>>,
+    spare: Vec<Arc<E>>,
+    spare_timed: Vec<Arc<E>>,
     /// Events that someone still waited on when their operation was over; recording them anew would make them wait longer.
-    retiring: Vec<(EventTiming, Arc<Event>)>,
+    /// With whether they have timing.
+    retiring: Vec<(bool, Arc<E>)>,
     durations: VecDeque<(u64, Duration)>,
     measured: Measured,
     /// How far other timelines were waited for: a later wait for an earlier point is implied.
     cursors: SmallVec<[(TimelineId, u64); CURSORS_KEPT]>,
 }
 
-impl Line {
-    /// A line with one event to record, and room: whether an early copy takes long enough to need them is chance, and no
-    /// reason to allocate then.
-    pub(crate) fn with(spare: Arc<Event>) -> Self {
-        let mut line = Self {
+impl<E: Timed> Line<E> {
+    /// An empty line with room: whether an early copy takes long enough to need it is chance, and no reason to allocate then.
+    pub(crate) fn with_room() -> Self {
+        Self {
             marks: VecDeque::with_capacity(ROOM),
+            timed: 0,
+            marked: 0,
+            over: 0,
             spare: Vec::with_capacity(ROOM),
+            spare_timed: Vec::new(),
             retiring: Vec::with_capacity(ROOM),
-            ..Self::default()
-        };
-        line.keep(EventTiming::Disabled, spare);
-        line
+            durations: VecDeque::new(),
+            measured: Measured::default(),
+            cursors: SmallVec::new(),
+        }
     }
 
     /// An event to record again, if there is one.
-    pub(crate) fn take_spare(&mut self, timing: EventTiming) -> Option<Arc<Event>> {
-        if let Some(event) = self.spare_of(timing).pop() {
+    pub(crate) fn take_spare(&mut self, is_timed: bool) -> Option<Arc<E>> {
+        if let Some(event) = self.spare_of(is_timed).pop() {
             return Some(event);
         }
-        let rested = |(of, event): &(EventTiming, Arc<Event>)| *of == timing && Arc::strong_count(event) == 1;
+        let rested = |(of, event): &(bool, Arc<E>)| *of == is_timed && Arc::strong_count(event) == 1;
         let index = self.retiring.iter().position(rested)?;
         Some(self.retiring.swap_remove(index).1)
     }
 
-    fn spare_of(&mut self, timing: EventTiming) -> &mut Vec<Arc<Event>> {
-        match timing {
-            EventTiming::Enabled => &mut self.spare_timed,
-            EventTiming::Disabled => &mut self.spare,
-        }
+    fn spare_of(&mut self, is_timed: bool) -> &mut Vec<Arc<E>> {
+        if is_timed { &mut self.spare_timed } else { &mut self.spare }
     }
 
     /// Keeps an event to be recorded again.
-    pub(crate) fn keep(&mut self, timing: EventTiming, event: Arc<Event>) {
+    pub(crate) fn keep(&mut self, is_timed: bool, event: Arc<E>) {
         if Arc::strong_count(&event) == 1 {
-            self.spare_of(timing).push(event);
+            self.spare_of(is_timed).push(event);
         } else {
-            self.retiring.push((timing, event));
+            self.retiring.push((is_timed, event));
         }
     }
 
@@ -122,10 +144,16 @@ impl Line {
         self.marks.front().map(|mark| mark.what)
     }
 
-    /// `end` was recorded behind the work of every point up to `upto`.
-    pub(crate) fn push(&mut self, upto: u64, what: &'static str, end: Arc<Event>, start: Option<Start>) {
+    /// `end` was recorded behind the work of every point up to `upto`. Where another thread's event for a later point came first,
+    /// that one covers these points, too.
+    pub(crate) fn push(&mut self, upto: u64, what: &'static str, end: Arc<E>, start: Option<Start<E>>) {
+        if start.is_none() && upto <= self.marked {
+            return self.keep(false, end);
+        }
         self.marked = self.marked.max(upto);
-        self.marks.push_back(Mark { upto, what, end, start });
+        self.timed += usize::from(start.is_some());
+        let index = self.marks.partition_point(|mark| mark.upto < upto);
+        self.marks.insert(index, Mark { upto, what, end, start });
     }
 
     /// The last point whose work ended.
@@ -133,7 +161,7 @@ impl Line {
         self.over
     }
 
-    pub(crate) fn covering(&self, point: u64) -> Covered {
+    pub(crate) fn covering(&self, point: u64) -> Covered<E> {
         if point <= self.over {
             return Covered::Over;
         }
@@ -144,27 +172,41 @@ impl Line {
         self.marks.get(index).map_or(Covered::NotYet, |mark| Covered::By(Arc::clone(&mark.end), mark.upto))
     }
 
-    /// Forgets the marks up to `point`, which is over and so all before it are. Their events are used again.
-    pub(crate) fn advance_to(&mut self, point: u64) {
+    /// Forgets the marks up to `point`, which is over and so all before it are; their events are used again. Where measured
+    /// operations are among them it returns those and does nothing: [`advance_with`](Self::advance_with) wants their durations.
+    pub(crate) fn advance_or_list_timed(&mut self, point: u64) -> Option<Vec<Ended<E>>> {
+        if self.timed == 0 || self.marks.front().is_none_or(|mark| mark.upto > point) {
+            self.advance_with(point, &[]);
+            return None;
+        }
+        let ended = |mark: &Mark<E>| {
+            let start = Arc::clone(&mark.start.as_ref()?.event);
+            Some(Ended { upto: mark.upto, start, end: Arc::clone(&mark.end) })
+        };
+        Some(self.marks.iter().take_while(|mark| mark.upto <= point).filter_map(ended).collect())
+    }
+
+    /// Forgets the marks up to `point`, which is over and so all before it are. An operation without a duration is reported as
+    /// not measured.
+    pub(crate) fn advance_with(&mut self, point: u64, durations: &[(u64, Option<Duration>)]) {
         self.over = self.over.max(point);
         self.marked = self.marked.max(point);
-        while self.marks.front().is_some_and(|mark| mark.upto <= point) {
-            let Some(Mark { upto, end, start, .. }) = self.marks.pop_front() else { return };
-            match start {
-                None => self.keep(EventTiming::Disabled, end),
-                Some(start) => {
-                    // An operation without a duration is reported as not measured.
-                    if let Ok(duration) = end.elapsed_since(&start.event) {
-                        self.note_duration(upto, duration, &start);
-                    }
-                    self.keep(EventTiming::Enabled, start.event);
-                    self.keep(EventTiming::Enabled, end);
-                }
+        while let Some(Mark { upto, end, start, .. }) = self.marks.pop_front_if(|mark| mark.upto <= point) {
+            let Some(start) = start else {
+                self.keep(false, end);
+                continue;
+            };
+            self.timed = self.timed.saturating_sub(1);
+            let known = durations.iter().find(|(of, _)| *of == upto).and_then(|(_, duration)| *duration);
+            if let Some(duration) = known {
+                self.note_duration(upto, duration, &start);
             }
+            self.keep(true, start.event);
+            self.keep(true, end);
         }
     }
 
-    fn note_duration(&mut self, point: u64, duration: Duration, start: &Start) {
+    fn note_duration(&mut self, point: u64, duration: Duration, start: &Start<E>) {
         if start.counted {
             self.measured.operations += 1;
             self.measured.time = self.measured.time.saturating_add(duration);

@@ -1,15 +1,17 @@
 //! What an error means for a stream's work: over and well, over and lost, or still running.
 
-use std::thread;
+use std::{thread, time::Duration};
 
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::DriverError;
-use transload_memory::lift;
+use transload_memory::{lift, record_loss};
 
-use crate::timeline::{SMALL, StreamTimeline};
+use crate::{ends::SMALL, timeline::StreamTimeline};
 
-/// How often a stream that answers nothing but errors is asked before it counts as dead.
-const ATTEMPTS: u32 = 100_000;
+/// How often a stream that answers nothing but errors is asked without a pause.
+const ATTEMPTS: u32 = 1000;
+/// How long the pauses are from then on.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether the error is about a graph capture (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
 /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`), and so says nothing about the work.
@@ -21,34 +23,35 @@ impl StreamTimeline {
     /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
     /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
     pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
-        let mut latest = error;
-        let mut attempts = 0;
-        while attempts < ATTEMPTS {
+        let mut latest = error.clone();
+        let mut attempts = 0_u32;
+        loop {
             if latest.is_sticky() {
                 return self.give_up(latest);
             }
             // However long someone's capture takes: it is no silence of the device.
             if is_of_a_capture(&latest) {
                 self.wait_out_a_capture();
-            } else {
-                attempts += 1;
             }
             match self.synchronize_driver() {
                 Ok(()) => {
                     self.advance(point);
-                    return lift(latest);
+                    return lift(error);
                 }
-                Err(error) => latest = error,
+                Err(again) => latest = again,
             }
-            thread::yield_now();
+            if attempts < ATTEMPTS {
+                attempts += 1;
+                thread::yield_now();
+            } else {
+                thread::park_timeout(PAUSE);
+            }
         }
-        // No answer at all for so long: the device does nothing any more.
-        self.give_up(latest)
     }
 
     /// As [`settle`](Self::settle), for work that was enqueued without an event behind it.
     pub(crate) fn settle_unmarked(&self, error: DriverError) -> Error {
-        self.settle(self.points.given(), error)
+        self.settle(self.ends.points.given(), error)
     }
 
     /// As [`settle`](Self::settle) for a question, which is asked again later where someone's capture stood in its way. An
@@ -68,7 +71,8 @@ impl StreamTimeline {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            Err(error) if is_of_a_capture(&error) => Ok(false),
+            // Asked again later: this may be the thread that serves all streams.
+            Err(error) if !error.is_sticky() => Ok(false),
             Err(error) => Err(self.settle(point, error)),
         }
     }
@@ -93,17 +97,18 @@ impl StreamTimeline {
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.
     fn give_up(&self, error: DriverError) -> Error {
         let error = self.broken.get_or_init(|| self.name_what_was_lost(error)).clone();
-        self.points.give_up();
+        record_loss(self.context(), &error);
+        self.ends.points.give_up();
         error
     }
 
     /// The driver tells an error of work to whoever asks next, and not whose it is. What it hit is what was in flight.
     fn name_what_was_lost(&self, error: DriverError) -> Error {
         let (over, oldest) = {
-            let line = self.line.lock();
+            let line = self.ends.line.lock();
             (line.over(), line.oldest().unwrap_or(SMALL))
         };
-        let lost = self.points.given().saturating_sub(over);
+        let lost = self.ends.points.given().saturating_sub(over);
         let stream = format!("stream {} of {}", self.id, self.device);
         let what = match lost {
             0 => format!("{stream} had nothing in flight when its context was lost"),

@@ -1,34 +1,38 @@
 //! Recording the events behind a stream's work, and making other streams wait for them.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use transload_core::Result;
+use transload_core::{Result, Timeline};
 use transload_cuda_sys::{DriverError, Event, EventTiming};
 use transload_memory::lift;
 
 use crate::{
-    line::{Covered, Start},
-    timeline::{SMALL, StreamTimeline},
+    line::{Covered, Start, Timed},
+    timeline::StreamTimeline,
 };
 
-use transload_core::Timeline;
+impl Timed for Event {
+    fn since(&self, start: &Self) -> Option<Duration> {
+        self.elapsed_since(start).ok()
+    }
+}
 
 impl StreamTimeline {
     fn take_event(&self, timing: EventTiming) -> Result<Arc<Event>, DriverError> {
-        let spare = self.line.lock().take_spare(timing);
+        let spare = self.ends.take_event(timing == EventTiming::Enabled);
         spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
     }
 
     /// Transfers that nobody waits for must not pile up.
-    fn ask_about_the_old(&self) {
-        let old = self.line.lock().old_of_many();
+    #[inline]
+    fn ask_about(&self, old: Option<u64>) {
         if let Some(old) = old {
             let _told_to_who_asks = self.poll(old);
         }
     }
 
     /// Records the event that a measured operation's time counts from.
-    pub(crate) fn record_start(&self, asked_for: bool, counted: bool) -> Result<Start, DriverError> {
+    pub(crate) fn record_start(&self, asked_for: bool, counted: bool) -> Result<Start<Event>, DriverError> {
         let event = self.take_event(EventTiming::Enabled)?;
         event.record(self.stream())?;
         Ok(Start { event, asked_for, counted })
@@ -37,20 +41,22 @@ impl StreamTimeline {
     /// Gives work that the driver has taken the next point, and records its event: one that covers nothing enqueued later.
     /// Whoever enqueues anything but a small copy or fill calls [`close_run`](Self::close_run) before, so that nobody who
     /// waits for an earlier small operation waits for this one.
-    pub(crate) fn record_end(&self, start: Option<Start>, what: &'static str) -> Result<u64, DriverError> {
-        self.ask_about_the_old();
+    pub(crate) fn record_end(
+        &self,
+        start: Option<Start<Event>>,
+        what: &'static str,
+    ) -> Result<u64, DriverError> {
         let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
         let end = self.take_event(timing)?;
-        let _in_order = self.recording.lock();
-        let point = self.points.give_and_record(|| end.record(self.stream()))?;
-        self.note(point, what, end, start);
+        let (point, old) = self.ends.record(what, end, start, |end| end.record(self.stream()))?;
+        self.ask_about(old);
         Ok(point)
     }
 
     /// Gives a small operation that the driver has taken the next point, in most cases without an event.
     #[inline]
     pub(crate) fn mark_small(&self) -> Result<u64, DriverError> {
-        let (point, close) = self.points.give_small();
+        let (point, close) = self.ends.points.give_small();
         if close {
             self.close_run()?;
         }
@@ -60,7 +66,7 @@ impl StreamTimeline {
     /// Records an event behind every point that has none. Blocks only where the driver has no room for an event.
     #[inline]
     pub(crate) fn close_run(&self) -> Result<(), DriverError> {
-        if self.points.run_is_open() { self.record_run() } else { Ok(()) }
+        if self.ends.points.run_is_open() { self.record_run() } else { Ok(()) }
     }
 
     #[inline(never)]
@@ -70,47 +76,26 @@ impl StreamTimeline {
             return Ok(());
         }
         if !self.is_here() {
-            let given = self.points.given();
+            let given = self.ends.points.given();
             self.synchronize_driver()?;
             self.advance(given);
             return Ok(());
         }
-        self.ask_about_the_old();
-        let end = self.take_event(EventTiming::Disabled)?;
-        let _in_order = self.recording.lock();
-        self.record_run_with(end)
-    }
-
-    /// As [`close_run`](Self::close_run), unless another thread is recording just now: whoever only asks does not wait.
-    pub(crate) fn try_close_run(&self) -> Result<(), DriverError> {
-        let end = self.take_event(EventTiming::Disabled)?;
-        match self.recording.try_lock() {
-            Some(_in_order) => self.record_run_with(end),
-            None => {
-                self.line.lock().keep(EventTiming::Disabled, end);
-                Ok(())
-            }
-        }
-    }
-
-    /// With `recording` locked.
-    fn record_run_with(&self, end: Arc<Event>) -> Result<(), DriverError> {
-        match self.points.record_given(|| end.record(self.stream()))? {
-            Some(upto) => self.note(upto, SMALL, end, None),
-            None => self.line.lock().keep(EventTiming::Disabled, end),
-        }
+        let old = self.record_late()?;
+        self.ask_about(old);
         Ok(())
     }
 
-    fn note(&self, upto: u64, what: &'static str, end: Arc<Event>, start: Option<Start>) {
-        self.line.lock().push(upto, what, end, start);
-        self.points.mark(upto);
+    /// Records an event behind every point that has none, and asks about none.
+    pub(crate) fn record_late(&self) -> Result<Option<u64>, DriverError> {
+        let end = self.take_event(EventTiming::Disabled)?;
+        self.ends.close(end, |end| end.record(self.stream()))
     }
 
     /// The handle is given out: from here on every operation has an event at once.
     pub(crate) fn share(&self) {
-        if !self.points.is_shared() {
-            self.points.share();
+        if !self.ends.points.is_shared() {
+            self.ends.points.share();
             // Where this fails a fence may also wait for what is enqueued through the handle, no more.
             let _only_asked_for_late = self.close_run();
         }
@@ -119,17 +104,17 @@ impl StreamTimeline {
     /// Makes later work of this stream wait for `point` of another one, on the device. Answers whether it had to: what is
     /// over, or waited for by an earlier wait, is not waited for again.
     pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<bool> {
-        if other.reached() >= point || self.line.lock().waits_for(other.id(), point) {
+        if other.reached() >= point || self.ends.line.lock().waits_for(other.id(), point) {
             return Ok(false);
         }
-        let mut covered = other.line.lock().covering(point);
+        let mut covered = other.ends.line.lock().covering(point);
         if matches!(covered, Covered::NotYet) {
             if let Err(error) = other.close_run() {
                 // Its work is over by then, well or not.
                 let _told_to_who_asks = other.settle_unmarked(error);
                 return Ok(false);
             }
-            covered = other.line.lock().covering(point);
+            covered = other.ends.line.lock().covering(point);
         }
         let (event, upto) = match covered {
             Covered::By(event, upto) => (event, upto),
@@ -146,7 +131,7 @@ impl StreamTimeline {
         self.close_run().map_err(lift)?;
         match self.stream().wait_event(&event) {
             Ok(()) => {
-                self.line.lock().note_wait(other.id(), upto);
+                self.ends.line.lock().note_wait(other.id(), upto);
                 Ok(true)
             }
             // Where the other device is lost, its work is over and this stream is well.

@@ -132,6 +132,9 @@ impl CudaStream {
         let location = MemoryLocation::try_from(to)?;
         let target = PrefetchTarget::new(location)?;
         let (_bound, stream) = self.before_raw("a prefetch", bytes)?;
+        if transload_core::mutant!("streams/raw-prefetch-is-enqueued") {
+            return Ok(());
+        }
         // SAFETY: the stream is alive; the callers of the public forms promise the rest.
         unsafe { target.enqueue(address, bytes, stream) }
             .map_err(|error| explain_hint(error, address, bytes, location))

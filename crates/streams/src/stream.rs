@@ -66,7 +66,7 @@ impl CudaStream {
     /// * Backends and managers whose buffers were used on it have been drained since: memory of buffers that were dropped
     ///   while that work was in flight is kept with its fences, until it serves another request.
     /// * [`CudaModule`](crate::CudaModule)s whose kernels were launched on it are gone, or have been used for a launch since
-    ///   its work was over: a module keeps the fences of its launches.
+    ///   its work was over by each thread that launched them on it: a module keeps the fences of its launches.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let handle =
@@ -166,9 +166,9 @@ impl CudaStream {
     /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
     /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
-        let point = self.own.points.given();
+        let point = self.own.ends.points.given();
         let outcome = self.own.synchronize();
-        if self.own.points.reached() >= point {
+        if self.own.ends.points.reached() >= point {
             self.own.wait_for_callbacks(point);
         }
         outcome
@@ -229,7 +229,7 @@ impl CudaStream {
     /// What the stream did while its metrics were on, as far as it is known to be over. Asks nobody.
     #[must_use]
     pub fn metrics(&self) -> StreamMetrics {
-        let measured = self.own.line.lock().measured();
+        let measured = self.own.ends.line.lock().measured();
         let tally = self.own.callbacks.tally();
         StreamMetrics {
             callbacks_run: tally.run,

@@ -11,29 +11,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
 use transload_cuda_sys::{
-    AsStream, Context, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
+    AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
 };
 use transload_memory::lift;
 
 use crate::{
     allocator::ending::Endings,
     callbacks::Callbacks,
+    ends::Ends,
     kernels::Kernels,
-    line::{Covered, Line},
+    line::Covered,
     loss::is_of_a_capture,
     metrics::Counters,
-    points::Points,
-    reactor::Reactor,
+    panics::contained,
+    reactor::{Reactor, StreamWatch},
     wakers::Wakers,
+    watch::Watch,
 };
-
-/// What the operations of a run are, for messages.
-pub(crate) const SMALL: &str = "small copy or fill";
 
 /// Tasks that may wait for one stream before the list of them grows.
 const TASKS: usize = 4;
@@ -53,7 +51,7 @@ pub(crate) enum Handle {
 /// count of handles.
 #[repr(C)]
 pub(crate) struct StreamTimeline {
-    pub(crate) points: Points,
+    pub(crate) ends: Ends<Event>,
     /// The one thread in which the handle means this stream, for a per-thread default stream.
     thread: Option<ThreadId>,
     stream: Stream,
@@ -65,11 +63,7 @@ pub(crate) struct StreamTimeline {
     pub(crate) metrics: Counters,
     pub(crate) id: TimelineId,
     pub(crate) priority: StreamPriority,
-    pub(crate) line: Mutex<Line>,
-    /// Held while an event is recorded and marked, so that points stay in the order of their events. Whoever only asks
-    /// takes the line's lock, which is never held across a call into the driver that could wait for room.
-    pub(crate) recording: Mutex<()>,
-    wakers: Mutex<Wakers>,
+    watch: Arc<StreamWatch>,
     /// Our own kernels, once one was asked for.
     kernels: OnceLock<Arc<Kernels>>,
     /// The driver did not take them when a fill asked, which can do without.
@@ -101,10 +95,8 @@ impl StreamTimeline {
             priority,
             stream,
             thread,
-            points: Points::new(handle != Handle::Own),
-            line: Mutex::new(Line::with(spare)),
-            recording: Mutex::default(),
-            wakers: Mutex::new(Wakers::with_room(TASKS)),
+            ends: Ends::new(handle != Handle::Own, spare),
+            watch: Arc::new(Watch::new(Weak::clone(this), Wakers::with_room(TASKS))),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),
             fills_without: AtomicBool::new(false),
@@ -137,13 +129,13 @@ impl StreamTimeline {
     }
 
     pub(crate) fn outstanding(&self) -> u64 {
-        self.points.outstanding()
+        self.ends.points.outstanding()
     }
 
-    /// A point such that every later one comes after what is enqueued by now: the last, or that of a record under way.
+    /// A point such that the event of every later one is recorded after what is enqueued by now: points are given before
+    /// their events are recorded.
     pub(crate) fn last_point(&self) -> u64 {
-        let _recorded = self.recording.lock();
-        self.points.given()
+        self.ends.points.given()
     }
 
     /// The error that made the stream unusable, if any did.
@@ -212,7 +204,7 @@ impl StreamTimeline {
     /// Blocks until everything enqueued so far is over, and takes note of it.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.check_runs()?;
-        let point = self.points.given();
+        let point = self.ends.points.given();
         match self.stream.synchronize() {
             Ok(()) => {
                 self.advance(point);
@@ -223,8 +215,7 @@ impl StreamTimeline {
     }
 
     pub(crate) fn advance(&self, point: u64) {
-        self.line.lock().advance_to(point);
-        self.points.reach(point);
+        self.ends.advance(point);
     }
 
     /// A small copy is over before a sleeping thread wakes up: where the reactor sleeps, asking for a moment is cheaper
@@ -243,7 +234,7 @@ impl StreamTimeline {
     /// Whether the point was over before the stream broke.
     fn ended_well(&self, point: u64) -> Result<bool> {
         match self.broken.get() {
-            Some(error) if point > self.line.lock().over() => Err(error.clone()),
+            Some(error) if point > self.ends.line.lock().over() => Err(error.clone()),
             _ => Ok(true),
         }
     }
@@ -251,10 +242,10 @@ impl StreamTimeline {
     /// Asks the driver about a point, and makes nothing of its error. A point that no event covers yet, and that is not over,
     /// has one from here on.
     fn ask(&self, point: u64) -> Result<bool, DriverError> {
-        if self.points.reached() >= point {
+        if self.ends.points.reached() >= point {
             return Ok(true);
         }
-        let covered = self.line.lock().covering(point);
+        let covered = self.ends.line.lock().covering(point);
         match covered {
             Covered::Over => Ok(true),
             Covered::By(event, upto) => {
@@ -266,7 +257,7 @@ impl StreamTimeline {
                 Ok(over)
             }
             Covered::NotYet => {
-                let given = self.points.given();
+                let given = self.ends.points.given();
                 if point > given || !self.is_here() {
                     // Over, well or not.
                     let _told_to_who_asks = self.settle_open(point);
@@ -279,7 +270,8 @@ impl StreamTimeline {
                 if over {
                     self.advance(given)
                 } else {
-                    self.try_close_run()?
+                    // Nobody is asked about: this may be the question itself.
+                    let _old = self.record_late()?;
                 }
                 Ok(over)
             }
@@ -289,7 +281,7 @@ impl StreamTimeline {
     /// A point without an event whose recording failed before, in a thread that cannot record one: it is waited for.
     #[cold]
     fn settle_open(&self, point: u64) -> Result<bool> {
-        let given = self.points.given();
+        let given = self.ends.points.given();
         if point <= given {
             self.wait_out_a_capture();
             self.synchronize_driver().map_err(|error| self.settle(given, error))?;
@@ -300,24 +292,27 @@ impl StreamTimeline {
 
     /// Has `waker` woken once `point` is over, which the reactor finds out; `true` where it is over already.
     pub(crate) fn watch(&self, point: u64, waker: &Waker) -> bool {
-        if self.points.reached() >= point {
+        if self.ends.points.reached() >= point {
             return true;
         }
-        self.wakers.lock().add(point, waker);
-        self.reactor.watch(&self.this, self.id);
+        if !self.watch.wakers.lock().has(point, waker) {
+            // Cloned, and dropped where it came a second time, under no lock: it is another crate's code.
+            let waker = waker.clone();
+            let mut wakers = self.watch.wakers.lock();
+            let known = wakers.add(point, waker);
+            self.watch.note(&wakers);
+            drop(wakers);
+            drop(known);
+        }
+        self.reactor.notice(&self.watch);
         false
-    }
-
-    /// Whether a task waits for any point.
-    pub(crate) fn is_awaited(&self) -> bool {
-        !self.wakers.lock().is_empty()
     }
 
     /// Asks the driver; wakes whoever waits for what is over. Answers whether someone still waits. For the reactor.
     pub(crate) fn wake_what_is_over(&self, woken: &mut Vec<Waker>) -> bool {
-        let next = self.wakers.lock().first();
+        let next = self.watch.wakers.lock().first();
         let Some(next) = next else { return false };
-        let given = self.points.given();
+        let given = self.ends.points.given();
         match self.ask(next) {
             Ok(true) => {}
             // An error of a moment says nothing of the work. Whoever may block finds out what it means; this thread serves all
@@ -335,8 +330,9 @@ impl StreamTimeline {
             }
         }
         let reached = self.reached();
-        let mut wakers = self.wakers.lock();
+        let mut wakers = self.watch.wakers.lock();
         wakers.take_reached(reached, woken);
+        self.watch.note(&wakers);
         !wakers.is_empty()
     }
 
@@ -354,6 +350,8 @@ impl StreamTimeline {
 impl Drop for StreamTimeline {
     fn drop(&mut self) {
         self.endings.tell(self.id, &self.stream);
+        let wakers = std::mem::take(&mut *self.watch.wakers.lock());
+        contained(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
         // In another thread the handle would name another stream.
         let idle = self.is_here()
@@ -374,13 +372,17 @@ unsafe impl Timeline for StreamTimeline {
         self.device
     }
 
+    fn is_simulated(&self) -> bool {
+        Driver::get().is_ok_and(Driver::is_simulated)
+    }
+
     fn reached(&self) -> u64 {
-        self.points.reached()
+        self.ends.points.reached()
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
         // Known before the question, so that an idle stream has done it.
-        let given = self.points.given();
+        let given = self.ends.points.given();
         match self.ask(point) {
             Ok(true) => self.ended_well(point),
             Ok(false) => Ok(false),
@@ -392,13 +394,13 @@ unsafe impl Timeline for StreamTimeline {
         if self.reached() >= point {
             return self.ended_well(point).map(|_| ());
         }
-        let mut covered = self.line.lock().covering(point);
+        let mut covered = self.ends.line.lock().covering(point);
         if matches!(covered, Covered::NotYet) {
             // Recorded at once, it is enqueued while the work still runs.
             if let Err(error) = self.close_run() {
                 return Err(self.settle_unmarked(error));
             }
-            covered = self.line.lock().covering(point);
+            covered = self.ends.line.lock().covering(point);
         }
         let (event, upto) = match covered {
             Covered::Over => return self.ended_well(point).map(|_| ()),
@@ -423,7 +425,7 @@ unsafe impl Timeline for StreamTimeline {
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
-        Ok(self.line.lock().take_duration(point))
+        Ok(self.ends.line.lock().take_duration(point))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -1,13 +1,21 @@
 //! Tasks that wait for points of a stream, in the order of the points.
+//!
+//! Wakers are code of other crates: they are cloned, woken and dropped under no lock, and a panic in one ends nothing else.
 
 use std::{collections::VecDeque, task::Waker};
 
-/// Points are mostly waited for in their order, thousands at once: adding one and taking those that are over costs no search
-/// through the others, and nothing is allocated once there was room.
+use crate::panics::contained;
+
+/// Points are mostly waited for in their order, thousands at once: adding one is a binary search, taking those that are over
+/// a search and a move, and nothing is allocated once there was room.
 #[derive(Default)]
 pub(crate) struct Wakers {
-    /// Sorted by point.
+    /// Sorted by point, then by what [`Waker::will_wake`] compares.
     waiting: VecDeque<(u64, Waker)>,
+}
+
+fn key(point: u64, waker: &Waker) -> (u64, usize, usize) {
+    (point, waker.data().addr(), std::ptr::from_ref(waker.vtable()).addr())
 }
 
 impl Wakers {
@@ -16,18 +24,24 @@ impl Wakers {
         Self { waiting: VecDeque::with_capacity(tasks) }
     }
 
-    /// Keeps a waker for a point, once.
-    pub(crate) fn add(&mut self, point: u64, waker: &Waker) {
-        let first = self.waiting.partition_point(|(at, _)| *at < point);
-        let of_the_point = self.waiting.iter().skip(first).take_while(|(at, _)| *at == point);
-        let mut known = 0;
-        for (_, other) in of_the_point {
-            if other.will_wake(waker) {
-                return;
+    fn find(&self, point: u64, waker: &Waker) -> Result<usize, usize> {
+        self.waiting.binary_search_by_key(&key(point, waker), |(at, other)| key(*at, other))
+    }
+
+    /// Returns whether the waker is kept for the point.
+    pub(crate) fn has(&self, point: u64, waker: &Waker) -> bool {
+        self.find(point, waker).is_ok()
+    }
+
+    /// Keeps a waker for a point; returns it where it is kept already, for the caller to drop under no lock.
+    pub(crate) fn add(&mut self, point: u64, waker: Waker) -> Option<Waker> {
+        match self.find(point, &waker) {
+            Ok(_) => Some(waker),
+            Err(index) => {
+                self.waiting.insert(index, (point, waker));
+                None
             }
-            known += 1;
         }
-        self.waiting.insert(first + known, (point, waker.clone()));
     }
 
     /// The first point that someone waits for.
@@ -43,6 +57,14 @@ impl Wakers {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
+    }
+}
+
+impl Drop for Wakers {
+    fn drop(&mut self) {
+        for (_, waker) in self.waiting.drain(..) {
+            contained(|| drop(waker));
+        }
     }
 }
 
@@ -71,8 +93,11 @@ mod tests {
         let counts: Vec<_> = (0..6).map(|_| Arc::new(Counted(AtomicU64::new(0)))).collect();
         let wakers: Vec<Waker> = counts.iter().map(|counted| Waker::from(Arc::clone(counted))).collect();
         let mut waiting = Wakers::default();
-        for (point, which) in [(3, 0), (9, 1), (3, 2), (1, 3), (3, 0), (7, 4), (9, 5)] {
-            waiting.add(point, &wakers[which]);
+        for (point, which) in [(3, 0), (9, 1), (3, 2), (1, 3), (3, 0), (7, 4), (9, 5), (3, 2)] {
+            assert_eq!(
+                waiting.has(point, &wakers[which]),
+                waiting.add(point, wakers[which].clone()).is_some()
+            );
         }
         assert_eq!(waiting.first(), Some(1));
         let mut woken = Vec::new();

@@ -27,8 +27,8 @@
 //! ```
 //!
 //! # Order of the code
-//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry` and `costs`) for a method, lets
-//! the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`, `unobserved`).
+//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry`, `costs` and `engine_queue`) for a
+//! method, lets the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`, `unobserved`).
 //! `tasks` is the same for who must not block.
 //!
 //! # What is not here yet
@@ -37,6 +37,7 @@
 
 mod builder;
 mod costs;
+mod engine_queue;
 mod histogram;
 mod lost;
 mod manager;

@@ -8,8 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Transfer, TransferMethod,
-    TransferPath, TransferReport, Unsubmitted,
+    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Timing, Transfer,
+    TransferMethod, TransferPath, TransferReport, Unsubmitted,
 };
 
 use crate::{
@@ -184,7 +184,8 @@ impl CrossBackendTransferManager {
     }
 
     /// A buffer with the bytes of `buffer` that `device` can use. Where the hardware allows it is `buffer` itself and nothing
-    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which.
+    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which, and where the copy
+    /// is under way holds its fence: a copy that fails later fails there.
     ///
     /// The backend of `device` is asked first, then that of the buffer. Where neither can, the bytes are transferred by
     /// whatever method is the cheapest, and waited for: this call blocks the thread then.
@@ -196,7 +197,7 @@ impl CrossBackendTransferManager {
         let (theirs, ours) = (self.backend(device)?, self.backend(home)?);
         self.watch.lost.check([home, device, device])?;
         if home == device {
-            return Ok(Shared { buffer: buffer.clone(), copied: false });
+            return Ok(Shared::in_place(buffer));
         }
         let mut answer = theirs.share(buffer, device);
         if is_unsupported(&answer) && !Arc::ptr_eq(&theirs, &ours) {
@@ -211,7 +212,7 @@ impl CrossBackendTransferManager {
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
         self.transfer(buffer, &copy).wait()?;
-        Ok(Shared { buffer: copy, copied: true })
+        Ok(Shared { buffer: copy, copied: true, arrival: None })
     }
 
     /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
@@ -275,7 +276,8 @@ impl CrossBackendTransferManager {
     /// The first failure that nobody saw: of a transfer whose handle was dropped before its end was observed, or before its
     /// refusal was taken. It is returned once. Otherwise the first error of a backend. All backends are drained in any case,
     /// except that [`ErrorKind::Unsupported`] is returned, and nothing is waited for, on a thread of the library's executor
-    /// (in a waker that runs its task at once, say), where it would wait for its own caller.
+    /// (in a waker that runs its task at once, say), where it would wait for its own caller. What a lost
+    /// device held is gone with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.rows.all().iter().for_each(|row| row.settle_all(true));
@@ -285,6 +287,7 @@ impl CrossBackendTransferManager {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
         }
+        self.registry.sweep_engines();
         outcome
     }
 
@@ -329,10 +332,16 @@ impl CrossBackendTransferManager {
         report.submitting = begun.elapsed();
         match submitted {
             Ok(fence) => {
+                candidate.queue(&fence, request.bytes);
                 candidate.row.submitted(&report);
-                // What the host copied during the call is complete: its end needs no clock of its own.
-                if fence.is_known_done() {
+                // What the host copied during the call is complete: it counts now, and its end needs no clock of its own.
+                if fence.is_known_done() && fence.wait().is_ok() {
                     report.elapsed = report.submitting;
+                    if job.timing == Timing::Measured {
+                        report.moving = fence.timeline().take_duration(fence.point()).unwrap_or_default();
+                    }
+                    candidate.row.ended(&report, Ok(()));
+                    return Transfer::submitted(fence, report, begun, None);
                 }
                 let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
                 Transfer::submitted(fence, report, begun, Some(completion))

@@ -2,7 +2,9 @@
 
 use std::{fmt, time::Duration};
 
-use transload_core::{CostBasis, DeviceId, Rejections, TransferMethod, TransferPath, TransferReport};
+use transload_core::{
+    CostBasis, DeviceId, QueuedBefore, Rejections, TransferMethod, TransferPath, TransferReport,
+};
 
 /// What a transfer would do. The transfer's own report says the same where nothing was registered and no cost was set in
 /// between: both come from one planner.
@@ -23,12 +25,14 @@ pub struct Plan {
     pub chunks: u32,
     /// The predicted time.
     pub predicted: Duration,
+    /// Like [`TransferReport::queued`].
+    pub queued: u64,
     /// What the prediction rests on.
     pub basis: CostBasis,
     /// What cannot be taken, and why.
     pub rejected: Rejections,
-    /// What could be taken and is not, fastest first. It is predicted to be no faster; but for a small transfer of high
-    /// priority, which goes without a copy engine (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
+    /// What could be taken and is not, fastest first. None is predicted to be faster on an idle device, unless the transfer
+    /// passes by a copy engine's queue (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
     pub alternatives: Vec<Alternative>,
     /// Whether a software driver plays the device.
     pub simulated: bool,
@@ -56,6 +60,7 @@ impl Plan {
             lanes: report.lanes,
             chunks: report.chunks,
             predicted: report.predicted,
+            queued: report.queued,
             basis: report.basis,
             rejected: report.rejected,
             alternatives,
@@ -63,10 +68,11 @@ impl Plan {
         }
     }
 
-    /// Whether a transfer was done as planned.
+    /// Returns whether a transfer was done as planned, whatever was queued before the copy engine at the time.
     #[must_use]
     pub fn agrees_with(&self, report: &TransferReport) -> bool {
-        *self == Self::new(report.clone(), self.alternatives.clone())
+        let done = Self::new(report.clone(), self.alternatives.clone());
+        *self == Self { queued: self.queued, ..done }
     }
 }
 
@@ -75,18 +81,47 @@ impl fmt::Display for Plan {
         let Self { path, bytes, method, lane, lanes, chunks, predicted, basis, .. } = self;
         write!(f, "{bytes} bytes {path} by {method} on {lane}")?;
         if (*lanes, *chunks) != (1, 1) {
-            write!(f, ", {lanes} lanes, {chunks} chunks")?;
+            write!(f, ", {}, {}", counted(*lanes, "lane"), counted(*chunks, "chunk"))?;
         }
         write!(f, ": about {predicted:.1?} ({basis})")?;
         if self.simulated {
             f.write_str(" (simulated)")?;
         }
+        if self.queued > 0 {
+            write!(f, "\n  {}", QueuedBefore(self.queued))?;
+        }
         for Alternative { method, predicted, basis } in &self.alternatives {
-            // Only the rule for small transfers of high priority passes over what is predicted to be faster.
+            // Only what passes by a copy engine's queue is not the fastest.
             let why =
                 if *predicted < self.predicted { "faster, but waits for a copy engine" } else { "slower" };
             write!(f, "\n  {why}: {method}: about {predicted:.1?} ({basis})")?;
         }
         self.rejected.iter().try_for_each(|rejected| write!(f, "\n  rejected: {rejected}"))
+    }
+}
+
+/// A number with its noun, in the plural unless it is 1.
+fn counted(number: u32, noun: &str) -> String {
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{DeviceId, MemoryKind, Place};
+
+    use super::*;
+
+    #[test]
+    fn plan_counts_lanes_and_chunks_in_words_that_fit() {
+        let path = |kind| Place::new(DeviceId::Cpu, kind);
+        let path = TransferPath::new(path(MemoryKind::Pageable), path(MemoryKind::Pinned));
+        let mut report = TransferReport::planned(path, TransferMethod::HostStaged, DeviceId::Cpu, 64);
+        for (lanes, chunks, said) in
+            [(1, 13, ", 1 lane, 13 chunks:"), (2, 1, ", 2 lanes, 1 chunk:"), (1, 1, "on cpu: ")]
+        {
+            (report.lanes, report.chunks) = (lanes, chunks);
+            let plan = Plan::new(report.clone(), Vec::new()).to_string();
+            assert!(plan.contains(said), "{plan}");
+        }
     }
 }

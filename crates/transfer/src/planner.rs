@@ -4,12 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use transload_core::{
-    CostBasis, Error, ErrorKind, RejectReason, Rejected, Rejections, Result, TransferPath, TransferReport,
+    CostBasis, Error, ErrorKind, Fence, RejectReason, Rejected, Rejections, Result, TransferPath,
+    TransferReport,
 };
 
 use crate::{
     TransferOptions,
     costs::{Cost, CostTable},
+    engine_queue::{EngineQueue, EngineQueues},
     lost::LostDevices,
     methods::{Context, Method, Route},
     request::Request,
@@ -30,6 +32,9 @@ pub(crate) struct Candidate {
     pub(crate) route: Route,
     pub(crate) row: Arc<Row>,
     cost: Cost,
+    in_place: bool,
+    /// The copy engine's queue that its transfers stand in.
+    pub(crate) engine: Option<Arc<EngineQueue>>,
 }
 
 /// What will be done for a request.
@@ -39,6 +44,8 @@ pub(crate) struct Choice<'a> {
     pub(crate) index: usize,
     request: &'a Request,
     predicted: Duration,
+    /// See [`TransferReport::queued`].
+    queued: u64,
     rejected: Rejections,
 }
 
@@ -50,7 +57,7 @@ impl PathRoutes {
         path: TransferPath,
         context: &Context<'_>,
         costs: &CostTable,
-        rows: &Rows,
+        (rows, engines): (&Rows, &EngineQueues),
     ) -> Self {
         let mut routes = Self { path, candidates: SmallVec::new(), rejected: Rejections::new() };
         for method in methods {
@@ -63,7 +70,9 @@ impl PathRoutes {
                 Ok(route) => {
                     let row = rows.row(path, method.method());
                     let cost = costs.get(path, method.method());
-                    routes.candidates.push(Candidate { method: Arc::clone(method), route, row, cost });
+                    let engine = engines.of(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
+                    let (method, in_place) = (Arc::clone(method), method.is_in_place());
+                    routes.candidates.push(Candidate { method, route, row, cost, in_place, engine });
                 }
                 Err(reason) => routes.rejected.push(Rejected { method: method.method(), reason }),
             }
@@ -71,9 +80,10 @@ impl PathRoutes {
         routes
     }
 
-    /// The cheapest method that applies and is allowed; for a small transfer of high priority the cheapest of those that use
-    /// no copy engine, where there is one (see [`TransferOptions::priority`]). Every request asks the cost curves themselves, whose points are
-    /// the break points; nothing is remembered per size class. Methods that declined this very request are passed over.
+    /// The cheapest method that applies and is allowed. For a small transfer of high priority it is the cheapest in place
+    /// instead, if what this manager has queued before the copy engine takes longer (see [`TransferOptions::priority`]).
+    /// Every request asks the cost curves themselves, whose points are the break points; nothing is remembered per size class.
+    /// Methods that declined this very request are passed over.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
@@ -84,10 +94,39 @@ impl PathRoutes {
         lost: &LostDevices,
         declined: &[Rejected],
     ) -> Result<Choice<'a>> {
-        self.choose_among(request, options, lost, declined, |_| Ok(()))
+        let mut choice = self.choose_among(request, options, lost, declined, |_| Ok(()))?;
+        if let Some(engine) = &choice.candidate.engine
+            && options.is_urgent(request.bytes)
+        {
+            choice.queued = engine.queued();
+            if choice.queued > 0 {
+                self.pass_by_engine(&mut choice, options);
+            }
+        }
+        Ok(choice)
     }
 
-    /// As [`choose`](Self::choose), among the candidates that `fits` does not reject.
+    /// Takes the cheapest method in place if the engine's queue takes longer.
+    #[cold]
+    fn pass_by_engine<'a>(&'a self, choice: &mut Choice<'a>, options: &TransferOptions) {
+        let bytes = choice.request.bytes;
+        let fits = |candidate: &Candidate| {
+            let method = candidate.method.method();
+            let rejected = choice.rejected.iter().any(|rejected| rejected.method == method);
+            candidate.in_place && options.allows(method) && !rejected
+        };
+        let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| fits(candidate));
+        let cheapest = in_place.min_by_key(|(_, candidate)| candidate.predict(bytes));
+        let Some((index, candidate)) = cheapest else { return };
+        let predicted = candidate.predict(bytes);
+        if choice.candidate.predict(choice.queued) > predicted
+            && !transload_core::mutant!("transfer/urgent-waits-for-engine")
+        {
+            (choice.index, choice.candidate, choice.predicted) = (index, candidate, predicted);
+        }
+    }
+
+    /// The cheapest of the candidates that `fits` does not reject, whatever is queued.
     ///
     /// # Errors
     /// As for `choose`.
@@ -102,8 +141,7 @@ impl PathRoutes {
     ) -> Result<Choice<'a>> {
         // A plain copy: `clone` would go element by element.
         let mut rejected = Rejections::from_slice(&self.rejected);
-        let avoid_engines = options.avoids_copy_engines(request.bytes);
-        let mut best: Option<(usize, &Candidate, (bool, Duration))> = None;
+        let mut best: Option<(usize, &Candidate, Duration)> = None;
         for (index, candidate) in self.candidates.iter().enumerate() {
             let method = candidate.method.method();
             if let Some(declined) = declined.iter().find(|declined| declined.method == method) {
@@ -114,24 +152,30 @@ impl PathRoutes {
                 rejected.push(Rejected { method, reason: RejectReason::Forbidden });
                 continue;
             }
+            if candidate.in_place
+                && !request.device_visible
+                && !transload_core::mutant!("transfer/in-place-of-memory-unseen")
+            {
+                rejected.push(Rejected { method, reason: RejectReason::NotMapped });
+                continue;
+            }
             if let Err(reason) = fits(candidate) {
                 rejected.push(Rejected { method, reason });
                 continue;
             }
-            let predicted = candidate.cost.model.predict(request.bytes);
-            let rank = (avoid_engines && candidate.method.uses_copy_engine(), predicted);
-            if best.is_none_or(|(.., least)| rank < least) {
-                best = Some((index, candidate, rank));
+            let predicted = candidate.predict(request.bytes);
+            if best.is_none_or(|(.., least)| predicted < least) {
+                best = Some((index, candidate, predicted));
             }
         }
         if rejected.len() > self.rejected.len() {
             rejected.sort_unstable_by_key(|rejected| rejected.method);
         }
-        let Some((index, candidate, (_, predicted))) = best else {
+        let Some((index, candidate, predicted)) = best else {
             return Err(none_left(self.path, &rejected));
         };
         lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
-        Ok(Choice { candidate, index, request, predicted, rejected })
+        Ok(Choice { candidate, index, request, predicted, queued: 0, rejected })
     }
 
     pub(crate) fn candidate(&self, index: usize) -> Option<&Candidate> {
@@ -153,7 +197,7 @@ impl PathRoutes {
             .candidates
             .iter()
             .filter(|candidate| options.allows(candidate.method.method()))
-            .map(|candidate| (candidate, candidate.cost.model.predict(request.bytes)))
+            .map(|candidate| (candidate, candidate.predict(request.bytes)))
             .collect();
         all.sort_by_key(|(_, predicted)| *predicted);
         all
@@ -164,17 +208,31 @@ impl Candidate {
     pub(crate) fn basis(&self) -> CostBasis {
         self.cost.basis
     }
+
+    fn predict(&self, bytes: u64) -> Duration {
+        self.cost.model.predict(bytes)
+    }
+
+    /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
+    pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
+        if let Some(engine) = &self.engine
+            && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
+        {
+            engine.add(fence, self.method.queued(bytes));
+        }
+    }
 }
 
 impl Choice<'_> {
     /// The report of a transfer that is done so, before it is submitted.
     pub(crate) fn into_report(self) -> TransferReport {
         let Candidate { method, route, cost, .. } = self.candidate;
-        let Request { path, bytes } = *self.request;
+        let Request { path, bytes, .. } = *self.request;
         let mut report = TransferReport::planned(path, method.method(), route.lane, bytes);
         report.lanes = route.lanes;
         report.chunks = method.chunks(route, self.request);
         report.predicted = self.predicted;
+        report.queued = self.queued;
         report.basis = cost.basis;
         report.rejected = self.rejected;
         report.simulated = route.simulated;
@@ -198,7 +256,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{methods::Job, registry::Registered, row::Watch};
+    use crate::{engine_queue::tests::Manual, methods::Job, registry::Registered, row::Watch};
 
     /// A method that applies where it is told to.
     struct Fake(TransferMethod, Result<(), RejectReason>);
@@ -230,8 +288,8 @@ mod tests {
             TransferMethod::ZeroCopy
         }
 
-        fn uses_copy_engine(&self) -> bool {
-            false
+        fn is_in_place(&self) -> bool {
+            true
         }
 
         fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
@@ -266,7 +324,14 @@ mod tests {
         });
         table.set(costs.collect(), CostBasis::Measured);
         let rows = Rows::new(Arc::new(Watch::default()));
-        PathRoutes::find(methods, &[], PATH, &Context { backends: &backends }, &table, &rows)
+        PathRoutes::find(
+            methods,
+            &[],
+            PATH,
+            &Context { backends: &backends },
+            &table,
+            (&rows, &EngineQueues::default()),
+        )
     }
 
     fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {
@@ -342,29 +407,75 @@ mod tests {
     }
 
     #[test]
-    fn a_small_transfer_of_high_priority_takes_what_needs_no_copy_engine_although_it_is_predicted_slower() {
+    fn urgent_small_transfer_passes_by_a_queue_that_takes_longer() {
         let micros = Duration::from_micros;
         let costs = [
             (TransferMethod::DirectCopy, CostModel::linear(micros(8), 55e9)),
             (TransferMethod::ZeroCopy, CostModel::linear(micros(12), 51e9)),
         ];
         let direct = Fake(TransferMethod::DirectCopy, Ok(()));
-        let routes = routes_of(&[Arc::new(direct), Arc::new(InPlace)], &costs);
+        let mut routes = routes_of(&[Arc::new(direct), Arc::new(InPlace)], &costs);
+        let engine = Arc::new(EngineQueue::default());
+        for candidate in &mut routes.candidates {
+            candidate.engine = (!candidate.in_place).then(|| Arc::clone(&engine));
+        }
         let high = TransferOptions::new().priority(StreamPriority::High);
         let limit = TransferOptions::SMALL;
-        for (bytes, options, method) in [
-            (1, high, TransferMethod::ZeroCopy),
-            (limit, high, TransferMethod::ZeroCopy),
-            (limit + 1, high, TransferMethod::DirectCopy),
-            (1, TransferOptions::new(), TransferMethod::DirectCopy),
-            (1, high.forbid(TransferMethod::ZeroCopy), TransferMethod::DirectCopy),
-            (1, high.only(TransferMethod::DirectCopy), TransferMethod::DirectCopy),
-        ] {
-            let report = report(&routes, bytes, options).unwrap();
-            assert_eq!((report.method, report.basis), (method, CostBasis::Measured), "{bytes} {options:?}");
-            let (_, model) = costs.iter().find(|(of, _)| *of == method).unwrap();
-            assert_eq!(report.predicted, model.predict(bytes), "the prediction is the method's own");
-        }
+        let check = |expected: [TransferMethod; 6], queued: u64| {
+            for ((bytes, options), method) in [
+                (1, high),
+                (limit, high),
+                (limit + 1, high),
+                (1, TransferOptions::new()),
+                (1, high.forbid(TransferMethod::ZeroCopy)),
+                (1, high.only(TransferMethod::DirectCopy)),
+            ]
+            .into_iter()
+            .zip(expected)
+            {
+                let report = report(&routes, bytes, options).unwrap();
+                assert_eq!(
+                    (report.method, report.basis),
+                    (method, CostBasis::Measured),
+                    "{bytes} {options:?}"
+                );
+                let (_, model) = costs.iter().find(|(of, _)| *of == method).unwrap();
+                assert_eq!(report.predicted, model.predict(bytes), "the prediction is the method's own");
+                let urgent = options.is_urgent(bytes);
+                assert_eq!(report.queued, if urgent { queued } else { 0 }, "{bytes} {options:?}");
+            }
+        };
+        let (direct, in_place) = (TransferMethod::DirectCopy, TransferMethod::ZeroCopy);
+        check([direct; 6], 0);
+        // 64 KiB take 9 µs: longer than no kernel.
+        let timeline = Manual::new();
+        engine.add(&timeline.fence(1), 64 << 10);
+        check([direct; 6], 64 << 10);
+        // 1 MiB takes 27 µs: longer than a kernel for 1 byte, not than one for 1 MiB.
+        engine.add(&timeline.fence(2), 15 * (64 << 10));
+        check([in_place, direct, direct, direct, direct, direct], 1 << 20);
+        engine.add(&timeline.fence(3), 1 << 30);
+        check([in_place, in_place, direct, direct, direct, direct], (1 << 20) + (1 << 30));
+        timeline.reach(3);
+        check([direct; 6], 0);
+    }
+
+    #[test]
+    fn urgent_transfer_of_memory_that_no_device_sees_stays_with_the_engine() {
+        let costs = [
+            (TransferMethod::DirectCopy, CostModel::linear(Duration::from_micros(8), 55e9)),
+            (TransferMethod::ZeroCopy, CostModel::linear(Duration::from_micros(12), 51e9)),
+        ];
+        let direct = Fake(TransferMethod::DirectCopy, Ok(()));
+        let mut routes = routes_of(&[Arc::new(direct), Arc::new(InPlace)], &costs);
+        let engine = Arc::new(EngineQueue::default());
+        engine.add(&Manual::new().fence(1), 1 << 30);
+        routes.candidates[0].engine = Some(engine);
+        let high = TransferOptions::new().priority(StreamPriority::High);
+        let request = Request { device_visible: false, ..Request::new(PATH, 1).unwrap() };
+        let report = routes.choose(&request, &high, &LostDevices::default(), &[]).unwrap().into_report();
+        let unseen = Rejected { method: TransferMethod::ZeroCopy, reason: RejectReason::NotMapped };
+        assert_eq!((report.method, report.rejected.as_slice()), (TransferMethod::DirectCopy, &[unseen][..]));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
+    engine_queue::EngineQueue,
     methods::{Declined, Single},
     planner::Candidate,
     request::{Ranges, Request},
@@ -26,6 +27,8 @@ pub struct RecordedTransfers {
     report: TransferReport,
     /// Every device that a transfer of the set has to do with.
     devices: Vec<[DeviceId; 3]>,
+    /// The copy engines' queues that a replay stands in, each with its bytes there.
+    engines: Vec<(Arc<EngineQueue>, u64)>,
     watch: Arc<Watch>,
 }
 
@@ -46,6 +49,7 @@ impl RecordedTransfers {
         });
         match submitted {
             Ok(fence) => {
+                self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 report.submitting = begun.elapsed();
                 self.watch.tell(TransferEvent::Submitted(&report));
                 Transfer::submitted(fence, report, begun, Some(Arc::clone(&self.watch) as _))
@@ -72,6 +76,7 @@ fn devices_of(report: &TransferReport) -> [DeviceId; 3] {
 struct Planned {
     single: Single,
     backend: Arc<dyn Backend>,
+    engine: Option<Arc<EngineQueue>>,
     report: TransferReport,
 }
 
@@ -115,8 +120,17 @@ impl CrossBackendTransferManager {
         let mut devices: Vec<_> = planned.iter().map(|planned| devices_of(&planned.report)).collect();
         devices.sort_unstable();
         devices.dedup();
+        let mut engines: Vec<(Arc<EngineQueue>, u64)> = Vec::new();
+        for Planned { engine, report, .. } in &planned {
+            let Some(engine) = engine else { continue };
+            match engines.iter_mut().find(|(known, _)| Arc::ptr_eq(known, engine)) {
+                Some((_, bytes)) => *bytes = bytes.saturating_add(report.bytes),
+                None => engines.push((Arc::clone(engine), report.bytes)),
+            }
+        }
         Ok(RecordedTransfers {
             devices,
+            engines,
             backend: Arc::clone(&first.backend),
             recorded,
             priority: options.wanted_priority(),
@@ -140,8 +154,8 @@ impl CrossBackendTransferManager {
             let Candidate { method, route, .. } = choice.candidate;
             match (method.prepare(request.path, route), single(choice.candidate)) {
                 (Ok(()), Some(single)) => {
-                    let backend = Arc::clone(&route.backend);
-                    return Ok(Planned { single, backend, report: choice.into_report() });
+                    let (backend, engine) = (Arc::clone(&route.backend), choice.candidate.engine.clone());
+                    return Ok(Planned { single, backend, engine, report: choice.into_report() });
                 }
                 (Err(Declined::ForNow(reason)), _) => {
                     declined.push(Rejected { method: method.method(), reason });

@@ -5,16 +5,17 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockWriteGuard};
 use transload_core::{
-    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
-    Result, TransferPath,
+    Backend, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place,
+    Rejected, Result, TransferPath,
 };
 
 use transload_executor::{PLACES, place_of_thread};
 
 use crate::{
     costs::CostTable,
+    engine_queue::EngineQueues,
     methods::{self, Context, Method},
     planner::PathRoutes,
     row::Rows,
@@ -37,6 +38,7 @@ impl Registered {
 /// no common cache line. No backend is called under a lock.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
+    engines: EngineQueues,
     state: RwLock<State>,
     /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
     generation: AtomicU64,
@@ -46,7 +48,7 @@ pub(crate) struct Registry {
 /// The routes of one place.
 #[derive(Default)]
 #[repr(align(128))]
-struct KeptRoutes(Mutex<Kept>);
+struct KeptRoutes(BriefLock<Kept>);
 
 #[derive(Default)]
 struct Kept {
@@ -58,7 +60,13 @@ struct Kept {
 impl Default for Registry {
     fn default() -> Self {
         let kept = (0..PLACES).map(|_| KeptRoutes::default()).collect();
-        Self { methods: methods::all(), state: RwLock::default(), generation: AtomicU64::new(0), kept }
+        Self {
+            methods: methods::all(),
+            engines: EngineQueues::default(),
+            state: RwLock::default(),
+            generation: AtomicU64::new(0),
+            kept,
+        }
     }
 }
 
@@ -118,6 +126,11 @@ impl Registry {
 
     fn changed(&self, _state: RwLockWriteGuard<'_, State>) {
         self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Forgets the copies that are complete, and so what they keep alive.
+    pub(crate) fn sweep_engines(&self) {
+        self.engines.sweep();
     }
 
     /// Waits for what the methods do by themselves.
@@ -201,7 +214,14 @@ impl Registry {
         known(&backends, path.src.device)?;
         known(&backends, path.dst.device)?;
         let context = Context { backends: &backends };
-        let found = Arc::new(PathRoutes::find(&self.methods, &found_out, path, &context, &costs, rows));
+        let found = Arc::new(PathRoutes::find(
+            &self.methods,
+            &found_out,
+            path,
+            &context,
+            &costs,
+            (rows, &self.engines),
+        ));
         if let Some(KeptRoutes(kept)) = kept {
             let mut kept = kept.lock();
             let mut old = Vec::new();

@@ -9,6 +9,8 @@ use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferPath};
 pub(crate) struct Request {
     pub(crate) path: TransferPath,
     pub(crate) bytes: u64,
+    /// Whether a device sees the host's side in place, as far as is known without the buffers.
+    pub(crate) device_visible: bool,
 }
 
 /// The bytes of a transfer: borrowed where a whole buffer is meant, which saves two reference counts.
@@ -22,7 +24,7 @@ impl Request {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for 0 bytes.
     pub(crate) fn new(path: TransferPath, bytes: u64) -> Result<Self> {
-        if bytes == 0 { Err(nothing()) } else { Ok(Self { path, bytes }) }
+        if bytes == 0 { Err(nothing()) } else { Ok(Self { path, bytes, device_visible: true }) }
     }
 }
 
@@ -62,7 +64,7 @@ impl<'a> Ranges<'a> {
             src: range("source", src, src_offset, size)?,
             dst: range("destination", dst, dst_offset, size)?,
         };
-        if ranges.src.overlaps(&ranges.dst) {
+        if ranges.src.overlaps(&ranges.dst) && !transload_core::mutant!("transfer/overlap-refused") {
             let text = format!(
                 "{size} bytes from {} and from {} of one allocation overlap; choose offsets at least {size} apart",
                 ranges.src.offset(),
@@ -70,7 +72,7 @@ impl<'a> Ranges<'a> {
             );
             return Err(Error::new(ErrorKind::Overlap, text));
         }
-        if !dst.is_writable() {
+        if !dst.is_writable() && !transload_core::mutant!("transfer/read-only-refused") {
             let text = "the destination wraps memory that may not be written; only its source side is valid";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
@@ -79,7 +81,10 @@ impl<'a> Ranges<'a> {
 
     pub(crate) fn request(&self) -> Request {
         let path = TransferPath::new(self.src.place(), self.dst.place());
-        Request { path, bytes: self.src.len() as u64 }
+        let visible =
+            |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
+        let device_visible = visible(&self.src) && visible(&self.dst);
+        Request { path, bytes: self.src.len() as u64, device_visible }
     }
 }
 

@@ -12,8 +12,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Completion, DeviceId, Error, Fence, Observer, SizeClass, Timing, TransferEvent, TransferMethod,
-    TransferPath, TransferReport,
+    BriefLock, Completion, DeviceId, Error, Fence, Observer, SizeClass, Timing, TransferEvent,
+    TransferMethod, TransferPath, TransferReport,
 };
 
 use transload_executor::place_of_thread;
@@ -58,7 +58,7 @@ pub(crate) struct Row {
 struct Class {
     /// How many asked whether they are to be measured.
     asked: AtomicU64,
-    counts: Mutex<Counts>,
+    counts: BriefLock<Counts>,
     unobserved: UnobservedList,
 }
 
@@ -143,7 +143,12 @@ impl Row {
         let sampling = self.watch.sampling;
         let taken = match (sampling, self.class(SizeClass::of(bytes))) {
             (Sampling::Off, _) | (_, None) => false,
-            (_, Some(class)) => sampling.takes(class.asked.fetch_add(1, Ordering::Relaxed)),
+            (_, Some(class)) => {
+                // Threads that share a place may count one less: it only chooses which transfers are measured.
+                let number = class.asked.load(Ordering::Relaxed);
+                class.asked.store(number + 1, Ordering::Relaxed);
+                sampling.takes(number)
+            }
         };
         if taken { Timing::Measured } else { Timing::Off }
     }

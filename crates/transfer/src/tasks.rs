@@ -68,11 +68,16 @@ impl CrossBackendTransferManager {
     /// some hundred milliseconds; once done it is quick. Nobody needs to call it, but who must not be blocked later.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice); the backend's. A method that turns out not
-    /// to apply is no error: it is left out from now on, as it is where a transfer finds out.
+    /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice);
+    /// [`ErrorKind::DeviceLost`](transload_core::ErrorKind::DeviceLost) with the first cause, if a device was lost earlier; the
+    /// backend's. A method that turns out not to apply is no error: it is left out from now on, as it is where a transfer finds
+    /// out.
     pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
         let path = TransferPath::new(src, dst);
         let routes = self.registry.routes(path, &self.rows)?;
+        if !transload_core::mutant!("transfer/prepare-of-lost-device") {
+            self.watch.lost.check([src.device, dst.device, src.device])?;
+        }
         for candidate in routes.candidates().filter(|candidate| options.allows(candidate.method.method())) {
             let method = &candidate.method;
             match method.prepare(path, &candidate.route) {
@@ -84,8 +89,7 @@ impl CrossBackendTransferManager {
                 }
             }
             method.start()?;
-            let by_engine = method.uses_copy_engine();
-            let usual = if by_engine { WorkloadType::Memory } else { WorkloadType::Compute };
+            let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
             let (priority, workload) =
                 (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
             let route = &candidate.route;

@@ -1,4 +1,4 @@
-//! Moves tensors between any two memories of a machine at the speed of the hardware, and says how it did it.
+//! Moves tensors between any two memories of a machine by the method predicted to be fastest, and says how it did it.
 //!
 //! [`Runtime::discover`] finds the devices of the machine and gives a [`CrossBackendTransferManager`] over all of them.
 //! It works on a machine without a GPU too, and tells why a device is absent.
@@ -52,13 +52,13 @@ pub mod cpu {
     pub use transload_backend_cpu::*;
 }
 
-/// Buffers as other libraries' tensors and theirs as buffers, without a copy.
+/// Buffers as other libraries' tensors and theirs as buffers, without a copy. Needs the feature `dlpack`.
 #[cfg(feature = "dlpack")]
 pub mod dlpack {
     pub use transload_dlpack::*;
 }
 
-/// CUDA devices: the backend, and what it stands on.
+/// CUDA devices: the backend, and what it stands on. Needs the feature `cuda`, on Linux or Windows.
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 pub mod cuda {
     pub use transload_backend_cuda::*;

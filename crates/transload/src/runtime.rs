@@ -26,15 +26,18 @@ impl Runtime {
         Self::discover_into(CrossBackendTransferManager::new())
     }
 
-    /// As [`discover`](Self::discover), into a manager with an observer or a sampling of its own. Backends that it has
-    /// already stay.
+    /// Like [`discover`](Self::discover), but into a manager with an observer, a sampling or backends of its own. These stay,
+    /// and a family of which the manager has a device already is not looked for.
     ///
     /// # Errors
-    /// As for `discover`; [`ErrorKind::InvalidArgument`] where the manager has the host already.
+    /// As for `discover`.
     pub fn discover_into(manager: CrossBackendTransferManager) -> Result<Self> {
-        manager.register_backend(CpuBackend::new()?)?;
+        let has = |family| manager.devices().iter().any(|info| info.id.family() == family);
+        if !has(DeviceId::Cpu.family()) {
+            manager.register_backend(CpuBackend::new()?)?;
+        }
         let mut absent = Vec::new();
-        for (family, discover) in FAMILIES {
+        for (family, discover) in FAMILIES.into_iter().filter(|(family, _)| !has(family)) {
             if let Err(reason) = discover().and_then(|backend| manager.register_backend(backend)) {
                 absent.push((family, reason));
             }
@@ -48,10 +51,12 @@ impl Runtime {
         &self.manager
     }
 
-    /// The devices, the host first.
+    /// Returns the devices, the host first, the others in the order of their registration.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        self.manager.devices()
+        let mut devices = self.manager.devices();
+        devices.sort_by_key(|info| !info.id.is_cpu());
+        devices
     }
 
     /// Families that were looked for and are not there, each with the reason.

@@ -18,6 +18,7 @@ fn without_kernels_small_transfers_of_high_priority_go_by_copy_engine_and_say_wh
     let there = manager.allocate_for(device, MemoryKind::Device, 64).unwrap();
     mapped.write().unwrap().fill(7);
     let options = TransferOptions::new().priority(StreamPriority::High);
+    manager.prepare(mapped.place(), there.place(), &options).unwrap();
     let report = manager.transfer_with(&mapped, &there, 0, 0, 64, &options).wait().unwrap();
     assert_eq!(report.method, TransferMethod::DirectCopy);
     let ours = report.rejected.iter().find(|rejected| rejected.method == TransferMethod::ZeroCopy);

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
-use crate::{codegen, render};
+use crate::{codegen, mutants, render};
 
 /// A rule that is broken, and where.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,6 +55,7 @@ pub(crate) fn check(sh: &Shell) -> Result<()> {
     let reasons =
         fs::read_to_string(root.join("docs/architecture.md")).context("reading docs/architecture.md")?;
     findings.extend(manifests::check_reasons(&table, &reasons));
+    findings.extend(mutant_findings(&root, &sources)?);
     findings.sort();
     for Finding { at, line, text } in &findings {
         match line {
@@ -67,6 +68,38 @@ pub(crate) fn check(sh: &Shell) -> Result<()> {
     }
     println!("tidy: {} files and {} packages are in order", sources.len(), packages.len());
     Ok(())
+}
+
+/// Whether the lists of mutants, the code and the page name the same ones.
+fn mutant_findings(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
+    let lists = mutants::list::read(root)?;
+    let in_library = sources
+        .iter()
+        .filter(|source| source.path.split('/').nth(2) == Some("src") && source.path.starts_with("crates/"));
+    let code: Vec<(&str, String)> = in_library
+        .map(|Source { path, text }| {
+            let lines: Vec<String> = scan::lines(text).into_iter().map(|line| line.code).collect();
+            (path.as_str(), lines.join("\n"))
+        })
+        .collect();
+    let found = mutants::list::check(&lists, &code).into_iter();
+    let mut findings: Vec<Finding> =
+        found.map(|fault| Finding::new(&fault.path, fault.line, fault.text)).collect();
+    let page = fs::read_to_string(root.join(mutants::table::PAGE)).unwrap_or_default().replace("\r\n", "\n");
+    let listed: Vec<_> =
+        lists.iter().flat_map(|list| list.mutants.iter().map(|(_, mutant)| mutant)).collect();
+    let of_page = mutants::table::names(&page).into_iter();
+    let stale: Vec<&str> = listed
+        .iter()
+        .filter(|mutant| !page.contains(&mutants::table::begin_of_row(mutant)))
+        .map(|mutant| mutant.name.as_str())
+        .chain(of_page.filter(|name| !listed.iter().any(|mutant| mutant.name == *name)))
+        .collect();
+    if !stale.is_empty() {
+        let text = format!("is not current, run `cargo xtask mutants`: {}", stale.join(", "));
+        findings.push(Finding::new(mutants::table::PAGE, None, text));
+    }
+    Ok(findings)
 }
 
 /// A Rust source file.

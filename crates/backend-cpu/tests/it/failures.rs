@@ -2,6 +2,7 @@
 
 use std::{
     sync::{
+        Arc,
         atomic::{AtomicU32, Ordering},
         mpsc,
     },
@@ -9,8 +10,9 @@ use std::{
     time::Duration,
 };
 
+use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Backend, ErrorKind, Fence, Operation, Pattern, Timing,
+    Backend, ErrorKind, Fence, Operation, Pattern, QueueLease, Timing,
     host_access::{self, HostAccess},
     submit,
 };
@@ -20,13 +22,73 @@ use crate::{allocate, backend, gate::Gate, lease};
 /// Writing so many bytes fails in this test's process: the observer of the host's accesses panics.
 const REFUSED: usize = 4243;
 
+/// Writing so many bytes is held up the first time, each until its test lets it go on: 0 before, 1 while it is held, 2 then.
+const HELD: [usize; 2] = [4247, 4253];
+static HOLDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
 fn refuse() {
     host_access::set_hook(|_, bytes, access| {
-        assert!(
-            bytes != REFUSED || access == HostAccess::Read,
-            "a write of {REFUSED} bytes, refused on purpose"
-        );
+        let held = HELD.iter().position(|held| access == HostAccess::Write && *held == bytes);
+        if let Some(hold) = held.and_then(|index| HOLDS.get(index))
+            && hold.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            while hold.load(Ordering::SeqCst) == 1 {
+                thread::yield_now();
+            }
+        }
+        let is_refused = bytes == REFUSED && access == HostAccess::Write;
+        assert!(!is_refused, "a write of {REFUSED} bytes, refused on purpose");
     });
+}
+
+/// Submits a fill of `HELD[index]` bytes on another thread, which is held within it.
+fn hold(index: usize, backend: &Arc<CpuBackend>, queue: &Arc<QueueLease>) -> thread::JoinHandle<()> {
+    refuse();
+    let (buffer, queue) = (allocate(backend, HELD[index]), Arc::clone(queue));
+    let submitter = thread::spawn(move || {
+        let fill = Operation::Fill { dst: &buffer, pattern: Pattern::U8(1) };
+        submit(&**queue, &fill, Timing::Off).unwrap();
+    });
+    while HOLDS[index].load(Ordering::SeqCst) == 0 {
+        thread::yield_now();
+    }
+    submitter
+}
+
+/// Has another thread block in `wait`, lets the held operation go on, and expects that the thread is woken.
+fn is_woken_after(index: usize, wait: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        wait();
+        tell.send(()).unwrap();
+    });
+    // Time enough for one that does not wait to show itself, and for one that does to sleep.
+    (0..10_000).take_while(|_| !waiting.is_finished()).for_each(|_| thread::yield_now());
+    assert_eq!(told.try_recv(), Err(mpsc::TryRecvError::Empty), "it did not wait");
+    HOLDS[index].store(2, Ordering::SeqCst);
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(()), "it was not woken");
+}
+
+#[test]
+fn drain_waits_for_an_operation_on_the_submitting_thread() {
+    let backend = backend(1, usize::MAX);
+    let queue = Arc::new(lease(&backend));
+    let submitter = hold(0, &backend, &queue);
+    is_woken_after(0, move || backend.drain().unwrap());
+    submitter.join().unwrap();
+}
+
+#[test]
+fn job_queued_after_an_operation_on_the_submitting_thread_runs() {
+    let backend = backend(1, usize::MAX);
+    let queue = Arc::new(lease(&backend));
+    let submitter = hold(1, &backend, &queue);
+    let buffer = allocate(&backend, 100);
+    let fill = Operation::Fill { dst: &buffer, pattern: Pattern::U8(5) };
+    let fence = submit(&**queue, &fill, Timing::Off).unwrap();
+    is_woken_after(1, move || fence.wait().unwrap());
+    submitter.join().unwrap();
+    assert!(buffer.read().unwrap().iter().all(|byte| *byte == 5));
 }
 
 fn kinds(fences: &[Fence]) -> Vec<Option<ErrorKind>> {

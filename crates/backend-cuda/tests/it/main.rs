@@ -18,10 +18,10 @@ use transload_core::{
     Backend, Buffer, DeviceId, ErrorKind, MemoryKind, Operation, Place, StreamPriority, Timing, WorkloadType,
     submit,
 };
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck};
 
-fn backend() -> (TestDevice, Arc<CudaBackend>) {
-    let test = harness::device();
+fn backend() -> (EndCheck, Arc<CudaBackend>) {
+    let test = harness::device().end_check();
     let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
     let backend = pollster::block_on(CudaBackend::initialize(config)).unwrap();
     (test, backend)

@@ -19,7 +19,7 @@ fn memory_of_a_buffer_that_is_gone_is_given_again_without_a_driver_call() {
     let test = harness::device();
     let (backend, device) = open(&test);
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
-        for bytes in [1, 4096, MIB + 1, 9 * MIB] {
+        for bytes in [1, 4096, MIB + 1, 9 * MIB, 64 * MIB] {
             let was = address(&backend.allocate(device, kind, bytes).unwrap());
             let trace = transload_cuda_sys::trace::start();
             for _ in 0..10 {
@@ -197,4 +197,116 @@ fn draining_while_others_allocate_takes_nothing_from_them() {
         });
         finish(test, backend);
     });
+}
+
+#[test]
+fn a_small_buffer_is_not_cut_from_a_large_kept_one() {
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    let large = address(&backend.allocate(device, MemoryKind::Device, 64 * MIB).unwrap());
+    let small = backend.allocate(device, MemoryKind::Device, 9 * MIB).unwrap();
+    let again = backend.allocate(device, MemoryKind::Device, 64 * MIB).unwrap();
+    assert_eq!(address(&again), large, "still in one piece");
+    drop((small, again));
+    finish(test, backend);
+}
+
+#[test]
+fn buffers_dropped_on_another_thread_are_freed_by_drain() {
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let buffers: Vec<RawBuffer> =
+            (0..300).map(|_| backend.allocate(device, kind, 5000).unwrap()).collect();
+        std::thread::scope(|scope| scope.spawn(|| drop(buffers)).join().unwrap());
+        let live = backend.ledger();
+        backend.drain().unwrap();
+        assert!(backend.ledger().is_empty(), "{live}, then {}", backend.ledger());
+        // The next thread has the ended one's number, and nothing that was drained.
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(backend.allocate(device, kind, 5000).unwrap())).join().unwrap();
+        });
+    }
+    finish(test, backend);
+}
+
+#[test]
+fn a_kept_buffer_has_a_new_identity_and_no_uses() {
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let first = backend.allocate(device, kind, 4096).unwrap();
+        let (id, at) = (first.id(), address(&first));
+        let elsewhere = Elsewhere::new();
+        elsewhere.uses(&first);
+        elsewhere.end();
+        let weak = first.downgrade();
+        drop(first);
+        assert!(weak.upgrade().is_none(), "an allocation with a weak handle ends");
+        let again = backend.allocate(device, kind, 4096).unwrap();
+        let part = again.slice(100..200).unwrap();
+        drop(again);
+        let other = backend.allocate(device, kind, 4096).unwrap();
+        assert_ne!(address(&other), at, "a slice keeps the allocation");
+        drop(part);
+        let third = backend.allocate(device, kind, 4096).unwrap();
+        assert_eq!((address(&third), third.len(), third.offset()), (at, 4096, 0));
+        assert_ne!(third.id(), id);
+        assert_eq!(
+            (third.uses(), third.writes(), third.in_flight().map(|fences| fences.len())),
+            (0, 0, Some(0))
+        );
+    }
+    finish(test, backend);
+}
+
+#[test]
+fn kept_buffers_of_many_threads_never_share_bytes() {
+    watched(never_share_bytes);
+}
+
+/// Threads take, write, check, pass on and drop buffers, while one empties what is kept.
+fn never_share_bytes() {
+    const THREADS: u8 = 6;
+    let test = harness::device();
+    let (backend, device) = open(&test);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (pass, passed) = std::sync::mpsc::channel::<(u8, RawBuffer)>();
+        let writers: Vec<_> = (1..=THREADS)
+            .map(|own| {
+                let (pass, backend) = (pass.clone(), &backend);
+                scope.spawn(move || {
+                    for round in 0..300_usize {
+                        let sizes = [4096, 5000, 4096, 70_000];
+                        let held =
+                            sizes.map(|bytes| backend.allocate(device, MemoryKind::Pinned, bytes).unwrap());
+                        held.iter().for_each(|buffer| buffer.write().unwrap().fill(own));
+                        for buffer in &held {
+                            assert!(buffer.read().unwrap().iter().all(|byte| *byte == own), "round {round}");
+                        }
+                        let [first, ..] = held;
+                        pass.send((own, first)).unwrap();
+                    }
+                })
+            })
+            .collect();
+        drop(pass);
+        let drops = scope.spawn(move || {
+            for (own, buffer) in passed {
+                assert!(buffer.read().unwrap().iter().all(|byte| *byte == own));
+            }
+        });
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let _told = backend.drain();
+                let _counted = backend.ledger();
+            }
+        });
+        let outcome: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        let dropped = drops.join();
+        over.store(true, Ordering::Relaxed);
+        assert!(outcome.iter().all(Result::is_ok) && dropped.is_ok());
+    });
+    finish(test, backend);
 }

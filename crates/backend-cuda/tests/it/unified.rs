@@ -9,6 +9,7 @@ use transload_core::{
     Backend, Buffer, DeviceId, ErrorKind, MemoryAdvice, MemoryKind, Operation, Pattern, Pod, StreamPriority,
     Timing, WorkloadType, submit,
 };
+use transload_memory::MemoryLocation;
 
 use crate::backend;
 
@@ -72,11 +73,28 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
     assert_eq!(cuda.supports_unified_memory(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     let buffer = cuda.allocate_unified::<u32>(ordinal, 300_000).unwrap();
     assert_eq!(cuda.ledger().leases, 1);
+    // What the driver believes, where it moves the memory at all.
+    let is_managed = buffer.mode() == UnifiedMode::Managed;
+    let told = |expected: (bool, Option<MemoryLocation>)| {
+        if is_managed {
+            let believed = buffer.hints().unwrap().residency().unwrap();
+            assert_eq!((believed.read_mostly, believed.last_prefetch), expected);
+        }
+    };
+    let there = Some(MemoryLocation::Device(ordinal));
     cuda.set_memory_advice(&buffer, MemoryAdvice::SetReadMostly).unwrap();
+    told((true, None));
+    cuda.set_memory_advice(&buffer, MemoryAdvice::UnsetReadMostly).unwrap();
+    told((false, None));
     buffer.write().unwrap().fill(3);
     cuda.prefetch_to_device(&buffer, None).wait().unwrap();
-    cuda.prefetch_to_device(&buffer, Some(ordinal)).wait().unwrap();
+    told((false, there));
     pollster::block_on(cuda.prefetch_to_host(&buffer)).unwrap();
+    told((false, Some(MemoryLocation::Host)));
+    cuda.prefetch_to_device(&buffer, Some(ordinal)).wait().unwrap();
+    told((false, there));
+    pollster::block_on(cuda.prefetch_to_host(&buffer)).unwrap();
+    told((false, Some(MemoryLocation::Host)));
     assert!(buffer.read().unwrap().iter().all(|number| *number == 3));
     let refused = cuda.prefetch_to_device(&buffer, Some(u32::MAX)).wait().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::UnknownDevice);

@@ -2,6 +2,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod lost;
 #[path = "../it/serving.rs"]
 #[allow(dead_code, reason = "shared with the tests of any driver")]
 mod serving;

@@ -12,7 +12,7 @@ fn wrong_files_are_refused() {
     copy(&path("missing")).failed(2, &["cannot open", "missing", "regular file is valid"]);
     copy(folder.path().to_str().unwrap()).failed(2, &["is a directory; a regular file is valid"]);
     fs::write(path("empty"), b"").unwrap();
-    copy(&path("empty")).failed(2, &["is empty; a file of at least 1 byte is valid"]);
+    copy(&path("empty")).failed(2, &["is empty; a file of 1 to "]);
 }
 
 #[cfg(unix)]
@@ -21,7 +21,7 @@ fn pipes_and_devices_are_refused_without_waiting_for_a_writer() {
     let folder = tempfile::tempdir().unwrap();
     let fifo = folder.path().join("fifo");
     let fifo = fifo.to_str().unwrap();
-    let said = &["is a pipe, a device or a socket; only a regular file is valid"];
+    let said = &["is a pipe, a device or a socket; a regular file is valid"];
     if crate::has("mkfifo") {
         assert!(std::process::Command::new("mkfifo").arg(fifo).status().unwrap().success());
         transload(&["copy", fifo, "--to", "cpu"]).failed(2, said);
@@ -56,7 +56,7 @@ fn a_file_larger_than_the_host_is_out_of_memory_with_its_numbers() {
         return;
     }
     transload(&["copy", path.to_str().unwrap(), "--to", "cpu"])
-        .failed(4, &["sparse has 8796093022208 bytes, and at most ", " fit on cpu", " free of "]);
+        .failed(4, &["sparse was not copied to cpu", "8796093022208 bytes requested", " free of "]);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn wrong_models_are_refused_with_what_is_wrong() {
     let load = || transload(&["load", path.to_str().unwrap(), "--to", "cpu", "--checksum"]);
     load().failed(2, &["cannot open", "regular file is valid"]);
     fs::write(&path, b"").unwrap();
-    load().failed(2, &["is empty"]);
+    load().failed(2, &["is not a valid safetensors file: it has 0 bytes"]);
     fs::write(&path, b"a text and no model").unwrap();
     load().failed(
         2,

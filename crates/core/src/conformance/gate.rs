@@ -106,7 +106,7 @@ impl Line {
         let wakers = std::mem::take(&mut waiting.wakers);
         drop(waiting);
         self.opened.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.into_iter().for_each(crate::hazard::wake);
     }
 
     fn force_after(&self, patience: Duration) {
@@ -201,12 +201,15 @@ unsafe impl Timeline for Line {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        // A backend's code, so not under the lock.
+        let waker = waker.clone();
         let mut waiting = self.waiting.lock();
-        let over = self.reached() >= point;
-        if !over {
-            waiting.wakers.push(waker.clone());
+        if self.reached() >= point {
+            drop(waiting);
+            return true;
         }
-        over
+        waiting.wakers.push(waker);
+        false
     }
 
     fn take_duration(&self, _: u64) -> Result<Option<Duration>> {

@@ -9,35 +9,35 @@ mod holder;
 mod holds;
 mod mark;
 mod segments;
+mod settling;
 mod table;
-#[cfg(test)]
-mod tests;
 mod turns;
+mod views;
+mod waiting;
 mod woken;
 
-use std::{ops::Range, sync::Arc, task::Waker};
+use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Error, ErrorKind, Fence, Result, Timeline,
+    Access, Fence, Result, Timeline,
     brief_lock::{Bell, BriefGuard, BriefLock},
     claim::Claimed,
-    source::{Source, add_sources, source_failed},
+    source::SourceList,
 };
 
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
-use segments::{Removed, Use, Written};
+use segments::Removed;
+#[cfg(test)]
+pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
 use table::{Blocked, Found, STEPS, Table};
 pub(crate) use turns::TurnId;
-pub(crate) use woken::Woken;
-
-/// How many fences that their timelines do not know to be complete are forgotten in one go.
-const FORGOTTEN: usize = 16;
+pub(crate) use woken::{Woken, wake};
 
 /// The uses of one allocation that are not known to be over.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct Earlier {
     /// What the work must come after.
     pub(crate) after: Dependencies,
     /// What the work reads that can fail.
-    pub(crate) sources: Vec<Arc<Source>>,
+    pub(crate) sources: SourceList,
 }
 
 /// What a range must wait for before it can be held.
@@ -85,6 +85,13 @@ impl Hazards {
     /// A table that begins with work in flight on the range.
     pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
         Self { table: BriefLock::new(Table::behind(range, fences)), resolved: Bell::default() }
+    }
+
+    /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
+    /// drops fences.
+    #[inline]
+    pub(crate) fn renew(&mut self) -> bool {
+        self.table.get_mut().renew()
     }
 
     /// Claims the ranges of one allocation for an operation about to be enqueued, and collects what it must come after.
@@ -143,7 +150,7 @@ impl Hazards {
                 rest.end = end;
                 table = self.table.lock();
             }
-            self.settle(std::mem::take(&mut removed.unsettled));
+            self.settle(&removed.unsettled);
             removed = Removed::default();
             let Some(Found { writes, mark }) = found else { continue };
             if reads
@@ -157,149 +164,6 @@ impl Hazards {
             }
         }
         Ok(Attempt::Held(()))
-    }
-
-    /// Adds a write that can fail to the sources of an operation that reads, unless it has ended well.
-    fn add_source(
-        &self,
-        reader: &Claimed<'_>,
-        write: Written,
-        refuses: bool,
-        sources: &mut Vec<Arc<Source>>,
-    ) -> Result<()> {
-        if write.fence.is_known_done() {
-            let outcome = write.fence.outcome();
-            let refused = match &outcome {
-                Some(Err(error)) if refuses && damages(&write, error) => Err(failure_of(&write, error)),
-                _ => Ok(()),
-            };
-            self.settle(vec![write]);
-            return refused;
-        }
-        if !crate::mutant!("core/inherit-sources") {
-            let of = (reader.buffer.id(), reader.buffer.place());
-            add_sources(sources, &write.fence, of, write.range);
-        }
-        Ok(())
-    }
-
-    /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
-    fn settle(&self, writes: Vec<Written>) {
-        for write in writes {
-            let Some(outcome) = write.fence.outcome() else { continue };
-            let failure = outcome
-                .err()
-                .filter(|error| damages(&write, error) && !crate::mutant!("core/mark-failed-writes"));
-            let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
-            while let Some(range) = rest {
-                let end = self.table.lock().settle(&range, &write, failure.as_ref(), &mut removed);
-                rest = end.map(|end| range.start..end);
-                removed = Removed::default();
-            }
-        }
-    }
-
-    /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
-    pub(crate) fn assume_written(&self, range: &Range<usize>) {
-        // What has failed unseen leaves its marks first.
-        let mut rest = Some(range.clone());
-        while let Some(range) = rest {
-            let (mut found, mut after) = (Found::default(), Dependencies::default());
-            let end =
-                self.table.lock().collect(&range, Access::Write, None, &mut after, None, Some(&mut found));
-            self.settle(found.writes);
-            rest = end.map(|end| range.start..end);
-        }
-        self.prune_within(range, Use::is_mark);
-    }
-
-    /// Removes the uses of a range that `which` chooses, and cuts them where it begins and ends.
-    fn prune_within(&self, range: &Range<usize>, which: impl Fn(&Use) -> bool) {
-        let mut rest = Some(range.clone());
-        while let Some(range) = rest {
-            // Declared before the lock, so dropped after it.
-            let mut removed = Removed::default();
-            let mut table = self.table.lock();
-            table.cut_out(&range);
-            let end = table.prune_within(&range, &mut removed, &which);
-            drop(table);
-            rest = end.map(|end| range.start..end);
-        }
-    }
-
-    /// Arranges that `waker` is woken when a pending claim is resolved. Returns `true`, and keeps nothing, where nothing
-    /// blocks the holder of the turn.
-    pub(crate) fn wake_at_a_commit(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        turn: Option<TurnId>,
-        waker: &Waker,
-    ) -> bool {
-        let mut removed = Removed::default();
-        // The user's code, as its drop is: not under the lock.
-        let mut waker = Some(waker.clone());
-        let mut table = self.table.lock();
-        let is_pending = match table.check(range, access, turn, &mut removed) {
-            Err(Blocked::By(Conflict::Pending)) => true,
-            Err(Blocked::Turn) => false,
-            _ => {
-                drop(table);
-                return true;
-            }
-        };
-        if is_pending {
-            let wakers = &mut table.waiting.get_or_insert_default().wakers;
-            if let Some(new) = waker.take_if(|new| !wakers.iter().any(|known| known.will_wake(new))) {
-                wakers.push(new);
-            }
-        }
-        drop(table);
-        if let Some(waker) = waker.filter(|_| !is_pending) {
-            // The turn ends within a millisecond, with or without an event that could wake.
-            woken::wake(waker);
-        }
-        false
-    }
-
-    /// Blocks the calling thread while another thread's claim is pending.
-    pub(crate) fn sleep_until_a_commit(&self, range: &Range<usize>, access: Access) {
-        self.resolved.sleep_while(|| {
-            let mut table = self.table.lock();
-            let pending = table.holds.conflict(range, access) == Conflict::Pending;
-            if pending {
-                table.waiting.get_or_insert_default().sleepers = true;
-            }
-            pending
-        });
-        // Where a waiter comes first, it takes its turn within a millisecond.
-        std::thread::yield_now();
-    }
-
-    /// Gives a waiter a turn, or keeps the one that it has. `until` is what it waits for, if that is no claim.
-    pub(crate) fn keep_turn(
-        &self,
-        turn: Option<TurnId>,
-        range: &Range<usize>,
-        access: Access,
-        until: &[Fence],
-    ) -> TurnId {
-        let until = until.to_vec();
-        let mut removed = Removed::default();
-        let mut table = self.table.lock();
-        table.waiting.get_or_insert_default().keep_turn(turn, range, access, until, &mut removed)
-    }
-
-    /// Ends a turn: the waiter holds the range, or has given up.
-    pub(crate) fn end_turn(&self, turn: TurnId) {
-        let (mut removed, mut woken) = (Removed::default(), Woken::default());
-        let mut table = self.table.lock();
-        if let Some(waiting) = &mut table.waiting
-            && !crate::mutant!("core/turn-ends-with-waiter")
-        {
-            waiting.end_turn(turn, &mut removed);
-        }
-        self.close(table, &mut woken);
     }
 
     /// Ends a change of the table: whoever waits for one is woken.
@@ -355,19 +219,6 @@ impl Hazards {
         }
     }
 
-    /// Like [`commit`](Self::commit), of a write that leaves the bytes as they are: marks stay.
-    pub(crate) fn commit_keeping(
-        &self,
-        range: &Range<usize>,
-        ticket: Ticket,
-        fence: &Fence,
-        woken: &mut Woken,
-    ) {
-        self.prune_within(range, |used| !used.is_mark());
-        self.add(range, ticket, fence);
-        self.withdraw(range, ticket, woken);
-    }
-
     /// Adds a use beside what is there.
     fn add(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence) {
         let mut from = range.start;
@@ -398,124 +249,6 @@ impl Hazards {
         let mut table = self.table.lock();
         table.holds.release(&ticket.held(range.clone()));
         self.close(table, woken);
-    }
-
-    /// Opens a host view where nothing blocks it; else tells what does, without waiting and without asking any driver.
-    ///
-    /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
-    pub(crate) fn try_open_view(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        turn: Option<TurnId>,
-    ) -> Result<Attempt<Ticket>> {
-        self.try_open(range, access, turn, true)
-    }
-
-    /// As [`try_open_view`](Self::try_open_view), and drops no fence, which might be the last handle of its stream: for callers
-    /// that hold a lock.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn try_hold(&self, range: &Range<usize>, access: Access) -> Result<Attempt<Ticket>> {
-        self.try_open(range, access, None, false)
-    }
-
-    fn try_open(
-        &self,
-        range: &Range<usize>,
-        access: Access,
-        turn: Option<TurnId>,
-        prunes: bool,
-    ) -> Result<Attempt<Ticket>> {
-        loop {
-            let (mut after, mut found) = (Dependencies::default(), Found::default());
-            // Declared before the lock, so dropped after it.
-            let mut removed = Removed::default();
-            let mut table = self.table.lock();
-            // Turns end with a drop of fences, so who may drop none takes no notice of them.
-            let held = match table.holds.conflict(range, access) {
-                Conflict::None if !prunes => Ok(table.hold(range.clone(), access, Holder::Pending)),
-                _ => table.try_hold(range, access, Holder::Pending, turn, &mut removed),
-            };
-            let ticket = match held {
-                Ok(ticket) => ticket,
-                Err(blocked) => {
-                    drop(table);
-                    return told(blocked, range).map(Attempt::Blocked);
-                }
-            };
-            if prunes {
-                table.sweep(&mut removed);
-            }
-            let mut rest = range.clone();
-            // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
-            loop {
-                let pruned = if prunes { Some(&mut removed) } else { None };
-                let next = table.collect(&rest, access, None, &mut after, pruned, Some(&mut found));
-                let Some(end) = next else { break };
-                drop(table);
-                after.fold();
-                rest.end = end;
-                table = self.table.lock();
-            }
-            // How these ended is to be found out first; who may ask no driver leaves that to who waits.
-            found.writes.retain(|write| write.fence.is_known_done());
-            if !prunes {
-                found.writes.drain(..).for_each(|write| after.add(&write.fence));
-            }
-            let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
-            let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
-            table.holds.release(&ticket.held(range.clone()));
-            if opens {
-                table.holds.add(view.held(range.clone()));
-            } else {
-                table.was_no_use(access);
-            }
-            self.close(table, &mut woken);
-            if prunes {
-                self.settle(std::mem::take(&mut removed.unsettled));
-            }
-            if opens {
-                return Ok(Attempt::Held(view));
-            }
-            if let Some(mark) = found.mark {
-                mark.wait()?;
-            }
-            if !after.is_empty() {
-                return Ok(Attempt::Blocked(Before::Fences(after.into_vec())));
-            }
-            self.settle(found.writes);
-        }
-    }
-
-    /// Removes uses of a range that were waited for: they are complete, also where their timelines do not say so.
-    pub(crate) fn forget(&self, range: &Range<usize>, complete: &[Fence]) {
-        let mut removed = Removed::default();
-        let is_complete = |fence: &Fence| {
-            let is_known =
-                |known: &Fence| known.is_of_timeline(fence.timeline()) && fence.point() <= known.point();
-            // The rest is left to the next call: waiters try again as long as anything is left.
-            fence.is_known_done() || complete.iter().take(FORGOTTEN).any(is_known)
-        };
-        let mut rest = range.clone();
-        loop {
-            let (mut found, mut after) = (Found::default(), Dependencies::default());
-            let mut table = self.table.lock();
-            if let Some(waiting) = &mut table.waiting {
-                waiting.forget(complete, &mut removed);
-            }
-            let _as_below = table.collect(&rest, Access::Write, None, &mut after, None, Some(&mut found));
-            let may_go = |used: &Use| !used.is_mark() && !used.may_damage() && is_complete(&used.fence);
-            let next = table.prune_within(&rest, &mut removed, may_go);
-            drop(table);
-            removed = Removed::default();
-            found.writes.retain(|write| is_complete(&write.fence));
-            self.settle(found.writes);
-            let Some(end) = next else { return };
-            rest.end = end;
-        }
     }
 
     /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are
@@ -571,20 +304,6 @@ impl Hazards {
         }
         found
     }
-}
-
-/// Returns whether bytes may be damaged. With its device they are lost, and the device says so.
-fn damages(write: &Written, error: &Error) -> bool {
-    error.kind() != ErrorKind::DeviceLost && write.fence.timeline().may_have_written(write.fence.point())
-}
-
-#[cold]
-fn failure_of(Written { range, claim, .. }: &Written, error: &Error) -> Error {
-    let Range { start, end } = range;
-    let text = format!(
-        "bytes {start} to {end} cannot be read: the operation that wrote them (claim {claim} of the allocation) failed"
-    );
-    source_failed(text, error)
 }
 
 /// What blocks, or the error where it will not go by itself.

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{Access, Fence};
 
-/// How many segments are kept as a list. Two of them are inline.
+/// How many segments are kept as a list. One of them is inline, with two uses.
 pub(super) const FEW: usize = 16;
 
 /// A use that was enqueued. It is complete when the fence is.
@@ -70,7 +70,7 @@ impl Use {
 pub(super) struct Segment {
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) uses: SmallVec<[Use; 1]>,
+    pub(super) uses: SmallVec<[Use; 2]>,
 }
 
 impl Segment {
@@ -87,8 +87,11 @@ pub(super) struct Removed {
     /// Fences to be dropped: one may be the last handle of its stream.
     fences: SmallVec<[Fence; 8]>,
     /// Writes that are complete and may have failed, to be asked.
-    pub(super) unsettled: Vec<Written>,
+    pub(super) unsettled: Writes,
 }
+
+/// Writes that can fail. Inline up to two.
+pub(super) type Writes = SmallVec<[Written; 2]>;
 
 /// A write that can fail, and the bytes in question.
 #[derive(Clone, Debug)]
@@ -113,7 +116,7 @@ impl Removed {
 #[repr(C)]
 pub(super) struct Segments {
     /// All segments, sorted, unless they are in the tree.
-    few: SmallVec<[Segment; 2]>,
+    few: SmallVec<[Segment; 1]>,
     /// All segments by their start, once there were more than [`FEW`] and until there are none.
     tree: BTreeMap<usize, Segment>,
 }
@@ -233,7 +236,7 @@ pub(super) mod steps {
 
     /// Returns the count of the calling thread so far.
     #[cfg(test)]
-    pub(in super::super) fn counted() -> u64 {
+    pub(crate) fn counted() -> u64 {
         STEPS.with(std::cell::Cell::get)
     }
 }

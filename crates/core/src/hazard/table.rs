@@ -9,7 +9,7 @@ use super::{
     holder::Holder,
     holds::{Conflict, Held, Holds},
     mark::mark,
-    segments::{FEW, Kind, Removed, Segment, Segments, Use, Written},
+    segments::{FEW, Kind, Removed, Segment, Segments, Use, Writes, Written},
     turns::{TurnId, TurnOf, Waiting},
 };
 use crate::{Access, Error, Fence, Timeline};
@@ -20,8 +20,9 @@ pub(super) const STEPS: usize = 256;
 /// How many segments are checked for completion in one sweep: more than a list has.
 const SWEPT: usize = 32;
 
-/// A long table is swept with one claim of so many, which makes four segments a claim; a commit adds three at most.
-const SWEPT_EVERY: u64 = 8;
+/// A long table is swept with one claim of so many while that finds something, which makes four segments a claim; a commit
+/// adds three at most. While it finds nothing, the pause doubles up to the second number.
+const SWEPT_EVERY: (u32, u32) = (8, 64);
 
 const _: () = assert!(FEW < SWEPT);
 
@@ -66,8 +67,10 @@ pub(super) struct Table {
     pub(super) waiting: Option<Box<Waiting>>,
     pub(super) holds: Holds,
     pub(super) uses: Segments,
-    /// Where the next sweep begins.
+    /// Where the next sweep of a long table begins, after how many claims, and how many claims were between the last two.
     sweep_from: usize,
+    sweep_in: u32,
+    sweep_pause: u32,
 }
 
 impl Table {
@@ -87,6 +90,22 @@ impl Table {
             table.uses.insert(Segment { start: range.start, end: range.end, uses });
         }
         table
+    }
+
+    /// Makes it that of another buffer, if all uses are known to be complete. Returns whether they are. What is still held was
+    /// forgotten by its holder, who cannot use it any more; marks end with the buffer that they were about.
+    #[inline]
+    pub(super) fn renew(&mut self) -> bool {
+        let in_flight = |used: &Use| !used.fence.is_known_done();
+        if self.uses.iter_from(0).any(|segment| segment.uses.iter().any(in_flight))
+            && !crate::mutant!("core/recycle-in-flight")
+        {
+            return false;
+        }
+        if self.claims > 0 || self.uses.listed().is_none_or(|few| !few.is_empty()) {
+            *self = Self::default();
+        }
+        true
     }
 
     #[inline]
@@ -204,8 +223,13 @@ impl Table {
 
     /// Removes uses that are complete: all of a short table, some of a long one, the next ones with the next call.
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
+        // The commit sees to a single one.
+        if self.uses.listed().is_some_and(|few| few.len() <= 1) {
+            return;
+        }
         let is_long = self.uses.listed().is_none();
-        if is_long && !self.claims.is_multiple_of(SWEPT_EVERY) {
+        if is_long && self.sweep_in > 0 {
+            self.sweep_in -= 1;
             return;
         }
         let mut complete = SmallVec::<[usize; SWEPT]>::new();
@@ -223,6 +247,10 @@ impl Table {
                 removed.unsettled.push(used.written(segment.start..segment.end));
             }
         }
+        let (shortest, longest) = SWEPT_EVERY;
+        let found = !(complete.is_empty() && removed.unsettled.is_empty());
+        self.sweep_pause = if found { shortest } else { (2 * self.sweep_pause).clamp(shortest, longest) };
+        self.sweep_in = self.sweep_pause - 1;
         complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
     }
 
@@ -235,7 +263,7 @@ impl Table {
         which: impl Fn(&Use) -> bool,
     ) -> Option<usize> {
         let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: Vec<_> = found.take(STEPS + 1).collect();
+        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
         let rest = if found.len() > STEPS { found.pop() } else { None };
         found.into_iter().for_each(|(start, _)| self.prune(start, removed, &which));
         rest.map(|(_, end)| end.min(range.end))
@@ -253,7 +281,7 @@ impl Table {
         let is_it = |used: &Use| used.may_damage() && used.fence.is_same_as(&write.fence);
         let Some(error) = failure else { return self.prune_within(range, removed, is_it) };
         let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: Vec<_> = found.take(STEPS + 1).collect();
+        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
         let rest = if found.len() > STEPS { found.pop() } else { None };
         for (start, end) in found {
             let Some(segment) = self.uses.get_mut(start) else { continue };
@@ -428,7 +456,7 @@ impl Table {
 /// Writes that can fail, of a range that is to be read.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) writes: Vec<Written>,
+    pub(super) writes: Writes,
     pub(super) mark: Option<Fence>,
 }
 
@@ -442,7 +470,7 @@ impl Found {
     }
 }
 
-fn add_use(uses: &mut SmallVec<[Use; 1]>, new: Use, removed: &mut Removed) {
+fn add_use(uses: &mut SmallVec<[Use; 2]>, new: Use, removed: &mut Removed) {
     let mut index = 0;
     while let Some(used) = uses.get(index) {
         // What each of two failing writes damaged is told by its own point.

@@ -38,7 +38,7 @@ impl Drop for Tasks {
 }
 
 /// Wakes a task. That runs the user's code: its panic is its own, and to drop what it panicked with may panic again.
-pub(super) fn wake(waker: Waker) {
+pub(crate) fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         std::mem::forget(payload);
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{Operation, RawBuffer, Timing, submit};
+use transload_core::{Access, ErrorKind, Operation, RawBuffer, Timing, submit, submit_async};
 
 use crate::mock::{MockQueue, buffer};
 
@@ -62,5 +62,44 @@ fn batches_of_interleaved_ranges_from_two_threads_never_stop_each_other() {
             pairs.iter_mut().for_each(|(src, dst)| std::mem::swap(src, dst));
         }
         submit(queue, &Operation::CopyBatch { pairs: &pairs }, Timing::Off).unwrap();
+    });
+}
+
+#[test]
+fn copies_views_loans_and_tasks_of_four_threads_take_turns_without_a_circle() {
+    within_a_minute(|| {
+        let buffers = [buffer(100), buffer(100), buffer(100)];
+        thread::scope(|scope| {
+            for index in 0..4_usize {
+                let buffers = &buffers;
+                scope.spawn(move || {
+                    let queue = MockQueue::new();
+                    queue.at_once.store(true, Ordering::SeqCst);
+                    for round in 0..2_000_usize {
+                        let part = |at: usize| {
+                            let from = (round * 7 + at * 30) % 60;
+                            buffers[(index + round + at) % 3].slice(from..from + 40).unwrap()
+                        };
+                        let (one, two) = (part(0), part(1));
+                        let copy = Operation::Copy { src: &one, dst: &two };
+                        // A view or a loan of another thread refuses what is in conflict, and only that.
+                        let refused = match (round + index) % 5 {
+                            0 => one.read().map(drop),
+                            1 => one.write().map(drop),
+                            2 => two.lend(Access::Write).map(drop),
+                            3 => pollster::block_on(submit_async(&queue, &copy, Timing::Off)).map(drop),
+                            _ => submit(&queue, &copy, Timing::Off).map(drop),
+                        };
+                        assert!(
+                            refused.as_ref().map_or_else(|error| error.kind() == ErrorKind::Busy, |()| true),
+                            "round {round}: {refused:?}"
+                        );
+                    }
+                });
+            }
+        });
+        for buffer in &buffers {
+            drop(buffer.write().unwrap());
+        }
     });
 }

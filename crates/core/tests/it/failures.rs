@@ -17,7 +17,7 @@ use transload_core::{
 use crate::mock::{MockQueue, buffer, host_buffer, memory};
 
 fn cause(error: &Error) -> &Error {
-    error.cause().and_then(|cause| cause.downcast_ref()).expect("an error with a cause")
+    error.cause().and_then(|cause| cause.downcast_ref()).unwrap_or(error)
 }
 
 /// The failure of a source, by the failure `text`.
@@ -259,6 +259,19 @@ fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
 }
 
 #[test]
+fn fill_of_several_operations_tells_the_failure_of_any() {
+    // Written once, then 3, 6, 12, and 3 bytes copied: the last one reads the first alone.
+    for failing in 1..=5 {
+        let (host, dst) = (MockQueue::failing(), buffer(27));
+        let fence = transload_core::fill(&host, &dst, &[1, 2, 3]).unwrap();
+        assert_eq!(fence.point(), 5);
+        host.fail(failing, "disk on fire");
+        host.complete(5);
+        assert!(fence.wait().unwrap_err().to_string().contains("disk on fire"), "operation {failing}");
+    }
+}
+
+#[test]
 fn damage_in_thousand_pieces_is_known_by_the_piece() {
     let (host, whole) = (MockQueue::failing(), buffer(4000));
     let fences: Vec<Fence> =
@@ -298,4 +311,17 @@ fn queue_without_own_failures_is_never_asked_for_an_outcome() {
     }
     assert_eq!(stream.line().polls.load(std::sync::atomic::Ordering::SeqCst), 0);
     assert!(!stream.timeline().can_fail());
+}
+
+#[test]
+fn failure_before_anything_was_written_marks_nothing() {
+    let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
+    host.fails_untouched.store(true, std::sync::atomic::Ordering::SeqCst);
+    host.write(&dst).unwrap();
+    let read = stream.copy(&dst, &buffer(64)).unwrap();
+    host.fail(1, "disk on fire");
+    stream.complete(1);
+    assert_source_failed(read.wait(), "disk on fire");
+    drop(dst.read().unwrap());
+    stream.copy(&dst, &buffer(64)).unwrap();
 }

@@ -6,6 +6,7 @@
 mod awaiting;
 mod batch;
 mod bounds;
+mod claim_order;
 mod deadlock;
 mod errors;
 mod failures;

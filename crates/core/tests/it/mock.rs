@@ -116,6 +116,8 @@ pub(crate) struct MockQueue {
     pub(crate) waits_for_own_only: AtomicBool,
     /// Answers that everything is over where it is asked, and does not say so of itself.
     pub(crate) silently_over: Arc<AtomicBool>,
+    /// Fails before it has touched a byte, where it fails.
+    pub(crate) fails_untouched: Arc<AtomicBool>,
 }
 
 pub(crate) struct MockLine {
@@ -125,6 +127,7 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// Whether its work can fail by itself.
     can_fail: bool,
+    fails_untouched: Arc<AtomicBool>,
     /// How often anybody has asked.
     pub(crate) polls: AtomicU64,
     silently_over: Arc<AtomicBool>,
@@ -149,12 +152,14 @@ impl MockQueue {
 
     fn that_can_fail(can_fail: bool) -> Self {
         let silently_over = Arc::new(AtomicBool::new(false));
+        let fails_untouched = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             can_fail,
+            fails_untouched: Arc::clone(&fails_untouched),
             polls: AtomicU64::new(0),
             silently_over: Arc::clone(&silently_over),
         });
@@ -167,6 +172,7 @@ impl MockQueue {
             at_once: AtomicBool::new(false),
             waits_for_own_only: AtomicBool::new(false),
             silently_over,
+            fails_untouched,
         }
     }
 
@@ -321,6 +327,10 @@ unsafe impl Timeline for MockLine {
 
     fn can_fail(&self) -> bool {
         self.can_fail
+    }
+
+    fn may_have_written(&self, _: u64) -> bool {
+        !self.fails_untouched.load(Ordering::SeqCst)
     }
 
     fn take_duration(&self, _: u64) -> Result<Option<Duration>> {

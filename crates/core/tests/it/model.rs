@@ -169,6 +169,7 @@ impl Model {
     }
 }
 
+#[allow(clippy::large_enum_variant, reason = "there are few")]
 enum Open {
     Claims(Claims<'static>),
     Read(#[expect(dead_code, reason = "kept open")] HostView<'static>),
@@ -355,7 +356,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn waits_are_exactly_those_that_the_bytes_ask_for(steps in proptest::collection::vec(step(), 1..160)) {

@@ -171,3 +171,35 @@ fn blocked_read_opens_beside_busy_writers() {
     }
     reader.join().unwrap();
 }
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker of the test");
+    }
+}
+
+#[test]
+fn waker_that_panics_harms_neither_who_wakes_nor_the_buffer() {
+    let (queue, dst) = (MockQueue::new(), buffer(64));
+    queue.write(&dst).unwrap();
+    let mut read = pin!(dst.read_async());
+    assert!(poll(&mut read).is_pending());
+    assert_eq!(overtake(&queue, &dst).0, OVERTAKES);
+    queue.complete(queue.count());
+    // It waits for the reader's turn, which has no event of its own: its waker is called at once.
+    let waker = Waker::from(Arc::new(Panics));
+    let begun = Instant::now();
+    while let Err(Unsubmitted::Blocked(obstacle)) = try_write(&queue, &dst) {
+        let _either = pin!(obstacle).poll(&mut Context::from_waker(&waker));
+        assert!(begun.elapsed() < LIMIT, "the turn does not end");
+    }
+    // And where a claim ends.
+    queue.complete(queue.count());
+    let claims = Claims::of(&mut [(&dst, Access::Write)]).unwrap();
+    let mut late = pin!(dst.read_async());
+    assert!(late.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(claims);
+    assert!(matches!(poll(&mut late), Poll::Ready(Ok(_))));
+}

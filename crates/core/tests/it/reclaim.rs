@@ -5,6 +5,7 @@ use std::{
     sync::{
         Arc, Barrier,
         atomic::{AtomicBool, AtomicU64, Ordering},
+        mpsc::{self, RecvTimeoutError},
     },
     task::Waker,
     thread,
@@ -232,21 +233,27 @@ fn drain_leaves_nothing_behind_that_a_sweep_has_in_its_hands() {
     let fill = Operation::Fill { dst: &buffer, pattern: transload_core::Pattern::U8(0) };
     submit(&queue, &fill, Timing::Off).unwrap();
     drop(buffer);
-    thread::scope(|scope| {
-        let sweep = scope.spawn(|| reclaimer.sweep());
-        // The sweeping thread has taken the list and asks whether the work is over.
-        polled.wait();
-        let counted = reclaimer.len();
-        let drain = scope.spawn(|| {
-            reclaimer.drain().unwrap();
-            is(&freed)
-        });
-        // Only now may the sweep put it back.
-        polled.wait();
-        sweep.join().unwrap();
-        assert_eq!(counted, 1, "still counted while it is looked at");
-        assert!(drain.join().unwrap(), "drain returned before the memory was freed");
+    let of_sweep = Arc::clone(&reclaimer);
+    let sweep = thread::spawn(move || of_sweep.sweep());
+    // The sweeping thread has taken the list and asks whether the work is over.
+    polled.wait();
+    assert_eq!(reclaimer.len(), 1, "still counted while it is looked at");
+    let (of_drain, (drained, returned)) = (Arc::clone(&reclaimer), mpsc::channel());
+    thread::spawn(move || {
+        of_drain.drain().unwrap();
+        let _test_is_over = drained.send(is(&freed));
     });
+    let early = returned.recv_timeout(Duration::from_millis(200));
+    assert_eq!(early, Err(RecvTimeoutError::Timeout), "drain returned while a sweep had the memory");
+    // Only now may the sweep put it back, which drain by now waits for.
+    polled.wait();
+    sweep.join().unwrap();
+    let freed = returned.recv_timeout(Duration::from_secs(20));
+    assert_eq!(
+        freed,
+        Ok(true),
+        "drain was not told that the memory is back, or returned before it was freed"
+    );
     assert!(reclaimer.is_empty());
 }
 

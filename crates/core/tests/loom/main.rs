@@ -1,6 +1,10 @@
-//! Every interleaving of the lock of a buffer's table, and of waiting for another's claim, that loom finds with two
-//! preemptions. The file under test is included as it is, with loom's primitives for std's.
+//! Every interleaving of a buffer's table, its lock, and waiting for another's claim, that loom finds with two
+//! preemptions. The files under test are included as they are, with loom's primitives for std's.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+#![allow(dead_code, unused_imports, reason = "not all of what is included is used")]
+#![allow(unreachable_pub, reason = "public where it is not included")]
+
+use std::{any::Any, ptr::NonNull, task::Waker, time::Duration};
 
 use loom::{
     sync::{
@@ -9,13 +13,28 @@ use loom::{
     },
     thread,
 };
+use transload_core::{BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, mutant};
 
-use crate::brief_lock::{Bell, BriefLock};
+use crate::{
+    brief_lock::BriefLock,
+    claim::{Access, Claimed, RawBuffer},
+    fence::{Fence, Timeline, TimelineId, next_timeline_id},
+    hazard::{Asked, Attempt, Before, Earlier, Hazards, Woken},
+};
 
+mod claim;
 mod sync;
 
+#[allow(unreachable_pub, reason = "it is public within the library")]
 #[path = "../../src/brief_lock.rs"]
+#[allow(dead_code, reason = "a model uses part of what it includes")]
 mod brief_lock;
+#[path = "../../src/fence.rs"]
+mod fence;
+#[path = "../../src/hazard/mod.rs"]
+mod hazard;
+#[path = "../../src/source.rs"]
+mod source;
 
 /// Runs a model with at most two preemptions.
 fn model(body: impl Fn() + Sync + Send + 'static) {
@@ -46,69 +65,141 @@ fn one_at_a_time_has_the_lock_and_sees_what_was_done_before() {
     });
 }
 
-/// The part of a table that waiting is about.
-#[derive(Default)]
-struct Table {
-    claimed: bool,
-    awaited: bool,
-    /// Operations that were committed.
-    committed: u32,
+/// A timeline whose work never ends.
+struct Line(TimelineId);
+
+// SAFETY: nothing of it touches memory.
+unsafe impl Timeline for Line {
+    fn id(&self) -> TimelineId {
+        self.0
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        0
+    }
+
+    fn poll(&self, _: u64) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
 }
 
-struct Buffer {
-    table: BriefLock<Table>,
-    resolved: Bell,
+struct Table {
+    hazards: Hazards,
+    buffer: RawBuffer,
     /// Whether some submitter is between its claim and its commit.
     enqueueing: AtomicBool,
 }
 
-impl Buffer {
-    /// As `Hazards::claim`, the call into the driver, and `Hazards::commit`.
-    fn submit(&self) {
+impl Table {
+    fn new() -> Arc<Self> {
+        let storage = Box::leak(Box::new([0_u8; 16]));
+        let kind = transload_core::MemoryKind::Pageable;
+        // SAFETY: leaked, and nobody looks at it.
+        let storage =
+            unsafe { transload_core::HostBytes::new((), NonNull::from(storage).cast(), 16, kind, true) };
+        let buffer = transload_core::RawBuffer::new(Box::new(storage), &std::sync::Arc::default());
+        let hazards = Hazards::behind(0..16, &[]);
+        Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
+    }
+
+    /// As `Claims::of`, a call into a driver, and `Claims::commit`. Answers how many fences it comes after.
+    fn submit(&self, fence: &Fence) -> usize {
+        let mut turn = None;
+        let range = 0..16;
         loop {
-            let mut table = self.table.lock();
-            if !table.claimed {
-                table.claimed = true;
-                break;
+            let mut group =
+                [Claimed { buffer: &self.buffer, range: range.clone(), access: Access::Write, ticket: None }];
+            let mut earlier = Earlier::default();
+            let asked = Asked { own: None, turn, keeps: false };
+            match self.hazards.claim(&mut group, &asked, &mut earlier).unwrap() {
+                Attempt::Held(()) => {
+                    assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
+                    assert!(self.enqueueing.swap(false, Ordering::Relaxed));
+                    self.hazards.commit(&range, group[0].ticket.unwrap(), fence, &mut Woken::default());
+                    if let Some(turn) = turn {
+                        self.hazards.end_turn(turn);
+                    }
+                    return earlier.after.len();
+                }
+                Attempt::Blocked(Before::Claim) => {
+                    turn = Some(self.hazards.keep_turn(turn, &range, Access::Write, &[]));
+                    self.hazards.sleep_until_a_commit(&range, Access::Write);
+                }
+                Attempt::Blocked(Before::Fences(_)) => unreachable!("nobody was overtaken so often"),
             }
-            drop(table);
-            self.resolved.sleep_while(|| {
-                let mut table = self.table.lock();
-                let pending = table.claimed;
-                table.awaited |= pending;
-                pending
-            });
-        }
-        assert!(
-            !self.enqueueing.swap(true, Ordering::Relaxed),
-            "another claim of the range was not committed"
-        );
-        assert!(self.enqueueing.swap(false, Ordering::Relaxed));
-        let mut table = self.table.lock();
-        table.claimed = false;
-        table.committed += 1;
-        let awaited = std::mem::take(&mut table.awaited);
-        drop(table);
-        if awaited {
-            self.resolved.ring();
         }
     }
+}
+
+fn fence() -> Fence {
+    Fence::new(std::sync::Arc::new(Line(next_timeline_id())), 1)
 }
 
 #[test]
 fn a_claim_waits_for_the_commit_before_it_and_never_sleeps_through_it() {
     model(|| {
-        let buffer = Arc::new(Buffer {
-            table: BriefLock::new(Table::default()),
-            resolved: Bell::default(),
-            enqueueing: AtomicBool::new(false),
-        });
+        let table = Table::new();
         let other = {
-            let buffer = Arc::clone(&buffer);
-            thread::spawn(move || buffer.submit())
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.submit(&fence()))
         };
-        buffer.submit();
+        let waits = table.submit(&fence());
+        let other = other.join().unwrap();
+        assert_eq!(waits + other, 1, "one of them comes after the other");
+        assert_eq!(table.hazards.outstanding().len(), 1);
+    });
+}
+
+#[test]
+fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
+    model(|| {
+        let table = Table::new();
+        let range = 0..16;
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                let mut group =
+                    [Claimed { buffer: &table.buffer, range: 0..16, access: Access::Read, ticket: None }];
+                let asked = Asked { own: None, turn: None, keeps: false };
+                let claimed = table.hazards.claim(&mut group, &asked, &mut Earlier::default());
+                if let (Ok(Attempt::Held(())), Some(ticket)) = (claimed, group[0].ticket) {
+                    assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");
+                    table.enqueueing.store(false, Ordering::Relaxed);
+                    table.hazards.withdraw(&(0..16), ticket, &mut Woken::default());
+                }
+            })
+        };
+        loop {
+            match table.hazards.try_open_view(&range, Access::Write, None).unwrap() {
+                Attempt::Held(ticket) => {
+                    assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a claim is held");
+                    table.enqueueing.store(false, Ordering::Relaxed);
+                    table.hazards.withdraw(&range, ticket, &mut Woken::default());
+                    break;
+                }
+                Attempt::Blocked(_) => table.hazards.sleep_until_a_commit(&range, Access::Write),
+            }
+        }
         other.join().unwrap();
-        assert_eq!(buffer.table.lock().committed, 2);
     });
 }

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     code::{self, Answer},
     graph, scheduler,
-    state::{Guard, State},
+    state::{CHANGED, Guard, State},
 };
 
 /// Counts a call that only looks at or moves the stack, for the device of a context if it still is there.
@@ -126,6 +126,20 @@ pub(crate) extern "C" fn cuCtxSynchronize() -> u32 {
 pub(crate) fn synchronize(state: &mut Guard, context: u64, device: u32) -> Answer {
     scheduler::force_context(state, context);
     super::pool::settle(state, device);
+    after_wait(state, device)
+}
+
+/// Waits for all work of the current device and of the one that memory to be freed belongs to, gated streams included, as
+/// driver 580 does. For most seeds the calls of other threads stand still meanwhile, as they do there.
+pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> Answer {
+    for device in [Some(device), Some(owner).filter(|owner| *owner != device)].into_iter().flatten() {
+        let own = state.device_mut(device);
+        own.freeing = own.rng.chance(75).then(|| std::thread::current().id());
+        scheduler::force_device(state, device);
+        state.device_mut(device).freeing = None;
+        CHANGED.notify_all();
+        super::pool::settle(state, device);
+    }
     after_wait(state, device)
 }
 

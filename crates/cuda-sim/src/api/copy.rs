@@ -5,14 +5,16 @@ use std::ffi::c_void;
 use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream, on_stream, top};
 use crate::{
     code::{self, Answer},
-    memory::Memory,
+    memory::{Kind, Memory},
     op::{Copy, Place, Work},
     scheduler,
     state::{Guard, State},
 };
 
-/// Ordinary memory up to this size is read during the call; the bytes reach the device later.
+/// Ordinary memory up to this size is always read into a buffer of the driver's, and the call returns before the copy.
 const STAGED: usize = 64 << 10;
+/// More than this is never held in such a buffer.
+const STAGED_AT_MOST: usize = 16 << 20;
 
 /// What an argument may name.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,8 +51,8 @@ impl Shape {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Device(u32),
-    /// Page-locked or managed: the device reaches it without the driver's help.
     Locked,
+    Managed,
     Ordinary,
 }
 
@@ -70,6 +72,7 @@ fn classify(state: &State, side: Side, bytes: usize) -> Answer<Found> {
 fn classify_at(memory: &Memory, address: u64, bytes: usize) -> Answer<Found> {
     Ok(match memory.resolve(address, bytes)? {
         Some(allocation) if allocation.is_device() => Found::Device(allocation.device),
+        Some(allocation) if matches!(allocation.kind, Kind::Managed(_)) => Found::Managed,
         Some(_) => Found::Locked,
         None => Found::Ordinary,
     })
@@ -104,12 +107,20 @@ pub(crate) fn copy(
     let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
     let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
     let on_host = |found| !matches!(found, Found::Device(_));
-    // Between two places of the host nothing is asynchronous; ordinary memory is written before the call returns.
-    let mut waits = (on_host(source) && on_host(target)) || target == Found::Ordinary;
-    // Between two places of a device nothing makes the host wait.
-    waits |= mode == Mode::Synchronous && (on_host(source) || on_host(target));
-    // A node of a graph runs when the graph does.
-    waits &= !captured;
+    let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+    let pinned = |found| matches!(found, Found::Locked | Found::Ordinary);
+    let mut waits = match mode {
+        // A node of a graph runs when the graph does.
+        _ if captured => Wait::No,
+        // Between two places of a device nothing makes the host wait.
+        Mode::Synchronous if on_host(source) || on_host(target) => Wait::Promised,
+        // Between two places of the host nothing is asynchronous; ordinary memory is written before the call returns.
+        _ if target == Found::Ordinary || (pinned(source) && pinned(target)) => Wait::Promised,
+        _ if on_host(source) && on_host(target) && state.device_mut(device).rng.chance(50) => {
+            Wait::Unpromised
+        }
+        _ => Wait::No,
+    };
     let mut shape = shape;
     let corrupts = match (source, target) {
         (Found::Device(from), Found::Device(to)) if from != to => {
@@ -118,20 +129,28 @@ pub(crate) fn copy(
         _ => false,
     };
     let place = match source {
-        Found::Ordinary if bytes <= STAGED && !on_host(target) => {
+        Found::Ordinary if !pinned(target) => {
             if mode == Mode::Synchronous {
                 let before = scheduler::end_of(state, stream);
                 wait(state, stream, before)?;
             }
-            waits = false;
-            let staged = stage(from, shape);
-            shape.from_pitch = shape.width;
-            Place::Staged(staged)
+            // The call may return once the source was read. When it does beyond that is not promised.
+            let staged = bytes <= STAGED && !on_host(target);
+            let drawn = if staged { 0 } else { state.device_mut(device).rng.below(3) };
+            waits = Wait::No;
+            if drawn == 2 || bytes > STAGED_AT_MOST {
+                waits = Wait::Unpromised;
+                Place::Pageable(from as usize)
+            } else {
+                if drawn == 1 {
+                    scheduler::force(state, scheduler::end_of(state, stream));
+                }
+                let staged = stage(from, shape);
+                shape.from_pitch = shape.width;
+                Place::Staged(staged)
+            }
         }
-        Found::Ordinary => {
-            waits = true;
-            Place::Pageable(from as usize)
-        }
+        Found::Ordinary => Place::Pageable(from as usize),
         _ => Place::Known(from),
     };
     let target = if target == Found::Ordinary { Place::Pageable(to as usize) } else { Place::Known(to) };
@@ -139,10 +158,24 @@ pub(crate) fn copy(
     let copy = Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0, corrupts };
     let work = Work::Copies(vec![copy]);
     let point = scheduler::enqueue(state, stream, name, work, Vec::new(), None);
-    if waits {
-        wait(state, stream, point)?;
+    match waits {
+        Wait::No => Ok(()),
+        Wait::Unpromised => {
+            scheduler::force(state, point);
+            after_wait(state, device)
+        }
+        Wait::Promised => wait(state, stream, point),
     }
-    Ok(())
+}
+
+/// Whether the host waits for a copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    /// It blocks, but a driver need not: what the host does next is not ordered behind the copy.
+    Unpromised,
+    /// As the documentation says.
+    Promised,
 }
 
 /// Waits for a place in a stream.

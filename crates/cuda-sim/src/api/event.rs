@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, finish, on_current};
+use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, finish, on_current, wait_for_free};
 use crate::{
     code::{self, Answer},
     op::Work,
@@ -39,6 +39,7 @@ fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
     let event = event.addr() as u64;
     let device = state.events.get(&event).ok_or(code::INVALID_HANDLE)?.device;
+    wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     Ok((state, event))
 }

@@ -159,7 +159,7 @@ pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> u32 {
 /// Enqueues every node behind its own predecessors, all behind the stream's work so far and the graph's last launch, and
 /// the stream's later work behind all.
 fn launch(
-    state: &mut State,
+    state: &mut Guard,
     stream: u64,
     nodes: &[Node],
     streams: &[u64],
@@ -178,7 +178,7 @@ fn launch(
             after.push(*point);
             clock.join(known.as_ref().unwrap_or(&Clock::new()));
         }
-        let point = scheduler::enqueue(state, *lane, node.name, node.work.clone(), after, Some(&clock));
+        let point = scheduler::append(state, *lane, node.name, node.work.clone(), after, Some(&clock));
         ends.push((point, scheduler::knowledge(state, *lane)));
     }
     let mut clock = Clock::new();
@@ -186,7 +186,7 @@ fn launch(
         clock.join(known.as_ref().unwrap_or(&Clock::new()));
     }
     let after = ends.iter().map(|(point, _)| *point).collect();
-    let end = scheduler::enqueue(state, stream, name, Work::Wait, after, Some(&clock));
+    let end = scheduler::append(state, stream, name, Work::Wait, after, Some(&clock));
     (end, scheduler::knowledge(state, stream))
 }
 

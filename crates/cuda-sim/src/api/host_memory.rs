@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
-use super::{Pointer, context::synchronize, finish, on_current};
+use super::{Pointer, context::wait_to_free, finish, on_current};
 use crate::{
     code::{self, Answer},
     memory::{Block, Entry, Kind, Life},
@@ -42,11 +42,8 @@ pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
         let (mut state, scope) = on_current("cuMemFreeHost")?;
         let base = pointer.addr() as u64;
         let owner = state.memory.at(base).filter(|found| matches!(found.kind, Kind::Pinned { .. }));
-        let owner = owner.map(|found| found.context).ok_or(code::INVALID_VALUE)?;
-        let waited = synchronize(&mut state, scope.context, scope.device);
-        if owner != scope.context {
-            crate::scheduler::force_context(&mut state, owner);
-        }
+        let owner = owner.map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+        let waited = wait_to_free(&mut state, scope.device, owner);
         if let Some(gone) = state.memory.remove(base) {
             state.forget_memory(gone.device, gone.base, gone.bytes);
         }
@@ -88,7 +85,7 @@ pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize
 
 pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
     finish(|| {
-        let (mut state, _) = on_current("cuMemHostUnregister")?;
+        let (mut state, scope) = on_current("cuMemHostUnregister")?;
         let base = pointer.addr() as u64;
         // What the driver allocated, and the middle of a registration, are other mistakes than memory it does not know, as
         // users saw of driver 590.
@@ -96,11 +93,14 @@ pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
         if found.base != base || !matches!(found.kind, Kind::Registered { .. }) {
             return Err(code::INVALID_VALUE);
         }
-        // Nothing is waited for: work that still uses the range meets an illegal address, as it may on hardware.
+        // Whether it waits is not documented. Where it does not, work that still uses the range meets an illegal address.
+        let owner = found.device;
+        let waits = state.device_mut(owner).rng.chance(75);
+        let waited = if waits { wait_to_free(&mut state, scope.device, owner) } else { Ok(()) };
         if let Some(gone) = state.memory.remove(base) {
             state.forget_memory(gone.device, gone.base, gone.bytes);
         }
-        Ok(())
+        waited
     })
 }
 

@@ -1,10 +1,9 @@
 //! Device memory.
 
-use super::{Pointer, Scope, context::synchronize, finish, on_current};
+use super::{Pointer, context::wait_to_free, finish, on_current};
 use crate::{
     code::{self, Answer},
     memory::{Block, Entry, Kind, Life},
-    scheduler,
     state::{State, charged},
 };
 
@@ -57,13 +56,8 @@ pub(crate) extern "C" fn cuMemFree_v2(pointer: u64) -> u32 {
         if matches!(allocation.life, Life::FreeQueued { .. }) {
             return Err(code::INVALID_VALUE);
         }
-        let owner = allocation.context;
-        // As the real one does: nothing that is enqueued can still use the memory.
-        let Scope { context, device } = scope;
-        let waited = synchronize(&mut state, context, device);
-        if owner != context && state.contexts.contains_key(&owner) {
-            scheduler::force_context(&mut state, owner);
-        }
+        let owner = allocation.device;
+        let waited = wait_to_free(&mut state, scope.device, owner);
         release(&mut state, pointer);
         waited
     })

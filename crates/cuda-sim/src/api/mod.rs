@@ -143,6 +143,14 @@ pub(crate) fn begin() -> Answer<Guard> {
     if state.initialised { Ok(state) } else { Err(code::NOT_INITIALIZED) }
 }
 
+/// Waits while another thread's call that frees memory waits for the device and keeps other calls out meanwhile.
+fn wait_for_free(state: &mut Guard, device: u32) {
+    let this = std::thread::current().id();
+    while state.device(device).freeing.is_some_and(|thread| thread != this) {
+        state::CHANGED.wait(state);
+    }
+}
+
 /// What a call is about.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope {
@@ -198,6 +206,7 @@ pub(crate) fn current_scope(state: &State) -> Answer<Scope> {
 pub(crate) fn on_current(name: &str) -> Answer<(Guard, Scope)> {
     let mut state = begin()?;
     let scope = current_scope(&state)?;
+    wait_for_free(&mut state, scope.device);
     attribute(&mut state, name, scope.device)?;
     Ok((state, scope))
 }
@@ -213,6 +222,7 @@ pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
     let stream = find_stream(&mut state, handle)?;
     let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
+    wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     crate::graph::admit_on_stream(&mut state, name, stream)?;
     Ok((state, stream))
@@ -224,6 +234,7 @@ pub(crate) fn on_current_stream(name: &str, handle: Handle) -> Answer<(Guard, Sc
     let scope = current_scope(&state)?;
     let stream = find_stream(&mut state, handle)?;
     let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
+    wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     crate::graph::admit_on_stream(&mut state, name, stream)?;
     Ok((state, scope, stream))

@@ -7,7 +7,7 @@ use crate::{
     code::{self, Answer},
     op::{KernelRun, Work},
     scheduler,
-    state::{Function, Module},
+    state::{Function, Guard, Module},
     twin::{self, Launch},
 };
 
@@ -42,8 +42,18 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
     let text = text.to_str().map_err(|_| code::NO_BINARY_FOR_GPU)?;
     let twins = twin::of_module(text)?;
     let handle = state.new_handle();
-    state.modules.insert(handle, Module { context: scope.context, twins });
+    state.modules.insert(handle, Module { context: scope.context, is_loaded: false, twins });
     module.set(handle as usize)
+}
+
+/// Loads a module that is not loaded, for which the driver waits for the device with all its streams. When it does so is not
+/// documented: at the latest for the first launch, or for a question about a function.
+fn load_now(state: &mut Guard, module: u64, device: u32) {
+    if let Some(found) = state.modules.get_mut(&module)
+        && !std::mem::replace(&mut found.is_loaded, true)
+    {
+        scheduler::force_device(state, device);
+    }
 }
 
 pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> u32 {
@@ -66,7 +76,7 @@ pub(crate) extern "C" fn cuModuleGetFunction(
     name: *const c_char,
 ) -> u32 {
     finish(|| {
-        let (mut state, _) = on_current("cuModuleGetFunction")?;
+        let (mut state, scope) = on_current("cuModuleGetFunction")?;
         if name.is_null() || function.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -76,6 +86,9 @@ pub(crate) extern "C" fn cuModuleGetFunction(
         let module = state.modules.get(&handle).ok_or(code::INVALID_HANDLE)?;
         let twin = *module.twins.get(&name).ok_or(code::NOT_FOUND)?;
         let context = module.context;
+        if state.device_mut(scope.device).rng.chance(50) {
+            load_now(&mut state, handle, scope.device);
+        }
         let known = state.functions.iter().find(|(_, known)| known.module == handle && known.name == name);
         if let Some((known, _)) = known {
             return function.set(*known as usize);
@@ -104,6 +117,7 @@ pub(crate) extern "C" fn cuLaunchKernel(
         let (mut state, _, stream) = on_current_stream("cuLaunchKernel", stream)?;
         let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
         let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        let device = own.device;
         if own.context != function.context {
             return Err(code::INVALID_HANDLE);
         }
@@ -122,7 +136,7 @@ pub(crate) extern "C" fn cuLaunchKernel(
         {
             return Err(code::INVALID_VALUE);
         }
-        let twin = function.twin;
+        let (twin, module) = (function.twin, function.module);
         let mut values = Vec::with_capacity(twin.parameters.len());
         for (index, size) in twin.parameters.iter().enumerate() {
             let value = parameters.get_at(index)?;
@@ -131,6 +145,9 @@ pub(crate) extern "C" fn cuLaunchKernel(
         }
         let launch = Launch { grid, block, shared_bytes, parameters: values };
         let work = Work::Kernel(Box::new(KernelRun { twin, launch }));
+        if !state.graphs.is_capturing(stream) {
+            load_now(&mut state, module, device);
+        }
         scheduler::enqueue(&mut state, stream, "cuLaunchKernel", work, Vec::new(), None);
         Ok(())
     })
@@ -138,10 +155,9 @@ pub(crate) extern "C" fn cuLaunchKernel(
 
 pub(crate) extern "C" fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) -> u32 {
     finish(|| {
-        let (state, _) = on_current("cuFuncGetAttribute")?;
-        if !state.functions.contains_key(&(function.addr() as u64)) {
-            return Err(code::INVALID_HANDLE);
-        }
+        let (mut state, scope) = on_current("cuFuncGetAttribute")?;
+        let module = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?.module;
+        load_now(&mut state, module, scope.device);
         value.set(match attribute {
             // Threads of a block at most.
             0 => 1_024,

@@ -31,7 +31,7 @@ fn event(bench: &Bench) -> Event {
 /// The context of a device of its own.
 fn bench_of(ordinal: u32, alone: &Alone) -> Bench {
     let context = Context::primary(Device::new(ordinal).expect("device")).expect("context");
-    Bench { device: alone.bench.device, context }
+    Bench { device: alone.bench.device, context, end: None }
 }
 
 fn is_capturing(stream: &Stream) -> u32 {

@@ -30,7 +30,7 @@ impl Alone {
 
     /// Checks that nothing is alive and nothing raced.
     fn finish(self) {
-        let Bench { device, context } = self.bench;
+        let Bench { device, context, end: _end } = self.bench;
         drop(context);
         device.assert_ledger_empty();
         device.assert_no_races();

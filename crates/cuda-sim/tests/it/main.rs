@@ -6,6 +6,8 @@
 mod beneath_cust;
 mod copies;
 mod devices;
+mod early;
+mod gate;
 mod memory;
 mod order;
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]

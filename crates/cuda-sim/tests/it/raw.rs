@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use transload_cuda_sim::harness::TestDevice;
+use transload_cuda_sim::harness::{EndCheck, TestDevice};
 use transload_cuda_sys::{AsStream, Context, Device, DriverError, Result, Stream, StreamOptions, check, ffi};
 
 pub(crate) const INVALID_VALUE: u32 = 1;
@@ -15,12 +15,20 @@ pub(crate) const NOT_READY: u32 = 600;
 pub(crate) struct Bench {
     pub(crate) device: TestDevice,
     pub(crate) context: Context,
+    /// Dropped last: checks that nothing is alive and nothing raced.
+    pub(crate) end: Option<EndCheck>,
 }
 
 impl Bench {
     pub(crate) fn new(device: TestDevice) -> Self {
+        let end = Some(device.end_check());
+        Self { end, ..Self::unchecked(device) }
+    }
+
+    /// For a test that leaks or races on purpose.
+    pub(crate) fn unchecked(device: TestDevice) -> Self {
         let context = Context::primary(Device::new(device.ordinal()).expect("device")).expect("context");
-        Self { device, context }
+        Self { device, context, end: None }
     }
 
     pub(crate) fn stream(&self) -> Stream {
@@ -72,6 +80,9 @@ pub(crate) struct Pinned {
     start: *mut u8,
     pub(crate) bytes: usize,
 }
+
+// SAFETY: the memory is owned and not tied to a thread.
+unsafe impl Send for Pinned {}
 
 impl Pinned {
     pub(crate) fn address(&self) -> usize {

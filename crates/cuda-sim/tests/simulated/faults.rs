@@ -208,3 +208,26 @@ fn an_absent_function_is_named() {
     assert_eq!(refused, Err(DriverError::MissingFunction { name: "cuGraphCreate" }));
     assert!(!transload_cuda_sim::implemented().contains(&"cuGraphCreate"));
 }
+
+#[test]
+#[should_panic(expected = "still alive on simulated device")]
+fn a_fixture_whose_test_left_something_alive_panics_at_its_drop() {
+    let Some(test) = harness::device_with(|builder| builder) else {
+        panic!("still alive on simulated device")
+    };
+    let _end = test.end_check().within(std::time::Duration::from_millis(10));
+    let bench = Bench::unchecked(test);
+    std::mem::forget(bench.stream());
+}
+
+#[test]
+#[should_panic(expected = "1 races on simulated device")]
+fn a_fixture_whose_test_raced_panics_at_its_drop() {
+    let test = harness::device_with(|builder| builder.record_accesses(true)).expect("simulated");
+    let _end = test.end_check();
+    let bench = Bench::unchecked(test);
+    let (one, two, memory) = (bench.stream(), bench.stream(), bench.memory(64));
+    for stream in [&one, &two] {
+        crate::raw::fill(stream, memory.address, 1, 64).expect("fill");
+    }
+}

@@ -27,7 +27,7 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
 }
 
 /// A module with the kernel `twin_copy(from, to, bytes, beyond)`.
-fn load(bench: &Bench) -> CUfunction {
+pub(crate) fn load(bench: &Bench) -> CUfunction {
     register_kernel_twin("twin_copy", KernelTwin { parameters: &[8, 8, 8, 4], accesses, run });
     let _bound = bench.context.enter().expect("enter");
     let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
@@ -41,7 +41,14 @@ fn load(bench: &Bench) -> CUfunction {
     function
 }
 
-fn launch(function: CUfunction, stream: &Stream, from: u64, to: u64, bytes: u64, beyond: u32) -> u32 {
+pub(crate) fn launch(
+    function: CUfunction,
+    stream: &Stream,
+    from: u64,
+    to: u64,
+    bytes: u64,
+    beyond: u32,
+) -> u32 {
     let _bound = stream.context().enter().expect("enter");
     let parameters = [
         (&raw const from).cast(),
@@ -80,7 +87,8 @@ fn a_kernel_runs_in_its_place_and_reads_mapped_memory() {
     fill(&stream, memory.address, 0, 10_000).expect("fill");
     check("launch", launch(function, &stream, mapped.address() as u64, memory.address, 9_999, 0))
         .expect("launch");
-    assert_eq!(test.sim().map(|sim| sim.queued()), Some(2), "it is late like everything else");
+    let queued = test.sim().map_or(0, |sim| sim.queued());
+    assert!((1..=2).contains(&queued), "it is late like everything else, but loading its module waits");
     let seen = contents(&bench, memory.address, 10_000);
     assert_eq!(seen[..9_999], noise(10_000, 4)[..9_999]);
     assert_eq!(seen[9_999], 0);

@@ -4,7 +4,11 @@
 
 mod capture;
 mod clock;
+mod early;
 mod faults;
+#[path = "../it/gate.rs"]
+#[allow(dead_code, reason = "shared with the tests that run on hardware")]
+mod gate;
 mod host_functions;
 mod kernels;
 mod lateness;

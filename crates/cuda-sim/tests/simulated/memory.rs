@@ -72,7 +72,7 @@ fn memory_used_before_its_stream_ordered_allocation_makes_an_error_stick() {
     let mut failures = 0;
     for seed in 0..32 {
         let Some(test) = harness::device_with(|builder| builder.seed(seed)) else { return };
-        let bench = Bench::new(test);
+        let bench = Bench::unchecked(test);
         let (first, second) = (bench.stream(), bench.stream());
         let _bound = bench.context.enter().expect("enter");
         let mut address = 0;
@@ -134,21 +134,26 @@ fn a_device_without_pools_says_so() {
 }
 
 #[test]
-fn work_on_memory_that_was_unregistered_meets_an_illegal_address() {
-    let Some(test) = harness::device_with(|builder| builder) else { return };
-    let bench = Bench::new(test);
-    let stream = bench.stream();
-    let _bound = bench.context.enter().expect("enter");
-    let memory = bench.memory(1 << 20);
-    let source = vec![1_u8; 1 << 20];
-    let start = source.as_ptr().cast_mut().cast();
-    // SAFETY: the vector outlives the registration; the mistake is what is tested, and the driver touches nothing.
-    unsafe {
-        check("register", ffi::cuMemHostRegister_v2(start, 1 << 20, 0)).expect("register");
-        check("up", ffi::cuMemcpyHtoDAsync_v2(memory.address, start, 1 << 20, stream.as_raw())).expect("up");
-        check("unregister", ffi::cuMemHostUnregister(start)).expect("unregister");
-    }
-    assert_eq!(code(stream.synchronize()), ILLEGAL_ADDRESS);
+fn work_on_memory_that_was_unregistered_meets_an_illegal_address_unless_the_driver_waits() {
+    let failed = |seed: &u64| {
+        let bench = Bench::new(harness::device_with(|builder| builder.seed(*seed)).expect("simulated"));
+        let stream = bench.stream();
+        let _bound = bench.context.enter().expect("enter");
+        let memory = bench.memory(1 << 20);
+        let source = vec![1_u8; 1 << 20];
+        let start = source.as_ptr().cast_mut().cast();
+        // SAFETY: the vector outlives the registration; the mistake is what is tested, and the driver touches nothing.
+        unsafe {
+            check("register", ffi::cuMemHostRegister_v2(start, 1 << 20, 0)).expect("register");
+            check("up", ffi::cuMemcpyHtoDAsync_v2(memory.address, start, 1 << 20, stream.as_raw()))
+                .expect("up");
+            check("unregister", ffi::cuMemHostUnregister(start)).expect("unregister");
+        }
+        let ended = stream.synchronize();
+        ended.is_err() && code(ended) == ILLEGAL_ADDRESS
+    };
+    let failed = (0..24).filter(failed).count();
+    assert!((1..=12).contains(&failed), "{failed} of 24");
 }
 
 #[test]

@@ -15,20 +15,28 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread::{self, ThreadId},
 };
 
 use parking_lot::Mutex;
 
-/// How many traces are being taken.
+/// How many traces are being taken, and one where calls are observed.
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
-static CALLS: Mutex<Log> = Mutex::new(Log { calls: Vec::new(), dropped: 0 });
+static CALLS: Mutex<Log> = Mutex::new(Log { calls: Vec::new(), dropped: 0, traces: 0 });
+static OBSERVER: OnceLock<Observer> = OnceLock::new();
+
+/// Is told the name and the code of a call after it returned. Must not make driver calls.
+pub type Observer = fn(&'static str, u32);
 
 struct Log {
     calls: Vec<Call>,
     /// Calls at the front of the log that nobody needs any more.
     dropped: usize,
+    traces: usize,
 }
 
 /// One driver call.
@@ -64,9 +72,17 @@ pub struct Trace {
 
 /// Starts a trace of all driver calls of the process.
 pub fn start() -> Trace {
-    let log = CALLS.lock();
+    let mut log = CALLS.lock();
+    log.traces += 1;
     ACTIVE.fetch_add(1, Ordering::SeqCst);
     Trace { from: log.dropped + log.calls.len() }
+}
+
+/// From now on every driver call of the process is told to the observer, for good; the first one stays.
+pub fn observe(observer: Observer) {
+    if OBSERVER.set(observer).is_ok() {
+        ACTIVE.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Trace {
@@ -89,7 +105,9 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         let mut log = CALLS.lock();
-        if ACTIVE.fetch_sub(1, Ordering::SeqCst) == 1 {
+        ACTIVE.fetch_sub(1, Ordering::SeqCst);
+        log.traces -= 1;
+        if log.traces == 0 {
             log.dropped += log.calls.len();
             log.calls = Vec::new();
         }
@@ -107,8 +125,13 @@ pub(super) fn record(name: &'static str, code: u32, arguments: impl FnOnce() -> 
 #[cold]
 #[inline(never)]
 fn append(name: &'static str, code: u32, arguments: impl FnOnce() -> Vec<u64>) {
-    let call = Call { name, code, arguments: arguments(), thread: thread::current().id() };
-    CALLS.lock().calls.push(call);
+    if let Some(observer) = OBSERVER.get() {
+        observer(name, code);
+    }
+    let mut log = CALLS.lock();
+    if log.traces > 0 {
+        log.calls.push(Call { name, code, arguments: arguments(), thread: thread::current().id() });
+    }
 }
 
 /// An argument of a driver function as one integer.

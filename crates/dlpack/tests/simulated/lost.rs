@@ -5,13 +5,11 @@ use transload_cuda_sim::harness;
 use transload_dlpack::Export;
 use transload_streams::CudaStream;
 
-use crate::setup::Setup;
-
 #[test]
 fn what_was_lent_to_a_device_that_is_lost_comes_back_since_nothing_runs_there_any_more() {
     const ILLEGAL_ADDRESS: u32 = 700;
     let Some(test) = harness::device_with(|builder| builder) else { return };
-    let setup = Setup::on(test);
+    let setup = crate::unchecked(test);
     let theirs = CudaStream::new(&setup.device).unwrap();
     let there = setup.device(4096);
     let tensor = Export::of::<f32>(&there).for_stream(&theirs).versioned().unwrap();

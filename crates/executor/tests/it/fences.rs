@@ -68,6 +68,7 @@ fn only_the_earliest_point_is_polled_by_one_worker_at_a_time() {
     within_limit(String::new, || {
         let executor = executor(8);
         let gate = Gate::new();
+        gate.lingering.store(10, Ordering::SeqCst);
         let tasks: Vec<_> = (1..=50)
             .map(|point| {
                 let wait = executor.fence(&gate.fence(point));

@@ -28,6 +28,8 @@ pub(crate) struct Gate {
     pub(crate) most_inside: AtomicUsize,
     /// Whether a poll does not return until this is false.
     pub(crate) stuck: AtomicBool,
+    /// How often a poll lets others run before it returns.
+    pub(crate) lingering: AtomicUsize,
 }
 
 impl Gate {
@@ -44,6 +46,7 @@ impl Gate {
             inside: AtomicUsize::new(0),
             most_inside: AtomicUsize::new(0),
             stuck: AtomicBool::new(false),
+            lingering: AtomicUsize::new(0),
         })
     }
 
@@ -99,6 +102,7 @@ unsafe impl Timeline for Gate {
         self.most_inside.fetch_max(inside, Ordering::SeqCst);
         self.asked_for.fetch_max(point, Ordering::SeqCst);
         self.polls.fetch_add(1, Ordering::SeqCst);
+        (0..self.lingering.load(Ordering::SeqCst)).for_each(|_| thread::yield_now());
         while self.stuck.load(Ordering::SeqCst) {
             thread::yield_now();
         }

@@ -72,7 +72,7 @@ impl Pool {
                 self.idle.found(|| false);
                 return;
             } else {
-                self.idle.sleep(|| self.has_work() || self.is_closing());
+                self.idle.park(|| self.has_work() || self.is_closing());
             }
         }
     }
@@ -138,7 +138,7 @@ fn two_workers_share_the_work() {
                 thread::spawn(move || {
                     pool.idle.begin();
                     while !pool.pop() {
-                        pool.idle.sleep(|| pool.has_work());
+                        pool.idle.park(|| pool.has_work());
                     }
                     pool.idle.found(|| pool.has_work());
                     let mut begun = both.0.lock().unwrap();
@@ -150,6 +150,9 @@ fn two_workers_share_the_work() {
                 })
             })
             .collect();
+        // Time for them to sleep, which loom counts as no preemption.
+        thread::yield_now();
+        thread::yield_now();
         pool.push();
         pool.push();
         workers.into_iter().for_each(|worker| worker.join().unwrap());

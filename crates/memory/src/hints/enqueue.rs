@@ -1,7 +1,5 @@
 //! A prefetch by raw address on someone's stream: in the stream's order, and in no other.
 
-use std::marker::PhantomData;
-
 use transload_core::{DeviceId, Error, ErrorKind, Queue, Result};
 use transload_cuda_sys::{Context, Device, RawStream, check, ffi};
 
@@ -10,16 +8,14 @@ use crate::lift;
 
 /// A queue as the driver's stream, with the context in which it is spoken of.
 pub(super) struct Line<'a> {
-    stream: RawStream,
+    queue: &'a dyn Queue,
     context: Context,
-    /// The stream is alive while its queue is.
-    queue: PhantomData<&'a dyn Queue>,
 }
 
 impl<'a> Line<'a> {
     /// `known` is a context at hand, which is taken if it is the stream's device's.
     pub(super) fn of(queue: &'a dyn Queue, known: Option<&Context>) -> Result<Self> {
-        let (DeviceId::Cuda(ordinal), Some(handle)) = (queue.device(), queue.raw_handle()) else {
+        let DeviceId::Cuda(ordinal) = queue.device() else {
             let text = format!(
                 "unified memory is prefetched on a CUDA stream, not on a queue of {}",
                 queue.device()
@@ -30,7 +26,7 @@ impl<'a> Line<'a> {
             Some(context) => context.clone(),
             None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
         };
-        Ok(Self { stream: std::ptr::with_exposed_provenance_mut(handle), context, queue: PhantomData })
+        Ok(Self { queue, context })
     }
 
     /// Enqueues the migration of `bytes` bytes at `address`. Safe whatever the address: the driver refuses what is not managed
@@ -39,11 +35,17 @@ impl<'a> Line<'a> {
         let target = PrefetchTarget::new(to)?;
         // The default streams are those of the current context.
         let _bound = self.context.enter().map_err(lift)?;
-        refuse_captured(self.stream)?;
-        // SAFETY: a queue of a CUDA device names a stream of its primary context, which is alive while the queue is, and the
-        // queue is borrowed.
-        unsafe { target.enqueue(address, bytes, self.stream) }
-            .map_err(|error| explain_hint(error, address, bytes, to))
+        let mut outcome = Ok(());
+        self.queue.with_raw_handle(&mut |handle| {
+            let stream = std::ptr::with_exposed_provenance_mut(handle);
+            outcome = refuse_captured(stream).and_then(|()| {
+                // SAFETY: a queue of a CUDA device names a stream of its primary context, in the calling thread, which is alive
+                // while the queue is, and the queue is borrowed.
+                unsafe { target.enqueue(address, bytes, stream) }
+                    .map_err(|error| explain_hint(error, address, bytes, to))
+            });
+        })?;
+        outcome
     }
 }
 
@@ -53,7 +55,7 @@ fn refuse_captured(stream: RawStream) -> Result<()> {
     // SAFETY: the stream is alive; the driver stores the status in one 32-bit number.
     check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(stream, &raw mut status) })
         .map_err(lift)?;
-    if status == 0 {
+    if status == 0 || transload_core::mutant!("memory/captured-stream-refused") {
         return Ok(());
     }
     let text = "the stream is being captured into a graph, which takes no prefetch; prefetch on another one";

@@ -93,6 +93,21 @@ impl FromStr for LogEntry {
     }
 }
 
+/// Reads a log that a [`LoggingResource`](super::LoggingResource) wrote.
+///
+/// # Errors
+/// `InvalidArgument` for a line that is none, with its number.
+pub fn read_log(text: &str) -> Result<Vec<LogEntry>, Error> {
+    let lines = text.lines().enumerate().filter(|(_, line)| *line != HEADER && !line.is_empty());
+    lines
+        .map(|(index, line)| {
+            line.parse::<LogEntry>().map_err(|error| {
+                Error::caused_by(ErrorKind::InvalidArgument, format!("line {}", index + 1), error)
+            })
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,6 @@
 
 mod cuda;
 mod edges;
-mod failing;
 mod failure_callback;
 mod limited;
 mod log_entry;
@@ -18,7 +17,6 @@ mod pinned;
 mod pinned_memory;
 mod pins;
 mod registration;
-mod replay;
 mod statistics;
 mod tracking;
 mod tracking_report;
@@ -32,16 +30,14 @@ use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
 pub use edges::registration_edges;
-pub use failing::FailingResource;
 pub use failure_callback::FailureCallbackResource;
 pub use limited::LimitedResource;
-pub use log_entry::{LogAction, LogEntry};
+pub use log_entry::{LogAction, LogEntry, read_log};
 pub use logging::LoggingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};
-pub(crate) use pins::Pins;
+pub(crate) use pins::{Owner, Pins};
 pub use registration::{RegistrationCache, RegistrationStatistics};
-pub use replay::{ReplayReport, read_log, replay};
 pub use statistics::{ResourceStatistics, StatisticsResource};
 pub use tracking::{TrackedOrigin, TrackedSegment, TrackingResource};
 pub use tracking_report::TrackingReport;

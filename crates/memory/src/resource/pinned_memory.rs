@@ -7,7 +7,7 @@ use transload_cuda_sys::Context;
 
 use super::{
     mapping::{Mapping, Wanted},
-    pins::Pins,
+    pins::{DEVICE_MAP, Pins},
 };
 use crate::{
     CudaMemoryManager,
@@ -20,6 +20,7 @@ use crate::{
 /// A registered mapping.
 pub(super) struct PinnedMemory {
     address: NonNull<u8>,
+    device_address: Option<u64>,
     bytes: usize,
     context: Context,
     janitor: Arc<Janitor>,
@@ -41,11 +42,12 @@ impl PinnedMemory {
         let (address, len) = (mapping.start(), mapping.len());
         let start = address.as_ptr().expose_provenance();
         // SAFETY: the mapping is its own owner.
-        let pins = unsafe { Pins::new(context, start, len, 0, Box::new(mapping)) };
+        let pins = unsafe { Pins::new(context, start, len, DEVICE_MAP, Box::new(mapping)) };
         let place = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
         let pins = pins.map_err(|error| lift_allocation(error, context, place, bytes))?;
         let memory = Self {
             address,
+            device_address: pins.device_address(),
             bytes,
             context: context.clone(),
             janitor: Arc::clone(janitor),
@@ -70,7 +72,7 @@ unsafe impl Storage for PinnedMemory {
     }
 
     fn device_address(&self) -> Option<u64> {
-        None
+        self.device_address
     }
 
     fn as_any(&self) -> &dyn Any {

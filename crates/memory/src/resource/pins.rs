@@ -12,6 +12,8 @@ use super::edges;
 /// What keeps memory mapped.
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels use the memory in place.
+pub(crate) const DEVICE_MAP: u32 = 2;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`: the device may not write the memory.
 pub(crate) const READ_ONLY: u32 = 8;
 
@@ -51,16 +53,19 @@ impl Pins {
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
 
-    /// Ends the registration, then lets go of the memory. The second time it does nothing. The caller sees to it that nothing
-    /// in flight uses the memory.
-    ///
-    /// # Errors
-    /// As for [`end`](Self::end).
-    pub(crate) fn release(&mut self) -> Result<(), DriverError> {
-        self.end().map(drop)
+    /// Returns the address under which devices use the memory in place, if the driver gives one.
+    pub(crate) fn device_address(&self) -> Option<u64> {
+        let _bound = self.context.enter().ok()?;
+        let _capture = RelaxedCapture::enter().ok()?;
+        let mut address = 0;
+        let pointer = ptr::with_exposed_provenance_mut(self.start);
+        // SAFETY: the range is registered, and a context is current.
+        let code = unsafe { ffi::cuMemHostGetDevicePointer_v2(&mut address, pointer, 0) };
+        check("cuMemHostGetDevicePointer_v2", code).ok().map(|()| address)
     }
 
-    /// As [`release`](Self::release), but leaves the memory to the caller, to be let go where the user's code may run.
+    /// Ends the registration and leaves the memory to the caller, to be let go where the user's code may run. The second time it
+    /// does nothing. The caller sees to it that nothing in flight uses the memory.
     ///
     /// # Errors
     /// The driver's; the memory stays as it is then, for good, since the device may still reach it.

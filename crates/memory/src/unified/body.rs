@@ -1,26 +1,34 @@
 //! A unified buffer without its element type: its memory, its queue, and what is known of both sides.
 
-use std::ops::{Bound, Range, RangeBounds};
+use std::{
+    ops::{Bound, Range, RangeBounds},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use transload_core::{
     Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill, submit,
 };
-use transload_cuda_sys::{DriverError, record_drop_error};
+use transload_cuda_sys::Context;
 
 use super::{
     UnifiedMode,
-    state::{Placing, State},
+    state::{Placing, State, bytes_of},
 };
-use crate::{CudaDevice, CudaMemoryManager};
+use crate::{
+    CudaDevice, CudaMemoryManager,
+    janitor::{Janitor, Unsent},
+};
 
-#[derive(Debug)]
 pub(crate) struct Body {
     pub(crate) device: CudaDevice,
     /// What devices use: managed memory, or device memory.
     pub(crate) raw: RawBuffer,
     /// What the host looks at where that is not managed memory: pinned, and never given to anybody.
     pub(crate) host: Option<RawBuffer>,
+    /// Who sends what the queue refused when the buffer is dropped.
+    janitor: Arc<Janitor>,
+    context: Context,
     pub(crate) queue: QueueLease,
     pub(crate) state: Mutex<State>,
 }
@@ -53,7 +61,7 @@ impl Body {
         };
         // The driver promises no content. By the device it takes no time of the host's.
         submit(&*queue, &Operation::Fill { dst: &raw, pattern: Pattern::U8(0) }, Timing::Off)?;
-        Ok(Self::over(device, queue, raw, host))
+        Ok(Self::over(memory, queue, raw, host))
     }
 
     /// Over managed memory that exists.
@@ -73,13 +81,15 @@ impl Body {
                 format!("the memory is {}'s, the buffer would be one of {}", place.device, device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let body = Self::over(device, queue, raw, None);
+        let body = Self::over(memory, queue, raw, None);
         body.state.lock().place = Placing::inherited(device.id());
         Ok(body)
     }
 
-    fn over(device: &CudaDevice, queue: QueueLease, raw: RawBuffer, host: Option<RawBuffer>) -> Self {
-        Self { device: device.clone(), raw, host, queue, state: Mutex::default() }
+    fn over(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer, host: Option<RawBuffer>) -> Self {
+        let (device, parts) = (memory.device().clone(), memory.parts());
+        let (janitor, context) = (Arc::clone(parts.janitor), parts.context.clone());
+        Self { device, raw, host, janitor, context, queue, state: Mutex::default() }
     }
 
     pub(crate) fn mode(&self) -> UnifiedMode {
@@ -129,25 +139,27 @@ impl Body {
         match (start, end) {
             // No overflow: the last element's end is the buffer's.
             (Some(start), Some(end)) if start <= end && end <= len => Ok(start * size..end * size),
-            _ => Err(Error::new(
-                ErrorKind::OutOfRange,
-                format!(
-                    "elements {:?} to {:?} are not within this buffer of {len} elements",
-                    range.start_bound(),
-                    range.end_bound()
-                ),
-            )),
+            (start, end) => {
+                let (start, end) = (start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX));
+                let text = format!("elements {start} to {end} are not within this buffer of {len} elements");
+                Err(Error::new(ErrorKind::OutOfRange, text))
+            }
         }
     }
 }
 
 impl Drop for Body {
-    /// Who kept the memory that devices use is to find there what the host wrote.
+    /// Another handle of the memory that devices use is to find there what the host wrote. What the queue refuses, for example
+    /// because its stream is being captured, goes by a stream of another thread's.
     fn drop(&mut self) {
-        if let Err(error) = self.send_what_failed()
-            && let Some(cause) = error.cause().and_then(|cause| cause.downcast_ref())
-        {
-            record_drop_error(Err(DriverError::clone(cause)));
+        let Some(host) = &self.host else { return };
+        let _sent_below = self.send_what_failed();
+        for hold in self.state.get_mut().copy.take_unsent() {
+            if let Ok(from) = host.slice(bytes_of(hold.buffer()))
+                && !transload_core::mutant!("memory/dropped-writes-are-sent")
+            {
+                self.janitor.send(self.context.clone(), Unsent { from, hold });
+            }
         }
     }
 }

@@ -16,7 +16,9 @@ impl Body {
     /// stays, so that nobody sees what the device's memory has instead, and the next use of the buffer tries again.
     pub(crate) fn bring_up(&self, hold: Hold) {
         let Some(host) = &self.host else { return };
-        if let Err((hold, _told_by_the_next_use)) = self.send(host, hold) {
+        if let Err((hold, _told_by_the_next_use)) = self.send(host, hold)
+            && !transload_core::mutant!("memory/unsent-writes-are-kept")
+        {
             self.state.lock().copy.keep_unsent(hold);
         }
     }

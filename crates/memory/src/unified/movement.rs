@@ -3,8 +3,8 @@
 use std::ops::{Range, RangeBounds};
 
 use transload_core::{
-    Access, DeviceId, Error, ErrorKind, Fence, Operation, Pod, Queue, RawBuffer, Result, Timing, Transfer,
-    submit,
+    Access, DeviceId, Error, ErrorKind, Fence, Operation, Place, Pod, Queue, RawBuffer, Result, Timing,
+    Transfer, TransferMethod, submit,
 };
 
 use super::{UnifiedBuffer, UnifiedMode, body::Body, holders::Side};
@@ -60,7 +60,9 @@ impl Body {
     fn start(&self, queue: &dyn Queue, range: Result<Range<usize>>, to: DeviceId) -> Transfer {
         let started = range.and_then(|range| {
             let part = self.raw.slice(range.clone())?;
-            self.prefetch(queue, range, &part, to).map(|fence| Transfer::direct(fence, &part, &part))
+            let (from, there) = (part.place(), Place::new(to, part.place().kind));
+            self.prefetch(queue, range, &part, to)
+                .map(|fence| Transfer::direct(fence, TransferMethod::UnifiedMemory, from, there, part.len()))
         });
         started.unwrap_or_else(Transfer::refused)
     }

@@ -119,6 +119,7 @@ impl Placing {
         let mut advice: Vec<_> = others
             .flat_map(|(other, device)| other.taken_back(*device))
             .filter(|back| !given.iter().any(|set| takes_back(*back, *set)))
+            .filter(|_| !transload_core::mutant!("memory/advice-taken-back"))
             .collect();
         advice.extend(given);
         if !self.roles.contains(&(role, device)) {

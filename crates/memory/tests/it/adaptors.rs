@@ -8,20 +8,17 @@ use std::{
     },
 };
 
+use crate::{failing::FailingResource, replay::replay};
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_memory::{
-    CudaMemoryManager, CudaResource, FailingResource, FailureCallbackResource, LimitedResource, LogAction,
-    LoggingResource, MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, read_log, replay,
+    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LogAction, LoggingResource,
+    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, read_log,
 };
 
-use super::{heap::watched, manager};
+use super::{heap::watched, manager, shared, unchecked};
 
 fn pinned(memory: &Arc<CudaMemoryManager>) -> CudaResource {
     CudaResource::new(memory, MemoryKind::Pinned).unwrap()
-}
-
-fn memory() -> Arc<CudaMemoryManager> {
-    Arc::new(manager().1)
 }
 
 /// A writer that tests can read.
@@ -46,7 +43,7 @@ impl Write for Page {
 
 #[test]
 fn statistics_count_what_is_alive_was_at_most_and_came_in_all() {
-    let memory = memory();
+    let memory = shared();
     let resource = StatisticsResource::new(pinned(&memory));
     let first = resource.allocate_segment(1000).unwrap();
     drop(resource.allocate_segment(500).unwrap());
@@ -66,7 +63,7 @@ fn statistics_count_what_is_alive_was_at_most_and_came_in_all() {
 
 #[test]
 fn tracking_lists_every_live_segment_the_largest_first() {
-    let memory = memory();
+    let memory = shared();
     let resource = TrackingResource::new(pinned(&memory), TrackedOrigin::Caller);
     let held: Vec<RawBuffer> =
         [100, 3000, 20].iter().map(|bytes| resource.allocate_segment(*bytes).unwrap()).collect();
@@ -99,7 +96,7 @@ fn tracking_lists_every_live_segment_the_largest_first() {
 
 #[test]
 fn a_log_has_a_line_for_every_call_and_does_the_same_again() {
-    let (memory, page) = (memory(), Page::default());
+    let (memory, page) = (shared(), Page::default());
     let logging = LoggingResource::new(LimitedResource::new(pinned(&memory), 10_000), page.clone());
     let mut held = Vec::new();
     for bytes in [4000, 3000, 5000, 2000] {
@@ -129,7 +126,7 @@ fn a_log_has_a_line_for_every_call_and_does_the_same_again() {
 
 #[test]
 fn a_log_that_is_none_is_refused_with_its_line() {
-    let memory = memory();
+    let memory = shared();
     let error =
         read_log("nanoseconds,thread,action,segment,bytes\n1,1,allocate,1,5\nnonsense\n").unwrap_err();
     assert!(error.to_string().starts_with("line 3"), "{error}");
@@ -165,7 +162,7 @@ impl Write for Rude {
 #[test]
 fn a_writer_may_use_the_resource_fail_and_panic() {
     watched(|| {
-        let memory = memory();
+        let memory = unchecked();
         let (resource, turns) = (Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(0)));
         let rude = Rude { resource: Arc::clone(&resource), turns: Arc::clone(&turns) };
         resource.set(LoggingResource::new(pinned(&memory), rude)).unwrap();
@@ -210,7 +207,7 @@ impl Write for Greedy {
 #[test]
 fn a_writer_that_allocates_for_every_line_comes_to_an_end_and_its_log_can_be_replayed() {
     watched(|| {
-        let memory = memory();
+        let memory = unchecked();
         let (resource, hoard, page) = (Arc::new(OnceLock::new()), Arc::default(), Page::default());
         let (theirs, its) = (Arc::clone(&resource), Arc::clone(&hoard));
         let greedy = Greedy { resource: theirs, hoard: its, page: page.clone() };
@@ -242,7 +239,7 @@ fn a_writer_that_allocates_for_every_line_comes_to_an_end_and_its_log_can_be_rep
 
 #[test]
 fn a_callback_that_frees_is_asked_again_and_one_that_does_not_ends_it() {
-    let memory = memory();
+    let memory = shared();
     let hoard: Arc<Mutex<Vec<RawBuffer>>> = Arc::default();
     let limited = Arc::new(LimitedResource::new(pinned(&memory), 1000));
     for _ in 0..4 {
@@ -267,7 +264,7 @@ fn a_callback_that_frees_is_asked_again_and_one_that_does_not_ends_it() {
 
 #[test]
 fn a_callback_that_only_promises_is_asked_so_often_and_no_more() {
-    let memory = memory();
+    let memory = shared();
     let failing = FailingResource::new(pinned(&memory));
     failing.refuse(u64::MAX);
     let calls = Arc::new(AtomicU64::new(0));
@@ -289,7 +286,7 @@ type Help = dyn Fn(&transload_core::MemoryShortage) -> bool + Send + Sync;
 #[test]
 fn a_callback_may_use_its_resource_and_may_panic() {
     watched(|| {
-        let memory = memory();
+        let memory = unchecked();
         let failing = Arc::new(FailingResource::new(pinned(&memory)));
         let resource: Arc<OnceLock<Helped>> = Arc::default();
         let (own, turns) = (Arc::clone(&resource), AtomicU64::new(0));
@@ -342,7 +339,7 @@ fn an_upstream_that_fails_at_any_call_leaves_nothing_behind() {
 
 #[test]
 fn many_threads_are_counted_tracked_and_logged() {
-    let (memory, page) = (memory(), Page::default());
+    let (memory, page) = (shared(), Page::default());
     let stack = StatisticsResource::new(TrackingResource::new(
         LoggingResource::new(pinned(&memory), page.clone()),
         TrackedOrigin::Nothing,

@@ -9,18 +9,15 @@ use std::{
     },
 };
 
+use crate::{failing::FailingResource, replay::replay};
 use transload_core::{ErrorKind, MemoryKind, MemoryShortage};
 use transload_memory::{
-    CudaMemoryManager, CudaResource, FailingResource, FailureCallbackResource, LimitedResource,
-    LoggingResource, MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, UploadBuffer,
-    WriteCombinedResource, read_log, replay,
+    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LoggingResource,
+    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, UploadBuffer, WriteCombinedResource,
+    read_log,
 };
 
-use super::{heap::watched, manager};
-
-fn memory() -> Arc<CudaMemoryManager> {
-    Arc::new(manager().1)
-}
+use super::{heap::watched, shared, unchecked};
 
 fn pinned(memory: &Arc<CudaMemoryManager>) -> CudaResource {
     CudaResource::new(memory, MemoryKind::Pinned).unwrap()
@@ -28,7 +25,7 @@ fn pinned(memory: &Arc<CudaMemoryManager>) -> CudaResource {
 
 #[test]
 fn a_trim_reaches_the_resource_within_every_adaptor() {
-    let memory = memory();
+    let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
     let upstream = || Arc::clone(&within);
     let adaptors: [(&str, Box<dyn MemoryResource>); 5] = [
@@ -47,7 +44,7 @@ fn a_trim_reaches_the_resource_within_every_adaptor() {
 
 #[test]
 fn memory_that_takes_nothing_in_stays_so_within_every_adaptor_and_is_known_for_what_it_is() {
-    let memory = memory();
+    let memory = shared();
     let resource = StatisticsResource::new(TrackingResource::new(
         LoggingResource::new(LimitedResource::new(WriteCombinedResource::new(&memory), 1000), io::sink()),
         TrackedOrigin::Nothing,
@@ -62,7 +59,7 @@ fn memory_that_takes_nothing_in_stays_so_within_every_adaptor_and_is_known_for_w
 
 #[test]
 fn what_the_resource_within_refuses_takes_nothing_of_the_limit() {
-    let memory = memory();
+    let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
     let limited = LimitedResource::new(Arc::clone(&within), 1000);
     within.refuse(3);
@@ -77,7 +74,7 @@ fn what_the_resource_within_refuses_takes_nothing_of_the_limit() {
 
 #[test]
 fn a_limit_beyond_what_there_is_promises_no_more_than_that() {
-    let memory = memory();
+    let memory = shared();
     let within = CudaResource::new(&memory, MemoryKind::Device).unwrap();
     let total = within.info().unwrap().total;
     let info = LimitedResource::new(within, u64::MAX).info().unwrap();
@@ -86,7 +83,7 @@ fn a_limit_beyond_what_there_is_promises_no_more_than_that() {
 
 #[test]
 fn only_a_lack_of_memory_is_helped() {
-    let memory = memory();
+    let memory = shared();
     let calls = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&calls);
     let resource = FailureCallbackResource::new(pinned(&memory), move |_| {
@@ -104,7 +101,7 @@ type Help = dyn Fn(&MemoryShortage) -> bool + Send + Sync;
 #[test]
 fn what_a_callback_asks_of_its_own_resource_calls_nobody_again() {
     watched(|| {
-        let memory = memory();
+        let memory = unchecked();
         let failing = Arc::new(FailingResource::new(pinned(&memory)));
         let resource: Arc<OnceLock<Helped>> = Arc::default();
         let (own, calls) = (Arc::clone(&resource), Arc::new(AtomicU64::new(0)));
@@ -140,7 +137,7 @@ impl Write for Page {
 
 #[test]
 fn a_log_says_that_a_segment_is_given_back_before_anybody_else_can_have_it() {
-    let (memory, page) = (memory(), Page::default());
+    let (memory, page) = (shared(), Page::default());
     let within = LoggingResource::new(pinned(&memory), page.clone());
     // The second one of the resource within is the first one of the resource around it.
     drop(within.allocate_segment(1).unwrap());
@@ -154,7 +151,7 @@ fn a_log_says_that_a_segment_is_given_back_before_anybody_else_can_have_it() {
 
 #[test]
 fn what_was_refused_in_a_log_may_be_refused_for_any_reason_in_its_replay() {
-    let memory = memory();
+    let memory = shared();
     let log = read_log("1,1,refused,0,0\n2,1,allocate,1,5\n3,1,free,1,5").unwrap();
     let report = replay(&log, &pinned(&memory)).unwrap();
     assert_eq!((report.allocations, report.refusals, report.left), (1, 1, 0));

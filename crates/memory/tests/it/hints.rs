@@ -1,7 +1,7 @@
 //! Advice by its effect: what the driver says of the range afterwards.
 
 use transload_core::{DeviceId, ErrorKind, MemoryAdvice, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck, TestDevice};
 use transload_cuda_sys::{Context, Device};
 use transload_memory::{
     CudaDevice, CudaFeature, CudaMemoryManager, ManagedMemoryHints, MemoryLocation, MigrationPolicy,
@@ -14,7 +14,7 @@ use crate::manager;
 const BYTES: usize = 4 << 20;
 
 /// A unified buffer, where the device takes hints about it.
-fn unified() -> Option<(TestDevice, CudaMemoryManager, RawBuffer)> {
+fn unified() -> Option<(EndCheck, CudaMemoryManager, RawBuffer)> {
     let (device, memory) = manager();
     if !memory.device().supports_feature(CudaFeature::ConcurrentManagedAccess).unwrap() {
         println!("skipped: host and device cannot use unified memory at the same time");
@@ -24,7 +24,7 @@ fn unified() -> Option<(TestDevice, CudaMemoryManager, RawBuffer)> {
     Some((device, memory, buffer))
 }
 
-fn finish(device: TestDevice, memory: CudaMemoryManager, buffer: RawBuffer) {
+fn finish(device: EndCheck, memory: CudaMemoryManager, buffer: RawBuffer) {
     drop(buffer);
     memory.drain().unwrap();
     assert!(memory.ledger().is_empty(), "{}", memory.ledger());

@@ -58,6 +58,22 @@ fn advice_is_kept() -> bool {
 }
 
 #[test]
+fn pinned_pages_of_every_kind_have_a_device_address() {
+    let (_device, memory) = manager();
+    let memory = Arc::new(memory);
+    for pages in [HostPages::Driver, HostPages::Ordinary, HostPages::Huge] {
+        let segment = PinnedResource::new(&memory).with_pages(pages).allocate_segment(4 * MIB).unwrap();
+        let slice = segment.slice(4096..).unwrap();
+        assert_eq!(
+            slice.device_address(),
+            segment.device_address().map(|address| address + 4096),
+            "{pages:?}"
+        );
+        assert!(slice.device_address().is_some(), "{pages:?}: devices use pinned memory in place");
+    }
+}
+
+#[test]
 fn pages_of_our_own_are_not_copied_for_a_child_and_huge_where_that_was_asked_for() {
     if !advice_is_kept() {
         println!("skipped: the system does not tell what it was advised about mappings");

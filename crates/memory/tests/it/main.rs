@@ -4,6 +4,7 @@
 
 mod adaptors;
 mod adaptors_hand_on;
+mod failing;
 mod heap;
 mod hints;
 mod host_pages;
@@ -11,16 +12,44 @@ mod migration_counts;
 mod pinned;
 mod predictor;
 mod registration;
+mod registration_order;
+mod replay;
 mod resource;
 
+use std::sync::Arc;
+
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::{self, TestDevice};
+use transload_cuda_sim::harness::{self, EndCheck};
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager};
 
-fn manager() -> (TestDevice, CudaMemoryManager) {
-    let device = harness::device();
+fn manager() -> (EndCheck, CudaMemoryManager) {
+    let device = harness::device().end_check();
     let memory = CudaMemoryManager::new(&CudaDevice::new(device.ordinal()).unwrap()).unwrap();
     (device, memory)
+}
+
+/// A manager to share, and the check at the test's end.
+struct Shared {
+    memory: Arc<CudaMemoryManager>,
+    _end: EndCheck,
+}
+
+impl std::ops::Deref for Shared {
+    type Target = Arc<CudaMemoryManager>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.memory
+    }
+}
+
+fn shared() -> Shared {
+    let (_end, memory) = manager();
+    Shared { memory: Arc::new(memory), _end }
+}
+
+/// For a test whose resource holds itself and is therefore never dropped.
+fn unchecked() -> Arc<CudaMemoryManager> {
+    Arc::new(CudaMemoryManager::new(&CudaDevice::new(harness::device().ordinal()).unwrap()).unwrap())
 }
 
 #[test]
@@ -31,7 +60,7 @@ fn every_kind_is_allocated_where_it_belongs_and_given_back_once() {
         assert_eq!(buffer.len(), 12_345);
         assert_eq!(buffer.place().kind, kind);
         assert_eq!(buffer.place().device.is_cpu(), matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped));
-        assert_eq!(buffer.device_address().is_some(), kind != MemoryKind::Pinned);
+        assert!(buffer.device_address().is_some(), "with unified addressing devices use {kind} memory");
         assert_eq!(memory.ledger().allocations, 1);
         assert_eq!(memory.ledger().bytes, 12_345);
         let view = buffer.slice(10..20).unwrap();

@@ -6,7 +6,7 @@ use std::{
 };
 
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
-use transload_cuda_sim::harness::TestDevice;
+use transload_cuda_sim::harness::EndCheck;
 use transload_cuda_sys::{check, ffi};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
@@ -17,14 +17,14 @@ use super::{
 
 const PAGE: usize = 65_536;
 
-fn cache(limit: u64) -> (TestDevice, Arc<CudaMemoryManager>, RegistrationCache) {
+fn cache(limit: u64) -> (EndCheck, Arc<CudaMemoryManager>, RegistrationCache) {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
     let cache = RegistrationCache::new(&memory, limit).unwrap();
     (device, memory, cache)
 }
 
-fn finish((device, memory, cache): (TestDevice, Arc<CudaMemoryManager>, RegistrationCache)) {
+fn finish((device, memory, cache): (EndCheck, Arc<CudaMemoryManager>, RegistrationCache)) {
     drop(cache);
     memory.drain().unwrap();
     assert!(memory.ledger().is_empty(), "{}", memory.ledger());

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::failing::FailingResource;
 use transload_core::{DeviceId, ErrorKind, MemoryKind};
-use transload_memory::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+use transload_memory::{CudaResource, LimitedResource, MemoryResource};
 
 use super::manager;
 

@@ -11,7 +11,7 @@ mod host_memory;
 mod resources;
 
 use transload_core::{ErrorKind, MemoryKind};
-use transload_cuda_sim::SimDevice;
+use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
 const OUT_OF_MEMORY: u32 = 2;
@@ -91,33 +91,20 @@ fn memory_that_a_pool_keeps_back_serves_another_kind_of_request_before_it_is_out
 #[test]
 fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks() {
     let _alone = alone_with_drop_errors();
-    for nth in 1..200 {
-        let sim = builder().build();
-        sim.fail_call(None, nth, OUT_OF_MEMORY);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| CudaMemoryManager::new(&device))
-            .and_then(|memory| {
-                let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
-                let outcome = kinds.iter().try_for_each(|kind| memory.allocate(*kind, 5000).map(drop));
-                // Memory that an error left behind is freed by another thread: drained, it is gone.
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        let over = sim.calls() < nth;
-        if let Err(error) = outcome {
-            assert!(
-                matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::Device),
-                "call {nth}: {error:?}"
-            );
-        }
-        // A free that was made to fail leaves its memory behind: that error is recorded, not lost.
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if over {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    let kinds = [ErrorKind::OutOfMemory, ErrorKind::Device];
+    harness::fail_each_call(
+        |builder| builder,
+        &[OUT_OF_MEMORY],
+        &kinds,
+        |sim| {
+            let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal())?)?;
+            let kinds = [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
+            let outcome = kinds.iter().try_for_each(|kind| memory.allocate(*kind, 5000).map(drop));
+            // Memory that an error left behind is freed by another thread: drained, it is gone.
+            let drained = memory.drain();
+            outcome.and(drained)
+        },
+    );
 }
 
 #[test]
@@ -130,4 +117,17 @@ fn a_lost_device_is_reported_as_lost() {
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
     drop(buffer);
     let _reported = memory.drain();
+}
+
+#[test]
+fn memory_that_could_not_be_freed_stays_in_the_ledger_and_says_so() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let memory = manager(sim);
+    sim.fail_call(Some("cuMemFreeHost"), 1, OUT_OF_MEMORY);
+    drop(memory.allocate(MemoryKind::Pinned, 5000).unwrap());
+    memory.drain().unwrap();
+    assert_eq!((memory.ledger().allocations, sim.ledger().pinned), (1, 1));
+    let told = transload_cuda_sys::take_drop_errors();
+    assert!(told.iter().any(|error| error.code() == Some(OUT_OF_MEMORY)), "{told:?}");
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
 
 use crate::CudaStream;
 
@@ -82,6 +82,13 @@ unsafe impl Timeline for AfterCapture {
             }
             std::thread::yield_now();
         }
+    }
+
+    fn held_by_user(&self, _point: u64) -> Option<Error> {
+        if transload_core::mutant!("streams/capture-holds-drain") || self.behind.get().is_some() {
+            return None;
+        }
+        self.stream.own.check_runs().err().filter(|error| error.kind() == ErrorKind::Busy)
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {

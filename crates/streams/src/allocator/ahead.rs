@@ -31,19 +31,19 @@ impl Shared {
             state.rest_reached(stream.own.reached())
         };
         if (rested || self.ask_the_oldest(stream, index, want))
-            && let Some(taken) = self.take_own(stream, index, want, true)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(Some(taken));
         }
         // What is found above may all have been too small.
         if rested
             && self.ask_the_oldest(stream, index, want)
-            && let Some(taken) = self.take_own(stream, index, want, true)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(Some(taken));
         }
         if self.absorb_ended(index)
-            && let Some(taken) = self.take_own(stream, index, want, true)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(Some(taken));
         }
@@ -55,8 +55,8 @@ impl Shared {
                 other => return other.map(Some),
             }
         }
-        let node = arena.lock().take_in_flight(want.size, want.requested, want.small);
-        node.map(|node| self.hand_out(stream, index, node, true, Vec::new())).transpose()
+        let node = arena.lock().take_in_flight(want);
+        node.map(|node| self.hand_out(stream, index, node, Vec::new())).transpose()
     }
 
     /// Asks the driver about the blocks that were likely used first. Answers whether any became free by that.
@@ -77,7 +77,7 @@ impl Shared {
             (state.in_flight.first(), first_of_each(fences, ASKED))
         };
         // A run of small copies stays without an event as long as there is other memory.
-        if let Some(first) = first.filter(|first| stream.own.points.is_marked(*first)) {
+        if let Some(first) = first.filter(|first| stream.own.ends.points.is_marked(*first)) {
             // An error counts as over: it is told to who awaits the work.
             let _over = stream.own.poll(first);
         }
@@ -102,7 +102,7 @@ impl Shared {
         }
         let from_others = {
             let (_visit, _hand) = (self.visits.enter(), self.hands.take());
-            self.take_over(stream, index, want, true)?
+            self.take_over(stream, index, want)?
         };
         match from_others {
             Some(taken) => Ok(taken),

@@ -5,9 +5,12 @@
 
 use std::collections::HashMap;
 
+use transload_core::mutant;
+
 use super::{
-    blocks::{Blocks, Order, State},
+    blocks::{Blocks, Holder, Order, State},
     in_flight::InFlight,
+    size::Want,
     sync::{Mutex, MutexGuard},
 };
 
@@ -93,6 +96,8 @@ pub(crate) enum Refusal {
     Free,
     /// It was never given out here.
     Unknown,
+    /// A buffer owns it.
+    Owned,
 }
 
 impl<O, F, U> Arena<O, F, U> {
@@ -144,18 +149,26 @@ impl<O, F, U> Arena<O, F, U> {
 impl<O, F, U> ArenaState<O, F, U> {
     /// A block of the stream's own, if there is one without asking anyone.
     #[inline]
-    pub(crate) fn take_own(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
-        if let Some(node) = self.blocks.take_quick(size, requested) {
+    pub(crate) fn take_own(&mut self, want: Want) -> Option<u32> {
+        if let Some(node) = self.blocks.take_quick(want) {
             self.reuses.same_size += 1;
             return Some(node);
         }
-        self.take_fitting(size, requested, small)
+        self.take_fitting(want)
     }
 
-    fn take_fitting(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
-        let mut node = self.blocks.take_fitting(size, requested, small);
+    /// As [`take_own`](Self::take_own), of the raw layer: what names the block, and its address.
+    #[inline]
+    pub(crate) fn take_block(&mut self, want: Want) -> Option<(Handle, u64)> {
+        let node = self.take_own(want)?;
+        let found = self.blocks.node(node);
+        Some((Handle { node, serial: found.serial }, found.address))
+    }
+
+    fn take_fitting(&mut self, want: Want) -> Option<u32> {
+        let mut node = self.blocks.take_fitting(want);
         if node.is_none() && self.blocks.flush() {
-            node = self.blocks.take_fitting(size, requested, small);
+            node = self.blocks.take_fitting(want);
         }
         self.reuses.fitted += u64::from(node.is_some());
         node
@@ -174,10 +187,27 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// The live block that begins at an address.
+    /// The live block of the raw layer that begins at an address.
     pub(crate) fn live_at(&self, address: u64) -> Result<u32, Refusal> {
-        let node = self.blocks.at(address).ok_or(Refusal::Unknown)?;
-        if self.blocks.node(node).state == State::Live { Ok(node) } else { Err(Refusal::Free) }
+        let index = self.blocks.at(address).ok_or(Refusal::Unknown)?;
+        let node = self.blocks.node(index);
+        match (node.state, node.holder) {
+            (State::Live, Holder::Buffer) if !mutant!("streams/buffer-owns-its-block") => Err(Refusal::Owned),
+            (State::Live, _) => Ok(index),
+            _ => Err(Refusal::Free),
+        }
+    }
+
+    /// Frees a live block in the order of the stream, if no other stream uses it. Returns whether it did.
+    #[inline]
+    pub(crate) fn free_of_one_stream(&mut self, found: Result<u32, Refusal>) -> bool {
+        match found {
+            Ok(node) if self.blocks.node(node).holder == Holder::Caller => {
+                self.free(node);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Frees a live block in the order of the stream.
@@ -236,19 +266,19 @@ impl<O, F, U> ArenaState<O, F, U> {
     }
 
     /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
-    pub(crate) fn take_in_flight(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
+    pub(crate) fn take_in_flight(&mut self, want: Want) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;
-        if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == size) {
+        if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == want.size) {
             self.reuses.same_size += 1;
-            return Some(blocks.revive(node, requested));
+            return Some(blocks.revive(node, want));
         }
-        let fits = |node: u32| blocks.node(node).size >= size && blocks.node(node).small == small;
+        let fits = |node: u32| blocks.node(node).size >= want.size && blocks.node(node).small == want.small;
         match in_flight.take_first(fits) {
             Some(node) => blocks.rest(node),
             // Only together with its neighbours.
             None => drop(self.rest_reached(u64::MAX)),
         }
-        self.take_fitting(size, requested, small)
+        self.take_fitting(want)
     }
 
     /// Bytes that are free only once work is over.

@@ -73,6 +73,8 @@ pub enum FreeError {
     NeverAllocated,
     /// It was allocated on another stream, and no use on this one was recorded.
     WrongStream,
+    /// A buffer owns the memory: it ends with the buffer, which knows its uses by itself.
+    OwnedByBuffer,
 }
 
 impl fmt::Display for FreeError {
@@ -82,6 +84,9 @@ impl fmt::Display for FreeError {
             Self::NeverAllocated => "no block of this allocator begins there",
             Self::WrongStream => {
                 "it was allocated on another stream: free it there, or record its use on this one first"
+            }
+            Self::OwnedByBuffer => {
+                "it belongs to a buffer, which orders its uses by itself and frees it when dropped: drop the buffer"
             }
         })
     }
@@ -101,6 +106,7 @@ impl From<Refusal> for FreeError {
         match refusal {
             Refusal::Free => Self::AlreadyFreed,
             Refusal::Unknown => Self::NeverAllocated,
+            Refusal::Owned => Self::OwnedByBuffer,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{quick::Quick, tally::Tally};
+use super::{quick::Quick, size::Want, tally::Tally};
 
 /// No block.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -40,6 +40,17 @@ pub(crate) enum State {
     Waiting,
 }
 
+/// Who has a live block, and so may free it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    /// The caller of the raw layer.
+    Caller,
+    /// The caller, with other streams recorded as users.
+    CallerAndUsers,
+    /// A buffer, which frees it when dropped.
+    Buffer,
+}
+
 /// One block.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -55,8 +66,8 @@ pub(crate) struct Node {
     pub(crate) state: State,
     /// Whether its segment is for small blocks.
     pub(crate) small: bool,
-    /// Whether other streams are recorded as users.
-    pub(crate) shared: bool,
+    /// Who has it, of a live block.
+    pub(crate) holder: Holder,
 }
 
 /// A range on its way from one stream to another.
@@ -135,36 +146,37 @@ impl Blocks {
         self.by_address.is_empty()
     }
 
-    fn go_live(&mut self, index: u32, requested: u64) -> u32 {
+    fn go_live(&mut self, index: u32, want: Want) -> u32 {
         self.serial += 1;
         let serial = self.serial;
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
-        node.requested = requested;
+        node.requested = want.requested;
         node.serial = serial;
-        node.shared = false;
-        self.tally.enter(node.size, requested);
+        node.holder = if want.buffer { Holder::Buffer } else { Holder::Caller };
+        self.tally.enter(node.size, want.requested);
         index
     }
 
     /// A block of exactly this size freed a moment ago.
-    pub(crate) fn take_quick(&mut self, size: u64, requested: u64) -> Option<u32> {
+    pub(crate) fn take_quick(&mut self, want: Want) -> Option<u32> {
         let Self { quick, nodes, .. } = self;
-        let index = quick.pop(size, |node| nodes[node as usize].next)?;
-        Some(self.go_live(index, requested))
+        let index = quick.pop(want.size, |node| nodes[node as usize].next)?;
+        Some(self.go_live(index, want))
     }
 
     /// The best fit among merged blocks of small or large segments, split to size.
-    pub(crate) fn take_fitting(&mut self, size: u64, requested: u64, small: bool) -> Option<u32> {
-        let index = self.find(size, small, |_| true)?;
-        self.cut(index, size);
-        Some(self.go_live(index, requested))
+    pub(crate) fn take_fitting(&mut self, want: Want) -> Option<u32> {
+        let index = self.find(want, |_| true)?;
+        self.cut(index, want.size);
+        Some(self.go_live(index, want))
     }
 
-    /// The smallest merged block of at least `size` bytes that `fits`, within the first few.
-    pub(crate) fn find(&self, size: u64, small: bool, fits: impl Fn(&Node) -> bool) -> Option<u32> {
+    /// The smallest merged block of a size for the request that `fits`, within the first few.
+    pub(crate) fn find(&self, want: Want, fits: impl Fn(&Node) -> bool) -> Option<u32> {
         const LOOKED_AT: usize = 16;
-        let candidates = self.free[usize::from(small)].range((size, 0, 0)..).take(LOOKED_AT);
+        let sizes = (want.size, 0, 0)..=(want.most, u64::MAX, u32::MAX);
+        let candidates = self.free[usize::from(want.small)].range(sizes).take(LOOKED_AT);
         candidates.map(|(.., index)| *index).find(|index| fits(self.node(*index)))
     }
 
@@ -210,7 +222,7 @@ impl Blocks {
             segment,
             state,
             small,
-            shared: false,
+            holder: Holder::Caller,
         };
         let index = match self.vacant.pop() {
             Some(index) => {
@@ -272,8 +284,8 @@ impl Blocks {
     }
 
     /// A block that waited is live again.
-    pub(crate) fn revive(&mut self, index: u32, requested: u64) -> u32 {
-        self.go_live(index, requested)
+    pub(crate) fn revive(&mut self, index: u32, want: Want) -> u32 {
+        self.go_live(index, want)
     }
 
     /// A block that waited is free now.
@@ -358,9 +370,9 @@ impl Blocks {
     }
 
     /// Takes a range in, allocated.
-    pub(crate) fn insert_live(&mut self, piece: Piece, requested: u64) -> u32 {
+    pub(crate) fn insert_live(&mut self, piece: Piece, want: Want) -> u32 {
         let index = self.enter(piece, State::Live);
-        self.go_live(index, requested)
+        self.go_live(index, want)
     }
 
     /// Takes a range in, free.

@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Result, Storage, TimelineId};
+use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Recycler, Result, Storage, TimelineId};
 
 use super::{
     arena::{Handle, Waiting},
@@ -29,15 +29,45 @@ struct Pooled {
 }
 
 impl Shared {
-    /// A buffer; `ahead` is how much of the stream may be free but in flight beside a request that gets other memory.
-    pub(super) fn buffer(
+    /// A buffer for work of `stream`.
+    pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        let want = Want::buffer(bytes)?.within(self.options.max_split);
+        let taken = self.take_for_buffer(stream, want, self.ahead)?;
+        let (storage, behind) = self.pooled(stream, bytes, taken)?;
+        Ok(RawBuffer::new_behind(storage, &self.reclaimer, &behind))
+    }
+
+    /// A buffer of memory that nothing in flight uses, as long as there is any.
+    #[inline]
+    pub(super) fn idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        self.kept_buffer(bytes).map_or_else(|| self.new_idle_buffer(stream, bytes), Ok)
+    }
+
+    #[inline(never)]
+    fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        let want = Want::buffer(bytes)?.within(self.options.max_split);
+        let (index, _) = self.arena_of(stream)?;
+        let own = self.take_own(stream, index, want)?;
+        let taken = match own {
+            Some(taken) => taken,
+            None => {
+                // Of other lengths, which may make a block of this one together.
+                self.empty_own_cache();
+                self.take_for_buffer(stream, want, u64::MAX)?
+            }
+        };
+        let (storage, behind) = self.pooled(stream, bytes, taken)?;
+        let recycler = Arc::clone(self) as Arc<dyn Recycler>;
+        Ok(RawBuffer::new_recycled(storage, &self.reclaimer, &behind, recycler))
+    }
+
+    fn pooled(
         self: &Arc<Self>,
         stream: &CudaStream,
         bytes: usize,
-        ahead: u64,
-    ) -> Result<RawBuffer> {
-        let want = Want::of(bytes)?;
-        let Taken { arena, handle, address, segment, behind } = self.take_for_buffer(stream, want, ahead)?;
+        taken: Taken,
+    ) -> Result<(Box<dyn Storage>, Vec<Fence>)> {
+        let Taken { arena, handle, address, segment, behind } = taken;
         let found = self.segments.lock().get(segment).map(|found| {
             let start = found
                 .buffer
@@ -59,7 +89,7 @@ impl Shared {
             len: bytes,
             until: Vec::new(),
         };
-        Ok(RawBuffer::new_behind(Box::new(storage), &self.reclaimer, &behind))
+        Ok((Box::new(storage), behind))
     }
 }
 

@@ -5,7 +5,6 @@ use transload_memory::MemoryResource;
 
 use super::{
     StreamOrderedAllocator,
-    shared::Shared,
     size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
 };
 
@@ -28,6 +27,7 @@ pub(super) struct Options {
     pub(super) segments: SegmentSizes,
     pub(super) reuse: CrossStreamReuse,
     pub(super) ahead: u64,
+    pub(super) max_split: u64,
 }
 
 impl Default for Options {
@@ -37,6 +37,7 @@ impl Default for Options {
             segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
             reuse: CrossStreamReuse::default(),
             ahead: AHEAD,
+            max_split: u64::MAX,
         }
     }
 }
@@ -73,6 +74,13 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
         self
     }
 
+    /// Cuts requests of up to `bytes` only from free blocks of up to `bytes`, and larger ones from blocks of at most twice their
+    /// size, as long as there is other memory: so small buffers do not keep large segments. No bound by default.
+    pub fn max_split(mut self, bytes: u64) -> Self {
+        self.options.max_split = bytes;
+        self
+    }
+
     /// When streams take each other's memory.
     pub fn cross_stream_reuse(mut self, reuse: CrossStreamReuse) -> Self {
         self.options.reuse = reuse;
@@ -103,6 +111,6 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(StreamOrderedAllocator { shared: Shared::new(Box::new(self.upstream), self.options) })
+        Ok(StreamOrderedAllocator::over(Box::new(self.upstream), self.options))
     }
 }

@@ -7,7 +7,7 @@ use super::{
     arena::{Refusal, Waiting},
     arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
     block::{BlockRef, FreeError},
-    blocks::Order,
+    blocks::{Holder, Order},
     shared::Shared,
 };
 use crate::CudaStream;
@@ -31,11 +31,8 @@ impl Shared {
         };
         if is_here {
             let mut state = arena.lock();
-            if serves(&state, stream)
-                && let Ok(node) = find(&state, block)
-                && !state.blocks.node(node).shared
-            {
-                state.free(node);
+            let found = find(&state, block);
+            if serves(&state, stream) && state.free_of_one_stream(found) {
                 return Ok(());
             }
         }
@@ -56,6 +53,7 @@ impl Shared {
                 for (_, arena) in self.arenas.iter() {
                     match arena.lock().live_at(address) {
                         Ok(_) => return Ok(arena),
+                        Err(Refusal::Owned) => return Err(FreeError::OwnedByBuffer),
                         Err(Refusal::Free) => refusal = Refusal::Free,
                         Err(Refusal::Unknown) => {}
                     }
@@ -161,7 +159,7 @@ impl Shared {
         let user = User { id: stream.id(), arena: index, life };
         let mut state = arena.lock();
         let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
-        state.blocks.node_mut(node).shared = true;
+        state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
         let users = state.users.entry(node).or_default();
         if users.iter().all(|known| known.id != user.id) {
             users.push(user);

@@ -1,6 +1,8 @@
 //! Looking at all streams at once: joining neighbours that different streams freed, and giving whole segments back.
 
-use transload_core::{Fence, Result};
+use std::ops::RangeInclusive;
+
+use transload_core::{ErrorKind, Fence, Result, mutant};
 
 use super::{
     arena::Seal,
@@ -56,7 +58,6 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         want: Want,
-        buffer: bool,
         wait: bool,
     ) -> Result<Option<Taken>> {
         /// How often blocks that were freed while the others were looked at are looked at again.
@@ -75,15 +76,16 @@ impl Shared {
             let mut behind = Vec::new();
             let piece = {
                 let mut locked = self.lock_all();
-                let found = candidates(&mut locked, &streams, index, wait, buffer);
-                match smallest_run(&found, want.size) {
+                let found = candidates(&mut locked, &streams, index, wait, want.buffer);
+                let most = if wait { u64::MAX } else { want.most };
+                match smallest_run(&found, want.size..=most) {
                     Some(run) => join(&mut locked, &streams, index, run, &mut behind),
                     None if wait && freed_meanwhile(&locked, index) => continue,
                     None => None,
                 }
             };
             let Some(piece) = piece else { return Ok(None) };
-            return self.place(stream, index, piece, behind, want, buffer, Source::Gathered).map(Some);
+            return self.place(stream, index, piece, behind, want, Source::Gathered).map(Some);
         }
         Ok(None)
     }
@@ -100,6 +102,7 @@ impl Shared {
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
+        self.empty_caches();
         let _visit = self.visits.enter();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
@@ -109,8 +112,12 @@ impl Shared {
                 let state = arena.lock();
                 (state.life, state.freed)
             };
-            // An idle stream is behind all that was freed before it was asked, without an event.
-            if matches!(stream.is_ready(), Ok(true)) {
+            // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
+            let is_over = match stream.is_ready() {
+                Ok(ready) => ready,
+                Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
+            };
+            if is_over {
                 let mut state = arena.lock();
                 if state.life == life && state.seal.freed <= freed {
                     state.seal = Seal { freed, point: 0 };
@@ -199,12 +206,12 @@ fn candidates(
     candidates
 }
 
-fn smallest_run(candidates: &[Candidate], size: u64) -> Option<&[Candidate]> {
+fn smallest_run(candidates: &[Candidate], sizes: RangeInclusive<u64>) -> Option<&[Candidate]> {
     let beside = |one: &Candidate, next: &Candidate| {
         one.segment == next.segment && one.address + one.size == next.address
     };
     let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
-    candidates.chunk_by(beside).filter(|run| bytes(run) >= size).min_by_key(bytes)
+    candidates.chunk_by(beside).filter(|run| sizes.contains(&bytes(run))).min_by_key(bytes)
 }
 
 /// Takes the blocks of a run out of their arenas as one piece of the arena `own`.

@@ -28,19 +28,19 @@ fn is_shortage(error: &Error) -> bool {
 }
 
 impl Shared {
-    pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+    pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
         /// Where others go on moving memory about, this is how often it is looked for at most.
         const ROUNDS: usize = 16;
         self.refuse_what_never_fits(want)?;
         for _ in 1..ROUNDS {
             let began = self.hands.begin();
-            match self.climb(stream, index, want, buffer) {
+            match self.climb(stream, index, want) {
                 // Another thread may have had in hand what was missing.
                 Err(error) if is_shortage(&error) && self.hands.others_moved_since(began) => {}
                 other => return other,
             }
         }
-        self.climb(stream, index, want, buffer)
+        self.climb(stream, index, want)
     }
 
     /// Memory that nothing uses: joined of what is over anywhere, or of a new segment.
@@ -50,14 +50,20 @@ impl Shared {
     pub(super) fn grow_without_waiting(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
         self.refuse_what_never_fits(want)?;
         if self.free_bytes() >= want.size
-            && let Some(taken) = self.gather(stream, index, want, true, false)?
+            && let Some(taken) = self.gather(stream, index, want, false)?
         {
             return Ok(taken);
         }
-        match self.grow_by(stream, index, want, true, self.next_segment(want)) {
-            Err(error) if is_shortage(&error) => self.grow_by(stream, index, want, true, want.size),
-            other => other,
+        match self.grow_by(stream, index, want, self.next_segment(want)) {
+            Err(error) if is_shortage(&error) => {}
+            other => return other,
         }
+        if self.empty_caches()
+            && let Some(taken) = self.take_own(stream, index, want)?
+        {
+            return Ok(taken);
+        }
+        self.grow_by(stream, index, want, want.size)
     }
 
     fn next_segment(&self, want: Want) -> u64 {
@@ -65,24 +71,29 @@ impl Shared {
     }
 
     /// Tries everything once, from what costs least to what costs most.
-    fn climb(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool) -> Result<Taken> {
+    fn climb(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+        if self.empty_caches()
+            && let Some(taken) = self.take_own(stream, index, want)?
+        {
+            return Ok(taken);
+        }
         if self.options.reuse == CrossStreamReuse::BeforeGrowing
             && self.free_bytes() >= want.size
-            && let Some(taken) = self.gather(stream, index, want, buffer, false)?
+            && let Some(taken) = self.gather(stream, index, want, false)?
         {
             return Ok(taken);
         }
         let sizes = [self.next_segment(want), want.size];
         for size in sizes {
-            match self.grow_by(stream, index, want, buffer, size) {
+            match self.grow_by(stream, index, want, size) {
                 Err(error) if is_shortage(&error) => {}
                 other => return other,
             }
         }
-        if let Some(taken) = self.gather(stream, index, want, buffer, true)? {
+        if let Some(taken) = self.gather(stream, index, want, true)? {
             return Ok(taken);
         }
-        if let Some(taken) = self.give_back_and_retry(stream, index, want, buffer)? {
+        if let Some(taken) = self.give_back_and_retry(stream, index, want)? {
             return Ok(taken);
         }
         let shortage = self.shortage(want);
@@ -92,13 +103,13 @@ impl Shared {
                 callback(&shortage)
             };
             if freed {
-                if let Some(taken) = self.take_own(stream, index, want, buffer)? {
+                if let Some(taken) = self.take_own(stream, index, want)? {
                     return Ok(taken);
                 }
-                if let Some(taken) = self.gather(stream, index, want, buffer, true)? {
+                if let Some(taken) = self.gather(stream, index, want, true)? {
                     return Ok(taken);
                 }
-                if let Some(taken) = self.give_back_and_retry(stream, index, want, buffer)? {
+                if let Some(taken) = self.give_back_and_retry(stream, index, want)? {
                     return Ok(taken);
                 }
             }
@@ -106,21 +117,15 @@ impl Shared {
         Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
     }
 
-    fn give_back_and_retry(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    fn give_back_and_retry(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         self.wait_for_everything_free();
-        if let Some(taken) = self.gather(stream, index, want, buffer, false)? {
+        if let Some(taken) = self.gather(stream, index, want, false)? {
             return Ok(Some(taken));
         }
         self.trim();
         // If giving back fails too, it is still memory that the caller lacks.
         let _told_by_the_next_try = self.upstream.trim();
-        match self.grow_by(stream, index, want, buffer, want.size) {
+        match self.grow_by(stream, index, want, want.size) {
             Err(error) if is_shortage(&error) => Ok(None),
             other => other.map(Some),
         }
@@ -170,7 +175,7 @@ impl Shared {
         self.reserved.load(Ordering::Relaxed).saturating_sub(in_use)
     }
 
-    fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, buffer: bool, size: u64) -> Result<Taken> {
+    fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, size: u64) -> Result<Taken> {
         let _hand = self.hands.take();
         let segment = self.new_segment(size, want.small)?;
         if segment.size < want.size {
@@ -178,9 +183,9 @@ impl Shared {
             let more = size.saturating_add(GRAIN);
             self.forget_segment(segment);
             let segment = self.new_segment(more, want.small)?;
-            return self.take_of_segment(stream, index, want, buffer, segment);
+            return self.take_of_segment(stream, index, want, segment);
         }
-        self.take_of_segment(stream, index, want, buffer, segment)
+        self.take_of_segment(stream, index, want, segment)
     }
 
     fn take_of_segment(
@@ -188,7 +193,6 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         want: Want,
-        buffer: bool,
         segment: Segment,
     ) -> Result<Taken> {
         let (address, size, small) = (segment.base, segment.size, segment.small);
@@ -201,7 +205,7 @@ impl Shared {
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        self.place(stream, index, piece, Vec::new(), want, buffer, Source::NewSegment)
+        self.place(stream, index, piece, Vec::new(), want, Source::NewSegment)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -240,6 +244,7 @@ impl Shared {
     /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
     pub(super) fn wait_for_all_work(&self) -> Result<()> {
         let mut outcome = Ok(());
+        self.empty_caches();
         for (index, arena) in self.arenas.iter() {
             let fences_where = |is_wanted: fn(&Fence) -> bool| -> Vec<Fence> {
                 let state = arena.lock();

@@ -11,6 +11,7 @@ mod block;
 mod blocks;
 mod buffer;
 mod builder;
+mod cache;
 pub(crate) mod ending;
 mod free;
 mod gather;
@@ -44,7 +45,11 @@ pub use builder::{AllocatorBuilder, CrossStreamReuse};
 pub use snapshot::{AllocatorSnapshot, BlockSnapshot, BlockState, SegmentSnapshot};
 pub use statistics::{AllocatorStatistics, Served, SizeClassStatistics};
 
-use self::{arena::Ordered, shared::Shared, size::Want};
+use self::{
+    arena::Ordered,
+    shared::{Handle, Shared},
+    size::Want,
+};
 use crate::CudaStream;
 
 /// Allocates blocks in the order of streams, cut from large segments of an upstream resource. Clones share it.
@@ -107,6 +112,7 @@ use crate::CudaStream;
 #[derive(Clone)]
 pub struct StreamOrderedAllocator {
     shared: Arc<Shared>,
+    _handle: Arc<Handle>,
 }
 
 /// Names a callback, to remove it.
@@ -117,7 +123,12 @@ impl StreamOrderedAllocator {
     /// An allocator over a resource, without a limit of its own.
     #[must_use]
     pub fn new(upstream: impl MemoryResource) -> Self {
-        Self { shared: Shared::new(Box::new(upstream), builder::Options::default()) }
+        Self::over(Box::new(upstream), builder::Options::default())
+    }
+
+    fn over(upstream: Box<dyn MemoryResource>, options: builder::Options) -> Self {
+        let shared = Shared::new(upstream, options);
+        Self { _handle: Handle::of(&shared), shared }
     }
 
     /// An allocator with a limit, other sizes of segments, or another rule for reuse.
@@ -133,7 +144,7 @@ impl StreamOrderedAllocator {
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = Want::of(bytes)?;
+        let want = Want::block(bytes)?.within(self.shared.options.max_split);
         let (index, arena) = self.shared.arena_of(stream)?;
         let block = |address, handle| StreamBlock {
             address,
@@ -145,13 +156,12 @@ impl StreamOrderedAllocator {
         {
             let mut state = arena.lock();
             if arenas::serves(&state, stream)
-                && let Some(node) = state.take_own(want.size, want.requested, want.small)
+                && let Some((handle, address)) = state.take_block(want)
             {
-                let found = state.blocks.node(node);
-                return Ok(block(found.address, arena::Handle { node, serial: found.serial }));
+                return Ok(block(address, handle));
             }
         }
-        let taken = self.shared.take_slowly(stream, index, want, false)?;
+        let taken = self.shared.take_slowly(stream, index, want)?;
         Ok(block(taken.address, taken.handle))
     }
 
@@ -190,17 +200,29 @@ impl StreamOrderedAllocator {
     /// As for [`allocate_for_stream`](Self::allocate_for_stream). `Busy` where someone captures the stream into a graph and
     /// the memory at hand is behind work of it that no event covers yet.
     pub fn allocate_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        self.shared.buffer(stream, bytes, self.shared.ahead)
+        self.shared.buffer(stream, bytes)
     }
 
     /// As [`allocate_buffer`](Self::allocate_buffer), of memory that nothing in flight uses, as long as there is any or more
     /// can be had, however much is in flight: for whoever does not know which stream uses the buffer first. `stream` is one
     /// that does no work of its own, since what is freed in its order is used again at once.
     ///
+    /// Dropped buffers are kept for the next request of the same length by the same thread, at most 256 of a length or 256 MiB
+    /// of them: such a request takes no lock that another thread takes. They count as live until memory is short, or
+    /// [`statistics`](Self::statistics), [`trim`](Self::trim) or [`drain`](Self::drain) frees them.
+    ///
     /// # Errors
     /// As for `allocate_buffer`.
     pub fn allocate_idle_buffer(&self, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        self.shared.buffer(stream, bytes, u64::MAX)
+        self.shared.idle_buffer(stream, bytes)
+    }
+
+    /// Returns an idle buffer that the calling thread dropped before, if one of this length is kept; see
+    /// [`allocate_idle_buffer`](Self::allocate_idle_buffer), which begins with this.
+    #[inline]
+    #[must_use]
+    pub fn kept_buffer(&self, bytes: usize) -> Option<RawBuffer> {
+        self.shared.kept_buffer(bytes)
     }
 
     /// Work of `stream` from now on comes after everything enqueued on `on` so far, by a wait on the device. Blocks freed on

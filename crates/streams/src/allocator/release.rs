@@ -16,6 +16,7 @@ impl Shared {
         /// Whoever began to look after the streams before has at most put a fence back that it had in hand.
         const ROUNDS: usize = 2;
         let arena = self.known_arena_of(stream);
+        self.empty_caches();
         let outcome = loop {
             let freed = arena.map_or(0, |arena| arena.lock().freed);
             let outcome = stream.synchronize();

@@ -47,7 +47,7 @@ impl Shared {
     /// A block for a buffer: the stream's own, another's, or of a new segment.
     pub(super) fn take_for_buffer(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Taken> {
         let (index, _) = self.arena_of(stream)?;
-        if let Some(taken) = self.take_own(stream, index, want, true)? {
+        if let Some(taken) = self.take_own(stream, index, want)? {
             return Ok(taken);
         }
         if ahead > 0
@@ -55,48 +55,42 @@ impl Shared {
         {
             return Ok(taken);
         }
-        self.take_slowly(stream, index, want, true)
+        self.take_slowly(stream, index, want)
     }
 
     #[cold]
-    pub(super) fn take_slowly(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Taken> {
+    pub(super) fn take_slowly(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
         use super::builder::CrossStreamReuse;
         // The block that served the request may be one that was there before the stream was released.
         if self.resume(stream, index)
-            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(taken);
         }
         // Plain blocks are in the stream's order anyway.
-        if !buffer
+        if !want.buffer
             && self.ahead > 0
             && self.arenas.get(index).is_some_and(|arena| arena.lock().rest_for(want.size, want.small))
-            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(taken);
         }
         if self.ask(index)
-            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(taken);
         }
         if self.absorb_ended(index)
-            && let Some(taken) = self.take_own(stream, index, want, buffer)?
+            && let Some(taken) = self.take_own(stream, index, want)?
         {
             return Ok(taken);
         }
         if self.options.reuse == CrossStreamReuse::BeforeGrowing
-            && let Some(taken) = self.take_from_others(stream, index, want, buffer)?
+            && let Some(taken) = self.take_from_others(stream, index, want)?
         {
             return Ok(taken);
         }
-        self.grow(stream, index, want, buffer)
+        self.grow(stream, index, want)
     }
 
     /// Has the stream's arena serve it again where it was released. Answers whether it was.
@@ -114,23 +108,22 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         want: Want,
-        buffer: bool,
     ) -> Result<Option<Taken>> {
         for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
             self.ask(other);
         }
         let (_visit, _hand) = (self.visits.enter(), self.hands.take());
-        if let Some(taken) = self.take_over(stream, index, want, buffer)? {
+        if let Some(taken) = self.take_over(stream, index, want)? {
             return Ok(Some(taken));
         }
         // A captured stream cannot wait for work outside of its graph.
         if stream.is_captured() {
             return Ok(None);
         }
-        if let Some(taken) = self.take_own_waiting(stream, index, want, buffer)? {
+        if let Some(taken) = self.take_own_waiting(stream, index, want)? {
             return Ok(Some(taken));
         }
-        self.take_behind(stream, index, want, buffer)
+        self.take_behind(stream, index, want)
     }
 
     /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
@@ -215,13 +208,7 @@ impl Shared {
     }
 
     /// A block of another stream whose work is over, or that this stream comes after already.
-    pub(super) fn take_over(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    pub(super) fn take_over(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         let Some(own) = self.arenas.get(index) else { return Ok(None) };
         let ordered = own.lock().ordered.clone();
         for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
@@ -231,7 +218,9 @@ impl Shared {
                 let mut state = arena.lock();
                 other = stream_of(&state);
                 let (mut freed, mut point) = over(&state, other.as_ref());
-                if !buffer && let Some(known) = ordered.iter().find(|known| known.life == state.life) {
+                if !want.buffer
+                    && let Some(known) = ordered.iter().find(|known| known.life == state.life)
+                {
                     freed = freed.max(known.freed);
                     point = point.max(known.point);
                 }
@@ -240,28 +229,21 @@ impl Shared {
             drop(other);
             if let Some(piece) = piece {
                 let piece = Piece { order: Order::default(), ..piece };
-                return self
-                    .place(stream, index, piece, Vec::new(), want, buffer, Source::OtherStreamOver)
-                    .map(Some);
+                return self.place(stream, index, piece, Vec::new(), want, Source::OtherStreamOver).map(Some);
             }
         }
         Ok(None)
     }
 
     /// A block of this stream that other streams still use.
-    fn take_own_waiting(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    fn take_own_waiting(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let found = {
             let mut state = arena.lock();
             let fits = |waiting: &Waiting<Fence>| {
                 let node = state.blocks.node(waiting.node);
-                let can_wait = waiting.until.iter().all(|fence| CudaStream::can_be_behind(fence, buffer));
+                let can_wait =
+                    waiting.until.iter().all(|fence| CudaStream::can_be_behind(fence, want.buffer));
                 (node.size >= want.size && node.small == want.small && can_wait).then_some(node.size)
             };
             let best = state.waiting.iter().enumerate();
@@ -272,17 +254,11 @@ impl Shared {
             })
         };
         let Some((piece, until)) = found else { return Ok(None) };
-        self.place(stream, index, piece, until, want, buffer, Source::OtherStreamBehindWait).map(Some)
+        self.place(stream, index, piece, until, want, Source::OtherStreamBehindWait).map(Some)
     }
 
     /// A block of another stream behind that one's work: an event is recorded only if none covers the block yet.
-    fn take_behind(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    fn take_behind(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         for (_, arena) in self.arenas.iter().filter(|(other, _)| *other != index) {
             let other = stream_of(&arena.lock());
             if other.as_ref().is_some_and(CudaStream::is_captured) {
@@ -318,9 +294,8 @@ impl Shared {
             };
             let piece = Piece { order: Order::default(), ..piece };
             let behind = fence.into_iter().collect();
-            let taken =
-                self.place(stream, index, piece, behind, want, buffer, Source::OtherStreamBehindWait)?;
-            if let (false, Some(ordered), Some(own)) = (buffer, ordered, self.arenas.get(index)) {
+            let taken = self.place(stream, index, piece, behind, want, Source::OtherStreamBehindWait)?;
+            if let (false, Some(ordered), Some(own)) = (want.buffer, ordered, self.arenas.get(index)) {
                 own.lock().note_order(ordered);
             }
             return Ok(Some(taken));
@@ -350,7 +325,6 @@ impl Shared {
         piece: Piece,
         behind: Vec<Fence>,
         want: Want,
-        buffer: bool,
         from: Source,
     ) -> Result<Taken> {
         let Some(arena) = self.arenas.get(index) else {
@@ -358,7 +332,7 @@ impl Shared {
         };
         let mut behind: Vec<Fence> = behind.into_iter().filter(|fence| !fence.is_known_done()).collect();
         // A buffer's users wait for the fences themselves, where their queues can.
-        let waits = |fence: &Fence| !buffer || fence.timeline().as_any().is::<EndOfStream>();
+        let waits = |fence: &Fence| !want.buffer || fence.timeline().as_any().is::<EndOfStream>();
         let mut waited = false;
         for fence in behind.iter().filter(|fence| waits(fence)) {
             if let Err(error) = stream.come_after(fence) {
@@ -380,7 +354,7 @@ impl Shared {
                 order.freed = state.freed;
             }
             let front = Piece { size: want.size, order, ..piece };
-            let node = state.blocks.insert_live(front, want.requested);
+            let node = state.blocks.insert_live(front, want);
             if piece.size > want.size {
                 let rest = Piece {
                     address: piece.address + want.size,
@@ -405,7 +379,7 @@ impl Shared {
             node
         };
         drop(passed);
-        self.hand_out(stream, index, node, buffer, behind)
+        self.hand_out(stream, index, node, behind)
     }
 }
 
@@ -419,9 +393,9 @@ pub(super) fn end_of(arena: &Arena) -> Option<Fence> {
 
 /// The best fit of an arena among blocks whose order will do.
 fn take_out(state: &mut ArenaState, want: Want, will_do: impl Fn(Order) -> bool) -> Option<Piece> {
-    let mut node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+    let mut node = state.blocks.find(want, |node| will_do(node.order));
     if node.is_none() && state.blocks.flush() {
-        node = state.blocks.find(want.size, want.small, |node| will_do(node.order));
+        node = state.blocks.find(want, |node| will_do(node.order));
     }
     node.filter(|node| *node != NONE).map(|node| state.blocks.extract(node, want.size))
 }

@@ -14,10 +14,11 @@ use transload_memory::MemoryResource;
 
 use super::{
     after_capture::AfterCapture,
-    arena::{Handle, Seal},
+    arena::{self, Seal},
     arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, resume, whose},
-    blocks::Blocks,
+    blocks::{Blocks, Holder},
     builder::Options,
+    cache::Caches,
     ending::{AtEnd, EndOfStream},
     hands::Hands,
     segments::Segments,
@@ -46,6 +47,7 @@ pub(super) struct Shared {
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
     pub(super) hands: Hands,
+    pub(super) caches: Caches,
     pub(super) visits: Visits,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
@@ -54,7 +56,7 @@ pub(super) struct Shared {
 /// A live block on its way to the caller.
 pub(super) struct Taken {
     pub(super) arena: u32,
-    pub(super) handle: Handle,
+    pub(super) handle: arena::Handle,
     pub(super) address: u64,
     pub(super) segment: u32,
     /// What its users must come after, where that is not the stream's own order.
@@ -79,6 +81,7 @@ impl Shared {
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
             hands: Hands::default(),
+            caches: Caches::new(),
             visits: Visits::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
@@ -135,20 +138,14 @@ impl Shared {
     }
 
     /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
-    pub(super) fn take_own(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        buffer: bool,
-    ) -> Result<Option<Taken>> {
+    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         let Some(arena) = self.arenas.get(index) else { return Ok(None) };
         let node = {
             let mut state = arena.lock();
             resume(&mut state, &stream.own);
-            state.take_own(want.size, want.requested, want.small)
+            state.take_own(want)
         };
-        node.map(|node| self.hand_out(stream, index, node, buffer, Vec::new())).transpose()
+        node.map(|node| self.hand_out(stream, index, node, Vec::new())).transpose()
     }
 
     /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
@@ -157,18 +154,19 @@ impl Shared {
         stream: &CudaStream,
         index: u32,
         node: u32,
-        buffer: bool,
         mut behind: Vec<Fence>,
     ) -> Result<Taken> {
         let arena = self.arenas.get(index).ok_or_else(too_many)?;
         let (taken, order, mut seal) = {
             let state = arena.lock();
             let block = state.blocks.node(node);
-            let handle = Handle { node, serial: block.serial };
+            let handle = arena::Handle { node, serial: block.serial };
             let (address, segment) = (block.address, block.segment);
-            (Taken { arena: index, handle, address, segment, behind: Vec::new() }, block.order, state.seal)
+            let taken = Taken { arena: index, handle, address, segment, behind: Vec::new() };
+            let order = (block.holder == Holder::Buffer).then_some(block.order);
+            (taken, order, state.seal)
         };
-        if buffer {
+        if let Some(order) = order {
             // Another stream may be the first to use it, so what this one still does to it must be a fence.
             if order.freed > seal.freed {
                 seal = match self.seal(arena, stream) {
@@ -241,6 +239,23 @@ impl AtEnd for Ends {
 
     fn is_closed(&self) -> bool {
         self.directory.lock().is_closed()
+    }
+}
+
+/// What the handles of an allocator share: with the last of them nothing is kept for later any more.
+pub(super) struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    pub(super) fn of(shared: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { shared: Arc::clone(shared) })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.close_caches();
     }
 }
 

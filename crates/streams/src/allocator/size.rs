@@ -22,19 +22,46 @@ pub(crate) struct Want {
     pub(crate) size: u64,
     pub(crate) requested: u64,
     pub(crate) small: bool,
+    /// Whether a buffer will own the block.
+    pub(crate) buffer: bool,
+    /// The largest free block that it may be cut from while there is other memory.
+    pub(crate) most: u64,
 }
 
 impl Want {
+    /// Of the raw layer.
+    ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes and for more than an address space has.
     #[inline]
-    pub(crate) fn of(bytes: usize) -> Result<Self> {
+    pub(crate) fn block(bytes: usize) -> Result<Self> {
+        Self::of(bytes, false)
+    }
+
+    /// Like [`block`](Self::block), but for a buffer.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub(crate) fn buffer(bytes: usize) -> Result<Self> {
+        Self::of(bytes, true)
+    }
+
+    /// As it is, but not cut from a much larger block than `max_split`, or than itself if it is larger than that.
+    #[inline]
+    pub(crate) fn within(self, max_split: u64) -> Self {
+        let most = if self.size <= max_split { max_split } else { self.size.saturating_mul(2) };
+        Self { most, ..self }
+    }
+
+    #[inline]
+    fn of(bytes: usize, buffer: bool) -> Result<Self> {
         let requested = bytes as u64;
         if requested.wrapping_sub(1) >= i64::MAX as u64 - GRAIN {
             return Err(impossible(bytes));
         }
         let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
-        Ok(Self { size, requested, small: size <= SMALL })
+        Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 }
 
@@ -78,14 +105,14 @@ mod tests {
     #[test]
     fn a_request_is_rounded_up_to_the_grain() {
         for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
-            assert_eq!(Want::of(bytes).unwrap().size, size);
+            assert_eq!(Want::block(bytes).unwrap().size, size);
         }
     }
 
     #[test]
     fn exact_segments_round_up_to_a_page_and_share_what_is_very_small() {
         let sizes = SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: true };
-        let next = |bytes| sizes.next(Want::of(bytes).unwrap(), 1 << 40);
+        let next = |bytes| sizes.next(Want::block(bytes).unwrap(), 1 << 40);
         assert_eq!(next((1 << 20) + 1), (1 << 20) + 4096);
         assert_eq!(next((64 << 10) + 1), (64 << 10) + 4096);
         assert_eq!(next(100), SMALL_SEGMENT);
@@ -94,7 +121,7 @@ mod tests {
     #[test]
     fn impossible_requests_are_refused_without_overflow() {
         for bytes in [0, usize::MAX, i64::MAX as usize] {
-            assert_eq!(Want::of(bytes).unwrap_err().kind(), ErrorKind::InvalidArgument);
+            assert_eq!(Want::block(bytes).unwrap_err().kind(), ErrorKind::InvalidArgument);
         }
     }
 }

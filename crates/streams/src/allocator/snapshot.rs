@@ -58,6 +58,7 @@ pub enum BlockState {
 }
 
 pub(super) fn of(shared: &Shared) -> AllocatorSnapshot {
+    shared.empty_caches();
     let mut all = Vec::new();
     each_arena(shared, |_, state| {
         for (_, node) in state.blocks.iter() {

@@ -22,7 +22,8 @@ pub struct AllocatorStatistics {
     pub live_blocks: u64,
     /// Blocks that are free once work in flight is over, as far as the driver was asked.
     pub waiting_blocks: u64,
-    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several.
+    /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several. Dropped idle buffers that a
+    /// thread keeps are part of it, of the other numbers not.
     pub peak_in_use: u64,
     /// Bytes held of the upstream resource.
     pub reserved: u64,
@@ -78,6 +79,7 @@ pub struct SizeClassStatistics {
 
 pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     use std::sync::atomic::Ordering::Relaxed;
+    shared.empty_caches();
     let mut numbers = AllocatorStatistics {
         reserved: shared.reserved.load(Relaxed),
         peak_reserved: shared.peak_reserved.load(Relaxed),
@@ -87,6 +89,10 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     let mut classes = [SizeClassStatistics::default(); CLASSES];
     let mut free: Vec<(u32, u64, u64)> = Vec::new();
     let mut used: Vec<u32> = Vec::new();
+    for (class, served) in classes.iter_mut().zip(shared.caches.served()) {
+        class.allocations += served;
+        numbers.served.same_size += served;
+    }
     each_arena(shared, |_, state| {
         let tally = &state.blocks.tally;
         numbers.in_use += tally.in_use;

@@ -42,7 +42,7 @@ impl MultiStreamCoordinator {
 fn join(streams: &[CudaStream]) -> Result<Barrier, CoordinatorError> {
     let Some((first, others)) = streams.split_first() else { return Err(CoordinatorError::NoStreams) };
     for stream in streams {
-        stream.own.check()?;
+        stream.own.check_here()?;
     }
     let mut parts = SmallVec::new();
     for other in others {

@@ -1,15 +1,12 @@
 //! Closures to be run once work is over, on a thread of the user's choice.
 
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
 use transload_core::{Error, ErrorKind, Fence, Result as CoreResult};
 
 use super::{CoordinatorError, MultiStreamCoordinator};
-use crate::CudaStream;
+use crate::{CudaStream, panics::panic_text};
 
 type Callback = Box<dyn FnOnce(CoreResult<()>) + Send>;
 
@@ -107,17 +104,4 @@ impl Callbacks {
         };
         Some(entry.callback)
     }
-}
-
-/// What a panic said. Its payload may panic in turn when dropped.
-pub(super) fn panic_text(payload: Box<dyn Any + Send>) -> String {
-    let text = payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no text".to_owned());
-    if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        std::mem::forget(again);
-    }
-    text
 }

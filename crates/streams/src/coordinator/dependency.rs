@@ -31,7 +31,9 @@ impl MultiStreamCoordinator {
         self.require(waiter)?;
         self.require(on)?;
         let edge = self.begin(waiter.id(), on.id())?;
-        waiter.own.check()?;
+        if !transload_core::mutant!("streams/waiter-is-this-threads") {
+            waiter.own.check_here()?;
+        }
         if is_idle(on)? {
             return Ok(Dependency::Met);
         }
@@ -55,7 +57,7 @@ impl MultiStreamCoordinator {
         let Some(on) = own.filter(|on| self.is_registered(on.id())) else {
             return Err(CoordinatorError::NotRegistered { stream: timeline.id(), device: timeline.device() });
         };
-        waiter.own.check()?;
+        waiter.own.check_here()?;
         if waiter.id() != timeline.id() {
             if fence.is_known_done() {
                 // The error of work that failed is its own stream's, and is told there.

@@ -10,8 +10,8 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{Error, ErrorKind, Fence, Result as CoreResult, TimelineId};
 
-use super::{CoordinatorError, MultiStreamCoordinator, callbacks::panic_text};
-use crate::CudaStream;
+use super::{CoordinatorError, MultiStreamCoordinator};
+use crate::{CudaStream, panics::panic_text};
 
 /// Where a task failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

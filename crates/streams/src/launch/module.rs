@@ -17,6 +17,7 @@ use transload_cuda_sys::{
 use transload_memory::{CudaDevice, lift};
 
 use super::CudaKernel;
+use crate::thread_number::thread_number;
 
 /// Room for what the driver's compiler says of a text that it does not take.
 const LOG_BYTES: usize = 4096;
@@ -24,7 +25,7 @@ const LOG_BYTES: usize = 4096;
 /// Code loaded for one device. Clones and the kernels found in it share it. Usable from any thread.
 ///
 /// It is unloaded when the last of them is gone, if none of its launches can be running then; else it goes with the device's
-/// context. Until its next launch on any stream it keeps the streams that it was launched on last.
+/// context. Until a thread's next launch of it, it keeps the streams that this thread launched it on last.
 #[derive(Clone, Debug)]
 pub struct CudaModule {
     loaded: Arc<Loaded>,
@@ -82,7 +83,7 @@ impl CudaModule {
             })
         };
         loaded.map_err(|error| explain(error, &log))?;
-        let loaded = Loaded { context, raw: module, entries, launches: Mutex::default() };
+        let loaded = Loaded { context, raw: module, entries, launches: Default::default() };
         Ok(Self { loaded: Arc::new(loaded) })
     }
 
@@ -132,9 +133,17 @@ pub(crate) struct Loaded {
     raw: CUmodule,
     /// The names of its kernels where they are known, for the text of an error.
     pub(crate) entries: Vec<String>,
-    /// The last launch on each stream that is not known to be over.
-    launches: Mutex<SmallVec<[Fence; 4]>>,
+    launches: [Launches; SHARES],
 }
+
+/// How many shares the threads are divided into.
+const SHARES: usize = 16;
+
+/// The last launch on each stream that is not known to be over, by one share of the threads.
+// On lines of their own, fetched in pairs.
+#[derive(Default)]
+#[repr(align(128))]
+struct Launches(Mutex<SmallVec<[Fence; 4]>>);
 
 // SAFETY: a module's handle belongs to a context, not to a thread.
 unsafe impl Send for Loaded {}
@@ -164,7 +173,7 @@ impl Loaded {
     pub(crate) fn launched(&self, fence: &Fence) {
         // Dropped after the lock: a fence may be the last handle of its stream.
         let mut removed = SmallVec::<[Fence; 4]>::new();
-        let mut launches = self.launches.lock();
+        let mut launches = self.launches[thread_number() % SHARES].0.lock();
         let mut index = 0;
         while let Some(launch) = launches.get(index) {
             let implied = launch.timeline().id() == fence.timeline().id() && launch.point() <= fence.point();
@@ -190,7 +199,8 @@ impl Drop for Loaded {
         // To unload code that runs, the driver would have to wait for it; its context then takes it along.
         // Nor is anything unloaded where a launch failed: the context is unusable then.
         let ended = |launch: &Fence| launch.timeline().poll(launch.point()).is_ok_and(|over| over);
-        if !self.launches.get_mut().iter().all(ended) {
+        let mut all = self.launches.iter_mut().flat_map(|launches| launches.0.get_mut().iter());
+        if !all.all(ended) && !transload_core::mutant!("streams/running-modules-stay") {
             return;
         }
         record_drop_error(self.context.enter().and_then(|_bound| {

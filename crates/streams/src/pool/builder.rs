@@ -6,7 +6,7 @@ use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::attribute;
 use transload_memory::{CudaDevice, lift};
 
-use super::{AdvancedStreamPool, AllocationStrategy, Split, slots::MOST};
+use super::{AdvancedStreamPool, AllocationStrategy, Split, seat::MOST};
 
 /// How long a lane is left alone after it grew before it shrinks by itself.
 const QUIET: Duration = Duration::from_secs(2);

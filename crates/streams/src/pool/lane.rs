@@ -14,26 +14,24 @@ use transload_core::{Queue, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
 use super::{
-    shell::Held,
-    slots::{Slots, bit},
+    roster::{Places, Seen, TURN, bit},
+    seat::Seat,
     strategy::WORKLOADS,
-    turns::{Seat, TURN},
 };
 use crate::CudaStream;
 
 /// Nanoseconds that an operation of each workload took on average; 1 where nothing was recorded.
 pub(crate) type Weights = [AtomicU64; WORKLOADS.len()];
 
-/// A lease of a stream. Whoever has a clone of the `Arc` is a lease as well: that is how those count that core holds.
-pub(crate) type HeldStream = Held<Arc<CudaStream>>;
+/// For how many leases a thread keeps to its stream where all were found leased by others.
+const KEEPS: u32 = 1024;
 
 // What is here changes seldom; it shares no line with anything that changes often.
 #[repr(align(128))]
 pub(crate) struct Lane {
-    slots: Slots<Arc<CudaStream>>,
+    places: Places,
     /// Which places each workload may use.
     allowed: [AtomicU64; WORKLOADS.len()],
-    seat: Seat,
     priority: StreamPriority,
     /// Streams that are kept however quiet it is.
     least: usize,
@@ -51,16 +49,15 @@ pub(crate) enum Choice<'a> {
 
 /// What speaks against a stream: that it is broken (it has nothing outstanding, and is leased last, for its error), then its
 /// leases, then the time of the work outstanding.
-type Load = (bool, u64, u64);
+type Load = (bool, usize, u64);
 
 const IDLE: Load = (false, 0, 0);
 
 impl Lane {
     pub(crate) fn new(priority: StreamPriority, least: usize, most: usize, quiet: Duration) -> Self {
         Self {
-            slots: Slots::new(most),
+            places: Places::new(most),
             allowed: Default::default(),
-            seat: Seat::claim(),
             priority,
             least,
             quiet,
@@ -86,55 +83,24 @@ impl Lane {
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<HeldStream> {
+    ) -> Result<Arc<Seat>> {
         let allowed = self.allowed(workload);
-        let there = self.slots.filled() & allowed;
-        let held = match choice {
-            Choice::InTurn => self.in_turn(there, there == allowed),
-            Choice::LeastLoaded(_) => self.idle(workload, there),
-        };
+        let (held, is_look_due) = self.places.with(|seen| {
+            let there = seen.roster.filled & allowed;
+            let held = match choice {
+                Choice::InTurn => in_turn(seen, there, there == allowed),
+                Choice::LeastLoaded(_) => idle(seen, workload, there, there == allowed),
+            };
+            (held, seen.is_look_due())
+        });
         let Some(held) = held else {
             return self.lease_where_none_is_free(device, workload, choice);
         };
         held.set_note(workload as u64);
-        if Seat::is_look_due() {
+        if is_look_due {
             self.shrink_where_quiet();
         }
         Ok(held)
-    }
-
-    /// The next stream in turn; where there could be one more, only if it is free.
-    #[inline]
-    fn in_turn(&self, there: u64, is_full: bool) -> Option<HeldStream> {
-        let (held, others) = self.slots.hold(self.seat.next(there)?)?;
-        let usable = if is_full { held.own.check().is_ok() } else { is_idle(&held, others) };
-        usable.then_some(held)
-    }
-
-    /// The stream that this thread had last, if it is free; else the next that is.
-    #[inline]
-    fn idle(&self, workload: WorkloadType, there: u64) -> Option<HeldStream> {
-        let first = self.seat.first(workload, there)?;
-        for index in all_around(there, first) {
-            // A first look, which costs less than a lease.
-            if self.slots.leases(index) > 0 {
-                continue;
-            }
-            let Some((held, others)) = self.slots.hold(index) else { continue };
-            if is_idle(&held, others) {
-                if index != first || held.own.points.is_shared() {
-                    self.stay(workload, index, &held);
-                }
-                return Some(held);
-            }
-        }
-        None
-    }
-
-    /// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
-    #[inline]
-    fn stay(&self, workload: WorkloadType, index: usize, stream: &CudaStream) {
-        self.seat.stay(workload, index + usize::from(stream.own.points.is_shared()));
     }
 
     #[cold]
@@ -143,27 +109,29 @@ impl Lane {
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<HeldStream> {
+    ) -> Result<Arc<Seat>> {
         let ones = Default::default();
         let (from, weights) = match choice {
             Choice::LeastLoaded(weights) => (workload, weights),
             Choice::InTurn => (TURN, &ones),
         };
-        let leased = |index, held: HeldStream| {
+        let leased = |index: usize, held: Arc<Seat>| {
             held.set_note(workload as u64);
-            match choice {
-                Choice::LeastLoaded(_) => self.stay(workload, index, &held),
-                Choice::InTurn => self.seat.stay(TURN, index),
-            }
+            self.places.with(|seen| match choice {
+                Choice::LeastLoaded(_) => stay(seen, workload, index, &held),
+                Choice::InTurn => seen.stay(TURN, index),
+            });
             held
         };
         // Whoever is last to find a full lane loses the stream that it made; whoever finds an emptied one puts it there.
         let mut made = None;
         loop {
             let allowed = self.allowed(workload);
-            let there = self.slots.filled() & allowed;
-            let is_full = there == allowed;
-            let shared = match self.least_loaded(from, there, weights) {
+            let (found, is_full) = self.places.with(|seen| {
+                let there = seen.roster.filled & allowed;
+                (least_loaded(seen, from, there, weights), there == allowed)
+            });
+            let shared = match found {
                 Some((index, held, load)) if is_full || load == IDLE => {
                     return Ok(leased(index, held));
                 }
@@ -177,7 +145,7 @@ impl Lane {
             let stream = match made.take() {
                 Some(stream) => stream,
                 None => match CudaStream::new_with_priority(device, self.priority) {
-                    Ok(stream) => Arc::new(stream),
+                    Ok(stream) => stream,
                     // A stream with work before ours, or a broken one for its error, is better than none.
                     Err(error) => {
                         let (index, held, _) = shared.ok_or(error)?;
@@ -186,7 +154,7 @@ impl Lane {
                 },
             };
             drop(shared);
-            match self.slots.put(self.allowed(workload), stream) {
+            match self.places.put(self.allowed(workload), stream) {
                 Ok((index, held)) => {
                     *self.changed.lock() = Instant::now();
                     return Ok(leased(index, held));
@@ -194,34 +162,6 @@ impl Lane {
                 Err(stream) => made = Some(stream),
             }
         }
-    }
-
-    /// The stream with the least load; of equal ones the first that this thread looks at.
-    fn least_loaded(
-        &self,
-        from: WorkloadType,
-        there: u64,
-        weights: &Weights,
-    ) -> Option<(usize, HeldStream, Load)> {
-        let mut best: Option<(usize, HeldStream, Load)> = None;
-        for index in all_around(there, self.seat.first(from, there)?) {
-            // A first look, which costs less than a lease.
-            let more = |(.., (broken, leases, _)): &(usize, HeldStream, Load)| {
-                !broken && self.slots.leases(index) > *leases
-            };
-            if best.as_ref().is_some_and(more) {
-                continue;
-            }
-            let Some((held, others)) = self.slots.hold(index) else { continue };
-            let load = load(&held, others, weights);
-            if best.as_ref().is_none_or(|(.., least)| load < *least) {
-                best = Some((index, held, load));
-            }
-            if load == IDLE {
-                break;
-            }
-        }
-        best
     }
 
     #[cold]
@@ -251,22 +191,19 @@ impl Lane {
         // Those that the strategy does not use any more go first; the later ones before the earlier.
         for unused in [true, false] {
             let spare = |filled: u64| unused || (filled & useful).count_ones() as usize > self.least;
-            for index in (0..self.slots.len()).rev() {
+            for index in (0..self.places.len()).rev() {
                 let skip =
-                    retired >= most || (useful & bit(index) == 0) != unused || !spare(self.slots.filled());
+                    retired >= most || (useful & bit(index) == 0) != unused || !spare(self.places.filled());
                 if skip {
                     continue;
                 }
                 // The driver is asked without the lock.
-                let over = self.slots.look(index).is_some_and(|(stream, leases)| {
-                    leases + held_elsewhere(&stream) == 0 && is_over(&stream)
+                let over = self.places.look(index).is_some_and(|(stream, leases)| {
+                    let is_free = leases == 0 || transload_core::mutant!("streams/leased-streams-stay");
+                    is_free && is_over(&stream)
                 });
-                let take = || {
-                    let may = |filled, stream: &Arc<CudaStream>| spare(filled) && held_elsewhere(stream) == 0;
-                    self.slots.take(index, may)
-                };
                 // The driver's stream goes here, outside the lock.
-                if over && take().is_some() {
+                if over && self.places.take(index, spare).is_some() {
                     retired += 1;
                 }
             }
@@ -274,29 +211,29 @@ impl Lane {
         retired
     }
 
-    /// Looks at each stream, told its place and how many leases it has. Runs `look` without a lock; the stream is not retired
+    /// Looks at each stream, told its place and how many leases it has. Runs `look` without a lock; the stream may be retired
     /// meanwhile.
-    pub(crate) fn look(&self, among: u64, mut look: impl FnMut(usize, &CudaStream, u64)) {
-        for index in (0..self.slots.len()).filter(|index| among & bit(*index) != 0) {
-            if let Some((stream, leases)) = self.slots.look(index) {
-                look(index, &stream, leases + held_elsewhere(&stream));
+    pub(crate) fn look(&self, among: u64, mut look: impl FnMut(usize, &CudaStream, usize)) {
+        for index in (0..self.places.len()).filter(|index| among & bit(*index) != 0) {
+            if let Some((stream, leases)) = self.places.look(index) {
+                look(index, &stream, leases);
             }
         }
     }
 
     /// Leases the stream of a place, whatever it does.
-    pub(crate) fn hold(&self, index: usize) -> Option<HeldStream> {
-        self.slots.hold(index).map(|(held, _)| held)
+    pub(crate) fn hold(&self, index: usize) -> Option<Arc<Seat>> {
+        self.places.hold(index)
     }
 
     /// How many streams there are.
     pub(crate) fn streams(&self) -> usize {
-        self.slots.filled().count_ones() as usize
+        self.places.filled().count_ones() as usize
     }
 
     /// How many of a workload's streams could be made.
     pub(crate) fn room(&self, workload: WorkloadType) -> bool {
-        self.allowed(workload) & !self.slots.filled() != 0
+        self.allowed(workload) & !self.places.filled() != 0
     }
 }
 
@@ -312,25 +249,107 @@ fn all_around(there: u64, first: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Leases that core holds.
+/// The next stream in turn; where there could be one more, only if it is free.
 #[inline]
-fn held_elsewhere(stream: &Arc<CudaStream>) -> u64 {
-    Arc::strong_count(stream) as u64 - 1
+fn in_turn(seen: &mut Seen, there: u64, is_full: bool) -> Option<Arc<Seat>> {
+    let index = seen.next(there)?;
+    let (held, others) = seen.roster.seats(index)?.hold(seen.share)?;
+    let usable = if is_full { held.own.check().is_ok() } else { others == 0 && is_unused(&held) };
+    usable.then_some(held)
 }
 
-/// Neither broken nor leased nor with work outstanding, as far as is known without asking the driver.
+/// The stream that this thread had last, if it is free; else the next that is.
+///
+/// Where more threads lease than there are streams, all are leased by others at nearly every look, and to look costs more than
+/// to share: the thread then keeps to its own for a while, as long as no work is outstanding there.
 #[inline]
-fn is_idle(stream: &HeldStream, others: u64) -> bool {
-    others == 0 && held_elsewhere(stream) == 0 && stream.outstanding() == 0 && stream.own.check().is_ok()
+fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> Option<Arc<Seat>> {
+    let first = seen.first(workload, there)?;
+    if seen.keeps > 0 && is_full {
+        seen.keeps -= 1;
+        let own = seen.roster.seats(first)?.hold_own(seen.share).filter(|held| is_unused(held));
+        if own.is_some() {
+            return own;
+        }
+    }
+    match seen.roster.seats(first)?.hold(seen.share) {
+        Some((held, 0)) if is_unused(&held) && !held.own.ends.points.is_shared() => Some(held),
+        _ => idle_elsewhere(seen, workload, (there, first), is_full),
+    }
 }
 
-fn load(stream: &HeldStream, others: u64, weights: &Weights) -> Load {
-    let outstanding = stream.outstanding();
+#[inline(never)]
+fn idle_elsewhere(
+    seen: &mut Seen,
+    workload: WorkloadType,
+    (there, first): (u64, usize),
+    is_full: bool,
+) -> Option<Arc<Seat>> {
+    for index in all_around(there, first) {
+        let Some(seats) = seen.roster.seats(index) else { continue };
+        // A first look, which costs less than a lease.
+        if seats.leases() > 0 {
+            continue;
+        }
+        let Some((held, others)) = seats.hold(seen.share) else { continue };
+        if others == 0 && is_unused(&held) {
+            stay(seen, workload, index, &held);
+            return Some(held);
+        }
+    }
+    // Leased by others, not by this thread, and without work.
+    if is_full && seen.roster.seats(first)?.hold_own(seen.share).is_some_and(|held| is_unused(&held)) {
+        seen.keeps = KEEPS;
+    }
+    None
+}
+
+/// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
+#[inline]
+fn stay(seen: &mut Seen, workload: WorkloadType, index: usize, stream: &CudaStream) {
+    seen.stay(workload, index + usize::from(stream.own.ends.points.is_shared()));
+}
+
+/// The stream with the least load; of equal ones the first that this thread looks at.
+fn least_loaded(
+    seen: &mut Seen,
+    from: WorkloadType,
+    there: u64,
+    weights: &Weights,
+) -> Option<(usize, Arc<Seat>, Load)> {
+    let mut best: Option<(usize, Arc<Seat>, Load)> = None;
+    for index in all_around(there, seen.first(from, there)?) {
+        let Some(seats) = seen.roster.seats(index) else { continue };
+        // A first look, which costs less than a lease.
+        let leases = seats.leases();
+        if best.as_ref().is_some_and(|(.., (broken, least, _))| !broken && leases > *least) {
+            continue;
+        }
+        let Some((held, others)) = seats.hold(seen.share) else { continue };
+        let load = load(&held, others, weights);
+        if best.as_ref().is_none_or(|(.., least)| load < *least) {
+            best = Some((index, held, load));
+        }
+        if load == IDLE {
+            break;
+        }
+    }
+    best
+}
+
+/// Neither broken nor with work outstanding, as far as is known without asking the driver.
+#[inline]
+fn is_unused(stream: &Seat) -> bool {
+    stream.own.outstanding() == 0 && stream.own.check().is_ok()
+}
+
+fn load(stream: &Seat, others: usize, weights: &Weights) -> Load {
+    let outstanding = stream.own.outstanding();
     let weight = || {
         let workload = usize::try_from(stream.note()).ok();
         let weight = workload.and_then(|workload| weights.get(workload));
         weight.map_or(1, |weight| weight.load(Ordering::Relaxed).max(1))
     };
     let time = if outstanding == 0 { 0 } else { outstanding.saturating_mul(weight()) };
-    (stream.own.check().is_err(), others + held_elsewhere(stream), time)
+    (stream.own.check().is_err(), others, time)
 }

@@ -4,27 +4,26 @@ use std::{fmt, ops::Deref, sync::Arc};
 
 use transload_core::{Queue, QueueLease};
 
-use super::lane::HeldStream;
+use super::seat::Seat;
 use crate::CudaStream;
 
 /// A stream of a pool, until dropped; work may still be in flight then. May outlive the pool. Usable from any thread.
 ///
 /// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
 pub struct StreamLease {
-    stream: HeldStream,
+    seat: Arc<Seat>,
 }
 
 impl StreamLease {
     #[inline]
-    pub(crate) fn new(stream: HeldStream) -> Self {
-        Self { stream }
+    pub(crate) fn new(seat: Arc<Seat>) -> Self {
+        Self { seat }
     }
 
     /// The same lease as core's type.
     #[must_use]
     pub fn into_queue(self) -> QueueLease {
-        // A clone beside the pool's counts as a lease, from before this one ends.
-        QueueLease::new(Arc::clone(&self.stream) as Arc<dyn Queue>)
+        QueueLease::new(self.seat as Arc<dyn Queue>)
     }
 }
 
@@ -33,7 +32,7 @@ impl Deref for StreamLease {
 
     #[inline]
     fn deref(&self) -> &CudaStream {
-        &self.stream
+        &self.seat
     }
 }
 

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
-use crate::{CudaModule, CudaStream, kernels::Kernels};
+use crate::{CudaStream, kernels::Kernels};
 
 mod builder;
 mod completions;
@@ -22,18 +22,15 @@ mod lane;
 mod lease;
 mod optimize;
 mod ready;
-mod replay;
-mod shell;
-mod slots;
+mod roster;
+mod seat;
 mod strategy;
-mod turns;
 
 pub use builder::PoolBuilder;
 pub use completions::WorkloadSummary;
 pub use lease::StreamLease;
 pub use optimize::Optimization;
 pub use ready::Ready;
-pub use replay::{LoadItem, LoadWork, RecordedLoad, Replay};
 pub use strategy::{AllocationStrategy, Split};
 
 use completions::Completions;
@@ -44,9 +41,10 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 
 /// Streams of one device, made when they are needed and given up where it is quiet.
 ///
-/// A lease is an atomic addition, its end another, on memory that only the users of that stream share; it takes no lock and calls the driver only to make a stream, where all that it may use
-/// are leased or have work outstanding and the bounds allow one more. Once they do not, leases share streams. All methods
-/// may be called from any thread.
+/// A lease is an atomic addition, its end another, on memory that only the calling thread writes, as long as there are no more
+/// than 16. It calls the driver only to make a stream, and takes a lock only then and where the thread has not seen the pool's
+/// last change: where all streams that it may use are leased or have work outstanding and the bounds allow one more. Once they
+/// do not, leases share streams. All methods may be called from any thread.
 ///
 /// ```
 /// # #[cfg(any(target_os = "linux", windows))] {
@@ -77,8 +75,6 @@ pub struct AdvancedStreamPool {
     split: Mutex<Split>,
     completions: Completions,
     kernels: OnceLock<Arc<Kernels>>,
-    /// For replays of loads that have narrow kernels.
-    narrow: OnceLock<CudaModule>,
 }
 
 impl AdvancedStreamPool {
@@ -123,7 +119,6 @@ impl AdvancedStreamPool {
             split: Mutex::new(split),
             completions: Completions::default(),
             kernels: OnceLock::new(),
-            narrow: OnceLock::new(),
         };
         pool.configure(strategy, split);
         pool
@@ -213,11 +208,11 @@ impl AdvancedStreamPool {
     /// How many leases are held, those that are being had or given back included.
     #[must_use]
     pub fn leases(&self) -> usize {
-        let mut leases = 0_u64;
+        let mut leases = 0_usize;
         for lane in &self.lanes {
             lane.look(u64::MAX, |_, _, held| leases += held);
         }
-        usize::try_from(leases).unwrap_or(usize::MAX)
+        leases
     }
 
     /// Operations in flight on all streams, as far as is known without asking the driver.

@@ -12,8 +12,6 @@ use std::{
 
 use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Fence, Queue, Result, StreamPriority, WorkloadType};
-use transload_cuda_sys::{AsStream, RelaxedCapture, check, ffi};
-use transload_memory::lift;
 
 use super::{AdvancedStreamPool, PRIORITIES, StreamLease};
 use crate::CudaStream;
@@ -117,8 +115,11 @@ impl AdvancedStreamPool {
                     }
                     streams += 1;
                     match state(stream) {
-                        // It stays while it is looked at.
-                        Ok(State::Idle) => found = lane.hold(index).map(|held| Ok(StreamLease::new(held))),
+                        // Another may have taken its place meanwhile.
+                        Ok(State::Idle) => {
+                            let held = lane.hold(index).filter(|held| held.id() == stream.id());
+                            found = held.map(|held| Ok(StreamLease::new(held)));
+                        }
                         Ok(State::Busy(fence)) => fences.extend(fence),
                         Ok(State::Broken(error)) => broken = Some(error),
                         Err(error) => found = Some(Err(error)),
@@ -161,7 +162,7 @@ fn state(stream: &CudaStream) -> Result<State> {
             Err(error) => return Ok(State::Broken(error)),
         }
     }
-    if is_capturing(stream)? {
+    if stream.own.is_captured_by_someone() {
         return Ok(State::Busy(None));
     }
     match stream.is_ready() {
@@ -170,16 +171,6 @@ fn state(stream: &CudaStream) -> Result<State> {
         Ok(false) => stream.fence().map(|fence| State::Busy(Some(fence))),
         Err(error) => Ok(State::Broken(error)),
     }
-}
-
-fn is_capturing(stream: &CudaStream) -> Result<bool> {
-    let _bound = stream.context().enter().map_err(lift)?;
-    let _capture = RelaxedCapture::enter().map_err(lift)?;
-    let mut status = 0;
-    // SAFETY: the handle is a live stream's, the out pointer is valid for the call.
-    check("cuStreamIsCapturing", unsafe { ffi::cuStreamIsCapturing(stream.as_raw(), &mut status) })
-        .map_err(lift)?;
-    Ok(status != 0)
 }
 
 /// Has the waker woken when any of the fences is over; `false` where one is already.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use transload_core::{StreamPriority, WorkloadType};
 
-use super::slots::bit;
+use super::roster::bit;
 
 /// How a pool chooses among the streams of a priority. None asks the driver: work counts as outstanding until its end was
 /// observed, which waiting for it does.
@@ -106,7 +106,7 @@ impl fmt::Display for Split {
 
 /// So many bits from the lowest on.
 fn ones(count: usize) -> u64 {
-    (0..count.min(super::slots::MOST)).fold(0, |mask, index| mask | bit(index))
+    (0..count.min(super::seat::MOST)).fold(0, |mask, index| mask | bit(index))
 }
 
 /// Which places of a lane of `most` each workload may use.

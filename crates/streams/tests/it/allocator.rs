@@ -10,9 +10,10 @@ use crate::{gate::within, setup::Setup};
 
 /// A device, its memory, and an allocator over one kind of it.
 pub(crate) struct Bed {
-    pub(crate) setup: Setup,
-    pub(crate) memory: Arc<CudaMemoryManager>,
     pub(crate) allocator: StreamOrderedAllocator,
+    pub(crate) memory: Arc<CudaMemoryManager>,
+    /// Dropped last: checks that nothing is alive.
+    pub(crate) setup: Setup,
 }
 
 impl Bed {
@@ -41,7 +42,7 @@ impl Bed {
 
     /// Gives everything back and checks that nothing is alive.
     pub(crate) fn finish(self) {
-        let Self { setup, memory, allocator } = self;
+        let Self { allocator, memory, setup } = self;
         drop(allocator);
         memory.drain().unwrap();
         assert!(memory.ledger().is_empty(), "{}", memory.ledger());

@@ -148,3 +148,61 @@ fn segments_of_no_size_are_refused() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     bed.finish();
 }
+
+#[test]
+fn free_of_a_buffers_address_is_refused() {
+    for kind in [MemoryKind::Device, MemoryKind::Pinned] {
+        let bed = Bed::over(kind);
+        let stream = bed.stream();
+        let first = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+        let address =
+            first.device_address().or_else(|| first.host_address().map(|at| at.addr().get() as u64)).unwrap();
+        let freed = [
+            bed.allocator.free(address),
+            bed.allocator.free_for_stream(address, &stream),
+            bed.allocator.record_use(address, &bed.stream()),
+        ];
+        let second = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+        assert_ne!(
+            (first.device_address(), first.host_address()),
+            (second.device_address(), second.host_address())
+        );
+        if kind == MemoryKind::Pinned {
+            let (mut one, mut two) = (first.write().unwrap(), second.write().unwrap());
+            one.fill(1);
+            two.fill(2);
+            assert!(one.iter().all(|byte| *byte == 1), "two buffers open for writing over the same bytes");
+        }
+        for refused in freed {
+            let error = refused.expect_err("memory of a live buffer");
+            assert_eq!(cause(&error), FreeError::OwnedByBuffer, "{kind}");
+            assert!(error.to_string().contains("drop the buffer"), "{error}");
+        }
+        drop((first, second));
+        // The dropped buffers' memory is free, not a buffer's.
+        assert_eq!(cause(&bed.allocator.free(address).unwrap_err()), FreeError::AlreadyFreed);
+        drop(stream);
+        bed.finish();
+    }
+}
+
+#[test]
+fn a_refused_use_is_not_inherited_by_the_next_block() {
+    let bed = Bed::new();
+    let (stream, other) = (bed.stream(), bed.stream());
+    let buffer = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
+    let address = buffer.device_address().unwrap();
+    assert!(
+        bed.allocator.record_use(address, &other).is_err(),
+        "a use of a buffer's memory is the buffer's to know"
+    );
+    drop(buffer);
+    let block = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
+    assert_eq!(block.address(), address);
+    // Only a recorded user may free it there.
+    let error = bed.allocator.free_for_stream(block, &other).unwrap_err();
+    assert_eq!(cause(&error), FreeError::WrongStream);
+    bed.allocator.free_for_stream(block, &stream).unwrap();
+    drop((stream, other));
+    bed.finish();
+}

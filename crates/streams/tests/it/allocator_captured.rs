@@ -1,10 +1,15 @@
 //! The allocator beside a capture of one of its streams: neither the capture nor the stream is harmed, nor what waits for it.
 
+use std::time::Duration;
+
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sys::{Capture, CaptureMode};
 use transload_streams::StreamOrderedAllocator;
 
-use crate::allocator::{Bed, watched};
+use crate::{
+    allocator::{Bed, watched},
+    gate::within,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -91,5 +96,35 @@ fn fences_from_before_a_capture_are_asked_and_waited_for_without_harm_to_it() {
         capture.end().expect("the capture is valid to its end");
         drop((captured, other, there));
         bed.finish();
+    });
+}
+
+#[test]
+fn drain_skips_segments_behind_an_open_capture() {
+    within(Duration::from_secs(60), || {
+        let bed = Bed::new();
+        let captured = bed.stream();
+        let block = bed.allocator.allocate_for_stream(&captured, MIB).unwrap();
+        bed.allocator.free_for_stream(block, &captured).unwrap();
+        // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
+        let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
+        let Bed { setup, memory, allocator } = bed;
+        drop(allocator);
+        // From several threads at once, the capturing one among them: none waits for another.
+        std::thread::scope(|scope| {
+            let others = [(); 3].map(|()| scope.spawn(|| memory.drain()));
+            let here = memory.drain();
+            for refused in others.into_iter().map(|other| other.join().unwrap()).chain([here]) {
+                let error = refused.expect_err("memory behind a capture is still there");
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                assert!(error.to_string().contains("captured"), "{error}");
+            }
+        });
+        assert!(!memory.ledger().is_empty(), "the segment is kept");
+        capture.end().expect("the capture is valid to its end");
+        memory.drain().unwrap();
+        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        drop((captured, memory));
+        setup.finish();
     });
 }

@@ -6,12 +6,13 @@ use std::sync::{
 };
 
 use transload_core::{ErrorKind, MemoryKind};
-use transload_memory::{CudaResource, FailingResource, LimitedResource, MemoryResource};
+use transload_memory::{CudaResource, LimitedResource, MemoryResource};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
     allocator::{Bed, watched},
     allocator_across::fill,
+    failing::FailingResource,
 };
 
 const MIB: usize = 1 << 20;

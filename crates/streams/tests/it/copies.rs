@@ -1,6 +1,11 @@
 //! Bytes arrive, whatever the kinds of memory, sizes and offsets; what cannot be done is refused.
 
-use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, Pitched, Timing, submit};
+use transload_core::{
+    DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Place, Timing, TransferMethod,
+    TransferPath, submit,
+};
+use transload_cuda_sim::Residency as Page;
+use transload_memory::{MemoryLocation, Residency};
 use transload_streams::CudaStream;
 
 use crate::setup::{Setup, noise};
@@ -29,6 +34,36 @@ fn bytes_go_up_and_come_back_for_every_kind_and_odd_size() {
         }
     }
     drop(stream);
+    setup.finish();
+}
+
+#[test]
+fn reports_of_own_operations_say_what_was_done_and_by_what() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (source, there) = (setup.pinned(&[1; 100]), setup.device(100));
+    let copied = stream.copy_from_host_async(&source, &there).wait().unwrap();
+    assert_eq!((copied.method, copied.bytes), (TransferMethod::DirectCopy, 100));
+    let filled = stream.memset_async(&there, Pattern::U8(7)).wait().unwrap();
+    assert_eq!((filled.method, filled.bytes), (TransferMethod::Fill, 100));
+    let text = format!("100 bytes of {}/device filled on {}", stream.device(), stream.device());
+    assert!(filled.to_string().starts_with(&text), "{filled}");
+    let mut reports = vec![copied, filled];
+    if setup.memory.kinds().contains(&MemoryKind::Unified) {
+        let unified = setup.memory.allocate(MemoryKind::Unified, 100).unwrap();
+        let moved = stream.prefetch_to_host_async(&unified).wait().unwrap();
+        let to = Place::new(DeviceId::Cpu, MemoryKind::Unified);
+        assert_eq!(
+            (moved.method, moved.path),
+            (TransferMethod::UnifiedMemory, TransferPath::new(unified.place(), to))
+        );
+        reports.push(moved);
+    }
+    for report in reports {
+        assert_eq!(report.simulated, setup.test.is_simulated(), "{report}");
+        assert_eq!(report.to_string().contains("simulated"), setup.test.is_simulated(), "{report}");
+    }
+    drop((source, there, stream));
     setup.finish();
 }
 
@@ -125,8 +160,22 @@ fn prefetched_unified_memory_keeps_its_bytes() {
     let content = noise(300_000, 9);
     let unified = setup.memory.allocate(MemoryKind::Unified, content.len()).unwrap();
     unified.write().unwrap().copy_from_slice(&content);
-    stream.prefetch_to_device_async(&unified, None).wait().unwrap();
-    stream.prefetch_to_host_async(&unified).wait().unwrap();
+    let sent_to = |expected| {
+        assert_eq!(Residency::of(&unified).unwrap().last_prefetch, Some(expected));
+        let page = setup.test.sim().and_then(|sim| sim.residency(unified.device_address().unwrap()));
+        let on = match expected {
+            MemoryLocation::Device(ordinal) => Page::Device(ordinal),
+            _ => Page::Host,
+        };
+        assert!(page.is_none_or(|page| page == on), "{page:?}, not {on:?}");
+    };
+    let there = MemoryLocation::Device(setup.test.ordinal());
+    for ordinal in [None, Some(setup.test.ordinal())] {
+        stream.prefetch_to_device_async(&unified, ordinal).wait().unwrap();
+        sent_to(there);
+        stream.prefetch_to_host_async(&unified).wait().unwrap();
+        sent_to(MemoryLocation::Host);
+    }
     assert!(*unified.read().unwrap() == content[..]);
     let device = setup.device(10);
     assert_eq!(stream.prefetch_to_host_async(&device).wait().unwrap_err().kind(), ErrorKind::Unsupported);

@@ -13,7 +13,7 @@ use std::{
 
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_memory::CudaDevice;
+use transload_memory::{CudaDevice, FreeDeferral};
 use transload_streams::{CudaEvent, CudaStream};
 
 /// After this long it opens by itself, so that a test whose host waits where it must not fails instead of hanging.
@@ -38,6 +38,8 @@ pub(crate) struct Gate {
     event: CudaEvent,
     /// Waits for the gate's stream: on the software driver it is who waits that runs the function.
     runner: Option<JoinHandle<()>>,
+    /// What is dropped meanwhile must not be freed by a call that waits for the gate.
+    frees: Option<FreeDeferral>,
 }
 
 unsafe extern "C" fn stand(data: *mut c_void) {
@@ -58,7 +60,7 @@ impl Gate {
 
     /// A gate on a stream that is used for nothing else meanwhile.
     pub(crate) fn on(stream: &CudaStream, device: &CudaDevice) -> Self {
-        let stream = stream.clone();
+        let (stream, frees) = (stream.clone(), Some(FreeDeferral::begin()));
         let (door, event) = (Arc::new(Door::default()), CudaEvent::new(device).unwrap());
         let data = Arc::as_ptr(&door).cast_mut().cast();
         {
@@ -71,7 +73,7 @@ impl Gate {
         let runner = thread::spawn(move || stream.synchronize().unwrap());
         let reached = door.state.lock().unwrap();
         drop(door.changed.wait_while(reached, |state| !state.is_reached).unwrap());
-        Self { door, event, runner: Some(runner) }
+        Self { door, event, runner: Some(runner), frees }
     }
 
     /// A gate that holds these streams from here on.
@@ -99,6 +101,7 @@ impl Gate {
         if let Some(runner) = self.runner.take() {
             runner.join().unwrap();
         }
+        self.frees = None;
     }
 }
 

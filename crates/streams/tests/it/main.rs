@@ -22,8 +22,12 @@ mod contexts;
 mod coordinator;
 mod copies;
 mod examples;
+#[path = "../../../memory/tests/it/failing.rs"]
+#[allow(dead_code, reason = "shared with the tests of resources")]
+mod failing;
 mod fills;
 mod foreign;
+mod freeing;
 mod gate;
 mod graphs;
 #[path = "../../../memory/tests/it/heap.rs"]

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use transload_core::{ErrorKind, WorkloadType};
-use transload_streams::{
-    AdvancedStreamPool, AllocationStrategy, LoadItem, LoadWork, Optimization, RecordedLoad, Replay,
-};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization};
 
 use crate::setup::Setup;
+
+#[path = "../../../../benches/src/streams/replay.rs"]
+mod replay;
+
+use replay::{LoadItem, LoadWork, RecordedLoad, Replay, replay};
 
 fn pool(setup: &Setup, strategy: AllocationStrategy) -> AdvancedStreamPool {
     AdvancedStreamPool::new_with_strategy(&setup.device, 4, strategy).unwrap()
@@ -20,9 +23,9 @@ fn optimized(
     load: &RecordedLoad,
 ) -> (Replay, Optimization, Replay) {
     let pool = pool(setup, strategy);
-    let before = pool.replay(&setup.memory, load).unwrap();
+    let before = replay(&pool, &setup.device, &setup.memory, load).unwrap();
     let optimization = pool.optimize_configuration();
-    let after = pool.replay(&setup.memory, load).unwrap();
+    let after = replay(&pool, &setup.device, &setup.memory, load).unwrap();
     assert_eq!((pool.strategy(), pool.split()), optimization.after);
     assert_eq!(pool.leases(), 0);
     (before, optimization, after)
@@ -103,7 +106,7 @@ fn an_empty_load_is_refused() {
         work: LoadWork::Upload { bytes },
     };
     for items in [vec![], vec![item(0)], vec![item(usize::MAX), item(1)]] {
-        let error = pool.replay(&setup.memory, &RecordedLoad { items }).unwrap_err();
+        let error = replay(&pool, &setup.device, &setup.memory, &RecordedLoad { items }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
     drop(pool);

@@ -1,6 +1,8 @@
 //! The raw forms: copies in all directions, fills of every width, prefetches; ordered with everything else by fences.
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer};
+use transload_cuda_sim::Residency as Page;
+use transload_memory::{MemoryLocation, Residency};
 use transload_streams::CudaStream;
 
 use crate::setup::{Setup, noise};
@@ -90,11 +92,21 @@ fn unified_memory_prefetched_by_address_keeps_its_bytes() {
         return;
     }
     unified.write().unwrap().copy_from_slice(&content);
-    // SAFETY: the allocation is managed and outlives the work; it is read only after the synchronisation.
-    unsafe {
-        stream.prefetch_to_device_raw_async(device_address(&unified), content.len(), None).unwrap();
-        stream.prefetch_to_host_raw_async(device_address(&unified), content.len()).unwrap();
+    let address = device_address(&unified);
+    let there = setup.test.ordinal();
+    let sent_to = |expected, page| {
+        stream.synchronize().unwrap();
+        assert_eq!(Residency::of(&unified).unwrap().last_prefetch, Some(expected));
+        let found = setup.test.sim().and_then(|sim| sim.residency(address));
+        assert!(found.is_none_or(|found| found == page), "{found:?}, not {page:?}");
+    };
+    for ordinal in [None, Some(there)] {
+        // SAFETY: the allocation is managed and outlives the work; it is read only after the synchronisation.
+        unsafe { stream.prefetch_to_device_raw_async(address, content.len(), ordinal) }.unwrap();
+        sent_to(MemoryLocation::Device(there), Page::Device(there));
+        // SAFETY: as above.
+        unsafe { stream.prefetch_to_host_raw_async(address, content.len()) }.unwrap();
+        sent_to(MemoryLocation::Host, Page::Host);
     }
-    stream.synchronize().unwrap();
     assert!(*unified.read().unwrap() == content[..]);
 }

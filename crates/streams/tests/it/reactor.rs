@@ -3,14 +3,17 @@
 use std::{
     panic::panic_any,
     sync::{Arc, Mutex, mpsc},
-    task::{Wake, Waker},
+    task::{RawWaker, RawWakerVTable, Wake, Waker},
     time::Duration,
 };
 
 use transload_core::Pattern;
 use transload_streams::CudaStream;
 
-use crate::{gate::Gate, setup::Setup};
+use crate::{
+    gate::{Gate, limited},
+    setup::Setup,
+};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -84,4 +87,86 @@ fn a_waker_whose_panic_panics_again_leaves_the_reactor_alive() {
     calls.recv_timeout(PATIENCE).expect("nothing wakes anyone any more").unwrap();
     drop(stream);
     setup.finish();
+}
+
+/// A waker with code of a task's in its clone and drop.
+struct Hooks {
+    cloned: Box<dyn Fn() + Send + Sync>,
+    dropped: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Hooks {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(Self::clone, Self::wake, |_| {}, Self::drop);
+
+    fn waker(cloned: impl Fn() + Send + Sync + 'static, dropped: impl Fn() + Send + Sync + 'static) -> Waker {
+        let hooks = Arc::new(Self { cloned: Box::new(cloned), dropped: Box::new(dropped) });
+        // SAFETY: the table's functions take a pointer that counts one handle of the `Arc`.
+        unsafe { Waker::from_raw(RawWaker::new(Arc::into_raw(hooks).cast(), &Self::TABLE)) }
+    }
+
+    unsafe fn clone(data: *const ()) -> RawWaker {
+        // SAFETY: the pointer came from `Arc::into_raw`, and its handle is alive; it is not dropped here.
+        let hooks = std::mem::ManuallyDrop::new(unsafe { Arc::from_raw(data.cast::<Self>()) });
+        (hooks.cloned)();
+        RawWaker::new(Arc::into_raw(Arc::clone(&hooks)).cast(), &Self::TABLE)
+    }
+
+    unsafe fn wake(data: *const ()) {
+        // SAFETY: as above, and this handle is given up.
+        drop(unsafe { Arc::from_raw(data.cast::<Self>()) });
+    }
+
+    unsafe fn drop(data: *const ()) {
+        // SAFETY: as above.
+        let hooks = unsafe { Arc::from_raw(data.cast::<Self>()) };
+        (hooks.dropped)();
+    }
+}
+
+#[test]
+fn waker_that_uses_its_stream_when_cloned_is_cloned_under_no_lock() {
+    limited(|| {
+        let setup = Setup::new();
+        let stream = CudaStream::new(&setup.device).unwrap();
+        let gate = Gate::before(&setup.device, &[&stream]);
+        let fence = stream.fence().unwrap();
+        let same = fence.clone();
+        let waker = Hooks::waker(
+            move || assert!(!same.timeline().wake_at(same.point(), Waker::noop()), "it is held back"),
+            || {},
+        );
+        assert!(!fence.timeline().wake_at(fence.point(), &waker));
+        gate.open();
+        fence.wait().unwrap();
+        pollster::block_on(fence.done()).unwrap();
+        drop((waker, fence, stream));
+        setup.finish();
+    });
+}
+
+#[test]
+fn wakers_that_panic_when_dropped_end_nobody_else() {
+    limited(|| {
+        let setup = Setup::new();
+        let (stream, witness) =
+            (CudaStream::new(&setup.device).unwrap(), CudaStream::new(&setup.device).unwrap());
+        let gate = Gate::before(&setup.device, &[&stream]);
+        for _ in 0..100 {
+            let other = CudaStream::new(&setup.device).unwrap();
+            gate.hold([&other]);
+            let fence = other.fence().unwrap();
+            let waker = Hooks::waker(|| {}, || panic!("by the test"));
+            assert!(!fence.timeline().wake_at(fence.point(), &waker));
+            // Its own handle is the test's to drop; the clone goes with the stream, on this thread or the reactor's.
+            std::mem::forget(waker);
+            drop((fence, other));
+        }
+        let (called, calls) = mpsc::channel();
+        witness.add_callback(move |outcome| called.send(outcome).unwrap()).unwrap();
+        calls.recv_timeout(PATIENCE).expect("nothing wakes anyone any more").unwrap();
+        gate.open();
+        stream.synchronize().unwrap();
+        drop((stream, witness));
+        setup.finish();
+    });
 }

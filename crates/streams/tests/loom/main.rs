@@ -3,21 +3,36 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
-mod pool_slots;
 mod runs;
 mod sync;
+#[path = "watch.rs"]
+mod watch_model;
+
+#[path = "../../src/ends.rs"]
+mod ends;
+
+#[path = "../../src/line.rs"]
+#[allow(dead_code, reason = "a stream uses more of it")]
+mod line;
+
+#[path = "../../src/slot.rs"]
+mod slot;
+
+#[path = "../../src/wakers.rs"]
+#[allow(dead_code, reason = "the reactor uses more of it")]
+mod wakers;
+
+#[path = "../../src/watch.rs"]
+#[allow(dead_code, reason = "the reactor uses more of it")]
+mod watch;
+
+#[path = "../../src/panics.rs"]
+#[allow(dead_code, reason = "callbacks use more of it")]
+mod panics;
 
 #[path = "../../src/points.rs"]
 #[allow(dead_code, reason = "a model uses what it is about")]
 mod points;
-
-#[path = "../../src/pool/shell.rs"]
-#[allow(dead_code, reason = "the pool uses more of it")]
-mod shell;
-
-#[path = "../../src/pool/slots.rs"]
-#[allow(dead_code, reason = "the pool uses more of it")]
-mod slots;
 
 /// Runs a model with at most two preemptions.
 fn model(body: impl Fn() + Sync + Send + 'static) {

@@ -1,55 +1,62 @@
-//! Events recorded late: none covers a point whose work it was not recorded behind, none covers a foreigner's work for a
-//! point of ours.
+//! Events recorded late and by several threads: none covers a point whose work it was not recorded behind, none covers a
+//! foreigner's work for a point of ours.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
-use loom::{
+use loom::thread;
+
+use crate::{
+    ends::Ends,
+    line::{Covered, Timed},
+    model,
     sync::{Arc, Mutex},
-    thread,
 };
-
-use crate::{model, points::Points};
 
 const FOREIGN: u32 = 99;
 
-/// A stream as the driver has it, and its marks as `marks.rs` makes them.
+/// A driver's event: behind how much work it was recorded last, and by whom.
+#[derive(Default)]
+struct Event(Mutex<Option<(usize, &'static str)>>);
+
+impl Timed for Event {
+    fn since(&self, _start: &Self) -> Option<Duration> {
+        None
+    }
+}
+
+/// A stream as the driver has it. Points and events are the crate's own.
 struct Stream {
-    points: Points,
-    recording: Mutex<()>,
+    ends: Ends<Event>,
     /// What was enqueued, in order.
     work: Mutex<Vec<u32>>,
     /// Points and their work.
     given: Mutex<Vec<(u64, u32)>>,
-    /// Events: up to which point, behind how much work, recorded by whom.
-    marks: Mutex<Vec<(u64, usize, &'static str)>>,
 }
 
 impl Stream {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            points: Points::new(false),
-            recording: Mutex::new(()),
+            ends: Ends::new(false, Arc::new(Event::default())),
             work: Mutex::new(Vec::new()),
             given: Mutex::new(Vec::new()),
-            marks: Mutex::new(Vec::new()),
         })
     }
 
-    /// How much work is in front of an event that is recorded now.
-    fn recorded(&self, behind: &mut usize) -> Result<(), Infallible> {
-        *behind = self.work.lock().unwrap().len();
+    fn event(&self) -> Arc<Event> {
+        self.ends.take_event(false).unwrap_or_default()
+    }
+
+    /// The driver's part of recording an event.
+    fn recorded(&self, event: &Event, by: &'static str) -> Result<(), Infallible> {
+        let behind = self.work.lock().len();
+        *event.0.lock() = Some((behind, by));
         Ok(())
     }
 
-    fn mark(&self, upto: u64, behind: usize, by: &'static str) {
-        self.marks.lock().unwrap().push((upto, behind, by));
-        self.points.mark(upto);
-    }
-
     fn small(&self, work: u32, by: &'static str) {
-        self.work.lock().unwrap().push(work);
-        let (point, close) = self.points.give_small();
-        self.given.lock().unwrap().push((point, work));
+        self.work.lock().push(work);
+        let (point, close) = self.ends.points.give_small();
+        self.given.lock().push((point, work));
         if close {
             self.close(by);
         }
@@ -57,35 +64,38 @@ impl Stream {
 
     fn large(&self, work: u32, by: &'static str) {
         self.close(by);
-        self.work.lock().unwrap().push(work);
-        let _in_order = self.recording.lock().unwrap();
-        let mut behind = 0;
-        let point = self.points.give_and_record(|| self.recorded(&mut behind)).unwrap();
-        self.given.lock().unwrap().push((point, work));
-        self.mark(point, behind, by);
+        self.work.lock().push(work);
+        let record = |end: &Event| self.recorded(end, by);
+        let (point, _) = self.ends.record("large", self.event(), None, record).unwrap();
+        self.given.lock().push((point, work));
     }
 
     fn close(&self, by: &'static str) {
-        if !self.points.run_is_open() {
-            return;
-        }
-        let _in_order = self.recording.lock().unwrap();
-        let mut behind = 0;
-        if let Some(upto) = self.points.record_given(|| self.recorded(&mut behind)).unwrap() {
-            self.mark(upto, behind, by);
+        if self.ends.points.run_is_open() {
+            self.ends.close(self.event(), |end| self.recorded(end, by)).unwrap();
         }
     }
 
-    /// Every event lies behind the work of every point that it covers, and the marks are in order.
+    /// The event that tells the end of a point, and who recorded it.
+    fn covering(&self, point: u64) -> (usize, &'static str) {
+        let Covered::By(event, upto) = self.ends.line.lock().covering(point) else {
+            panic!("point {point} has no event");
+        };
+        assert!(upto >= point);
+        let recorded = *event.0.lock();
+        recorded.unwrap_or_else(|| panic!("the event of point {point} was never recorded"))
+    }
+
+    /// The event of every point lies behind the work of that point and of all before it.
     fn check(&self) {
-        let (work, given, marks) =
-            (self.work.lock().unwrap(), self.given.lock().unwrap(), self.marks.lock().unwrap());
-        for (upto, behind, _) in marks.iter() {
-            for (point, own) in given.iter().filter(|(point, _)| point <= upto) {
-                assert!(work[..*behind].contains(own), "the event at {upto} came before the work of {point}");
+        assert!(!self.ends.points.run_is_open());
+        let (work, given) = (self.work.lock(), self.given.lock());
+        for (point, _) in given.iter() {
+            let (behind, _) = self.covering(*point);
+            for (_, own) in given.iter().filter(|(earlier, _)| earlier <= point) {
+                assert!(work[..behind].contains(own), "the event of {point} came before the work {own}");
             }
         }
-        assert!(marks.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{marks:?}");
     }
 }
 
@@ -102,8 +112,39 @@ fn no_event_covers_a_point_whose_work_came_later() {
         stream.close("this");
         thread.join().unwrap();
         stream.close("this");
-        assert!(!stream.points.run_is_open());
         stream.check();
+    });
+}
+
+#[test]
+fn large_operations_of_two_threads_are_recorded_without_an_order() {
+    model(|| {
+        let stream = Stream::new();
+        let other = Arc::clone(&stream);
+        let thread = thread::spawn(move || other.large(1, "other"));
+        stream.large(2, "this");
+        thread.join().unwrap();
+        stream.check();
+    });
+}
+
+#[test]
+fn events_are_used_again_only_after_their_points() {
+    model(|| {
+        let stream = Stream::new();
+        stream.large(1, "this");
+        let other = Arc::clone(&stream);
+        // The first is over, which another thread finds out while more is enqueued.
+        let thread = thread::spawn(move || other.ends.advance(1));
+        stream.large(2, "this");
+        thread.join().unwrap();
+        stream.large(3, "this");
+        assert_eq!(stream.ends.points.reached(), 1);
+        assert!(matches!(stream.ends.line.lock().covering(1), Covered::Over));
+        assert!(
+            (2, 3) == (stream.covering(2).0, stream.covering(3).0),
+            "one event was recorded for two points"
+        );
     });
 }
 
@@ -113,18 +154,17 @@ fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_b
         let stream = Stream::new();
         let other = Arc::clone(&stream);
         let thread = thread::spawn(move || other.small(1, "submitter"));
-        stream.points.share();
+        stream.ends.points.share();
         stream.close("sharer");
-        stream.work.lock().unwrap().push(FOREIGN);
-        // Asks while the submitter is still at it, or later: it must find nothing to record.
+        stream.work.lock().push(FOREIGN);
         thread.join().unwrap();
+        // Whoever asks later finds nothing to record: its event would cover foreign work.
         stream.close("who asks later");
+        let (behind, by) = stream.covering(1);
+        assert_ne!(by, "who asks later");
+        let foreign = stream.work.lock()[..behind].contains(&FOREIGN);
+        assert!(by == "submitter" || !foreign, "the sharer's event covers what came after it");
         stream.check();
-        let marks = stream.marks.lock().unwrap();
-        assert!(
-            marks.iter().all(|(.., by)| *by != "who asks later"),
-            "a late event covers foreign work: {marks:?}"
-        );
     });
 }
 
@@ -144,7 +184,6 @@ fn three_threads_of_small_work_are_all_covered_in_the_end() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert!(!stream.points.run_is_open(), "who closes a run leaves none of its own points open");
         stream.check();
     });
 }

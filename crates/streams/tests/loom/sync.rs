@@ -2,12 +2,9 @@
 
 use std::ops::{Deref, DerefMut};
 
-pub(crate) use loom::{
-    cell::UnsafeCell,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
-    },
+pub(crate) use loom::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
 /// As parking_lot's: locking answers no error.
@@ -22,6 +19,12 @@ impl<T> Mutex<T> {
 
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         Guard(self.0.lock().unwrap())
+    }
+}
+
+impl<T: Default> Default for Mutex<T> {
+    fn default() -> Self {
+        Self::new(T::default())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer, Result};
-use transload_cuda_sim::SimDevice;
+use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CoordinatorError, CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
 
@@ -208,27 +208,18 @@ fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
         outcome
     }
     let _alone = alone_with_drop_errors();
-    for nth in 1..600 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let mut streams = Vec::new();
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = scenario(&device, &memory, &mut streams);
-                streams.clear();
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert_eq!(error.kind(), ErrorKind::Device, "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN],
+        &[ErrorKind::Device],
+        |sim| {
+            let mut streams = Vec::new();
+            let device = CudaDevice::new(sim.ordinal())?;
+            let memory = CudaMemoryManager::new(&device)?;
+            let outcome = scenario(&device, &memory, &mut streams);
+            streams.clear();
+            let drained = memory.drain();
+            outcome.and(drained)
+        },
+    );
 }

@@ -1,8 +1,9 @@
 //! Copies of memory that is registered in part, where one of the parts fails.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc::channel};
 
 use transload_core::{ErrorKind, MemoryKind, Operation, Pitched, Timing, submit};
+use transload_cuda_sys::{Capture, CaptureMode};
 use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
 use transload_streams::CudaStream;
 
@@ -10,9 +11,11 @@ use crate::{UNKNOWN, builder, within};
 
 #[path = "../../../memory/tests/it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of memory")]
-mod heap;
+pub(crate) mod heap;
 
 const BYTES: usize = 40_000;
+/// Another error than that of the copy, which says as little about the work.
+const OTHER: u32 = 304;
 
 #[test]
 fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
@@ -54,5 +57,56 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
         drop((memory, device));
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
         assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    });
+}
+
+/// Memory registered in part, and a copy of it that the driver takes in parts only.
+#[test]
+fn failed_part_during_a_capture_returns_once_the_parts_before_are_complete() {
+    within(|| {
+        for (synchronize_fails, in_batch) in [(false, false), (true, false), (false, true), (true, true)] {
+            let sim = builder().record_accesses(true).build();
+            let device = CudaDevice::new(sim.ordinal()).unwrap();
+            let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+            let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+            let (stream, captured) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
+            let ((source, _), there) =
+                (heap::heap(BYTES, true), memory.allocate(MemoryKind::Device, BYTES).unwrap());
+            drop(cache.register(&source.slice(..BYTES / 2).unwrap()).unwrap());
+            let pairs = [(source.clone(), there.clone())];
+            let copy = if in_batch {
+                Operation::CopyBatch { pairs: &pairs }
+            } else {
+                Operation::Copy { src: &source, dst: &there }
+            };
+            let ((begun, has_begun), (done, is_done)) = (channel(), channel::<()>());
+            std::thread::scope(|scope| {
+                let capturing = scope.spawn(move || {
+                    // SAFETY: nobody else uses the stream.
+                    let capture = unsafe { Capture::begin(&captured, CaptureMode::Global) }.unwrap();
+                    begun.send(()).unwrap();
+                    let _dropped = is_done.recv();
+                    capture.end().map(drop)
+                });
+                has_begun.recv().unwrap();
+                // The whole is refused, the first part is enqueued, the second fails.
+                sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 3, UNKNOWN);
+                if synchronize_fails {
+                    sim.fail_call(Some("cuStreamSynchronize"), 1, OTHER);
+                }
+                let error = submit(&stream, &copy, Timing::Off).unwrap_err();
+                let queued = sim.queued();
+                drop(done);
+                capturing.join().unwrap().expect("the other thread's capture is valid to its end");
+                assert_eq!(queued, 0, "a part may still read memory that is free to be used again: {error}");
+                assert!(error.to_string().contains("999"), "the copy's own error: {error}");
+            });
+            source.try_write().unwrap().fill(3);
+            drop((pairs, source, there, cache, stream));
+            memory.drain().unwrap();
+            drop((memory, device));
+            assert!(sim.races().is_empty(), "{}", sim.races()[0]);
+            assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        }
     });
 }

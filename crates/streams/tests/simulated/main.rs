@@ -20,8 +20,10 @@ mod hints;
 mod hints_told;
 mod in_place;
 mod launch;
+mod looking;
 mod pool;
 mod prediction;
+mod registration_dropped;
 mod runs;
 #[path = "../it/shifted.rs"]
 mod shifted;
@@ -29,7 +31,7 @@ mod unified;
 mod unified_retries;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
-use transload_cuda_sim::SimDevice;
+use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
@@ -49,29 +51,20 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
 /// Runs a scenario with each of its driver calls failing in turn: a typed error, no race, no leak, no hang.
 fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> transload_core::Result<()>) {
     let _alone = alone_with_drop_errors();
-    for nth in 1..1000 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = scenario(&device, &memory);
-                // Memory that an error left behind is freed by another thread: drained, it is gone.
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            assert!(nth > 20, "the scenario makes calls");
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    let runs = harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN],
+        &[ErrorKind::Device],
+        |sim| {
+            let device = CudaDevice::new(sim.ordinal())?;
+            let memory = CudaMemoryManager::new(&device)?;
+            let outcome = scenario(&device, &memory);
+            // Memory that an error left behind is freed by another thread: drained, it is gone.
+            let drained = memory.drain();
+            outcome.and(drained)
+        },
+    );
+    assert!(runs > 20, "the scenario makes calls");
 }
 
 #[test]
@@ -85,7 +78,10 @@ fn a_copy_is_not_in_place_before_it_is_waited_for() {
         memory.allocate(MemoryKind::Pinned, 100).unwrap(),
     );
     back.write().unwrap().fill(1);
-    drop(stream.memset_async(&there, Pattern::U8(2)));
+    // So much is queued that asking once does not find it over.
+    for _ in 0..20 {
+        drop(stream.memset_async(&there, Pattern::U8(2)));
+    }
     let down = stream.copy_to_host_async(&there, &back);
     assert_eq!(back.try_read().unwrap_err().kind(), ErrorKind::Busy);
     assert!(back.write().unwrap().iter().all(|byte| *byte == 2), "a view waits for the copy");

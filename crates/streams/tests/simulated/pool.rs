@@ -1,12 +1,12 @@
 //! The pool where the driver fails or the device is lost.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, WorkloadType};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 #[test]
 fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
@@ -75,33 +75,7 @@ fn each_failing_driver_call_of_a_pool_is_a_typed_error_without_a_hang_or_a_leak(
         pool.trim();
         outcome.and(pool.synchronize())
     }
-    let _alone = alone_with_drop_errors();
-    for nth in 1..400 {
-        let sim = builder().record_accesses(true).build();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = CudaDevice::new(sim.ordinal())
-            .and_then(|device| Ok((CudaMemoryManager::new(&device)?, device)))
-            .and_then(|(memory, device)| {
-                let outcome = scenario(&device, &memory);
-                let drained = memory.drain();
-                outcome.and(drained)
-            });
-        if let Err(error) = outcome {
-            assert!(matches!(error.kind(), ErrorKind::Device), "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        // The thread that wakes waiters may be about to let go of a stream.
-        let limit = Instant::now() + Duration::from_secs(30);
-        while !sim.ledger().is_empty() && failed_drops.is_empty() {
-            assert!(Instant::now() < limit, "call {nth}: {}", sim.ledger());
-            std::thread::yield_now();
-        }
-        if sim.calls() < nth {
-            return;
-        }
-    }
-    panic!("the scenario never ended");
+    with_each_call_failing(scenario);
 }
 
 #[test]

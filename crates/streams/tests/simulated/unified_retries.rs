@@ -116,8 +116,12 @@ fn what_can_never_be_sent_is_told_where_errors_of_destructors_are() {
         let bed = Bed::new();
         let buffer = bed.buffer(UnifiedMode::Explicit);
         bed.write_in_vain(&buffer, 1);
-        bed.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+        // The buffer's queue is tried once more, and then a stream of another thread's.
+        for _ in 0..2 {
+            bed.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 1, UNKNOWN);
+        }
         drop(buffer);
+        bed.memory.drain().unwrap();
         let told = transload_cuda_sys::take_drop_errors();
         assert!(told.iter().any(|error| error.code() == Some(UNKNOWN)), "{told:?}");
         bed.finish();

@@ -90,6 +90,13 @@ impl Method for HostStaged {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
+    /// No more than the ring holds.
+    fn queued(&self, bytes: u64) -> u64 {
+        let workers = usual_workers();
+        let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
+        bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
+    }
+
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let src = job.src;
         let lease = |backend: &Arc<dyn Backend>, device| job.lease_to_copy(&**backend, device);

@@ -62,9 +62,14 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Whether its bytes stand in the line of a copy engine, behind whatever was enqueued there before.
-    fn uses_copy_engine(&self) -> bool {
-        true
+    /// Whether the device reads and writes the host's memory in place, so that no copy engine takes part.
+    fn is_in_place(&self) -> bool {
+        false
+    }
+
+    /// How many of a transfer's bytes stand in a copy engine's queue at once, at most.
+    fn queued(&self, bytes: u64) -> u64 {
+        bytes
     }
 
     /// Into how many pieces it would cut a transfer.

@@ -66,6 +66,11 @@ impl Method for UnifiedMemory {
         u32::try_from(bytes.div_ceil(chunk_for(bytes, usual_workers()))).unwrap_or(u32::MAX)
     }
 
+    /// The host's threads copy, and the driver migrates pages.
+    fn queued(&self, _: u64) -> u64 {
+        0
+    }
+
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
         let queue = job.lease_to_copy(&*route.backend, route.lane)?;

@@ -16,8 +16,12 @@ impl Method for ZeroCopy {
         TransferMethod::ZeroCopy
     }
 
-    fn uses_copy_engine(&self) -> bool {
-        false
+    fn is_in_place(&self) -> bool {
+        true
+    }
+
+    fn queued(&self, _: u64) -> u64 {
+        0
     }
 
     fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {

@@ -67,6 +67,9 @@ fn a_lost_device_is_told_once_and_then_refused_with_the_first_cause() {
     let planned = manager.plan(src.place(), dst.place(), 64, &TransferOptions::new()).unwrap_err();
     assert_eq!(planned.kind(), ErrorKind::DeviceLost);
     assert_eq!((backend.performed(), manager.refused()), (performed, 2));
+    let prepared = manager.prepare(src.place(), dst.place(), &TransferOptions::new()).unwrap_err();
+    assert_eq!(prepared.kind(), ErrorKind::DeviceLost);
+    assert!(prepared.to_string().contains(&first.to_string()), "{prepared}");
 
     // Other devices go on.
     manager.transfer(&src, &host).wait().unwrap();

@@ -249,8 +249,8 @@ impl Backend for MockBackend {
         }
         let copy = self.allocate(device, MemoryKind::Device, buffer.len())?;
         let queue = self.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
-        submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
-        Ok(transload_core::Shared { buffer: copy, copied: true })
+        let arrival = submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
+        Ok(transload_core::Shared { buffer: copy, copied: true, arrival: Some(arrival) })
     }
 
     fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {

@@ -67,6 +67,25 @@ impl Header {
         let data = PREFIX + size;
         parse(&text, data, len - data).map_err(|wrong| invalid(source, wrong))
     }
+
+    /// The whole file as one tensor of bytes, named like the file.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] for an empty file, or one that exceeds this machine's addresses.
+    pub(super) fn raw(source: &Source) -> Result<Self> {
+        let (name, len) = (source.name(), source.len());
+        let valid = format!("a file of 1 to {} bytes is valid", isize::MAX);
+        let bytes = match usize::try_from(len) {
+            Ok(0) => return Err(Error::new(ErrorKind::InvalidArgument, format!("{name} is empty; {valid}"))),
+            Ok(bytes) if isize::try_from(bytes).is_ok() => bytes,
+            _ => {
+                let text = format!("{name} has {len} bytes; {valid}");
+                return Err(Error::new(ErrorKind::InvalidArgument, text));
+            }
+        };
+        let entry = Entry { name: name.to_owned(), dtype: Dtype::U8, shape: vec![bytes], bytes };
+        Ok(Self { tensors: vec![entry], metadata: BTreeMap::new(), data: 0, bytes: len })
+    }
 }
 
 fn fits(size: u64, rest: u64) -> Result<(), Wrong> {

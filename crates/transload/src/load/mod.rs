@@ -4,7 +4,8 @@
 //! cannot be had) and answers with slices of it. Several threads read the file, in its order, into a small ring of host
 //! buffers while earlier pieces are in flight. A buffer of the ring holds what a piece of the device's memory will hold,
 //! gaps between tensors included, so that each piece is one transfer however small its tensors are. To the host's own
-//! memory there is no ring and no transfer: the file is read straight to where the tensors are to be.
+//! memory there is no ring and no transfer: the file is read straight to where the tensors are to be. With
+//! [`LoadOptions::raw`] any other file is loaded as one tensor of bytes. Needs the feature `safetensors`.
 //!
 //! ```
 //! use transload::{DeviceId, MemoryKind, Place, Runtime, load::LoadOptions};
@@ -94,7 +95,7 @@ pub fn load(
     options.check()?;
     manager.backend(options.wanted_place().device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
-    let header = Header::read(&source)?;
+    let header = if options.is_raw() { Header::raw(&source)? } else { Header::read(&source)? };
     let placed = Placed::allocate(manager, &header, options)?;
     let mut pipeline = Pipeline::new(manager, &placed, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };

@@ -40,6 +40,7 @@ pub struct LoadOptions {
     staging: Option<MemoryKind>,
     checksum: bool,
     verify: bool,
+    raw: bool,
     transfer: TransferOptions,
     progress: Option<Listener>,
 }
@@ -79,6 +80,7 @@ impl LoadOptions {
             staging: None,
             checksum: false,
             verify: false,
+            raw: false,
             transfer: TransferOptions::new(),
             progress: None,
         }
@@ -134,6 +136,13 @@ impl LoadOptions {
     /// Whether the file is read again and compared, byte by byte, with what the device holds; off.
     pub fn verify(mut self, on: bool) -> Self {
         self.verify = on;
+        self
+    }
+
+    /// Whether the file is any file, whose bytes become one tensor of type U8 with the file's path as its name, instead of a
+    /// safetensors file; off.
+    pub fn raw(mut self, on: bool) -> Self {
+        self.raw = on;
         self
     }
 
@@ -219,6 +228,10 @@ impl LoadOptions {
         self.verify
     }
 
+    pub(super) fn is_raw(&self) -> bool {
+        self.raw
+    }
+
     pub(super) fn reads_back(&self) -> bool {
         self.checksum || self.verify
     }
@@ -246,6 +259,7 @@ impl fmt::Debug for LoadOptions {
             .field("staging", &self.staging)
             .field("checksum", &self.checksum)
             .field("verify", &self.verify)
+            .field("raw", &self.raw)
             .field("transfer", &self.transfer)
             .field("progress", &self.progress.is_some())
             .finish()

@@ -1,6 +1,6 @@
 //! Memory that does not hold what was sent, which no file and no healthy device can be made to show.
 
-use std::io::Write as _;
+use std::{io::Write as _, sync::Arc}; // as _;
 
 use transload_backend_cpu::CpuBackend;
 use transload_core::{DeviceId, MemoryKind, Place};
@@ -21,7 +21,7 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let manager = CrossBackendTransferManager::new();
     manager.register_backend(CpuBackend::new().unwrap()).unwrap();
     let file = model();
-    let source = Source::open(file.path()).unwrap();
+    let source = Arc::new(Source::open(file.path()).unwrap());
     let header = Header::read(&source).unwrap();
     let placed = Placed::allocate(&manager, &header, &options).unwrap();
     let mut pipeline = Pipeline::new(&manager, &placed, &options).unwrap();

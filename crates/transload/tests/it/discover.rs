@@ -100,6 +100,33 @@ fn own_manager() {
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[test]
+fn a_family_that_the_manager_has_is_not_absent_and_the_host_comes_first() {
+    use transload::{
+        cpu::CpuBackend,
+        cuda::{CudaBackend, CudaBackendConfig},
+    };
+
+    let test = transload_cuda_sim::harness::device();
+    let id = DeviceId::Cuda(test.ordinal());
+    let config = CudaBackendConfig::default().with_devices([test.ordinal()]);
+    for with_host in [false, true] {
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
+        if with_host {
+            manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        }
+        let runtime = Runtime::discover_into(manager).unwrap();
+        assert!(runtime.absent().is_empty(), "{:?}", runtime.absent());
+        let devices: Vec<DeviceId> = runtime.devices().iter().map(|info| info.id).collect();
+        assert_eq!(devices, [DeviceId::Cpu, id]);
+        round_trip(&runtime, id, MemoryKind::Device);
+        assert_drained(&runtime);
+    }
+    test.assert_ledger_empty();
+}
+
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[test]
 fn a_device_is_found_used_and_leaves_nothing_behind() {
     let test = transload_cuda_sim::harness::device();
     let id = DeviceId::Cuda(test.ordinal());

@@ -84,7 +84,7 @@ fn where_the_backend_has_one_stream_for_each_priority_all_workloads_share_it() {
         .with_streams_per_priority(1)
         .with_strategy(AllocationStrategy::RoundRobin);
     manager.register_backend(CudaBackend::open(&config).unwrap()).unwrap();
-    let setup = Setup { test, manager, device: DeviceId::Cuda(test.ordinal()) };
+    let setup = Setup { test, manager, device: DeviceId::Cuda(test.ordinal()), _end: test.end_check() };
     for priority in PRIORITIES {
         let options = TransferOptions::new().priority(priority);
         let engine = stream_by(&setup, &options.only(TransferMethod::DirectCopy));
@@ -96,10 +96,11 @@ fn where_the_backend_has_one_stream_for_each_priority_all_workloads_share_it() {
 fn the_methods_that_were_chosen_are_listed_by_path_and_size_class() {
     let setup = Setup::new();
     let high = TransferOptions::new().priority(StreamPriority::High);
+    let kernel = high.only(TransferMethod::ZeroCopy);
     let size = 2 << 20;
     let (mapped, there) =
         (setup.allocate(MemoryKind::Mapped, size), setup.allocate(MemoryKind::Device, size));
-    for (bytes, options) in [(100, high), (100, TransferOptions::new()), (100, high), (size, high)] {
+    for (bytes, options) in [(100, kernel), (100, TransferOptions::new()), (100, kernel), (size, high)] {
         setup.manager.transfer_with(&mapped, &there, 0, 0, bytes, &options).wait().unwrap();
     }
     let path = TransferPath::new(mapped.place(), there.place());

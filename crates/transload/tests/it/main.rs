@@ -1,9 +1,14 @@
 //! What the facade promises: discovery never fails for want of a GPU, absence is explained, drained means empty.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+#[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
+#[path = "../../../streams/tests/it/gate.rs"]
+#[allow(dead_code, reason = "shared with the tests of streams")]
+mod gate;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;
 #[cfg(feature = "safetensors")]

@@ -20,10 +20,10 @@ use transload::{
 };
 
 /// A manager and the kinds of memory to move between; drained and empty at the end of the test.
-struct Home {
-    manager: Arc<CrossBackendTransferManager>,
-    near: (DeviceId, MemoryKind),
-    far: (DeviceId, MemoryKind),
+pub(crate) struct Home {
+    pub(crate) manager: Arc<CrossBackendTransferManager>,
+    pub(crate) near: (DeviceId, MemoryKind),
+    pub(crate) far: (DeviceId, MemoryKind),
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     test: Option<transload_cuda_sim::harness::TestDevice>,
 }
@@ -54,7 +54,7 @@ impl Home {
         Self { near, far: (device, MemoryKind::Device), test: Some(test), ..home }
     }
 
-    fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Vec<Self> {
         vec![
             Self::host(),
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
@@ -65,7 +65,7 @@ impl Home {
     }
 
     /// With how transfers are asked for: as the planner takes them, and staged where that is possible.
-    fn with_ways(self) -> Vec<(Arc<Self>, TransferOptions)> {
+    pub(crate) fn with_ways(self) -> Vec<(Arc<Self>, TransferOptions)> {
         let stages = self.near.1 == MemoryKind::Pageable && self.far != self.near;
         let home = Arc::new(self);
         let mut ways = vec![(Arc::clone(&home), TransferOptions::new())];
@@ -75,17 +75,17 @@ impl Home {
         ways
     }
 
-    fn allocate(&self, (device, kind): (DeviceId, MemoryKind), bytes: usize) -> RawBuffer {
+    pub(crate) fn allocate(&self, (device, kind): (DeviceId, MemoryKind), bytes: usize) -> RawBuffer {
         self.manager.allocate_for(device, kind, bytes).unwrap()
     }
 
-    fn filled(&self, content: &[u8]) -> RawBuffer {
+    pub(crate) fn filled(&self, content: &[u8]) -> RawBuffer {
         let buffer = self.allocate(self.near, content.len());
         buffer.write().unwrap().copy_from_slice(content);
         buffer
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         self.manager.drain().unwrap();
         for (name, ledger) in self.manager.ledger() {
             assert!(ledger.is_empty(), "{name}: {ledger}");
@@ -122,7 +122,7 @@ fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
 }
 
 /// Work of no backend, over when it is opened; no stream can wait for it.
-struct Gate {
+pub(crate) struct Gate {
     id: TimelineId,
     reached: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
@@ -130,7 +130,7 @@ struct Gate {
 
 impl Gate {
     /// Uses all of a buffer exclusively until it is opened.
-    fn before(buffer: &RawBuffer) -> Arc<Self> {
+    pub(crate) fn before(buffer: &RawBuffer) -> Arc<Self> {
         let (id, reached) = (next_timeline_id(), AtomicU64::new(0));
         let gate = Arc::new(Self { id, reached, wakers: Mutex::default() });
         let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
@@ -141,7 +141,7 @@ impl Gate {
     }
 
     /// Fills the buffer that it holds, and is over.
-    fn open(&self, held: &RawBuffer, byte: u8) {
+    pub(crate) fn open(&self, held: &RawBuffer, byte: u8) {
         let address = held.host_address().unwrap();
         host_access::note(address.as_ptr().addr(), held.len(), host_access::HostAccess::Write);
         // SAFETY: memory of this length that the gate holds exclusively.
@@ -344,7 +344,7 @@ fn the_first_transfer_on_a_prepared_path_makes_no_context_and_loads_no_kernel() 
     let home = Home::cuda(MemoryKind::Pinned);
     let device = home.far.0;
     let mapped = (device, MemoryKind::Mapped);
-    let urgent = TransferOptions::new().priority(StreamPriority::High);
+    let urgent = TransferOptions::new().priority(StreamPriority::High).only(TransferMethod::ZeroCopy);
     let trace = transload_cuda_sys::trace::start();
     let [(src, there), (held, with)] =
         [home.near, mapped].map(|near| (home.allocate(near, 4096), home.allocate(home.far, 4096)));

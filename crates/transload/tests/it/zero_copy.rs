@@ -1,11 +1,19 @@
-//! ZeroCopy: small transfers of high priority between mapped host memory and a device, and sharing where nothing need move.
+//! ZeroCopy: small transfers of high priority that pass by a copy engine's queue, and sharing where nothing need move.
+
+use std::time::Duration;
 
 use transload::{
-    DeviceId, ErrorKind, MemoryKind, Place, RejectReason, StreamPriority, TransferMethod, TransferOptions,
+    DeviceId, ErrorKind, MemoryKind, Operation, Place, RawBuffer, RejectReason, StreamPriority, Timing,
+    Transfer, TransferMethod, TransferOptions, TransferReport,
+    cuda::{CudaDevice, CudaStream},
+    submit,
 };
 use transload_cuda_sys::trace;
 
-use crate::cuda::{Setup, noise};
+use crate::{
+    cuda::{Setup, noise},
+    gate::{Gate, within},
+};
 
 const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
 
@@ -16,42 +24,130 @@ fn moving(trace: &trace::Trace) -> Vec<trace::Call> {
     calls
 }
 
-#[test]
-fn automatic_choice_sends_small_mapped_transfers_of_high_priority_by_kernel_and_the_driver_saw_just_that() {
-    let setup = Setup::new();
-    for size in [1, 4096, 65_537, 1 << 20] {
-        let content = noise(size, size as u64);
-        let source = setup.filled(MemoryKind::Mapped, &content);
-        let there = setup.allocate(MemoryKind::Device, size);
-        let back = setup.filled(MemoryKind::Mapped, &vec![0xEE; size]);
-        for (src, dst) in [(&source, &there), (&there, &back)] {
-            // Streams, events and the kernel are made by the first one.
-            setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH).wait().unwrap();
-            let plan = setup.manager.plan(src.place(), dst.place(), size as u64, &HIGH).unwrap();
-            let trace = trace::start();
-            let transfer = setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH);
-            let calls = moving(&trace);
-            assert_eq!(calls.len(), 1, "{calls:?}");
-            assert_eq!(calls[0].name, "cuLaunchKernel");
-            let report = transfer.wait().unwrap();
-            assert_eq!((report.method, report.lane), (TransferMethod::ZeroCopy, setup.device));
-            assert_eq!(report.simulated, setup.test.is_simulated());
-            assert!(plan.agrees_with(&report), "{plan}\n{report}");
-        }
-        assert!(*back.read().unwrap() == content[..], "{size} bytes");
+/// A source and a destination of large copies, towards the device or away from it, and what holds them back.
+struct Large {
+    src: RawBuffer,
+    dst: RawBuffer,
+    other: RawBuffer,
+    stream: CudaStream,
+}
+
+impl Large {
+    /// Made before any gate is closed, since not every driver call goes on behind one.
+    fn new(setup: &Setup, bytes: usize, up: bool) -> Self {
+        let (near, far) = if up {
+            (MemoryKind::Pinned, MemoryKind::Device)
+        } else {
+            (MemoryKind::Device, MemoryKind::Pinned)
+        };
+        let (src, dst) = (setup.allocate(near, bytes), setup.allocate(far, bytes));
+        let device = CudaDevice::new(setup.device.ordinal()).unwrap();
+        Self { src, dst, other: setup.allocate(far, 1), stream: CudaStream::new(&device).unwrap() }
+    }
+
+    /// Copies from the source cannot begin before the gate opens.
+    fn hold(&self, gate: &Gate) {
+        gate.hold([&self.stream]);
+        let first = self.src.slice(..1).unwrap();
+        let write = Operation::Copy { src: &self.other, dst: &first };
+        drop(submit(&self.stream, &write, Timing::Off).unwrap());
+    }
+
+    /// All of it, at low priority.
+    fn send(&self, setup: &Setup) -> Transfer {
+        let options = TransferOptions::new().priority(StreamPriority::Low);
+        setup.manager.transfer_with(&self.src, &self.dst, 0, 0, self.src.len(), &options)
     }
 }
 
+/// The one call by which an urgent transfer was enqueued, and its report.
+fn urgent(setup: &Setup, src: &RawBuffer, dst: &RawBuffer) -> (&'static str, TransferReport) {
+    let plan = setup.manager.plan(src.place(), dst.place(), src.len() as u64, &HIGH).unwrap();
+    let trace = trace::start();
+    let transfer = setup.manager.transfer_with(src, dst, 0, 0, src.len(), &HIGH);
+    let calls = moving(&trace);
+    drop(trace);
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    let report = transfer.wait().unwrap();
+    assert_eq!((report.lane, report.simulated), (setup.device, setup.test.is_simulated()));
+    assert!(plan.agrees_with(&report) && plan.queued == report.queued, "{plan}\n{report}");
+    (calls[0].name, report)
+}
+
 #[test]
-fn the_plan_shows_that_a_faster_method_is_passed_over_for_its_copy_engine() {
-    let setup = Setup::new();
-    let (mapped, device) =
-        (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
-    let plan = setup.manager.plan(mapped, device, 4096, &HIGH).unwrap();
-    assert_eq!(plan.method, TransferMethod::ZeroCopy);
-    let direct = plan.alternatives.iter().find(|other| other.method == TransferMethod::DirectCopy).unwrap();
-    assert!(direct.predicted < plan.predicted && direct.basis == plan.basis, "{plan}");
-    assert!(plan.to_string().contains("faster, but waits for a copy engine: DirectCopy"), "{plan}");
+fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction() {
+    within(Duration::from_secs(60), || {
+        let setup = Setup::new();
+        let device = CudaDevice::new(setup.device.ordinal()).unwrap();
+        let queued = 48 << 20;
+        for (kind, size) in
+            [(MemoryKind::Mapped, 4096), (MemoryKind::Pinned, 65_537), (MemoryKind::Pinned, 1 << 20)]
+        {
+            let content = noise(size, size as u64);
+            let source = setup.filled(kind, &content);
+            let there = setup.allocate(MemoryKind::Device, size);
+            let back = setup.filled(kind, &vec![0xEE; size]);
+            // Streams, events and the kernel are made by the first ones.
+            for (src, dst) in [(&source, &there), (&there, &back)] {
+                setup.manager.prepare(src.place(), dst.place(), &HIGH).unwrap();
+                setup.manager.transfer_with(src, dst, 0, 0, size, &HIGH).wait().unwrap();
+            }
+            for (up, src, dst) in [(true, &source, &there), (false, &there, &back)] {
+                let engine = if up { "cuMemcpyHtoDAsync_v2" } else { "cuMemcpyDtoHAsync_v2" };
+                let (call, report) = urgent(&setup, src, dst);
+                assert_eq!((call, report.method, report.queued), (engine, TransferMethod::DirectCopy, 0));
+                // What a driver frees only by waiting for the device must not be freed while the gate is closed.
+                setup.manager.drain().unwrap();
+                let large = Large::new(&setup, queued, up);
+                let gate = Gate::closed(&device);
+                large.hold(&gate);
+                let low = large.send(&setup);
+                let (call, report) = urgent(&setup, src, dst);
+                let expected = ("cuLaunchKernel", TransferMethod::ZeroCopy, queued as u64);
+                assert_eq!((call, report.method, report.queued), expected, "{kind}, {size} bytes");
+                let text = "48 MiB queued before the copy engine";
+                assert!(report.to_string().contains(text), "{report}");
+                let plan = setup.manager.plan(src.place(), dst.place(), size as u64, &HIGH).unwrap();
+                assert!(plan.to_string().contains(text), "{plan}");
+                assert!(
+                    plan.to_string().contains("faster, but waits for a copy engine: DirectCopy"),
+                    "{plan}"
+                );
+                // The other direction has an engine of its own.
+                let (from, to) = if up { (&there, &back) } else { (&source, &there) };
+                assert_eq!(urgent(&setup, from, to).1.method, TransferMethod::DirectCopy);
+                gate.open();
+                low.wait().unwrap();
+                assert_eq!(urgent(&setup, src, dst).1.queued, 0);
+            }
+            assert!(*back.read().unwrap() == content[..], "{kind}, {size} bytes");
+        }
+    });
+}
+
+#[test]
+fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
+    within(Duration::from_secs(60), || {
+        let setup = Setup::new();
+        let device = CudaDevice::new(setup.device.ordinal()).unwrap();
+        let (mapped, there) =
+            (Place::new(DeviceId::Cpu, MemoryKind::Mapped), Place::new(setup.device, MemoryKind::Device));
+        let queued = || setup.manager.plan(mapped, there, 4096, &HIGH).unwrap().queued;
+        let large = [1, 2, 3, 5].map(|mebibytes| Large::new(&setup, mebibytes << 20, true));
+        let pairs = [0, 1].map(|index| (large[index].src.clone(), large[index].dst.clone()));
+        let recorded = setup.manager.record(&pairs, &TransferOptions::new()).unwrap();
+        let gate = Gate::closed(&device);
+        large.iter().for_each(|large| large.hold(&gate));
+        large[2..].iter().for_each(|large| drop(large.send(&setup)));
+        assert_eq!(queued(), 8 << 20);
+        // So is a recording, for each replay.
+        drop(recorded.replay());
+        assert_eq!(queued(), 11 << 20);
+        drop((recorded, pairs, large));
+        gate.open();
+        setup.manager.drain().unwrap();
+        assert_eq!(queued(), 0);
+    });
 }
 
 #[test]
@@ -122,7 +218,7 @@ fn where_it_does_not_apply_the_report_says_why() {
     let host = |kind| Place::new(DeviceId::Cpu, kind);
     let device = Place::new(setup.device, MemoryKind::Device);
     for (src, dst, expected) in [
-        (host(MemoryKind::Pinned), device, RejectReason::NotMapped),
+        (host(MemoryKind::Pageable), device, RejectReason::NotMapped),
         (device, host(MemoryKind::Pageable), RejectReason::NotMapped),
         (device, device, RejectReason::SameDevice),
         (host(MemoryKind::Pageable), host(MemoryKind::Pageable), RejectReason::NoDevice),

@@ -2,6 +2,7 @@
 #![cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod choices;
 #[cfg(feature = "safetensors")]
 #[path = "../it/load/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]

@@ -5,7 +5,7 @@ use transload::{
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
-use transload_cuda_sim::SimDevice;
+use transload_cuda_sim::{SimDevice, harness};
 
 const OUT_OF_MEMORY: u32 = 2;
 const ILLEGAL_ADDRESS: u32 = 700;
@@ -55,37 +55,23 @@ const CASES: [(MemoryKind, TransferMethod); 3] = [
 fn each_failing_driver_call_is_a_typed_error_without_a_hang_a_race_or_a_leak() {
     let _alone = crate::alone_with_drop_errors();
     for (kind, method) in CASES {
-        for nth in 1.. {
-            let sim = builder().build();
-            sim.fail_call(None, nth, if nth % 2 == 0 { UNKNOWN } else { OUT_OF_MEMORY });
-            let outcome = manager(sim).and_then(|manager| {
+        let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
+        let runs = harness::fail_each_call(
+            |builder| builder,
+            &[UNKNOWN, OUT_OF_MEMORY],
+            &kinds,
+            |sim| {
+                let manager = manager(sim)?;
                 let outcome = there_and_back(&manager, sim, kind, method);
                 // The fault may hit the draining itself, once.
                 let (first, second) = (manager.drain(), manager.drain());
-                assert!(first.is_ok() || second.is_ok(), "{method}, {kind}, call {nth}: {second:?}");
-                outcome
-            });
-            match outcome {
-                Ok(same) => assert!(same, "{method}, {kind}, call {nth}: other bytes came back"),
-                Err(error) => {
-                    let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory, ErrorKind::Unsupported];
-                    assert!(kinds.contains(&error.kind()), "{method}, {kind}, call {nth}: {error:?}");
-                }
-            }
-            let races = sim.races();
-            assert!(races.is_empty(), "{method}, {kind}, call {nth}: {}", races[0]);
-            let failed_drops = transload_cuda_sys::take_drop_errors();
-            assert!(
-                sim.ledger().is_empty() || !failed_drops.is_empty(),
-                "{method}, call {nth}: {}",
-                sim.ledger()
-            );
-            if sim.calls() < nth {
-                // How many depends on how often a thread asks while it waits: some 30 at least, of which a few may be missing.
-                assert!(nth > 20, "{method}, {kind}: the scenario makes more calls than {nth}");
-                break;
-            }
-        }
+                assert!(first.is_ok() || second.is_ok(), "{method}, {kind}: {second:?}");
+                assert!(outcome?, "{method}, {kind}: other bytes came back");
+                Ok(())
+            },
+        );
+        // How many depends on how often a thread asks while it waits: some 30 at least, of which a few may be missing.
+        assert!(runs > 20, "{method}, {kind}: the scenario makes more calls than {runs}");
     }
 }
 

@@ -1,8 +1,10 @@
 //! ZeroCopy where the driver fails, or does not take the kernel; sharing between devices.
 
+use std::time::Duration;
+
 use transload::{
-    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, RejectReason,
-    StreamPriority, TransferMethod, TransferOptions, TransferReport,
+    CostModel, CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, PathCost, Place,
+    RawBuffer, RejectReason, StreamPriority, TransferMethod, TransferOptions, TransferPath, TransferReport,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
@@ -13,6 +15,7 @@ use crate::setup::{Setup, noise};
 const HIGH: TransferOptions = TransferOptions::new().priority(StreamPriority::High);
 const OUT_OF_MEMORY: u32 = 2;
 const INVALID_PTX: u32 = 218;
+const ILLEGAL_ADDRESS: u32 = 700;
 const UNKNOWN: u32 = 999;
 
 fn simulated() -> SimDevice {
@@ -25,6 +28,14 @@ fn manager(sim: SimDevice) -> Result<CrossBackendTransferManager, Error> {
     manager.register_backend(CpuBackend::new()?)?;
     let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
     manager.register_backend(CudaBackend::open(&config)?)?;
+    // So that automatic choice takes it also where nothing is queued.
+    let (host, there) = (
+        Place::new(DeviceId::Cpu, MemoryKind::Mapped),
+        Place::new(DeviceId::Cuda(sim.ordinal()), MemoryKind::Device),
+    );
+    let paths = [TransferPath::new(host, there), TransferPath::new(there, host)];
+    let (method, model) = (TransferMethod::ZeroCopy, CostModel::linear(Duration::from_nanos(1), 1e15));
+    manager.set_costs(paths.map(|path| PathCost { path, method, model: model.clone() }).to_vec());
     Ok(manager)
 }
 
@@ -96,31 +107,46 @@ fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
 fn each_failing_driver_call_is_a_typed_error_or_another_way_without_a_hang_or_a_leak() {
     let _alone = crate::alone_with_drop_errors();
     let content = noise(5000, 3);
-    for nth in 1..600 {
-        let sim = simulated();
-        sim.fail_call(None, nth, UNKNOWN);
-        let outcome = manager(sim).and_then(|manager| {
+    harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN],
+        &[ErrorKind::Device],
+        |sim| {
+            let manager = manager(sim)?;
             let outcome = pair(&manager, sim, &content).and_then(|buffers| {
                 round_trip(&manager, &buffers, &HIGH)?;
-                assert!(*buffers.0.read()? == content[..], "call {nth}");
+                assert!(*buffers.0.read()? == content[..]);
                 let shared = manager.share(&buffers.1, DeviceId::Cpu)?;
-                assert!(*shared.buffer.read()? == content[..], "call {nth}");
+                assert!(*shared.buffer.read()? == content[..]);
                 Ok(())
             });
             let drained = manager.drain();
             outcome.and(drained)
-        });
-        if let Err(error) = outcome {
-            assert_eq!(error.kind(), ErrorKind::Device, "call {nth}: {error:?}");
-        }
-        assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
-        let failed_drops = transload_cuda_sys::take_drop_errors();
-        assert!(sim.ledger().is_empty() || !failed_drops.is_empty(), "call {nth}: {}", sim.ledger());
-        if sim.calls() < nth {
-            return;
+        },
+    );
+}
+
+#[test]
+fn copy_made_by_share_tells_whether_it_arrived() {
+    let content = noise(100_000, 5);
+    for fails in [false, true] {
+        let sim = simulated();
+        let manager = manager(sim).unwrap();
+        let (mapped, there) = pair(&manager, sim, &content).unwrap();
+        manager.transfer(&mapped, &there).wait().unwrap();
+        let shared = manager.share(&there, DeviceId::Cpu).unwrap();
+        let arrival = shared.arrival.clone().unwrap();
+        assert!(shared.copied);
+        if fails {
+            sim.poison(ILLEGAL_ADDRESS);
+            assert_eq!(arrival.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+        } else {
+            arrival.wait().unwrap();
+            assert!(*shared.buffer.read().unwrap() == content[..]);
+            let in_place = manager.share(&mapped, there.place().device).unwrap();
+            assert!(!in_place.copied && in_place.arrival.is_none());
         }
     }
-    panic!("the scenario never ended");
 }
 
 #[test]

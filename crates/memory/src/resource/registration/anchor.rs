@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use transload_core::{Access, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::{Context, DriverError};
 
+use super::pending::end_of_uses;
 use crate::{
     janitor::{Address, Janitor},
     manager::Parts,
@@ -102,9 +103,16 @@ impl Drop for Registration {
     /// What is in flight through the owners is in flight on the registration, which ends behind it.
     fn drop(&mut self) {
         let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
-        if anchor.is_some_and(|anchor| anchor.held.lock().is_some()) {
+        let is_held = anchor.is_some_and(|anchor| anchor.held.lock().is_some());
+        if is_held && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
             for owner in &self.owners {
-                self.keep_until(&owner.in_flight().unwrap_or_default());
+                // A submission under way counts as in use.
+                self.keep_until(&owner.in_flight().unwrap_or_else(|| {
+                    if transload_core::mutant!("memory/registration-counts-submissions") {
+                        return Vec::new();
+                    }
+                    vec![end_of_uses(owner)]
+                }));
             }
         }
     }

@@ -255,3 +255,34 @@ fn a_foreign_stream_takes_part() {
     drop((host, there, back, coordinator, foreign, owner, reader));
     setup.finish();
 }
+
+#[test]
+fn other_threads_default_stream_takes_no_wait_of_this_thread() {
+    let setup = Setup::new();
+    let [one, other] = streams(&setup);
+    let coordinator = raw::over([&one, &other]);
+    std::thread::scope(|scope| {
+        let device = &setup.device;
+        let theirs = scope.spawn(|| CudaStream::per_thread_default(device).unwrap()).join().unwrap();
+        coordinator.unregister(&other);
+        // First, so that it is the one that the barrier joins.
+        let barred = raw::over([&theirs, &one]);
+        coordinator.register(&theirs);
+        let gate = Gate::before(&setup.device, &[&one]);
+        let fence = one.fence().unwrap();
+        let trace = trace::start();
+        let refused = [
+            coordinator.add_dependency(&theirs, &one).map(drop).unwrap_err(),
+            coordinator.add_dependency_on(&theirs, &fence).map(drop).unwrap_err(),
+            barred.create_barrier().map(drop).unwrap_err(),
+        ];
+        for error in refused {
+            assert_eq!(Error::from(error).kind(), ErrorKind::InvalidArgument);
+        }
+        assert_eq!(calls(&trace, "cuStreamWaitEvent"), 0, "the handle means this thread's stream here");
+        gate.open();
+        fence.wait().unwrap();
+    });
+    drop((one, other, coordinator));
+    setup.finish();
+}

@@ -3,11 +3,13 @@
 use std::{sync::mpsc, thread, time::Duration};
 
 use transload_core::Buffer;
+use transload_cuda_sys::CaptureMode;
 use transload_memory::Role;
 use transload_streams::CudaStream;
 
 use super::{benches, everywhere};
 use crate::{
+    capture::begin,
     gate::{Gate, limited},
     launch::{saxpy, saxpy_of},
 };
@@ -36,6 +38,30 @@ fn a_buffer_dropped_while_it_is_prefetched_copied_and_used_is_freed_when_that_is
             bench.setup.memory.drain().unwrap();
             assert!(bench.setup.memory.ledger().is_empty(), "{bench}: {}", bench.setup.memory.ledger());
             drop((stream, kernel));
+        });
+    });
+}
+
+#[test]
+fn writes_that_the_queue_refuses_arrive_when_the_buffer_is_dropped() {
+    const BYTES: usize = 3000;
+    limited(|| {
+        everywhere(|bench| {
+            let buffer = bench.buffer::<u8>(BYTES);
+            buffer.write().unwrap().fill(1);
+            let (raw, back) = (buffer.raw().clone(), bench.setup.pinned(&[0; BYTES]));
+            let mut slice = buffer.write().unwrap();
+            slice[BYTES / 2..].fill(7);
+            // Until the capture ends the buffer's queue answers Busy.
+            let capture = begin(&bench.stream, CaptureMode::Relaxed).unwrap();
+            drop(slice);
+            drop(buffer);
+            bench.setup.memory.drain().unwrap();
+            let other = CudaStream::new(&bench.setup.device).unwrap();
+            other.copy_to_host_async(&raw, &back).wait().unwrap();
+            drop(capture.end().unwrap());
+            let seen = back.read().unwrap();
+            assert!(seen[..BYTES / 2] == [1; BYTES / 2] && seen[BYTES / 2..] == [7; BYTES / 2], "{bench}");
         });
     });
 }

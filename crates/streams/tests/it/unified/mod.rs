@@ -26,10 +26,11 @@ use crate::setup::Setup;
 
 /// A device, a mode of its buffers, and a stream of theirs.
 pub(crate) struct Bench {
-    pub(crate) setup: Setup,
-    pub(crate) mode: UnifiedMode,
     pub(crate) stream: CudaStream,
+    pub(crate) mode: UnifiedMode,
     name: &'static str,
+    /// Dropped last: checks that nothing is alive.
+    pub(crate) setup: Setup,
 }
 
 impl Bench {

@@ -5,7 +5,10 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use transload::load::{LoadOptions, LoadPhase, load};
+use transload::{
+    ErrorKind,
+    load::{LoadOptions, LoadPhase, load},
+};
 
 use super::*;
 
@@ -151,4 +154,28 @@ fn a_listener_that_panics_ends_the_reading_threads_and_keeps_nothing() {
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(loading)).is_err());
         assert_empty(&manager);
     }
+}
+
+#[test]
+fn raw_load_takes_any_file_as_one_tensor_of_bytes() {
+    let manager = host_manager();
+    let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    for staging in [None, Some(MemoryKind::Pageable)] {
+        for bytes in [1, 100_003] {
+            let content = noise(bytes, 8);
+            let disk = OnDisk::new(&content);
+            let options = LoadOptions::new(place).raw(true).chunk(4096).verify(true);
+            let options = staging.map_or(options.clone(), |kind| options.staging(kind));
+            let loaded = load(&manager, disk.path(), &options).unwrap();
+            let [tensor] = loaded.tensors() else { panic!("{loaded:?}") };
+            assert_eq!((tensor.shape(), tensor.name()), (&[bytes][..], disk.path().to_str().unwrap()));
+            assert!(on_host(tensor.buffer()) == content, "{bytes} bytes");
+            assert!(loaded.report().verifying.is_some());
+        }
+    }
+    let disk = OnDisk::new(&[]);
+    let error = load(&manager, disk.path(), &LoadOptions::new(place).raw(true)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("is empty; a file of 1 to "), "{error}");
+    assert_empty(&manager);
 }

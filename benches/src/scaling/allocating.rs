@@ -1,0 +1,150 @@
+//! Allocating and dropping warm buffers of the backend: alone, with a copy in between, and by eight threads.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer};
+
+use super::{Library, each, timed};
+use crate::{
+    contest::{
+        Contest, Rig, Way,
+        together::{Round, together},
+    },
+    cuda::RawMemory,
+    reference::{RawPool, RawQueue},
+    row::{Goal, Row, Summary},
+};
+
+const SIZES: [usize; 2] = [4096, 1 << 20];
+const KINDS: [MemoryKind; 2] = [MemoryKind::Device, MemoryKind::Pinned];
+const THREADS: usize = 8;
+/// Nanoseconds for an allocation and its drop.
+const MOST: f64 = 130.0;
+/// How much longer they may take each of eight threads than one alone.
+const CROWDED: f64 = 1.3;
+/// Copies in a row: few enough that no queue is full.
+const COPIES: usize = 64;
+/// Bytes of the copy in between.
+const COPIED: usize = 4096;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(rig)?;
+    let mut rows = Vec::new();
+    for kind in KINDS {
+        for bytes in SIZES {
+            rows.extend(alone(rig, &library, kind, bytes)?);
+            rows.push(crowded(rig, &library, kind, bytes)?);
+        }
+        rows.extend(with_copy(rig, &library, kind)?);
+    }
+    library.finish()?;
+    Ok(rows)
+}
+
+fn pair(library: &Library, kind: MemoryKind, bytes: usize) -> Result<()> {
+    drop(library.allocate(kind, bytes)?);
+    Ok(())
+}
+
+fn alone(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Vec<Row>> {
+    let many = rig.amount(2000);
+    let (pool, queue) = (RawPool::new(rig.device.driver().as_raw())?, RawQueue::new(0)?);
+    let raw = match kind {
+        MemoryKind::Device => {
+            Way::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
+                let took = timed(many.min(500), || {
+                    let address = pool.allocate(bytes, &queue)?;
+                    // SAFETY: nobody used it.
+                    unsafe { pool.free(address, &queue) }
+                })?;
+                queue.finish()?;
+                Ok(took)
+            })
+        }
+        // A call takes tens of microseconds.
+        _ => Way::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
+            timed(2, || RawMemory::new(kind, bytes).map(drop))
+        }),
+    };
+    let ours = Way::new("backend", "allocate and drop", || timed(many, || pair(library, kind, bytes)));
+    let contest = Contest {
+        id: format!("allocate-and-drop/{kind}/{bytes}/threads-1"),
+        what: format!("allocating {bytes} bytes of {kind} memory and dropping them, warm, 1 thread"),
+        unit: "ns",
+        bytes: 0,
+        repetitions: rig.repetitions(60),
+    };
+    contest.rows(rig, vec![raw, ours.goal(Goal::AtMost(MOST))])
+}
+
+/// What an allocation and a drop add to a copy that is enqueued in between.
+fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<Row>> {
+    let up = kind == MemoryKind::Device;
+    let other = library.allocate(if up { MemoryKind::Pinned } else { MemoryKind::Device }, COPIED)?;
+    let kept = library.allocate(kind, COPIED)?;
+    if let Ok(mut view) = other.write() {
+        view.fill(1);
+    }
+    if let Ok(mut view) = kept.write() {
+        view.fill(1);
+    }
+    let submit = |buffer: &RawBuffer| match up {
+        true => library.manager.transfer(&other, buffer),
+        false => library.manager.transfer(buffer, &other),
+    };
+    let ways = vec![
+        Way::new("kept", "a copy with a kept buffer", || {
+            let begun = Instant::now();
+            for _ in 0..COPIES {
+                drop(submit(&kept));
+            }
+            let took = each(begun, COPIES);
+            library.manager.drain()?;
+            Ok(took)
+        }),
+        Way::new("fresh", "allocate, copy, drop", || {
+            let begun = Instant::now();
+            for _ in 0..COPIES {
+                let buffer = library.allocate(kind, COPIED)?;
+                drop(submit(&buffer));
+                drop(buffer);
+            }
+            let took = each(begun, COPIES);
+            library.manager.drain()?;
+            Ok(took)
+        })
+        .goal(Goal::AtMostOver(MOST)),
+    ];
+    let contest = Contest {
+        id: format!("allocate-and-drop/{kind}/{COPIED}/with-copy"),
+        what: format!(
+            "enqueuing a copy of {COPIED} bytes with a warm buffer of {kind} memory, {COPIES} in a row"
+        ),
+        unit: "ns",
+        bytes: 0,
+        repetitions: rig.repetitions(100),
+    };
+    contest.rows(rig, ways)
+}
+
+/// What a pair takes each of eight threads.
+fn crowded(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Row> {
+    let many = rig.amount(2000);
+    let each = |threads: usize| -> Result<Summary> {
+        let make = |_thread: usize| -> Result<Vec<Round<'_>>> {
+            Ok(vec![Box::new(|| (0..many).try_for_each(|_| pair(library, kind, bytes)))])
+        };
+        let seconds = together(threads, 1, rig.repetitions(40), make)?;
+        let Summary { p10, p50, p90 } = *seconds.first().context("no way was measured")?;
+        let value = |seconds: f64| seconds * 1e9 / many as f64;
+        Ok(Summary { p10: value(p10), p50: value(p50), p90: value(p90) })
+    };
+    let (one, all) = (each(1)?, each(THREADS)?);
+    let id = format!("allocate-and-drop/{kind}/{bytes}/threads-{THREADS}");
+    let what = format!(
+        "allocating {bytes} bytes of {kind} memory and dropping them, warm, {THREADS} threads, for each of them"
+    );
+    let row = rig.row(&id, &what, "allocate and drop", "ns", all).against("the same, 1 thread", one);
+    Ok(row.with_goal(Some(Goal::RatioAtMost(CROWDED))))
+}

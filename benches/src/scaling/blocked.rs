@@ -1,0 +1,77 @@
+//! Staged uploads while a staged download waits for a kernel of five seconds: nobody else may stand still for it.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use transload_core::{Access, TransferMethod};
+use transload_streams::{CudaModule, CudaStream, LaunchConfig};
+use transload_transfer::TransferOptions;
+
+use super::{Library, staging::Pairs};
+use crate::{
+    contest::{Proof as _, Rig},
+    reference::SPIN,
+    row::{Goal, Row, Summary},
+    rows::told,
+};
+
+const BYTES: usize = 16 << 20;
+/// How long the kernel takes. The software driver's takes no time.
+const NANOSECONDS: u64 = 5_000_000_000;
+/// Least share of the rate of the same uploads alone.
+const LEAST: f64 = 0.95;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(rig)?;
+    let bytes = rig.bytes(BYTES);
+    // On one device other lanes of it.
+    let elsewhere = library.peer.unwrap_or(library.device);
+    let download = Pairs::on(&library, library.device, false, 1, bytes)?;
+    let uploads = Pairs::on(&library, elsewhere, true, 1, bytes)?;
+    let ((late, to), (src, dst)) =
+        (download.list.first().context("no pair")?, uploads.list.first().context("no pair")?);
+    let staged = TransferOptions::new().only(TransferMethod::HostStaged);
+    let upload = || -> Result<f64> {
+        let begun = Instant::now();
+        library.manager.transfer_with(src, dst, 0, 0, bytes, &staged).wait()?;
+        Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    };
+    let repetitions = rig.repetitions(30);
+    let rates = || (0..repetitions).map(|_| upload()).collect::<Result<Vec<f64>>>();
+    // The first of each direction make what stays.
+    upload()?;
+    library.manager.transfer_with(late, to, 0, 0, bytes, &staged).wait()?;
+    let alone = rates()?;
+    download.poison()?;
+    uploads.poison()?;
+    let stream = CudaStream::new(&rig.device)?;
+    let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
+    let launch =
+        kernel.launch(LaunchConfig::linear(1, 1)).arg(NANOSECONDS).arg(0_u64).declares(late, Access::Write);
+    // SAFETY: the parameters are the kernel's; with an address of 0 it stores nothing, so that the buffer keeps its bytes.
+    unsafe { launch.enqueue(&stream) }?;
+    let waiting = library.manager.transfer_with(late, to, 0, 0, bytes, &staged);
+    let beside = rates();
+    waiting.wait()?;
+    let beside = beside?;
+    let verified = [&download, &uploads].into_iter().all(|pairs| told(pairs.check()));
+    let where_to = if library.peer.is_some() { "another device" } else { "the same device" };
+    let row = Row::new(
+        format!("{}/staged/beside-blocked-download/{bytes}", rig.group),
+        format!(
+            "{}: staged uploads of {bytes} bytes to {where_to} while a staged download waits for a kernel of 5 s",
+            rig.group
+        ),
+        "HostStaged",
+        bytes as u64,
+        "GB/s",
+        Summary::of(&beside),
+    );
+    drop((download, uploads));
+    library.finish()?;
+    Ok(vec![
+        row.against("the same uploads alone", Summary::of(&alone))
+            .obtained(rig.is_simulated(), verified)
+            .with_goal(Some(Goal::RatioAtLeast(LEAST))),
+    ])
+}

@@ -1,0 +1,217 @@
+//! Host to host: what a small copy costs over memcpy, alone, over many buffers, and by many threads.
+
+use std::{num::NonZeroUsize, thread};
+
+use anyhow::{Context as _, Result, ensure};
+use transload_backend_cpu::CpuBackend;
+use transload_core::{DeviceId, MemoryKind, RawBuffer};
+use transload_transfer::CrossBackendTransferManager;
+
+use super::{GROUP, timed};
+use crate::{
+    content::Content,
+    contest::{
+        Contest, Proof, Way,
+        together::{Round, together},
+    },
+    memory::{Address, Memory},
+    options::Options,
+    reference::{ByHand as _, Memcpy},
+    row::{Goal, Row, Summary},
+    rows::told,
+};
+
+const SIZES: [usize; 2] = [64, 4096];
+const BUFFERS: usize = 64;
+const THREADS: usize = 8;
+/// Bytes of a copy of many threads.
+const CROWDED: usize = 4096;
+/// Nanoseconds that a copy may take over memcpy.
+const MOST_OVER: f64 = 150.0;
+/// How many times the throughput of one thread eight have together.
+const TOGETHER: f64 = 6.0;
+
+pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
+    let repetitions = |good: usize| match options.repetitions {
+        Some(given) => given as usize,
+        None if options.quick => 30,
+        None => good,
+    };
+    let many = if options.quick { 200 } else { 2000 };
+    let manager = CrossBackendTransferManager::new();
+    manager.register_backend(CpuBackend::new()?)?;
+    let mut rows = Vec::new();
+    for bytes in SIZES {
+        rows.extend(alone(&manager, options, bytes, many, repetitions(100))?);
+    }
+    rows.extend(crowded(&manager, options, many, repetitions(40))?);
+    manager.drain()?;
+    for (name, ledger) in manager.ledger() {
+        ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+    }
+    Ok(rows)
+}
+
+/// A goal counts in a thorough run only: a short one beside other programs says too little.
+fn goal(options: &Options, goal: Goal) -> Option<Goal> {
+    (!options.quick).then_some(goal)
+}
+
+fn alone(
+    manager: &CrossBackendTransferManager,
+    options: &Options,
+    bytes: usize,
+    many: usize,
+    repetitions: usize,
+) -> Result<Vec<Row>> {
+    let pairs = Copies::new(manager, BUFFERS, bytes)?;
+    let one = pairs.list.first().context("no pair")?;
+    let mut by_hand = pairs.by_hand()?;
+    let mut in_turns = pairs.by_hand()?;
+    let mut turn = 0_usize;
+    let goal = || goal(options, Goal::AtMostOver(MOST_OVER));
+    let mut each = 0_usize;
+    let ours = Way::new("wait", "transfer().wait()", || {
+        timed(many, || Ok(manager.transfer(&one.0, &one.1).wait().map(|_report| ())?))
+    });
+    let contest = Contest {
+        id: format!("host/{bytes}"),
+        what: format!("copies of {bytes} bytes from host to host, one after the other, each"),
+        unit: "ns",
+        bytes: bytes as u64,
+        repetitions,
+    };
+    let first = pairs.first()?;
+    let mut rows = contest.rows_of(
+        GROUP,
+        false,
+        vec![
+            Way::new("memcpy", "memcpy", || {
+                let copy = by_hand.first_mut().context("no pair")?;
+                timed(many, || copy.submit())
+            })
+            .proven(&first),
+            Way { goal: goal(), ..ours.proven(&first) },
+        ],
+    )?;
+    let contest = Contest { id: format!("host/{bytes}/buffers-{BUFFERS}"), ..contest };
+    let ours = Way::new("wait", "transfer().wait(), 64 pairs in turns", || {
+        timed(many.max(BUFFERS), || {
+            each = (each + 1) % BUFFERS;
+            let (src, dst) = pairs.list.get(each).context("no pair")?;
+            Ok(manager.transfer(src, dst).wait().map(|_report| ())?)
+        })
+    });
+    rows.extend(contest.rows_of(
+        GROUP,
+        false,
+        vec![
+            Way::new("memcpy", "memcpy, 64 pairs in turns", || {
+                timed(many.max(BUFFERS), || {
+                    turn = (turn + 1) % BUFFERS;
+                    in_turns.get_mut(turn).context("no pair")?.submit()
+                })
+            })
+            .proven(&pairs),
+            Way { goal: goal(), ..ours.proven(&pairs) },
+        ],
+    )?);
+    Ok(rows)
+}
+
+/// Copies a second of one thread and of eight, each on buffers of its own.
+fn crowded(
+    manager: &CrossBackendTransferManager,
+    options: &Options,
+    many: usize,
+    repetitions: usize,
+) -> Result<Vec<Row>> {
+    let pairs = Copies::new(manager, THREADS, CROWDED)?;
+    pairs.poison()?;
+    let rates = |threads: usize| -> Result<Vec<Summary>> {
+        let make = |thread: usize| -> Result<Vec<Round<'_>>> {
+            let (src, dst) = pairs.list.get(thread).context("no pair")?;
+            let mut by_hand = copy(src, dst)?;
+            Ok(vec![
+                Box::new(move || (0..10 * many).try_for_each(|_| by_hand.submit())),
+                Box::new(move || {
+                    (0..many).try_for_each(|_| Ok(manager.transfer(src, dst).wait().map(|_report| ())?))
+                }),
+            ])
+        };
+        let seconds = together(threads, 2, repetitions, make)?;
+        let counts = [threads * 10 * many, threads * many];
+        let rate = |(seconds, count): (&Summary, usize)| {
+            let rate = |seconds: f64| count as f64 / seconds.max(1e-9);
+            Summary { p10: rate(seconds.p90), p50: rate(seconds.p50), p90: rate(seconds.p10) }
+        };
+        Ok(seconds.iter().zip(counts).map(rate).collect())
+    };
+    let (one, all) = (rates(1)?, rates(THREADS)?);
+    let verified = told(pairs.check());
+    // Fewer processors than threads cannot do as many at once.
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let ours = goal(options, Goal::RatioAtLeast(TOGETHER)).filter(|_| processors >= 2 * THREADS);
+    let ways = [("memcpy", "memcpy", None), ("wait", "transfer().wait()", ours)];
+    let rows = ways.into_iter().zip(one.iter().zip(&all)).map(|((name, method, goal), (one, all))| {
+        let id = format!("{GROUP}/host/{CROWDED}/threads-{THREADS}/{name}");
+        let what = format!("{GROUP}: copies of {CROWDED} bytes by {THREADS} threads on buffers of their own");
+        Row::new(id, what, method, CROWDED as u64, "copies/s", *all)
+            .against("the same, 1 thread", *one)
+            .obtained(false, verified)
+            .with_goal(goal)
+    });
+    Ok(rows.collect())
+}
+
+/// Pairs of pageable buffers with contents.
+struct Copies {
+    list: Vec<(RawBuffer, RawBuffer)>,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Copies {
+    fn new(manager: &CrossBackendTransferManager, count: usize, bytes: usize) -> Result<Self> {
+        let mut content = Content::new(bytes, 0x4057 + bytes as u64);
+        let mut copies = Self { list: Vec::new(), contents: Vec::new() };
+        for _ in 0..count {
+            let allocate = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes);
+            let (src, dst) = (allocate()?, allocate()?);
+            let start = content.draw();
+            copies.contents.push(content.part(start, bytes).to_vec());
+            Memory::Ours(src.clone()).write(0, content.part(start, bytes))?;
+            copies.list.push((src, dst));
+        }
+        Ok(copies)
+    }
+
+    /// The first pair alone.
+    fn first(&self) -> Result<Self> {
+        let list = vec![self.list.first().context("no pair")?.clone()];
+        Ok(Self { list, contents: self.contents.iter().take(1).cloned().collect() })
+    }
+
+    fn by_hand(&self) -> Result<Vec<Memcpy>> {
+        self.list.iter().map(|(src, dst)| copy(src, dst)).collect()
+    }
+}
+
+fn copy(src: &RawBuffer, dst: &RawBuffer) -> Result<Memcpy> {
+    let address = |buffer: &RawBuffer| match Memory::Ours(buffer.clone()).address()? {
+        Address::Host(address) => Ok(address),
+        Address::Device(_) => anyhow::bail!("pageable memory without a host address"),
+    };
+    // SAFETY: the pair outlives every use of the copy, its two allocations do not overlap, and the ways have their turns.
+    Ok(unsafe { Memcpy::new(address(src)?, address(dst)?, src.len()) })
+}
+
+impl Proof for Copies {
+    fn poison(&self) -> Result<()> {
+        self.list.iter().try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
+    }
+
+    fn check(&self) -> Result<()> {
+        let each = self.list.iter().zip(&self.contents);
+        each.into_iter().try_for_each(|((_, dst), content)| Memory::Ours(dst.clone()).compare(0, content))
+    }
+}

@@ -1,0 +1,224 @@
+//! Thousands of small uploads in flight together, parts of one allocation: what each costs must not depend on how many there are.
+
+use std::{sync::mpsc, thread, time::Instant};
+
+use anyhow::{Context as _, Result};
+use transload_core::{MemoryKind, RawBuffer, Transfer};
+use transload_streams::CudaStream;
+
+use super::{Library, each};
+use crate::{
+    content::Content,
+    contest::{Contest, Proof, Rig, Way},
+    memory::Memory,
+    reference::RawQueue,
+    row::{Goal, Row, Summary},
+};
+
+const BYTES: usize = 4096;
+const COUNTS: [usize; 3] = [250, 1000, 8000];
+/// Buffers where the pieces are not of one allocation.
+const BUFFERS: usize = 64;
+/// The most that a piece may take: so many times the raw call's time.
+const MOST: f64 = 1.15;
+/// Nanoseconds that submitting may take over the raw call.
+const MOST_OVER: f64 = 400.0;
+/// How much more a piece may take among many than among the fewest.
+const SAME: f64 = 1.2;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(rig)?;
+    let mut rows = Vec::new();
+    let mut first: Option<(Row, Row)> = None;
+    for count in COUNTS {
+        let (all, submitting) = at(rig, &library, rig.amount(count), &mut rows)?;
+        if let Some((fewest, fewest_submitting)) = &first {
+            rows.push(beside_fewest(rig, &all, fewest));
+            rows.push(beside_fewest(rig, &submitting, fewest_submitting));
+        } else {
+            first = Some((all, submitting));
+        }
+    }
+    library.finish()?;
+    Ok(rows)
+}
+
+/// A row's time beside that of another count.
+fn beside_fewest(rig: &Rig<'_>, row: &Row, fewest: &Row) -> Row {
+    let summary = |row: &Row| Summary { p10: row.p10, p50: row.p50, p90: row.p90 };
+    let (id, path) = (format!("{}/beside-fewest", row.id), row.path.clone());
+    Row::new(id, path, &row.method, row.bytes, row.unit, summary(row))
+        .against("the same with the fewest in flight", summary(fewest))
+        .obtained(rig.is_simulated(), row.verified && fewest.verified)
+        .with_goal(Some(Goal::RatioAtMost(SAME)))
+}
+
+/// All rows of one count; returns those of one allocation: from the first submission to the last end, and submitting alone.
+fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Result<(Row, Row)> {
+    let (one, many) = (Pieces::new(library, count, 1)?, Pieces::new(library, count, BUFFERS)?);
+    let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
+    let streams = [CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?];
+    let submit = |pieces: &Pieces| -> Vec<Transfer> {
+        pieces.list.iter().map(|piece| library.manager.transfer(&piece.src, &piece.dst)).collect()
+    };
+    // What is dropped on another thread is dropped there while later ones are submitted.
+    let (sender, receiver) = mpsc::channel::<Transfer>();
+    let dropper = thread::Builder::new()
+        .name("bench-dropper".to_owned())
+        .spawn(move || receiver.into_iter().for_each(drop))?;
+    let all = Contest {
+        id: format!("in-flight-{count}/{BYTES}"),
+        what: format!(
+            "{count} pinned uploads of {BYTES} bytes in flight together, until all are over, for each"
+        ),
+        unit: "ns",
+        bytes: BYTES as u64,
+        repetitions: rig.repetitions(if count > 1000 { 30 } else { 60 }),
+    };
+    let by_hand = |queues: &[RawQueue]| -> Result<f64> {
+        let begun = Instant::now();
+        enqueue(&one, queues)?;
+        queues.iter().try_for_each(RawQueue::finish)?;
+        Ok(each(begun, count))
+    };
+    let awaited = |pieces: &Pieces| -> Result<f64> {
+        let begun = Instant::now();
+        submit(pieces).into_iter().try_for_each(|transfer| transfer.wait().map(|_report| ()))?;
+        Ok(each(begun, count))
+    };
+    let mut measured = all.rows(
+        rig,
+        vec![
+            Way::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || by_hand(&queues[..1])).proven(&one),
+            Way::new("one-allocation", "transfers of parts of one allocation", || awaited(&one))
+                .goal(Goal::RatioAtMost(MOST))
+                .proven(&one),
+            Way::new("buffers-64", "transfers of parts of 64 buffers", || awaited(&many))
+                .goal(Goal::RatioAtMost(MOST))
+                .proven(&many),
+            Way::new("dropped-elsewhere", "transfers dropped at once on another thread", || {
+                let begun = Instant::now();
+                for piece in &one.list {
+                    sender.send(library.manager.transfer(&piece.src, &piece.dst))?;
+                }
+                one.dst.iter().try_for_each(RawBuffer::wait_idle)?;
+                Ok(each(begun, count))
+            })
+            .goal(Goal::RatioAtMost(MOST))
+            .proven(&one),
+        ],
+    )?;
+    let whole = measured.first().context("no row of one allocation")?.clone();
+    rows.append(&mut measured);
+    let two = Contest { id: format!("in-flight-{count}/{BYTES}/two-streams"), ..all };
+    rows.extend(two.rows(
+        rig,
+        vec![
+            Way::new("raw", "raw driver, two streams in turns", || by_hand(&queues)).proven(&one),
+            Way::new("streams", "two CudaStreams in turns, parts of one allocation", || {
+                let begun = Instant::now();
+                for (piece, stream) in one.list.iter().zip(streams.iter().cycle()) {
+                    drop(stream.copy_from_host_async(&piece.src, &piece.dst));
+                }
+                streams.iter().try_for_each(CudaStream::synchronize)?;
+                Ok(each(begun, count))
+            })
+            .goal(Goal::RatioAtMost(MOST))
+            .proven(&one),
+        ],
+    )?);
+    let submitting = Contest {
+        id: format!("in-flight-{count}/{BYTES}/submitting"),
+        what: format!("submitting {count} pinned uploads of {BYTES} bytes in a row, each"),
+        ..two
+    };
+    let mut measured = submitting.rows(
+        rig,
+        vec![
+            Way::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || {
+                let begun = Instant::now();
+                enqueue(&one, &queues[..1])?;
+                let took = each(begun, count);
+                queues.iter().try_for_each(RawQueue::finish)?;
+                Ok(took)
+            })
+            .proven(&one),
+            Way::new("one-allocation", "transfers of parts of one allocation", || {
+                let begun = Instant::now();
+                let transfers = submit(&one);
+                let took = each(begun, count);
+                transfers.into_iter().try_for_each(|transfer| transfer.wait().map(|_report| ()))?;
+                Ok(took)
+            })
+            .goal(Goal::AtMostOver(MOST_OVER))
+            .proven(&one),
+        ],
+    )?;
+    let alone = measured.first().context("no row of submitting")?.clone();
+    rows.append(&mut measured);
+    drop(sender);
+    let _panicked_in_a_drop = dropper.join();
+    Ok((whole, alone))
+}
+
+fn enqueue(pieces: &Pieces, queues: &[RawQueue]) -> Result<()> {
+    for (piece, queue) in pieces.list.iter().zip(queues.iter().cycle()) {
+        // SAFETY: the pieces live on, and nobody else uses them now.
+        unsafe { queue.copy_up(piece.to, piece.from.as_ptr().cast_const().cast(), BYTES) }?;
+    }
+    Ok(())
+}
+
+/// One movement's two ends, also as the driver takes them.
+struct Piece {
+    src: RawBuffer,
+    dst: RawBuffer,
+    from: std::ptr::NonNull<u8>,
+    to: u64,
+}
+
+/// Parts of a few pinned buffers and as many of the device's, with what they hold.
+struct Pieces {
+    list: Vec<Piece>,
+    dst: Vec<RawBuffer>,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Pieces {
+    fn new(library: &Library, count: usize, buffers: usize) -> Result<Self> {
+        let each = count.div_ceil(buffers);
+        let mut content = Content::new(each * BYTES, 0x51CE + count as u64);
+        let mut pieces = Self { list: Vec::with_capacity(count), dst: Vec::new(), contents: Vec::new() };
+        let mut left = count;
+        while left > 0 {
+            let here = left.min(each);
+            left -= here;
+            let src = library.allocate(MemoryKind::Pinned, here * BYTES)?;
+            let dst = library.allocate(MemoryKind::Device, here * BYTES)?;
+            let start = content.draw();
+            let bytes = content.part(start, here * BYTES).to_vec();
+            Memory::Ours(src.clone()).write(0, &bytes)?;
+            for index in 0..here {
+                let range = index * BYTES..(index + 1) * BYTES;
+                let (src, dst) = (src.slice(range.clone())?, dst.slice(range)?);
+                let from = src.host_address().context("pinned memory without a host address")?;
+                let to = dst.device_address().context("device memory without an address")?;
+                pieces.list.push(Piece { src, dst, from, to });
+            }
+            pieces.dst.push(dst);
+            pieces.contents.push(bytes);
+        }
+        Ok(pieces)
+    }
+}
+
+impl Proof for Pieces {
+    fn poison(&self) -> Result<()> {
+        self.dst.iter().try_for_each(|dst| Memory::Ours(dst.clone()).poison())
+    }
+
+    fn check(&self) -> Result<()> {
+        let each = self.dst.iter().zip(&self.contents);
+        each.into_iter().try_for_each(|(dst, content)| Memory::Ours(dst.clone()).compare(0, content))
+    }
+}

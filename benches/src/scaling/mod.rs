@@ -1,0 +1,145 @@
+//! Rows of what must not cost more the more there is of it: transfers in flight, threads that allocate, lease and copy, large
+//! transfers next to small ones, and work of one device next to another's.
+//!
+//! Each is beside raw calls or the same work alone, in one run. The rows of the host alone are measured without a device, so
+//! they are never simulated.
+
+mod allocating;
+mod blocked;
+mod host;
+mod in_flight;
+mod leasing;
+mod polling;
+mod staging;
+mod urgent;
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use transload_backend_cpu::CpuBackend;
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{DeviceId, MemoryKind, RawBuffer};
+use transload_transfer::CrossBackendTransferManager;
+
+use crate::{
+    contest::{self, Part, Rig},
+    cuda::{self, Session},
+    options::Options,
+    row::Row,
+};
+
+/// What the rows' identities begin with.
+const GROUP: &str = "scaling";
+
+/// Every part that needs a device, in order.
+const PARTS: [Part; 7] = [
+    ("transfers in flight", in_flight::rows),
+    ("allocating buffers", allocating::rows),
+    ("leasing by default", leasing::rows),
+    ("staged transfers", staging::rows),
+    ("staged beside a blocked download", blocked::rows),
+    ("polling a pool", polling::rows),
+    ("urgent beside large", urgent::rows),
+];
+
+/// The part of the host alone.
+const HOST: &str = "host to host";
+
+/// All rows of the group on the device with this ordinal, which is the session's; see `contest::rows`.
+///
+/// # Errors
+/// Those of the library and of the driver before the first part and after the last.
+pub fn rows(
+    options: &Options,
+    session: &Session,
+    ordinal: u32,
+    begin: &dyn Fn(&str),
+    failures: &mut Vec<String>,
+) -> Result<Vec<Row>> {
+    contest::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
+}
+
+/// The rows of the host alone. If they fail, why is in `failures`.
+pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&str)) -> Vec<Row> {
+    if !options.wants_part(HOST) {
+        return Vec::new();
+    }
+    begin(&format!("{GROUP}, {HOST}"));
+    host::rows(options).unwrap_or_else(|error| {
+        failures.push(format!("{GROUP}, {HOST}: {error:#}"));
+        Vec::new()
+    })
+}
+
+/// A manager of its own over the rig's device, the next one if there is one, and the host.
+struct Library {
+    manager: CrossBackendTransferManager,
+    device: DeviceId,
+    peer: Option<DeviceId>,
+}
+
+impl Library {
+    fn new(rig: &Rig<'_>) -> Result<Self> {
+        let ordinals = cuda::pair(rig.device.ordinal())?;
+        let peer = ordinals.get(1).map(|ordinal| DeviceId::Cuda(*ordinal));
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CpuBackend::new()?)?;
+        manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
+        Ok(Self { manager, device: rig.device.id(), peer })
+    }
+
+    /// Memory of a kind: the device's, or the host's that is made for the device.
+    fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.allocate_for(self.device, kind, bytes)
+    }
+
+    fn allocate_for(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        let device = if kind == MemoryKind::Pageable { DeviceId::Cpu } else { device };
+        Ok(self.manager.allocate_for(device, kind, bytes)?)
+    }
+
+    /// Fails if anything is still allocated.
+    fn finish(self) -> Result<()> {
+        self.manager.drain()?;
+        for (name, ledger) in self.manager.ledger() {
+            ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
+        }
+        Ok(())
+    }
+}
+
+/// Nanoseconds that each of so many took.
+fn each(begun: Instant, many: usize) -> f64 {
+    begun.elapsed().as_secs_f64() * 1e9 / many as f64
+}
+
+/// Nanoseconds of each of `many` calls in a row.
+fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
+    let begun = Instant::now();
+    for _ in 0..many {
+        once()?;
+    }
+    Ok(each(begun, many))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::contest::tested_on_the_software_driver;
+
+    #[test]
+    fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {
+        tested_on_the_software_driver(GROUP, PARTS.len(), rows);
+    }
+
+    #[test]
+    fn the_host_alone_is_measured_without_a_device() {
+        let options = Options::parse_from(["transload-bench", "--quick", "--repetitions", "2"]);
+        let mut failures = Vec::new();
+        let rows = host_rows(&options, &mut failures, &|_| ());
+        assert_eq!(failures, Vec::<String>::new());
+        assert!(rows.len() >= 5 && rows.iter().all(|row| row.verified && !row.simulated), "{rows:?}");
+    }
+}

@@ -1,0 +1,59 @@
+//! Whether polling a pool makes the copies on its streams slower.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use transload_core::{StreamPriority, WorkloadType};
+use transload_streams::AdvancedStreamPool;
+
+use crate::{
+    contest::{Contest, Rig, Way, pairs::Pairs},
+    row::{Goal, Row},
+};
+
+const BYTES: usize = 4096;
+const COPIES: usize = 1000;
+/// Copies after which the stream is waited for, outside of the timed part: no queue is full.
+const AT_ONCE: usize = 64;
+/// A copy may take this much longer: what a measurement of so short a thing varies by.
+const MOST: f64 = 1.05;
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let copies = rig.amount(COPIES);
+    let at_once = copies.min(AT_ONCE);
+    let pairs = Pairs::new(rig, at_once, at_once, BYTES)?;
+    // One is never polled.
+    let pools = [AdvancedStreamPool::new(&rig.device)?, AdvancedStreamPool::new(&rig.device)?];
+    let run = |pool: &AdvancedStreamPool, polled: bool| -> Result<f64> {
+        let stream = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?;
+        let mut took = Duration::ZERO;
+        for (index, pair) in pairs.list.iter().cycle().take(copies).enumerate() {
+            if polled {
+                pool.has_ready_streams()?;
+            }
+            let begun = Instant::now();
+            drop(stream.copy_from_host_async(&pair.host, &pair.device));
+            took += begun.elapsed();
+            if index % at_once == at_once - 1 {
+                stream.synchronize()?;
+            }
+        }
+        stream.synchronize()?;
+        Ok(took.as_secs_f64() * 1e9 / copies as f64)
+    };
+    let [quiet, asked] = &pools;
+    let ways = vec![
+        Way::new("unpolled", "copies on a lease", || run(quiet, false)).proven(&pairs),
+        Way::new("polled", "copies on a lease, has_ready_streams() before each", || run(asked, true))
+            .goal(Goal::RatioAtMost(MOST))
+            .proven(&pairs),
+    ];
+    let contest = Contest {
+        id: format!("polled-pool/{BYTES}"),
+        what: format!("enqueuing {copies} pinned uploads of {BYTES} bytes, each copy alone"),
+        unit: "ns",
+        bytes: BYTES as u64,
+        repetitions: rig.repetitions(60),
+    };
+    contest.rows(rig, ways)
+}

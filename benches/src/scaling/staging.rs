@@ -1,0 +1,190 @@
+//! Staged transfers of pageable memory at every size, and eight at once beside one as large as all of them.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use transload_core::{ErrorKind, MemoryKind, RawBuffer, Transfer, TransferMethod};
+use transload_transfer::TransferOptions;
+
+use super::Library;
+use crate::{
+    content::Content,
+    contest::{Contest, Proof, Rig, Way},
+    memory::{Address, Memory},
+    reference::RawQueue,
+    row::{Goal, Row},
+};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+const SIZES: [usize; 8] = [64 * KIB, 256 * KIB, MIB, 3 * MIB, 16 * MIB, 48 * MIB, 128 * MIB, 256 * MIB];
+/// Below this a transfer may well take longer than the driver's own copy.
+const COUNTS: usize = MIB;
+const TOGETHER: usize = 8;
+const EACH: usize = 16 * MIB;
+/// Least share of the rate of one transfer of all bytes that several at once have.
+const LEAST: f64 = 0.95;
+
+/// From the host to the device, or back.
+#[derive(Clone, Copy, PartialEq)]
+enum Direction {
+    Up,
+    Down,
+}
+
+impl Direction {
+    const ALL: [Self; 2] = [Self::Up, Self::Down];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+        }
+    }
+}
+
+pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(rig)?;
+    let mut rows = Vec::new();
+    for direction in Direction::ALL {
+        for bytes in SIZES {
+            rows.extend(beside_driver(rig, &library, direction, rig.bytes(bytes))?);
+        }
+        rows.extend(together(rig, &library, direction)?);
+    }
+    library.finish()?;
+    Ok(rows)
+}
+
+fn staged(library: &Library, (src, dst): &(RawBuffer, RawBuffer)) -> Transfer {
+    let options = TransferOptions::new().only(TransferMethod::HostStaged);
+    library.manager.transfer_with(src, dst, 0, 0, src.len(), &options)
+}
+
+fn beside_driver(rig: &Rig<'_>, library: &Library, direction: Direction, bytes: usize) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(library, direction, 1, bytes)?;
+    let pair = pairs.list.first().context("no pair")?;
+    match staged(library, pair).wait() {
+        Ok(report) => ensure!(report.method == TransferMethod::HostStaged, "{} was taken", report.method),
+        // Too small to be staged.
+        Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    }
+    let queue = RawQueue::new(0)?;
+    let (src, dst) = (Memory::Ours(pair.0.clone()).address()?, Memory::Ours(pair.1.clone()).address()?);
+    let rate = |begun: Instant| bytes as f64 / begun.elapsed().as_secs_f64() / 1e9;
+    let ways = vec![
+        Way::new("raw", "raw driver, pageable memory", || {
+            let begun = Instant::now();
+            // SAFETY: the pair lives on, and nobody else uses it now.
+            unsafe {
+                match (src, dst) {
+                    (Address::Host(src), Address::Device(dst)) => {
+                        queue.copy_up(dst, src.as_ptr().cast_const().cast(), bytes)
+                    }
+                    (Address::Device(src), Address::Host(dst)) => {
+                        queue.copy_down(dst.as_ptr().cast(), src, bytes)
+                    }
+                    _ => Ok(()),
+                }
+            }?;
+            queue.finish()?;
+            Ok(rate(begun))
+        })
+        .proven(&pairs),
+        Way {
+            goal: (bytes >= COUNTS).then_some(Goal::RatioAtLeast(1.0)),
+            ..Way::new("staged", "HostStaged", || {
+                let begun = Instant::now();
+                staged(library, pair).wait()?;
+                Ok(rate(begun))
+            })
+            .proven(&pairs)
+        },
+    ];
+    let contest = Contest {
+        id: format!("staged/{}/{bytes}", direction.name()),
+        what: format!("pageable memory {} by HostStaged, {bytes} bytes", direction.name()),
+        unit: "GB/s",
+        bytes: bytes as u64,
+        repetitions: rig.repetitions(if bytes > 16 * MIB { 30 } else { 80 }),
+    };
+    contest.rows(rig, ways)
+}
+
+fn together(rig: &Rig<'_>, library: &Library, direction: Direction) -> Result<Vec<Row>> {
+    let bytes = rig.bytes(EACH);
+    let all = bytes * TOGETHER;
+    let one = Pairs::new(library, direction, 1, all)?;
+    let eight = Pairs::new(library, direction, TOGETHER, bytes)?;
+    let run = |pairs: &Pairs| -> Result<f64> {
+        let begun = Instant::now();
+        let transfers: Vec<Transfer> = pairs.list.iter().map(|pair| staged(library, pair)).collect();
+        transfers.into_iter().try_for_each(|transfer| transfer.wait().map(|_report| ()))?;
+        Ok(all as f64 / begun.elapsed().as_secs_f64() / 1e9)
+    };
+    let ways = vec![
+        Way::new("one", "HostStaged, one transfer of all bytes", || run(&one)).proven(&one),
+        Way::new("eight", "HostStaged, eight transfers at once", || run(&eight))
+            .goal(Goal::RatioAtLeast(LEAST))
+            .proven(&eight),
+    ];
+    let contest = Contest {
+        id: format!("staged/{}/{TOGETHER}x{bytes}", direction.name()),
+        what: format!(
+            "pageable memory {} by HostStaged, {TOGETHER} of {bytes} bytes at once",
+            direction.name()
+        ),
+        unit: "GB/s",
+        bytes: all as u64,
+        repetitions: rig.repetitions(30),
+    };
+    contest.rows(rig, ways)
+}
+
+/// Pageable and device memory in pairs, with contents.
+pub(super) struct Pairs {
+    pub(super) list: Vec<(RawBuffer, RawBuffer)>,
+    contents: Vec<Vec<u8>>,
+}
+
+impl Pairs {
+    fn new(library: &Library, direction: Direction, count: usize, bytes: usize) -> Result<Self> {
+        let up = direction == Direction::Up;
+        Self::on(library, library.device, up, count, bytes)
+    }
+
+    /// Of the memory of a device of the library's.
+    pub(super) fn on(
+        library: &Library,
+        device: transload_core::DeviceId,
+        up: bool,
+        count: usize,
+        bytes: usize,
+    ) -> Result<Self> {
+        let mut content = Content::new(bytes, 0x57A6 + bytes as u64);
+        let mut pairs = Self { list: Vec::new(), contents: Vec::new() };
+        for _ in 0..count {
+            let host = library.allocate_for(device, MemoryKind::Pageable, bytes)?;
+            let there = library.allocate_for(device, MemoryKind::Device, bytes)?;
+            let start = content.draw();
+            let bytes = content.part(start, bytes).to_vec();
+            let pair = if up { (host, there) } else { (there, host) };
+            Memory::Ours(pair.0.clone()).write(0, &bytes)?;
+            pairs.list.push(pair);
+            pairs.contents.push(bytes);
+        }
+        Ok(pairs)
+    }
+}
+
+impl Proof for Pairs {
+    fn poison(&self) -> Result<()> {
+        self.list.iter().try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
+    }
+
+    fn check(&self) -> Result<()> {
+        let each = self.list.iter().zip(&self.contents);
+        each.into_iter().try_for_each(|((_, dst), content)| Memory::Ours(dst.clone()).compare(0, content))
+    }
+}

@@ -1,0 +1,86 @@
+//! A lost context: allocations are refused with the first cause, the ledger ends empty, and drain returns the error once.
+
+use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
+use transload_core::{
+    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, StreamPriority, Timing,
+    WorkloadType, submit,
+};
+use transload_cuda_sim::SimDevice;
+use transload_streams::CudaStream;
+
+use super::{build, serving::watched};
+
+const ILLEGAL_ADDRESS: u32 = 700;
+const KINDS: [MemoryKind; 4] =
+    [MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified];
+
+/// Buffers of every kind, served from the cache and from the driver, on a device that is then lost during a fill.
+fn lose(backend: &CudaBackend, sim: &SimDevice) -> (DeviceId, Vec<RawBuffer>, Error) {
+    let device = DeviceId::Cuda(sim.ordinal());
+    let sizes = [4096, 20 << 20];
+    let of = |kind| sizes.map(|bytes| backend.allocate(device, kind, bytes).unwrap());
+    let buffers: Vec<RawBuffer> = KINDS.into_iter().flat_map(of).collect();
+    // Warm memory, which is served without a driver call.
+    drop(sizes.map(|bytes| backend.allocate(device, MemoryKind::Device, bytes).unwrap()));
+    let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let fill = Operation::Fill { dst: &buffers[0], pattern: Pattern::U8(1) };
+    let filled = submit(&*queue, &fill, Timing::Off).unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    let error = filled.wait().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    (device, buffers, error)
+}
+
+fn assert_refused<T>(outcome: transload_core::Result<T>, cause: &Error, what: &str) {
+    let Err(error) = outcome else { panic!("{what} on a lost device succeeded") };
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{what}: {error}");
+    let text = format!("{:?} {:?}", error, error.cause().map(ToString::to_string));
+    assert!(text.contains(&cause.to_string()), "{what} does not name the first cause {cause}: {text}");
+}
+
+#[test]
+fn a_lost_device_refuses_and_its_ledger_ends_empty() {
+    watched(|| {
+        let (sim, other) = (build(|builder| builder), build(|builder| builder));
+        let config = CudaBackendConfig::default().with_devices([sim.ordinal(), other.ordinal()]);
+        let backend = CudaBackend::open(&config).unwrap();
+        let (device, buffers, cause) = lose(&backend, &sim);
+        for kind in KINDS {
+            for bytes in [4096, 20 << 20] {
+                assert_refused(backend.allocate(device, kind, bytes), &cause, &format!("{bytes} of {kind}"));
+            }
+        }
+        assert_refused(backend.prepare_in_place(device), &cause, "prepare_in_place");
+        let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory);
+        assert_refused(queue, &cause, "lease_queue");
+        let unified = backend.allocate_unified::<u8>(sim.ordinal(), 4096);
+        assert_refused(unified, &cause, "allocate_unified");
+        assert_refused(backend.create_buffer::<u8>(sim.ordinal(), 4096), &cause, "create_buffer");
+
+        let well = DeviceId::Cuda(other.ordinal());
+        let still = backend.allocate(well, MemoryKind::Device, 4096).unwrap();
+        drop((buffers, still));
+        assert_refused(backend.drain(), &cause, "the first drain");
+        backend.drain().expect("the loss was returned once");
+        assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+        backend.allocate(well, MemoryKind::Device, 4096).expect("the other device is well");
+    });
+}
+
+#[test]
+fn free_blocks_of_a_lost_device_leave_the_ledger() {
+    watched(|| {
+        let sim = build(|builder| builder);
+        let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()])).unwrap();
+        let stream = CudaStream::new(backend.device(sim.ordinal()).unwrap()).unwrap();
+        let allocator = backend.allocator(sim.ordinal()).unwrap();
+        let block = allocator.allocate_for_stream(&stream, 4096).unwrap();
+        let held = allocator.allocate_buffer(&stream, 4096).unwrap();
+        let (_, buffers, _) = lose(&backend, &sim);
+        allocator.free_for_stream(block, &stream).unwrap();
+        drop((buffers, held, stream));
+        assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
+        backend.drain().unwrap();
+        assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    });
+}

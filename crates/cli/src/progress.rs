@@ -1,0 +1,41 @@
+//! A bar on stderr for a person who looks at it; nothing otherwise.
+
+use std::io::IsTerminal;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::invocation::Invocation;
+
+/// So many bytes, of so many in all.
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    simulated: &'static str,
+}
+
+impl Progress {
+    pub(crate) fn new(invocation: &Invocation) -> Self {
+        let hidden = invocation.json || !std::io::stderr().is_terminal();
+        let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        let template = "{msg} [{bar:32}] {bytes} of {total_bytes}, {binary_bytes_per_sec}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar, simulated: if invocation.is_simulated() { " (simulated)" } else { "" } }
+    }
+
+    pub(crate) fn phase(&self, name: &str) {
+        self.bar.set_message(format!("{name}{}", self.simulated));
+    }
+
+    pub(crate) fn set(&self, bytes: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(bytes);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,83 @@
+//! Waiting for another thread's claim, with a turn.
+
+use std::{ops::Range, task::Waker};
+
+use super::{Hazards, TurnId, Woken, holds::Conflict, segments::Removed, table::Blocked, wake};
+use crate::{Access, Fence, sync::yield_now};
+
+impl Hazards {
+    /// Arranges that `waker` is woken when a pending claim is resolved. Returns `true`, and keeps nothing, where nothing
+    /// blocks the holder of the turn.
+    pub(crate) fn wake_at_a_commit(
+        &self,
+        range: &Range<usize>,
+        access: Access,
+        turn: Option<TurnId>,
+        waker: &Waker,
+    ) -> bool {
+        let mut removed = Removed::default();
+        // The user's code, as its drop is: not under the lock.
+        let mut waker = Some(waker.clone());
+        let mut table = self.table.lock();
+        let is_pending = match table.check(range, access, turn, &mut removed) {
+            Err(Blocked::By(Conflict::Pending)) => true,
+            Err(Blocked::Turn) => false,
+            _ => {
+                drop(table);
+                return true;
+            }
+        };
+        if is_pending {
+            let wakers = &mut table.waiting.get_or_insert_default().wakers;
+            if let Some(new) = waker.take_if(|new| !wakers.iter().any(|known| known.will_wake(new))) {
+                wakers.push(new);
+            }
+        }
+        drop(table);
+        if let Some(waker) = waker.filter(|_| !is_pending) {
+            // The turn ends within a millisecond, with or without an event that could wake.
+            wake(waker);
+        }
+        false
+    }
+
+    /// Blocks the calling thread while another thread's claim is pending.
+    pub(crate) fn sleep_until_a_commit(&self, range: &Range<usize>, access: Access) {
+        self.resolved.sleep_while(|| {
+            let mut table = self.table.lock();
+            let pending = table.holds.conflict(range, access) == Conflict::Pending;
+            if pending {
+                table.waiting.get_or_insert_default().sleepers = true;
+            }
+            pending
+        });
+        // Where a waiter comes first, it takes its turn within a millisecond.
+        yield_now();
+    }
+
+    /// Gives a waiter a turn, or keeps the one that it has. `until` is what it waits for, if that is no claim.
+    pub(crate) fn keep_turn(
+        &self,
+        turn: Option<TurnId>,
+        range: &Range<usize>,
+        access: Access,
+        until: &[Fence],
+    ) -> TurnId {
+        let until = until.to_vec();
+        let mut removed = Removed::default();
+        let mut table = self.table.lock();
+        table.waiting.get_or_insert_default().keep_turn(turn, range, access, until, &mut removed)
+    }
+
+    /// Ends a turn: the waiter holds the range, or has given up.
+    pub(crate) fn end_turn(&self, turn: TurnId) {
+        let (mut removed, mut woken) = (Removed::default(), Woken::default());
+        let mut table = self.table.lock();
+        if let Some(waiting) = &mut table.waiting
+            && !crate::mutant!("core/turn-ends-with-waiter")
+        {
+            waiting.end_turn(turn, &mut removed);
+        }
+        self.close(table, &mut woken);
+    }
+}

@@ -1,0 +1,73 @@
+//! Counts what this process made through a real driver and has not given back, where the driver keeps no such list.
+
+use std::{collections::BTreeMap, sync::Once};
+
+use parking_lot::Mutex;
+use transload_cuda_sys::trace;
+
+/// How many are alive of each class. Modules are left out: one whose kernel may still run is left to its context.
+pub(super) type Live = BTreeMap<&'static str, i64>;
+
+static LIVE: Mutex<Live> = Mutex::new(BTreeMap::new());
+
+/// The class of handle that a driver function makes (1) or gives back (-1).
+fn change(function: &str) -> Option<(&'static str, i64)> {
+    Some(match function {
+        "cuDevicePrimaryCtxRetain" => ("references to contexts", 1),
+        "cuDevicePrimaryCtxRelease_v2" => ("references to contexts", -1),
+        "cuStreamCreate" | "cuStreamCreateWithPriority" => ("streams", 1),
+        "cuStreamDestroy_v2" => ("streams", -1),
+        "cuEventCreate" => ("events", 1),
+        "cuEventDestroy_v2" => ("events", -1),
+        "cuMemAlloc_v2" | "cuMemAllocAsync" | "cuMemAllocFromPoolAsync" | "cuMemAllocManaged" => {
+            ("device and managed allocations", 1)
+        }
+        "cuMemFree_v2" | "cuMemFreeAsync" => ("device and managed allocations", -1),
+        "cuMemHostAlloc" | "cuMemAllocHost_v2" => ("pinned allocations", 1),
+        "cuMemFreeHost" => ("pinned allocations", -1),
+        "cuMemHostRegister_v2" => ("registered ranges", 1),
+        "cuMemHostUnregister" => ("registered ranges", -1),
+        "cuMemPoolCreate" => ("memory pools", 1),
+        "cuMemPoolDestroy" => ("memory pools", -1),
+        _ => return None,
+    })
+}
+
+fn note(function: &'static str, code: u32) {
+    if code == 0
+        && let Some((class, by)) = change(function)
+    {
+        *LIVE.lock().entry(class).or_default() += by;
+    }
+}
+
+/// What is alive now; counts from the first call on.
+pub(super) fn count() -> Live {
+    static BEGUN: Once = Once::new();
+    BEGUN.call_once(|| trace::observe(note));
+    LIVE.lock().clone()
+}
+
+/// What there is more of now than before.
+pub(super) fn more_than(before: &Live) -> Live {
+    let mut now = count();
+    now.retain(|class, alive| *alive > before.get(class).copied().unwrap_or(0));
+    now
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::change;
+
+    #[test]
+    fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {
+        let mut classes = BTreeMap::<&str, [usize; 2]>::new();
+        for (class, by) in crate::implemented().iter().filter_map(|function| change(function)) {
+            classes.entry(class).or_default()[usize::from(by < 0)] += 1;
+        }
+        assert_eq!(classes.len(), 7, "{classes:?}");
+        assert!(classes.values().all(|functions| functions.iter().all(|count| *count > 0)), "{classes:?}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Devices for tests that hold on the software driver and on a real one.
+//!
+//! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
+//! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
+
+mod failing;
+mod live;
+
+use std::{
+    ops::Deref,
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use failing::fail_each_call;
+
+use crate::{SimDevice, SimDeviceBuilder, api::cupti, install, rng::Rng};
+
+/// Set to `real`, it makes [`device`] hand out real devices.
+pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
+
+/// A device to test on.
+#[derive(Clone, Copy, Debug)]
+pub struct TestDevice {
+    ordinal: u32,
+    sim: Option<SimDevice>,
+}
+
+impl TestDevice {
+    /// The ordinal to ask the driver for.
+    #[must_use]
+    pub fn ordinal(&self) -> u32 {
+        self.ordinal
+    }
+
+    /// Whether results on it must be called simulated.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.sim.is_some()
+    }
+
+    /// The simulated device, if it is one.
+    #[must_use]
+    pub fn sim(&self) -> Option<&SimDevice> {
+        self.sim.as_ref()
+    }
+
+    /// Asserts that nothing is alive on the device.
+    ///
+    /// # Panics
+    /// Where something is alive, with the list of it and the seed.
+    #[track_caller]
+    pub fn assert_ledger_empty(&self) {
+        if let Some(sim) = &self.sim {
+            let ledger = sim.ledger();
+            assert!(
+                ledger.is_empty(),
+                "still alive on simulated device {} (seed {}): {ledger}",
+                self.ordinal,
+                sim.seed()
+            );
+        }
+    }
+
+    /// A check at the end of a test; declare it as the last field of a fixture, so that it is dropped after all others.
+    pub fn end_check(&self) -> EndCheck {
+        /// Threads that free memory or wake tasks may be about to let go of something.
+        const LIMIT: Duration = Duration::from_secs(20);
+        EndCheck { device: *self, limit: LIMIT, before: (!self.is_simulated()).then(live::count) }
+    }
+
+    /// Asserts that the race checker of the device found nothing (see `record_accesses`).
+    ///
+    /// # Panics
+    /// Where it did, with the first of its findings.
+    #[track_caller]
+    pub fn assert_no_races(&self) {
+        if let Some(sim) = &self.sim {
+            let races = sim.races();
+            let first = races.first().map(ToString::to_string).unwrap_or_default();
+            assert!(races.is_empty(), "{} races on simulated device {}: {first}", races.len(), self.ordinal);
+        }
+    }
+}
+
+/// Asserts at its drop, unless a test panics, that nothing is alive that was made since: on the software driver by its ledger, and
+/// that its race checker found nothing; on a real one by what this process made and gave back through the driver, where
+/// tests run one after the other (`--test-threads=1`).
+#[derive(Debug)]
+#[must_use = "the check is made when this is dropped"]
+pub struct EndCheck {
+    device: TestDevice,
+    limit: Duration,
+    /// What was alive on a real device.
+    before: Option<live::Live>,
+}
+
+impl Deref for EndCheck {
+    type Target = TestDevice;
+
+    fn deref(&self) -> &TestDevice {
+        &self.device
+    }
+}
+
+impl EndCheck {
+    /// The check waits at most so long for other threads to let go of something; 20 s by default.
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// What is alive on a real device that was not before.
+    fn more(&self) -> live::Live {
+        self.before.as_ref().map(live::more_than).unwrap_or_default()
+    }
+
+    fn is_over(&self) -> bool {
+        match &self.device.sim {
+            Some(sim) => sim.ledger().is_empty(),
+            None => self.more().is_empty(),
+        }
+    }
+}
+
+impl Drop for EndCheck {
+    fn drop(&mut self) {
+        let alone = std::env::args().any(|argument| argument == "--test-threads=1");
+        if thread::panicking() || (self.device.sim.is_none() && !alone) {
+            return;
+        }
+        let end = Instant::now() + self.limit;
+        while !self.is_over() && Instant::now() < end {
+            // Frees what was dropped while work was in flight on it.
+            transload_core::Reclaimer::new().sweep();
+            thread::yield_now();
+        }
+        self.device.assert_ledger_empty();
+        self.device.assert_no_races();
+        assert!(self.more().is_empty(), "still alive on the real device: {:?}", self.more());
+    }
+}
+
+/// Whether tests run on the machine's own driver.
+#[must_use]
+pub fn is_real() -> bool {
+    std::env::var(VARIABLE).is_ok_and(|value| value == "real")
+}
+
+/// A device with default properties.
+#[must_use]
+pub fn device() -> TestDevice {
+    if is_real() {
+        TestDevice { ordinal: 0, sim: None }
+    } else {
+        simulated(|builder| builder.record_accesses(true))
+    }
+}
+
+/// A device with properties that only the software driver can have. On a real driver it prints that the test is skipped
+/// and answers `None`.
+#[must_use]
+pub fn device_with(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<TestDevice> {
+    if is_real() {
+        println!("skipped: needs the software driver");
+        return None;
+    }
+    Some(simulated(properties))
+}
+
+/// `count` devices with default properties; on a real driver the machine's first ones, or `None` (printing that the test
+/// is skipped) where it has fewer.
+#[must_use]
+pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
+    if !is_real() {
+        return Some((0..count).map(|_| simulated(|builder| builder.record_accesses(true))).collect());
+    }
+    let present = transload_cuda_sys::Driver::get().and_then(|driver| driver.device_count()).unwrap_or(0);
+    if present < count {
+        println!("skipped: needs {count} devices, this machine has {present}");
+        return None;
+    }
+    Some((0..count).map(|ordinal| TestDevice { ordinal, sim: None }).collect())
+}
+
+/// Bytes that look like nothing else: the same for a seed, others for another one.
+#[must_use]
+pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = Rng::new(seed);
+    let mut noise = Vec::with_capacity(bytes + 8);
+    while noise.len() < bytes {
+        noise.extend_from_slice(&random.next().to_le_bytes());
+    }
+    noise.truncate(bytes);
+    noise
+}
+
+/// How many times as much random tests do as they usually do: the variable `TRANSLOAD_TEST_ROUNDS`, else 1. With
+/// `TRANSLOAD_SIM_SEED` they do other things than usual.
+#[must_use]
+pub fn rounds() -> u32 {
+    let given = std::env::var("TRANSLOAD_TEST_ROUNDS").ok().and_then(|text| text.trim().parse().ok());
+    given.unwrap_or(1).max(1)
+}
+
+/// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
+/// `None` lets them again. It holds for the whole process.
+pub fn refuse_migration_counters(code: Option<u32>) {
+    cupti::refuse(code);
+}
+
+/// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
+/// context; `false` ends that. It holds for the whole process.
+pub fn silence_migration_counters(silent: bool) {
+    cupti::silence(silent);
+}
+
+/// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
+/// as usual. It holds for the whole process.
+pub fn keep_migration_records(most: Option<usize>) {
+    cupti::keep(most);
+}
+
+fn simulated(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {
+    let installed = install();
+    assert!(installed.is_ok(), "the software driver comes too late: {installed:?}");
+    let sim = properties(SimDevice::builder()).build();
+    TestDevice { ordinal: sim.ordinal(), sim: Some(sim) }
+}

@@ -1,0 +1,106 @@
+//! A fence of a buffer's current uses that can be had while another thread is submitting one of them.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    thread,
+    time::Duration,
+};
+
+use transload_core::{DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id};
+
+/// Its point 1 is reached when the uses are over that were claimed before it was made. Keeps the buffer alive.
+struct PendingUses {
+    id: TimelineId,
+    buffer: RawBuffer,
+    /// The fences of the uses, once no submission was under way.
+    uses: OnceLock<Vec<Fence>>,
+    over: AtomicBool,
+}
+
+/// The end of the buffer's current uses, the submissions under way included.
+pub(super) fn end_of_uses(buffer: &RawBuffer) -> Fence {
+    let (id, buffer) = (next_timeline_id(), buffer.clone());
+    let uses = PendingUses { id, buffer, uses: OnceLock::new(), over: AtomicBool::new(false) };
+    Fence::new(Arc::new(uses), 1)
+}
+
+impl PendingUses {
+    /// `None` while a submission is under way.
+    fn uses(&self) -> Option<&[Fence]> {
+        if self.uses.get().is_none() {
+            let fences = self.buffer.in_flight()?;
+            let _first = self.uses.set(fences);
+        }
+        self.uses.get().map(Vec::as_slice)
+    }
+
+    fn is_over(&self) -> bool {
+        let over = self.over.load(Ordering::Acquire)
+            || self.uses().is_some_and(|uses| uses.iter().all(Fence::is_over));
+        if over {
+            self.over.store(true, Ordering::Release);
+        }
+        over
+    }
+}
+
+// SAFETY: the point is reached when every use's own fence is, and those were read when none was being submitted.
+unsafe impl Timeline for PendingUses {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        self.buffer.place().device
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(self.over.load(Ordering::Acquire))
+    }
+
+    fn poll(&self, _point: u64) -> Result<bool> {
+        Ok(self.is_over())
+    }
+
+    fn wait(&self, _point: u64) -> Result<()> {
+        loop {
+            match self.uses() {
+                Some(uses) => {
+                    for fence in uses {
+                        let _reported_by_the_transfer = fence.wait();
+                    }
+                    self.over.store(true, Ordering::Release);
+                    return Ok(());
+                }
+                // As long as one call into a driver.
+                None => thread::yield_now(),
+            }
+        }
+    }
+
+    fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
+        if self.is_over() {
+            return true;
+        }
+        match self.uses() {
+            Some(uses) => uses.iter().all(|fence| fence.timeline().wake_at(fence.point(), waker)),
+            None => {
+                waker.wake_by_ref();
+                false
+            }
+        }
+    }
+
+    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

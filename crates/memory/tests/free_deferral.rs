@@ -1,0 +1,126 @@
+//! Frees that wait for the device are put off while a stream may wait for the host, and nobody waits for them for ever. A
+//! process of its own: deferrals hold for all of it.
+#![cfg(any(target_os = "linux", windows))]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail their tests")]
+
+use std::{
+    ffi::c_void,
+    sync::{
+        Condvar, Mutex,
+        mpsc::{Receiver, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use transload_core::{ErrorKind, MemoryKind};
+use transload_cuda_sim::SimDevice;
+use transload_cuda_sys::{AsStream, Context, Device, Stream, StreamOptions, check, ffi};
+use transload_memory::{CudaDevice, CudaMemoryManager, FreeDeferral};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Deferrals are the process's: a test that has one is alone meanwhile.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (done, is_done) = channel();
+    thread::spawn(move || {
+        let _test_is_over = done.send(call());
+    });
+    is_done
+}
+
+#[test]
+fn an_allocation_that_is_short_of_memory_does_not_wait_for_deferred_frees() {
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().memory_pools(false).total_memory(8 << 20).build();
+    let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap();
+    let deferral = FreeDeferral::begin();
+    drop(memory.allocate(MemoryKind::Device, 6 << 20).unwrap());
+    let asked = aside(move || (memory.allocate(MemoryKind::Device, 6 << 20).map(drop), memory));
+    let (refused, memory) =
+        asked.recv_timeout(LIMIT).expect("the allocation waits for a free that waits for us");
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
+    assert_eq!(sim.ledger().device_allocations, 1, "it is not freed while frees are put off");
+    drop(deferral);
+    let again = memory.allocate(MemoryKind::Device, 6 << 20).unwrap();
+    drop(again);
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[test]
+fn frees_go_on_when_the_last_deferral_ends_and_drain_waits_for_that() {
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap();
+    let (first, second) = (FreeDeferral::begin(), FreeDeferral::begin());
+    for kind in [MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Unified] {
+        drop(memory.allocate(kind, 5000).unwrap());
+    }
+    let drained = aside(move || {
+        memory.drain().unwrap();
+        (memory.ledger(), memory)
+    });
+    drop(first);
+    assert!(drained.recv_timeout(Duration::from_millis(100)).is_err(), "one deferral is left");
+    assert_eq!((sim.ledger().pinned, sim.ledger().managed), (2, 1));
+    drop(second);
+    let (ledger, memory) = drained.recv_timeout(LIMIT).expect("drained");
+    assert!(ledger.is_empty(), "{ledger}");
+    drop(memory);
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}
+
+#[derive(Default)]
+struct Door {
+    is_open: Mutex<bool>,
+    changed: Condvar,
+}
+
+unsafe extern "C" fn stand(data: *mut c_void) {
+    // SAFETY: the data is a door that is never freed.
+    let door = unsafe { &*data.cast::<Door>() };
+    let is_open = door.is_open.lock().unwrap();
+    drop(door.changed.wait_timeout_while(is_open, LIMIT, |is_open| !*is_open).unwrap());
+}
+
+#[test]
+fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
+    let _alone = alone();
+    transload_cuda_sim::install().unwrap();
+    let sim = SimDevice::builder().build();
+    let memory = CudaMemoryManager::new(&CudaDevice::new(sim.ordinal()).unwrap()).unwrap();
+    let context = Context::primary(Device::new(sim.ordinal()).unwrap()).unwrap();
+    let stream = Stream::new(&context, StreamOptions::default()).unwrap();
+    let door: &Door = Box::leak(Box::default());
+    let buffer = memory.allocate(MemoryKind::Pinned, 5000).unwrap();
+    {
+        let _bound = context.enter().unwrap();
+        let data = std::ptr::from_ref(door).cast_mut().cast();
+        // SAFETY: the door is never freed.
+        check("launch", unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(stand), data) }).unwrap();
+    }
+    drop(buffer);
+    // The thread that frees runs the host function, as any that waits for the device.
+    while sim.queued() > 0 {
+        thread::yield_now();
+    }
+    let begun = aside(FreeDeferral::begin);
+    assert!(begun.recv_timeout(Duration::from_millis(100)).is_err(), "a free is in the driver");
+    *door.is_open.lock().unwrap() = true;
+    door.changed.notify_all();
+    drop(begun.recv_timeout(LIMIT).expect("the free is done"));
+    stream.synchronize().unwrap();
+    memory.drain().unwrap();
+    drop((memory, stream, context));
+    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+}

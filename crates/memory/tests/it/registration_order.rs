@@ -1,0 +1,95 @@
+//! A registration is ordered after the work that was in flight on the buffer before it.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Condvar, Mutex,
+        mpsc::{RecvTimeoutError, channel},
+    },
+    task::Waker,
+    thread,
+    time::Duration,
+};
+
+use transload_core::{Access, Claims, DeviceId, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_memory::{CudaMemoryManager, RegistrationCache};
+
+use super::{heap::heap, manager};
+
+/// A timeline of one point, which the test reaches.
+struct Held {
+    id: TimelineId,
+    over: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Held {
+    fn open(&self) {
+        *self.over.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+// SAFETY: no memory is used behind its point.
+unsafe impl Timeline for Held {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        u64::from(*self.over.lock().unwrap())
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        Ok(self.reached() >= point)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        drop(self.changed.wait_while(self.over.lock().unwrap(), |over| !*over).unwrap());
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn registering_waits_for_work_in_flight() {
+    let (device, memory) = manager();
+    let memory: Arc<CudaMemoryManager> = Arc::new(memory);
+    let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
+    let (buffer, _) = heap(100_000, true);
+    let held = Arc::new(Held { id: next_timeline_id(), over: Mutex::new(false), changed: Condvar::new() });
+    let fence = Fence::new(Arc::clone(&held) as Arc<dyn Timeline>, 1);
+    let claims = Claims::of(&mut [(&buffer, Access::Write)]).unwrap();
+    // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
+    unsafe { claims.commit(&fence) };
+    let (sender, receiver) = channel();
+    let (in_thread, of_thread) = (Arc::clone(&cache), buffer.clone());
+    let registering = thread::spawn(move || {
+        let _test_is_over = sender.send(in_thread.register(&of_thread).map(drop));
+    });
+    let early = receiver.recv_timeout(Duration::from_millis(200));
+    assert_eq!(early.err(), Some(RecvTimeoutError::Timeout), "registered under work in flight");
+    held.open();
+    receiver.recv_timeout(Duration::from_secs(20)).expect("not registered after the work").unwrap();
+    registering.join().unwrap();
+    drop((buffer, cache));
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    drop(memory);
+    device.assert_ledger_empty();
+}

@@ -1,0 +1,309 @@
+//! Which streams a lane has: changed under a lock, and read by each thread in a copy of its own.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use transload_core::WorkloadType;
+
+use super::{
+    seat::{MOST, Pooled, Seat, Seats, Share},
+    strategy::WORKLOADS,
+};
+use crate::{CudaStream, thread_number::thread_number};
+
+/// A thread remembers so many lanes.
+const LANES: usize = 32;
+/// Where a thread remembers whose turn it is, whatever the workload.
+pub(crate) const TURN: WorkloadType = WorkloadType::Compute;
+/// A thread was not in the lane yet.
+const FRESH: u8 = u8::MAX;
+/// One of a thread's leases of a lane in so many looks whether the lane could do with fewer streams.
+const LEASES_PER_LOOK: u32 = 1021;
+
+/// The places of a lane, as of one moment.
+#[derive(Clone, Default)]
+pub(crate) struct Roster {
+    places: Vec<Option<Arc<Seats>>>,
+    /// Which have a stream.
+    pub(crate) filled: u64,
+}
+
+impl Roster {
+    #[inline]
+    pub(crate) fn seats(&self, index: usize) -> Option<&Seats> {
+        self.places.get(index)?.as_deref()
+    }
+}
+
+/// The places of a lane.
+pub(crate) struct Places {
+    /// Never used again, so that what a thread remembers of a lane is not taken for another's.
+    id: u64,
+    version: AtomicU64,
+    filled: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    pooled: Vec<Option<Pooled>>,
+    roster: Arc<Roster>,
+}
+
+/// What a thread remembers of a lane.
+pub(crate) struct Seen {
+    lane: u64,
+    version: u64,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) share: Share,
+    at: [u8; WORKLOADS.len()],
+    leases: u32,
+    /// For so many leases the thread keeps to its place without a look at other threads' leases.
+    pub(crate) keeps: u32,
+}
+
+thread_local! {
+    static SEEN: RefCell<[Option<Seen>; LANES]> = const { RefCell::new([const { None }; LANES]) };
+}
+
+impl Places {
+    /// Empty places; at most [`MOST`].
+    pub(crate) fn new(places: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let pooled: Vec<_> = (0..places.min(MOST)).map(|_| None).collect();
+        let roster = Roster { places: pooled.iter().map(|_| None).collect(), filled: 0 };
+        let state = State { pooled, roster: Arc::new(roster) };
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            version: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The bits of the places that have a stream.
+    pub(crate) fn filled(&self) -> u64 {
+        self.filled.load(Ordering::Relaxed)
+    }
+
+    /// Calls `choose` with what the calling thread remembers, brought up to date. It must not lease.
+    #[inline]
+    pub(crate) fn with<R>(&self, choose: impl Fn(&mut Seen) -> R) -> R {
+        let chosen = SEEN.try_with(|lanes| {
+            let mut lanes = lanes.try_borrow_mut().ok()?;
+            let place = &mut lanes[self.id as usize % LANES];
+            let seen = match place {
+                Some(seen)
+                    if seen.lane == self.id && seen.version == self.version.load(Ordering::Acquire) =>
+                {
+                    seen
+                }
+                _ => self.renew(place),
+            };
+            Some(choose(seen))
+        });
+        // A thread that is ending remembers nothing.
+        chosen.ok().flatten().unwrap_or_else(|| choose(self.renew(&mut None)))
+    }
+
+    #[cold]
+    fn renew<'a>(&self, place: &'a mut Option<Seen>) -> &'a mut Seen {
+        let state = self.state.lock();
+        let (version, roster) = (self.version.load(Ordering::Relaxed), Arc::clone(&state.roster));
+        drop(state);
+        let fresh = Seen {
+            lane: self.id,
+            version,
+            roster,
+            share: Share::here(),
+            at: [FRESH; WORKLOADS.len()],
+            // So that threads of few leases look as well, now and then.
+            leases: thread_number() as u32 % LEASES_PER_LOOK * 617 % LEASES_PER_LOOK,
+            keeps: 0,
+        };
+        let before = place.take().filter(|seen| seen.lane == self.id);
+        place.insert(match before {
+            Some(Seen { at, leases, .. }) => Seen { at, leases, ..fresh },
+            None => fresh,
+        })
+    }
+
+    /// Puts a stream into the first empty place of `among` and leases it; returns which, or the stream where all are filled.
+    pub(crate) fn put(&self, among: u64, stream: CudaStream) -> Result<(usize, Arc<Seat>), CudaStream> {
+        let pooled = Pooled::new(stream);
+        let mut state = self.state.lock();
+        let found = (0..state.pooled.len())
+            .find(|index| among & bit(*index) != 0 && state.roster.filled & bit(*index) == 0);
+        let held = pooled.found.hold(Share::here());
+        let (Some(index), Some((seat, _))) = (found, held) else {
+            drop(state);
+            return Err(pooled.stream);
+        };
+        state.pooled[index] = Some(pooled);
+        self.publish(&mut state);
+        Ok((index, seat))
+    }
+
+    /// Takes out a stream that nobody leases, where `may` agrees, told the bits of all that are filled.
+    pub(crate) fn take(&self, index: usize, may: impl FnOnce(u64) -> bool) -> Option<CudaStream> {
+        let mut state = self.state.lock();
+        let filled = state.roster.filled;
+        if filled & bit(index) == 0 || !may(filled) {
+            return None;
+        }
+        let pooled = state.pooled.get_mut(index)?.take()?;
+        let taken = match pooled.retire() {
+            Ok(stream) => Some(stream),
+            Err(leased) => {
+                state.pooled[index] = Some(leased);
+                None
+            }
+        };
+        self.publish(&mut state);
+        taken
+    }
+
+    fn publish(&self, state: &mut State) {
+        let places: Vec<_> =
+            state.pooled.iter().map(|place| place.as_ref().map(|pooled| Arc::clone(&pooled.found))).collect();
+        let filled = places.iter().enumerate().filter(|(_, place)| place.is_some());
+        let filled = filled.fold(0, |bits, (index, _)| bits | bit(index));
+        state.roster = Arc::new(Roster { places, filled });
+        self.filled.store(filled, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The stream of a place and how many leases it has. Does not lease it.
+    pub(crate) fn look(&self, index: usize) -> Option<(CudaStream, usize)> {
+        let state = self.state.lock();
+        let pooled = state.pooled.get(index)?.as_ref()?;
+        Some((pooled.stream.clone(), pooled.found.leases()))
+    }
+
+    /// Leases the stream of a place, whatever it does.
+    pub(crate) fn hold(&self, index: usize) -> Option<Arc<Seat>> {
+        let seats = Arc::clone(self.state.lock().roster.places.get(index)?.as_ref()?);
+        seats.hold(Share::here()).map(|(seat, _)| seat)
+    }
+
+    /// How many places there are.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().pooled.len()
+    }
+}
+
+impl Seen {
+    /// The place whose turn it is, of those `there`.
+    #[inline]
+    pub(crate) fn next(&mut self, there: u64) -> Option<usize> {
+        let last = self.at[TURN as usize];
+        let index = if last == FRESH { start(there)? } else { from(last.wrapping_add(1), there)? };
+        self.at[TURN as usize] = index;
+        Some(usize::from(index))
+    }
+
+    /// Where the thread looks first for a workload: where it was last.
+    #[inline]
+    pub(crate) fn first(&mut self, workload: WorkloadType, there: u64) -> Option<usize> {
+        let last = self.at[workload as usize];
+        let index = if last == FRESH { start(there)? } else { from(last, there)? };
+        self.at[workload as usize] = index;
+        Some(usize::from(index))
+    }
+
+    /// The thread looks there first from now on.
+    #[inline]
+    pub(crate) fn stay(&mut self, workload: WorkloadType, index: usize) {
+        self.at[workload as usize] = (index % MOST) as u8;
+    }
+
+    /// Whether this lease is the one in so many.
+    #[inline]
+    pub(crate) fn is_look_due(&mut self) -> bool {
+        self.leases += 1;
+        let due = self.leases >= LEASES_PER_LOOK;
+        if due {
+            self.leases = 0;
+        }
+        due
+    }
+}
+
+/// Where a thread begins: each at another place.
+#[cold]
+fn start(there: u64) -> Option<u8> {
+    let mut rest = there;
+    for _ in 0..thread_number().checked_rem(there.count_ones() as usize)? {
+        rest &= rest - 1;
+    }
+    Some(rest.trailing_zeros() as u8)
+}
+
+/// The first bit of `there` from `index` on, all around.
+#[inline]
+fn from(index: u8, there: u64) -> Option<u8> {
+    let ahead = there.rotate_right(u32::from(index)).trailing_zeros() as u8;
+    (there != 0).then_some(index.wrapping_add(ahead) % MOST as u8)
+}
+
+/// The bit of a place.
+#[inline]
+pub(crate) fn bit(index: usize) -> u64 {
+    1 << (index % MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, thread};
+
+    use super::*;
+
+    #[test]
+    fn every_bit_has_its_turn_in_order_and_all_around() {
+        Places::new(MOST).with(|seen| {
+            for there in [1, 0b1010_0110, 1 << 63, 1 | 1 << 63, u64::MAX] {
+                let bits: Vec<_> = (0..64).filter(|index| there & (1_u64 << index) != 0).collect();
+                let first = seen.next(there).unwrap();
+                let begin = bits.iter().position(|index| *index == first).unwrap();
+                for turn in 1..=2 * bits.len() {
+                    assert_eq!(seen.next(there), Some(bits[(begin + turn) % bits.len()]), "{there:b}");
+                }
+            }
+            assert_eq!((seen.next(0), seen.first(WorkloadType::Mixed, 0)), (None, None));
+        });
+    }
+
+    #[test]
+    fn threads_begin_at_different_places_and_stay_where_they_are_told_to() {
+        let places = Places::new(8);
+        let begin = || {
+            places.with(|seen| {
+                let first = seen.first(WorkloadType::Memory, 0xff).unwrap();
+                seen.stay(WorkloadType::Memory, 7 - first);
+                assert_eq!(seen.first(WorkloadType::Memory, 0xff), Some(7 - first));
+                first
+            })
+        };
+        // One behind the other, but other tests may begin threads in between.
+        let firsts: HashSet<_> =
+            (0..64).map(|_| thread::scope(|scope| scope.spawn(begin).join().unwrap())).collect();
+        assert!(firsts.len() > 2, "{firsts:?}");
+    }
+
+    #[test]
+    fn lanes_that_share_a_place_in_a_threads_memory_are_told_apart() {
+        let lanes: Vec<_> = (0..2 * LANES).map(|_| Places::new(8)).collect();
+        for _ in 0..2 {
+            for (index, places) in lanes.iter().enumerate() {
+                places.with(|seen| seen.stay(WorkloadType::Mixed, index % 8));
+                let first = places.with(|seen| seen.first(WorkloadType::Mixed, 0xff));
+                assert_eq!(first, Some(index % 8));
+            }
+        }
+    }
+}

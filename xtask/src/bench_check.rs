@@ -1,0 +1,120 @@
+//! What must hold of every run of the benchmark, on any machine, whatever it measured.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+
+use crate::results::{ResultRow, Results};
+
+/// Rows of every method on a path begin so.
+const METHODS: &str = "methods/";
+/// A run that was asked for everything has rows of every method on these.
+const PATHS: [&str; 7] = [
+    "cpu.pinned-to-cuda:0.device",
+    "cuda:0.device-to-cpu.pinned",
+    "cpu.pageable-to-cuda:0.device",
+    "cuda:0.device-to-cpu.pageable",
+    "cpu.mapped-to-cuda:0.device",
+    "cuda:0.device-to-cpu.mapped",
+    "cuda:0.device-to-cuda:0.device",
+];
+
+/// Checks a run; `is_whole` is one that no argument restricts to some rows.
+///
+/// # Errors
+/// Everything that is wrong: bytes that nobody compared, figures that are none, rows of the software driver that do not say
+/// so, methods that neither ran nor were rejected with a reason, and missing rows.
+pub(crate) fn check(results: &Results, is_whole: bool) -> Result<()> {
+    let mut wrong = Vec::new();
+    let mut ids = BTreeSet::new();
+    for row in &results.rows {
+        check_row(results, row, &mut wrong);
+        if !ids.insert(row.id.as_str()) {
+            wrong.push(format!("{} is there twice", row.id));
+        }
+    }
+    if is_whole {
+        let has = |path: &str| ids.iter().any(|id| id.starts_with(&format!("{METHODS}{path}/")));
+        wrong.extend(
+            PATHS.iter().filter(|path| !has(path)).map(|path| format!("no method has rows on {path}")),
+        );
+    }
+    for choice in &results.choices {
+        let id = format!("{METHODS}{}/{}/{}", choice.path, choice.method, choice.bytes);
+        if !ids.contains(id.as_str()) {
+            wrong.push(format!(
+                "{} was chosen for {} bytes {} and has no row",
+                choice.method, choice.bytes, choice.path
+            ));
+        }
+    }
+    for rejection in &results.rejections {
+        let id = format!("{METHODS}{}/{}/{}", rejection.path, rejection.method, rejection.bytes);
+        if rejection.reason.is_empty() || ids.contains(id.as_str()) {
+            wrong.push(format!("{id} was rejected without a reason, or measured all the same"));
+        }
+    }
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    bail!("{} things are wrong with the results:\n  {}", wrong.len(), wrong.join("\n  "))
+}
+
+fn check_row(results: &Results, row: &ResultRow, wrong: &mut Vec<String>) {
+    let ResultRow { id, value, p10, p50, p90, .. } = row;
+    if row.bytes > 0 && !row.verified {
+        wrong.push(format!("{id}: nobody compared its bytes"));
+    }
+    if [value, p10, p50, p90].iter().any(|figure| !figure.is_finite() || **figure < 0.0) {
+        wrong.push(format!("{id}: {value} ({p10}, {p50}, {p90}) is no measurement"));
+    }
+    // A rate's lowest is its slowest, a time's lowest its fastest: the order says no more than that.
+    let ordered = [[p10, p50, p90], [p90, p50, p10]];
+    if !ordered.iter().any(|figures| figures.is_sorted()) {
+        wrong.push(format!("{id}: {p50} is not between {p10} and {p90}"));
+    }
+    if id.contains("cuda:") && row.simulated != results.simulated {
+        wrong.push(format!("{id}: simulated is {}, of the run {}", row.simulated, results.simulated));
+    }
+    if row.simulated && row.met.is_some() {
+        wrong.push(format!("{id}: a software driver meets and misses no goal"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{Choice, Rejection, sample};
+
+    /// What is found wrong after a change of results that are right.
+    fn found(change: impl FnOnce(&mut Results)) -> String {
+        let mut results = sample();
+        results.rows.iter_mut().for_each(|row| (row.simulated, row.met) = (true, None));
+        results.simulated = true;
+        results.choices.clear();
+        check(&results, false).unwrap();
+        change(&mut results);
+        check(&results, false).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn each_fault_of_a_run_is_found() {
+        assert!(found(|results| results.rows[0].verified = false).contains("nobody compared"));
+        assert!(found(|results| results.rows[0].p50 = f64::NAN).contains("no measurement"));
+        assert!(found(|results| results.rows[0].p50 = results.rows[0].p90 * 2.0).contains("is not between"));
+        assert!(found(|results| results.rows[0].simulated = false).contains("simulated is false"));
+        assert!(found(|results| results.rows[0].met = Some(true)).contains("no goal"));
+        assert!(found(|results| results.rows.push(results.rows[0].clone())).contains("is there twice"));
+        let [path, method] = ["p", "DirectCopy"].map(str::to_owned);
+        let choice = Choice { path: path.clone(), bytes: 1, method: method.clone() };
+        assert!(found(|results| results.choices.push(choice)).contains("has no row"));
+        let rejection = Rejection { path, bytes: 1, method, reason: String::new() };
+        assert!(found(|results| results.rejections.push(rejection)).contains("without a reason"));
+    }
+
+    #[test]
+    fn a_whole_run_without_a_path_is_found() {
+        let error = check(&sample(), true).unwrap_err().to_string();
+        assert!(error.contains("no method has rows on cuda:0.device-to-cpu.pageable"), "{error}");
+    }
+}

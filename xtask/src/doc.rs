@@ -1,0 +1,117 @@
+//! Renders the documentation of every crate, and fails where a link in it leads nowhere.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::artifacts;
+
+/// Renders, warnings denied, and checks.
+pub(crate) fn run(sh: &Shell) -> Result<()> {
+    let folder = artifacts::target_directory(sh)?.join("doc");
+    // Pages of an earlier run would serve links of this one.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
+    }
+    // rustdoc links to crates whose folder is there, and cargo removes a crate's folder before its turn: so one after the other.
+    for name in artifacts::libraries(sh)? {
+        fs::create_dir_all(folder.join(name))?;
+    }
+    let _flags = sh.push_env("RUSTDOCFLAGS", "-D warnings");
+    cmd!(sh, "cargo doc --workspace --no-deps --all-features --locked --jobs 1").quiet().run()?;
+    let dead = dead_links(&folder)?;
+    if dead.is_empty() {
+        return Ok(());
+    }
+    let list: Vec<String> = dead.iter().map(|(link, page)| format!("  {link} on {page}")).collect();
+    bail!("{} dead links in {}:\n{}", dead.len(), folder.display(), list.join("\n"))
+}
+
+/// Relative links to files that are not there, each with one page that has it.
+fn dead_links(root: &Path) -> Result<BTreeMap<String, String>> {
+    let mut dead = BTreeMap::new();
+    // The listings of sources hold whatever strings sources hold.
+    let sources = root.join("src");
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+            let path = entry?.path();
+            if path == sources {
+                continue;
+            }
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "html") {
+                let html =
+                    fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+                for link in links(&html).filter(|link| !target(&folder, link).exists()) {
+                    let page = path.strip_prefix(root).unwrap_or(&path).display().to_string();
+                    dead.entry(link.to_owned()).or_insert(page);
+                }
+            }
+        }
+    }
+    Ok(dead)
+}
+
+/// What the page's links lead to, without those within the page, to other sites, of scripts, and to the list of all crates,
+/// which is not made by default.
+fn links(html: &str) -> impl Iterator<Item = &str> {
+    html.split("href=\"").skip(1).filter_map(|rest| {
+        let link = rest.split('"').next()?.split(['#', '?']).next()?;
+        let scheme = link.split_once(':').is_some_and(|(scheme, rest)| {
+            !rest.starts_with(':') && scheme.chars().all(|char| char.is_ascii_lowercase())
+        });
+        (!link.is_empty()
+            && !scheme
+            && !link.starts_with("//")
+            && !link.contains("${")
+            && link != "./index.html")
+            .then_some(link)
+    })
+}
+
+/// A link from a page of this folder, as a path without steps back.
+fn target(folder: &Path, link: &str) -> PathBuf {
+    let mut path = PathBuf::new();
+    for component in folder.join(link).components() {
+        match component {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            other => path.push(other),
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_a_page_are_those_that_need_a_file() {
+        let html = r##"<a href="a.html#x"><a href="#x"><a href="https://e.org/b"><a href="../c/d.html?q">
+            <link href="../static.files/${f}"><a href="Self::len"><a href="transload_core::Loan">"##;
+        assert_eq!(
+            links(html).collect::<Vec<_>>(),
+            ["a.html", "../c/d.html", "Self::len", "transload_core::Loan"]
+        );
+    }
+
+    #[test]
+    fn dead_links_are_found_with_their_page() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir(root.join("one")).unwrap();
+        fs::write(root.join("one/index.html"), r#"<a href="../two.html"><a href="Self::len">"#).unwrap();
+        fs::write(root.join("two.html"), r#"<a href="one/index.html#top">"#).unwrap();
+        let dead = dead_links(root).unwrap();
+        let page = Path::new("one").join("index.html").display().to_string();
+        assert_eq!(dead.into_iter().collect::<Vec<_>>(), [("Self::len".to_owned(), page)]);
+    }
+}

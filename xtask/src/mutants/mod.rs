@@ -1,0 +1,165 @@
+//! Deliberate faults, each of which the test named for it must find.
+
+pub(crate) mod list;
+mod process;
+pub(crate) mod table;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    num::NonZeroUsize,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use xshell::Shell;
+
+use crate::artifacts::{self, Artifact};
+use list::Mutant;
+use process::End;
+use table::Outcome;
+
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Only mutants whose name contains this; docs/mutants.md is then left as it is.
+    filter: Option<String>,
+    /// Seconds after which a test counts as hanging.
+    #[arg(long, default_value_t = LIMIT, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    limit: u64,
+    /// Leave docs/mutants.md as it is.
+    #[arg(long)]
+    check: bool,
+}
+
+const LIMIT: u64 = 60;
+
+impl Options {
+    /// What every change must pass: all mutants, and no file is written.
+    pub(crate) fn for_every_change() -> Self {
+        Self { filter: None, limit: LIMIT, check: true }
+    }
+}
+
+/// A test: package, target, path.
+type Test<'a> = (&'a str, &'a str, &'a str);
+
+fn test_of(mutant: &Mutant) -> Test<'_> {
+    (&mutant.package, &mutant.target, &mutant.test)
+}
+
+/// Builds once, sees every named test pass, then fail with its mutant.
+///
+/// # Errors
+/// A mutant that survives, a test that does not exist or does not pass without a mutant, a build that fails.
+pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
+    let root = sh.current_dir();
+    let lists = list::read(&root)?;
+    let all: Vec<Mutant> =
+        lists.into_iter().flat_map(|list| list.mutants).map(|(_, mutant)| mutant).collect();
+    let chosen: Vec<Mutant> = match &options.filter {
+        Some(text) => all.iter().filter(|mutant| mutant.name.contains(text.as_str())).cloned().collect(),
+        None => all,
+    };
+    ensure!(!chosen.is_empty(), "no mutant's name contains `{}`", options.filter.as_deref().unwrap_or(""));
+    let limit = Duration::from_secs(options.limit);
+    let built = build(sh, &chosen)?;
+    let tests: Vec<Test<'_>> = chosen.iter().map(test_of).collect::<BTreeSet<_>>().into_iter().collect();
+    let sound = each(&tests, "without a mutant", |(package, target, path)| {
+        let program = program(&built, package, target)?;
+        process::run(program, path, None, limit).with_context(|| format!("{package}, {target}: {path}"))
+    })?;
+    // A test that cannot pass catches nothing; the other mutants are looked at all the same.
+    let mut broken: BTreeMap<Test<'_>, End> = BTreeMap::new();
+    for (test, (end, output)) in tests.iter().zip(&sound).filter(|(_, (end, _))| *end != End::Passed) {
+        let (package, target, path) = test;
+        eprintln!("{package}, {target}: {path} does not pass without a mutant:\n{output}");
+        broken.insert(*test, if *end == End::NoTest { End::NoTest } else { End::Broken });
+    }
+    let outcomes = each(&chosen, "with its mutant", |mutant| {
+        let (package, target, path) = test_of(mutant);
+        if let Some(end) = broken.get(&test_of(mutant)) {
+            return Ok(Outcome::new(mutant, *end, 0.0));
+        }
+        let begun = Instant::now();
+        let (end, _) = process::run(program(&built, package, target)?, path, Some(&mutant.name), limit)
+            .with_context(|| format!("{package}, {target}: {path}"))?;
+        Ok(Outcome::new(mutant, end, begun.elapsed().as_secs_f64()))
+    })?;
+    print!("{}", table::text(&outcomes));
+    let json = artifacts::target_directory(sh)?.join("mutants.json");
+    fs::write(&json, serde_json::to_string_pretty(&outcomes)? + "\n")
+        .with_context(|| format!("writing {}", json.display()))?;
+    let survivors: Vec<&str> =
+        outcomes.iter().filter(|outcome| !outcome.is_caught()).map(|outcome| outcome.name.as_str()).collect();
+    ensure!(survivors.is_empty(), "not caught: {}", survivors.join(", "));
+    if options.filter.is_none() && !options.check {
+        fs::write(root.join(table::PAGE), table::page(&outcomes))
+            .with_context(|| format!("writing {}", table::PAGE))?;
+        println!("wrote {}", table::PAGE);
+    }
+    Ok(())
+}
+
+/// Builds the test programs that are named, with `--cfg mutants`, in a target folder of their own.
+fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
+    let target = artifacts::target_directory(sh)?.join("mutants");
+    let flags = sh.var("RUSTFLAGS").unwrap_or_default();
+    let _flags = sh.push_env("RUSTFLAGS", format!("{flags} --cfg mutants").trim());
+    let _target = sh.push_env("CARGO_TARGET_DIR", target);
+    let packages: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.package.as_str()).collect();
+    let targets: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.target.as_str()).collect();
+    // As in a build of the whole workspace, where the programs want the features.
+    let mut arguments = vec!["test", "--no-run", "--all-features"];
+    arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
+    for target in targets {
+        arguments.extend(if target == "lib" { vec!["--lib"] } else { vec!["--test", target] });
+    }
+    eprintln!("building the tests of {} packages with --cfg mutants", packages.len());
+    artifacts::build(sh, &arguments)
+}
+
+fn program<'a>(built: &'a [Artifact], package: &str, target: &str) -> Result<&'a Artifact> {
+    let is_it = |artifact: &&Artifact| {
+        artifact.is_test
+            && artifact.package == package
+            && if target == "lib" {
+                artifact.kind == "lib"
+            } else {
+                artifact.target == target && artifact.kind == "test"
+            }
+    };
+    built.iter().find(is_it).with_context(|| format!("package {package} has no test target `{target}`"))
+}
+
+/// Does something for each item on two threads a processor, since a test that hangs needs none, with a progress bar; the
+/// results are in the order of the items.
+fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
+    let bar = ProgressBar::new(items.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
+        bar.set_style(style);
+    }
+    bar.set_message(what.to_owned());
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let threads = 2 * thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    thread::scope(|scope| {
+        for _ in 0..threads.min(items.len()) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(item) = items.get(index) else { break };
+                    let result = work(item);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).insert(index, result);
+                    bar.inc(1);
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+}
