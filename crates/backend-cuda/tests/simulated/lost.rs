@@ -78,9 +78,11 @@ fn free_blocks_of_a_lost_device_leave_the_ledger() {
         let held = allocator.allocate_buffer(&stream, 4096).unwrap();
         let (_, buffers, _) = lose(&backend, &sim);
         allocator.free_for_stream(block, &stream).unwrap();
-        drop((buffers, held, stream));
+        // The stream stays: the allocator cannot seal what was freed on it.
+        drop((buffers, held));
         assert_eq!(backend.drain().unwrap_err().kind(), ErrorKind::DeviceLost);
         backend.drain().unwrap();
         assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+        drop(stream);
     });
 }
