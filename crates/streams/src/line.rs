@@ -87,6 +87,8 @@ pub(crate) struct Line<E> {
     /// With whether they have timing.
     retiring: Vec<(bool, Arc<E>)>,
     durations: VecDeque<(u64, Duration)>,
+    /// Measured operations that another thread's event told the end of before their own was recorded or over.
+    undecided: Vec<Ended<E>>,
     measured: Measured,
     /// How far other timelines were waited for: a later wait for an earlier point is implied.
     cursors: SmallVec<[(TimelineId, u64); CURSORS_KEPT]>,
@@ -104,6 +106,7 @@ impl<E: Timed> Line<E> {
             spare_timed: Vec::new(),
             retiring: Vec::with_capacity(ROOM),
             durations: VecDeque::new(),
+            undecided: Vec::new(),
             measured: Measured::default(),
             cursors: SmallVec::new(),
         }
@@ -198,8 +201,13 @@ impl<E: Timed> Line<E> {
             };
             self.timed = self.timed.saturating_sub(1);
             let known = durations.iter().find(|(of, _)| *of == upto).and_then(|(_, duration)| *duration);
-            if let Some(duration) = known {
-                self.note_duration(upto, duration, &start);
+            match known {
+                Some(duration) => self.note_duration(upto, duration, &start),
+                None if start.asked_for && self.undecided.len() < DURATIONS_KEPT => {
+                    self.undecided.push(Ended { upto, start: start.event, end });
+                    continue;
+                }
+                None => {}
             }
             self.keep(true, start.event);
             self.keep(true, end);
@@ -227,6 +235,12 @@ impl<E: Timed> Line<E> {
     pub(crate) fn take_duration(&mut self, point: u64) -> Option<Duration> {
         let index = self.durations.iter().position(|(at, _)| *at == point)?;
         self.durations.remove(index).map(|(_, duration)| duration)
+    }
+
+    /// Takes the events of a measured operation whose duration was not known when it was found to be over.
+    pub(crate) fn take_undecided(&mut self, point: u64) -> Option<Ended<E>> {
+        let index = self.undecided.iter().position(|ended| ended.upto == point)?;
+        Some(self.undecided.swap_remove(index))
     }
 
     /// Whether this stream already waits for `point` of another timeline.

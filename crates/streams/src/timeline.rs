@@ -24,7 +24,7 @@ use crate::{
     callbacks::Callbacks,
     ends::Ends,
     kernels::Kernels,
-    line::Covered,
+    line::{Covered, Ended},
     loss::is_of_a_capture,
     metrics::Counters,
     panics::contained,
@@ -425,7 +425,13 @@ unsafe impl Timeline for StreamTimeline {
     }
 
     fn take_duration(&self, point: u64) -> Result<Option<Duration>> {
-        Ok(self.ends.line.lock().take_duration(point))
+        let mut line = self.ends.line.lock();
+        if let Some(duration) = line.take_duration(point) {
+            return Ok(Some(duration));
+        }
+        let undecided = line.take_undecided(point);
+        drop(line);
+        Ok(undecided.and_then(Ended::duration))
     }
 
     fn as_any(&self) -> &dyn Any {
