@@ -1,11 +1,14 @@
 //! Many timelines, each reached by the task that awaited the one before: no wake is lost among them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use crate::{executor, gate::Gate, within_limit};
+use crate::{executor, gate::Gate, until, within_limit};
 
 #[test]
 fn chained_timelines_are_all_reached() {
@@ -32,4 +35,36 @@ fn chained_timelines_are_all_reached() {
             tasks.into_iter().for_each(|task| task.wait().unwrap());
         }
     });
+}
+
+#[test]
+fn timeline_that_wakes_during_a_call_is_polled_again() {
+    // Sometimes another poll comes in time, so several rounds.
+    within_limit(String::new, || (0..20).for_each(|_| one_early_call()));
+}
+
+fn one_early_call() {
+    let executor = executor(2);
+    let (early, other) = (Gate::new(), Gate::new());
+    let tasks = [&early, &other].map(|gate| executor.spawn(executor.fence(&gate.fence(1))));
+    until("both timelines have the waker", || {
+        [&early, &other].iter().all(|gate| gate.registered.load(Ordering::SeqCst) > 0)
+    });
+    early.stuck_after_looking.store(true, Ordering::SeqCst);
+    let polls = early.polls.load(Ordering::SeqCst);
+    until("a worker is in the driver, too early", || {
+        drop(executor.spawn(async {}));
+        early.polls.load(Ordering::SeqCst) > polls
+    });
+    early.reach(1);
+    // The other worker was woken, and passes over the timeline that is being called.
+    let (polls, begun) = (other.polls.load(Ordering::SeqCst), Instant::now());
+    until("the other worker polled, and searched longer than it does before it sleeps", || {
+        other.polls.load(Ordering::SeqCst) > polls && begun.elapsed() > Duration::from_millis(20)
+    });
+    early.stuck_after_looking.store(false, Ordering::SeqCst);
+    let [first, second] = tasks;
+    first.wait().unwrap().unwrap();
+    other.reach(1);
+    second.wait().unwrap().unwrap();
 }

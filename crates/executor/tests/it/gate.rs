@@ -28,6 +28,8 @@ pub(crate) struct Gate {
     pub(crate) most_inside: AtomicUsize,
     /// Whether a poll does not return until this is false.
     pub(crate) stuck: AtomicBool,
+    /// Whether a poll that found its point not reached does not return until this is false.
+    pub(crate) stuck_after_looking: AtomicBool,
     /// How often a poll lets others run before it returns.
     pub(crate) lingering: AtomicUsize,
 }
@@ -46,6 +48,7 @@ impl Gate {
             inside: AtomicUsize::new(0),
             most_inside: AtomicUsize::new(0),
             stuck: AtomicBool::new(false),
+            stuck_after_looking: AtomicBool::new(false),
             lingering: AtomicUsize::new(0),
         })
     }
@@ -106,8 +109,12 @@ unsafe impl Timeline for Gate {
         while self.stuck.load(Ordering::SeqCst) {
             thread::yield_now();
         }
+        let done = self.done.load(Ordering::SeqCst);
+        while done < point && self.stuck_after_looking.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
         self.inside.fetch_sub(1, Ordering::SeqCst);
-        if self.done.load(Ordering::SeqCst) < point {
+        if done < point {
             return Ok(false);
         }
         self.known.fetch_max(point, Ordering::SeqCst);
