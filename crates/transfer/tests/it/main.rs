@@ -7,6 +7,7 @@ mod cpu;
 mod failure;
 mod gate;
 mod mock;
+mod mock_memory;
 mod movement;
 mod observer;
 mod property;

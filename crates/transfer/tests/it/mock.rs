@@ -2,9 +2,7 @@
 
 use std::{
     any::Any,
-    cell::UnsafeCell,
     collections::{HashMap, VecDeque},
-    ptr::NonNull,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,16 +14,19 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, Operation,
-    PathCost, PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, Storage, StreamPriority,
-    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
+    PathCost, PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, StreamPriority, Timeline,
+    TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
+
+use crate::mock_memory::Memory;
+pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
 
 /// What happens to be alive, and what is to go wrong.
 #[derive(Default)]
-struct Shared {
-    allocations: AtomicU64,
+pub(crate) struct Shared {
+    pub(crate) allocations: AtomicU64,
     leases: AtomicU64,
     /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
     failures: Mutex<VecDeque<Option<ErrorKind>>>,
@@ -255,84 +256,6 @@ impl Backend for MockBackend {
 
     fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {
         Ok(if self.peers { PeerAccess::Available } else { PeerAccess::Unavailable })
-    }
-}
-
-/// A buffer that may not be written.
-pub(crate) fn read_only(bytes: usize) -> RawBuffer {
-    let shared = Arc::new(Shared::default());
-    let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
-    RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], false, &shared)), &Arc::new(Reclaimer::new()))
-}
-
-/// The bytes of a buffer at rest, whatever its kind.
-pub(crate) fn bytes(buffer: &RawBuffer) -> Vec<u8> {
-    buffer.wait_idle().ok();
-    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
-    // SAFETY: the buffer is idle, and tests that look at it so do not use it from other threads.
-    let all = unsafe { std::slice::from_raw_parts(memory.address(), memory.bytes.len()) };
-    all[buffer.offset()..][..buffer.len()].to_vec()
-}
-
-pub(crate) fn set_bytes(buffer: &RawBuffer, value: u8) {
-    buffer.wait_idle().ok();
-    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
-    // SAFETY: as above, and within the buffer.
-    unsafe { memory.address().add(buffer.offset()).write_bytes(value, buffer.len()) };
-}
-
-struct Memory {
-    place: Place,
-    bytes: Box<[UnsafeCell<u8>]>,
-    writable: bool,
-    shared: Arc<Shared>,
-}
-
-// SAFETY: the buffer's hazards order every access.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    fn new(place: Place, bytes: Vec<u8>, writable: bool, shared: &Arc<Shared>) -> Self {
-        shared.allocations.fetch_add(1, Ordering::SeqCst);
-        let bytes = bytes.into_iter().map(UnsafeCell::new).collect();
-        Self { place, bytes, writable, shared: Arc::clone(shared) }
-    }
-
-    fn address(&self) -> *mut u8 {
-        UnsafeCell::raw_get(self.bytes.as_ptr())
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        self.shared.allocations.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-// SAFETY: the address is that of `bytes`, which neither moves nor shrinks; alignment does not matter to the tests.
-unsafe impl Storage for Memory {
-    fn place(&self) -> Place {
-        self.place
-    }
-
-    fn len(&self) -> usize {
-        self.bytes.len()
-    }
-
-    fn host_address(&self) -> Option<NonNull<u8>> {
-        self.place.kind.is_host_visible().then(|| NonNull::new(self.address()).unwrap())
-    }
-
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
-    fn is_writable(&self) -> bool {
-        self.writable
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

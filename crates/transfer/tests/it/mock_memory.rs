@@ -1,0 +1,90 @@
+//! The mock backend's memory, and its bytes as tests see them.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering},
+};
+
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Reclaimer, Storage};
+
+use crate::mock::Shared;
+
+/// A buffer that may not be written.
+pub(crate) fn read_only(bytes: usize) -> RawBuffer {
+    let shared = Arc::new(Shared::default());
+    let place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    RawBuffer::new(Box::new(Memory::new(place, vec![0; bytes], false, &shared)), &Arc::new(Reclaimer::new()))
+}
+
+/// The bytes of a buffer at rest, whatever its kind.
+pub(crate) fn bytes(buffer: &RawBuffer) -> Vec<u8> {
+    buffer.wait_idle().ok();
+    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
+    // SAFETY: the buffer is idle, and tests that look at it so do not use it from other threads.
+    let all = unsafe { std::slice::from_raw_parts(memory.address(), memory.bytes.len()) };
+    all[buffer.offset()..][..buffer.len()].to_vec()
+}
+
+pub(crate) fn set_bytes(buffer: &RawBuffer, value: u8) {
+    buffer.wait_idle().ok();
+    let memory = buffer.storage().unwrap().as_any().downcast_ref::<Memory>().unwrap();
+    // SAFETY: as above, and within the buffer.
+    unsafe { memory.address().add(buffer.offset()).write_bytes(value, buffer.len()) };
+}
+
+pub(crate) struct Memory {
+    place: Place,
+    bytes: Box<[UnsafeCell<u8>]>,
+    writable: bool,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: the buffer's hazards order every access.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(crate) fn new(place: Place, bytes: Vec<u8>, writable: bool, shared: &Arc<Shared>) -> Self {
+        shared.allocations.fetch_add(1, Ordering::SeqCst);
+        let bytes = bytes.into_iter().map(UnsafeCell::new).collect();
+        Self { place, bytes, writable, shared: Arc::clone(shared) }
+    }
+
+    pub(crate) fn address(&self) -> *mut u8 {
+        UnsafeCell::raw_get(self.bytes.as_ptr())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.shared.allocations.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the address is that of `bytes`, which neither moves nor shrinks; alignment does not matter to the tests.
+unsafe impl Storage for Memory {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.place.kind.is_host_visible().then(|| NonNull::new(self.address()).unwrap())
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
+
+    fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
