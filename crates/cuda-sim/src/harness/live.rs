@@ -48,6 +48,26 @@ pub(super) fn count() -> Live {
     LIVE.lock().clone()
 }
 
+/// How many checks are open, and what was alive before the first of them.
+static OPEN: Mutex<(usize, Live)> = Mutex::new((0, BTreeMap::new()));
+
+/// Opens a check. What is alive belongs to no single fixture, so checks that overlap are one.
+pub(super) fn begin() {
+    let now = count();
+    let mut open = OPEN.lock();
+    if open.0 == 0 {
+        open.1 = now;
+    }
+    open.0 += 1;
+}
+
+/// Closes a check. Returns what was alive before the first one if this is the last.
+pub(super) fn end() -> Option<Live> {
+    let mut open = OPEN.lock();
+    open.0 -= 1;
+    (open.0 == 0).then(|| std::mem::take(&mut open.1))
+}
+
 /// What there is more of now than before.
 pub(super) fn more_than(before: &Live) -> Live {
     let mut now = count();
@@ -59,7 +79,19 @@ pub(super) fn more_than(before: &Live) -> Live {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::change;
+    use super::{LIVE, begin, change, end, more_than};
+
+    #[test]
+    fn of_checks_that_overlap_the_last_one_decides() {
+        begin();
+        *LIVE.lock().entry("streams").or_default() += 1;
+        begin();
+        assert!(end().is_none(), "the first check is still open");
+        let before = end().unwrap();
+        assert_eq!(more_than(&before), BTreeMap::from([("streams", 1)]));
+        *LIVE.lock().entry("streams").or_default() -= 1;
+        assert!(more_than(&before).is_empty());
+    }
 
     #[test]
     fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {

@@ -66,7 +66,10 @@ impl TestDevice {
     pub fn end_check(&self) -> EndCheck {
         /// Threads that free memory or wake tasks may be about to let go of something.
         const LIMIT: Duration = Duration::from_secs(20);
-        EndCheck { device: *self, limit: LIMIT, before: (!self.is_simulated()).then(live::count) }
+        if !self.is_simulated() {
+            live::begin();
+        }
+        EndCheck { device: *self, limit: LIMIT }
     }
 
     /// Asserts that the race checker of the device found nothing (see `record_accesses`).
@@ -85,14 +88,12 @@ impl TestDevice {
 
 /// Asserts at its drop, unless a test panics, that nothing is alive that was made since: on the software driver by its ledger, and
 /// that its race checker found nothing; on a real one by what this process made and gave back through the driver, where
-/// tests run one after the other (`--test-threads=1`).
+/// tests run one after the other (`--test-threads=1`). Of several checks that overlap on real devices the last one decides.
 #[derive(Debug)]
 #[must_use = "the check is made when this is dropped"]
 pub struct EndCheck {
     device: TestDevice,
     limit: Duration,
-    /// What was alive on a real device.
-    before: Option<live::Live>,
 }
 
 impl Deref for EndCheck {
@@ -110,34 +111,36 @@ impl EndCheck {
         self
     }
 
-    /// What is alive on a real device that was not before.
-    fn more(&self) -> live::Live {
-        self.before.as_ref().map(live::more_than).unwrap_or_default()
-    }
-
-    fn is_over(&self) -> bool {
-        match &self.device.sim {
-            Some(sim) => sim.ledger().is_empty(),
-            None => self.more().is_empty(),
+    /// Waits until `is_empty`, or until the limit.
+    fn wait(&self, is_empty: impl Fn() -> bool) {
+        let end = Instant::now() + self.limit;
+        while !is_empty() && Instant::now() < end {
+            // Frees what was dropped while work was in flight on it.
+            transload_core::Reclaimer::new().sweep();
+            thread::yield_now();
         }
     }
 }
 
 impl Drop for EndCheck {
     fn drop(&mut self) {
-        let alone = std::env::args().any(|argument| argument == "--test-threads=1");
-        if thread::panicking() || (self.device.sim.is_none() && !alone) {
+        if let Some(sim) = &self.device.sim {
+            if !thread::panicking() {
+                self.wait(|| sim.ledger().is_empty());
+                self.device.assert_ledger_empty();
+                self.device.assert_no_races();
+            }
             return;
         }
-        let end = Instant::now() + self.limit;
-        while !self.is_over() && Instant::now() < end {
-            // Frees what was dropped while work was in flight on it.
-            transload_core::Reclaimer::new().sweep();
-            thread::yield_now();
+        let alone = std::env::args().any(|argument| argument == "--test-threads=1");
+        if let Some(before) = live::end()
+            && alone
+            && !thread::panicking()
+        {
+            self.wait(|| live::more_than(&before).is_empty());
+            let more = live::more_than(&before);
+            assert!(more.is_empty(), "still alive on the real device: {more:?}");
         }
-        self.device.assert_ledger_empty();
-        self.device.assert_no_races();
-        assert!(self.more().is_empty(), "still alive on the real device: {:?}", self.more());
     }
 }
 

@@ -75,7 +75,7 @@ fn only_the_earliest_point_is_polled_by_one_worker_at_a_time() {
                 executor.spawn(async move { wait.await.unwrap() })
             })
             .collect();
-        until("polls", || gate.polls.load(Ordering::SeqCst) > 10);
+        until("a first poll", || gate.polls.load(Ordering::SeqCst) > 0);
         for (point, task) in (1..=50_u64).zip(tasks) {
             gate.reach(point);
             task.wait().unwrap();

@@ -140,12 +140,12 @@ fn streams_whose_prefetches_to_the_host_are_over_are_let_go() {
             let mover = CudaStream::new(&bed.device).unwrap();
             buffer.prefetch_to_host_on(&mover, range).wait().unwrap();
         };
-        // What nobody looks at is let go by the next prefetch.
+        // What nobody looks at is let go by the next prefetch but one: a buffer's single use is checked when a second one comes.
         for start in 0..20 {
             prefetch(start * 10..start * 10 + 5);
         }
         // Streams end on a thread of their own.
-        while streams() > usual + 1 {
+        while streams() > usual + 2 {
             std::thread::yield_now();
         }
         assert!(buffer.read_range(190..195).unwrap().iter().all(|byte| *byte == 3));
