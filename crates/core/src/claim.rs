@@ -115,9 +115,8 @@ impl<'a> Claims<'a> {
         own: Option<&Arc<dyn Timeline>>,
         turns: Option<&Turns>,
     ) -> Result<(), Unsubmitted> {
-        // The order keeps two submitters from waiting for each other in a circle.
+        // The uses of one buffer become neighbours, by offset.
         match uses {
-            _ if crate::mutant!("core/claims-in-order") => {}
             [first, second] if place_in_order(first.0) <= place_in_order(second.0) => {}
             [first, second] => std::mem::swap(first, second),
             _ => uses.sort_by_key(|(buffer, _)| place_in_order(buffer)),

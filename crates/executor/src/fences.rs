@@ -178,7 +178,7 @@ impl Drop for Call<'_> {
         let mut empty = None;
         if let Some(lane) = lanes.get_mut(index) {
             lane.called = false;
-            if std::mem::take(&mut lane.recall) && !self.over {
+            if std::mem::take(&mut lane.recall) && !self.over && !transload_core::mutant!("executor/recall") {
                 self.fences.set_due();
             }
             if self.registered {

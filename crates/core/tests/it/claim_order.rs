@@ -1,4 +1,4 @@
-//! The buffers of one operation are claimed in one order everywhere, so that two operations never wait for each other.
+//! Work that waits for one of its buffers keeps nobody from the others, so that two operations never wait for each other.
 
 use std::{
     sync::mpsc::{RecvTimeoutError, channel},
@@ -11,21 +11,23 @@ use transload_core::{Access, Claims};
 use crate::mock::buffer;
 
 #[test]
-fn buffers_are_claimed_in_the_order_of_their_identities() {
+fn work_that_waits_for_one_buffer_holds_no_other() {
     let (older, newer) = (buffer(100), buffer(100));
     assert!(older.id() < newer.id());
     let held = Claims::of(&mut [(&older, Access::Write)]).unwrap();
     let (sender, receiver) = channel();
     let (first, second) = (newer.clone(), older.clone());
     let claiming = thread::spawn(move || {
-        // Given in the wrong order.
         let claims = Claims::of(&mut [(&first, Access::Write), (&second, Access::Write)]);
         let _test_is_over = sender.send(claims.map(drop));
     });
-    // The thread waits for the older buffer, and meanwhile must not hold the newer one.
+    // The thread waits for the older buffer.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
-        assert!(Claims::try_of(&mut [(&newer, Access::Write)]).is_ok(), "claimed before the older one");
+        assert!(
+            Claims::try_of(&mut [(&newer, Access::Write)]).is_ok(),
+            "held while the older one was waited for"
+        );
         thread::yield_now();
     }
     assert_eq!(receiver.try_recv().err(), Some(std::sync::mpsc::TryRecvError::Empty));
