@@ -15,6 +15,7 @@
 mod backend;
 mod brief_lock;
 mod buffer;
+mod buffer_id;
 mod claim;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -58,6 +59,7 @@ pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAcc
 #[doc(hidden)]
 pub use brief_lock::{BriefGuard, BriefLock};
 pub use buffer::Buffer;
+pub use buffer_id::BufferId;
 pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};
 pub use device::{DeviceId, ParseDeviceError};
@@ -76,7 +78,7 @@ pub use operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use pattern::Pattern;
 pub use place::{MemoryKind, Place, TransferPath};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
-pub use raw_buffer::{BufferId, RawBuffer, WeakBuffer};
+pub use raw_buffer::{RawBuffer, WeakBuffer};
 pub use reclaim::Reclaimer;
 pub use recorded::{Recorded, merge_uses, merged_uses};
 pub use report::{QueuedBefore, TransferReport};

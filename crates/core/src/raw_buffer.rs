@@ -1,31 +1,17 @@
 //! Owned, reference-counted bytes in one kind of memory on one device; a slice is a cheap view.
 
 use std::{
-    cell::Cell,
     fmt,
     mem::ManuallyDrop,
     ops::{Bound, RangeBounds},
     ptr::NonNull,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use crate::{
-    Access, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer, Recycler,
-    Result, SpareBuffer, Storage, hazard::Hazards, whereabouts::Whereabouts,
+    Access, BufferId, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer,
+    Recycler, Result, SpareBuffer, Storage, hazard::Hazards, whereabouts::Whereabouts,
 };
-
-/// Identifies an allocation within the process. Slices of one buffer share it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BufferId(u64);
-
-impl fmt::Display for BufferId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "buffer #{}", self.0)
-    }
-}
 
 /// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no
 /// operation in flight touches it. Usable from any thread.
@@ -83,7 +69,7 @@ impl Block {
         if !self.hazards.renew() {
             return false;
         }
-        self.id = next_id();
+        self.id = BufferId::next();
         self.whereabouts = Whereabouts::default();
         true
     }
@@ -106,28 +92,6 @@ impl Drop for RawBuffer {
             SpareBuffer::recycle(block);
         }
     }
-}
-
-/// An identity that no allocation of the process had. Each thread has a range of its own, so that threads share nothing.
-fn next_id() -> BufferId {
-    /// Identities that a thread takes at a time.
-    const RANGE: u64 = 1024;
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        /// The next one of the thread's range, and its end.
-        static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    }
-    let own = OWN.try_with(|own| {
-        let (mut next, mut end) = own.get();
-        if next == end {
-            next = NEXT.fetch_add(RANGE, Ordering::Relaxed);
-            end = next + RANGE;
-        }
-        own.set((next + 1, end));
-        next
-    });
-    // A thread that is ending takes a single one.
-    BufferId(own.unwrap_or_else(|_| NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 impl RawBuffer {
@@ -163,7 +127,7 @@ impl RawBuffer {
     ) -> Self {
         let len = storage.len();
         let block = Block {
-            id: next_id(),
+            id: BufferId::next(),
             recycler,
             len,
             place: storage.place(),

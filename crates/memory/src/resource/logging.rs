@@ -25,7 +25,7 @@ use super::{
 };
 
 /// Writes what passes through as comma-separated values, and changes nothing. Segments have numbers, so a log can be
-/// [replayed](super::replay) on another resource. A segment's end is written before it is given back, so a replay never has
+/// replayed on another resource. A segment's end is written before it is given back, so a replay never has
 /// more alive than there was.
 ///
 /// A writer that has other threads use this resource for every line, and does so for theirs, is never done.

@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Fence, Queue, Result, StreamPriority, WorkloadType};
 
 use super::{AdvancedStreamPool, PRIORITIES, StreamLease};
@@ -32,7 +31,7 @@ enum Found {
     /// One more may be made for these.
     Room(StreamPriority, WorkloadType),
     /// All are busy until one of these is over.
-    Busy(SmallVec<[Fence; 8]>),
+    Busy(Vec<Fence>),
 }
 
 impl AdvancedStreamPool {
@@ -98,7 +97,7 @@ impl AdvancedStreamPool {
 
     /// Streams that nobody leased come first, then one that may be made, then leased ones that do nothing.
     fn find(&self, wanted: Wanted) -> Result<Found> {
-        let mut fences = SmallVec::new();
+        let mut fences = Vec::new();
         let (mut broken, mut streams) = (None, 0_usize);
         for free in [true, false] {
             let mut room = None;
