@@ -200,7 +200,7 @@ impl CrossBackendTransferManager {
             return Ok(Shared::in_place(buffer));
         }
         let mut answer = theirs.share(buffer, device);
-        if is_unsupported(&answer) && !Arc::ptr_eq(&theirs, &ours) {
+        if is_unsupported(&answer) && !Arc::ptr_eq(theirs, ours) {
             answer = ours.share(buffer, device);
         }
         if !is_unsupported(&answer) {
