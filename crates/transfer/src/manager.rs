@@ -80,7 +80,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
     pub fn backend(&self, device: DeviceId) -> Result<Arc<dyn Backend>> {
-        self.registry.backend(device)
+        self.registry.backend(device).map(Arc::clone)
     }
 
     /// Allocates `bytes` of a kind of memory. Pinned and mapped memory of the host is made by the first device that
@@ -109,7 +109,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// As for [`Backend::allocate`].
     pub fn allocate_for(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.backend(device)?.allocate(device, kind, bytes)
+        self.registry.backend(device)?.allocate(device, kind, bytes)
     }
 
     /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. Submitted before this returns, which blocks
@@ -194,13 +194,13 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::UnknownDevice`]; those of [`Backend::allocate`] and of a transfer.
     pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
         let home = buffer.place().device;
-        let (theirs, ours) = (self.backend(device)?, self.backend(home)?);
+        let (theirs, ours) = (self.registry.backend(device)?, self.registry.backend(home)?);
         self.watch.lost.check([home, device, device])?;
         if home == device {
             return Ok(Shared::in_place(buffer));
         }
         let mut answer = theirs.share(buffer, device);
-        if is_unsupported(&answer) && !Arc::ptr_eq(&theirs, &ours) {
+        if is_unsupported(&answer) && !Arc::ptr_eq(theirs, ours) {
             answer = ours.share(buffer, device);
         }
         if !is_unsupported(&answer) {
@@ -283,7 +283,7 @@ impl CrossBackendTransferManager {
         self.rows.all().iter().for_each(|row| row.settle_all(true));
         self.watch.settle_all();
         let mut outcome = self.watch.unseen.take();
-        for registered in self.registry.backends().iter() {
+        for registered in self.registry.backends() {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
         }

@@ -1,7 +1,7 @@
 //! Which backends there are, what their paths cost, and the routes found so far.
 
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -39,6 +39,7 @@ impl Registered {
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
     engines: EngineQueues,
+    backends: Backends,
     state: RwLock<State>,
     /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
     generation: AtomicU64,
@@ -63,6 +64,7 @@ impl Default for Registry {
         Self {
             methods: methods::all(),
             engines: EngineQueues::default(),
+            backends: Backends::default(),
             state: RwLock::default(),
             generation: AtomicU64::new(0),
             kept,
@@ -76,9 +78,33 @@ impl Kept {
     }
 }
 
+/// The backends up to some registration, and those after the next one. No backend leaves before the registry does, so a list
+/// is read without a lock and without a count of references, which threads that allocate side by side would share.
+#[derive(Default)]
+struct Backends {
+    list: Vec<Registered>,
+    next: OnceLock<Box<Self>>,
+}
+
+impl Backends {
+    fn latest(&self) -> &Self {
+        let mut latest = self;
+        while let Some(next) = latest.next.get() {
+            latest = next;
+        }
+        latest
+    }
+
+    /// Appends a backend. The caller holds the state's lock.
+    fn add(&self, registered: Registered) {
+        let latest = self.latest();
+        let list = latest.list.iter().cloned().chain([registered]).collect();
+        latest.next.get_or_init(|| Box::new(Self { list, next: OnceLock::new() }));
+    }
+}
+
 #[derive(Default)]
 struct State {
-    backends: Arc<Vec<Registered>>,
     costs: Arc<CostTable>,
     /// Methods that found out, when they were to be taken, that they cannot be.
     found_out: Arc<Vec<(TransferPath, Rejected)>>,
@@ -92,7 +118,7 @@ impl Registry {
         let costs = backend.default_costs();
         let mut state = self.state.write();
         for device in &devices {
-            if let Some(other) = state.backends.iter().find(|other| other.device(device.id).is_some()) {
+            if let Some(other) = self.backends().iter().find(|other| other.device(device.id).is_some()) {
                 let text = format!(
                     "{} of the {} backend is already registered by the {} backend; each device needs a backend of its own",
                     device.id,
@@ -102,7 +128,7 @@ impl Registry {
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
         }
-        Arc::make_mut(&mut state.backends).push(Registered { backend, devices });
+        self.backends.add(Registered { backend, devices });
         Arc::make_mut(&mut state.costs).set(costs, CostBasis::BuiltIn);
         self.changed(state);
         Ok(())
@@ -145,15 +171,15 @@ impl Registry {
         self.changed(self.state.write());
     }
 
-    pub(crate) fn backends(&self) -> Arc<Vec<Registered>> {
-        Arc::clone(&self.state.read().backends)
+    /// All backends registered so far. Takes no lock.
+    pub(crate) fn backends(&self) -> &[Registered] {
+        &self.backends.latest().list
     }
 
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
-    pub(crate) fn backend(&self, device: DeviceId) -> Result<Arc<dyn Backend>> {
-        let backends = self.backends();
-        known(&backends, device).map(|registered| Arc::clone(&registered.backend))
+    pub(crate) fn backend(&self, device: DeviceId) -> Result<&Arc<dyn Backend>> {
+        known(self.backends(), device).map(|registered| &registered.backend)
     }
 
     /// Fails where nobody can make memory of the place's kind there. A device that lists no kinds says nothing of them.
@@ -162,21 +188,21 @@ impl Registry {
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`].
     pub(crate) fn check_offered(&self, place: Place) -> Result<()> {
         let backends = self.backends();
-        let own = known(&backends, place.device)?;
+        let own = known(backends, place.device)?;
         let of_device = own
             .device(place.device)
             .is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
         // The host's memory is made by other devices too.
         let of_another = place.device.is_cpu()
             && matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped)
-            && devices(&backends).any(|device| device.kinds.contains(&place.kind));
+            && devices(backends).any(|device| device.kinds.contains(&place.kind));
         if of_device || of_another { Ok(()) } else { Err(self.not_offered(place)) }
     }
 
     /// Nobody makes memory of the place's kind there; says which kinds there are.
     pub(crate) fn not_offered(&self, place: Place) -> Error {
         let backends = self.backends();
-        let offered: Vec<_> = devices(&backends)
+        let offered: Vec<_> = devices(backends)
             .map(|device| {
                 let kinds: Vec<_> = device.kinds.iter().map(ToString::to_string).collect();
                 format!("{} ({})", device.id, kinds.join(", "))
@@ -209,11 +235,11 @@ impl Registry {
         // At least as new as the generation; where it is newer the routes are found anew the next time.
         let (backends, costs, found_out) = {
             let state = self.state.read();
-            (Arc::clone(&state.backends), Arc::clone(&state.costs), Arc::clone(&state.found_out))
+            (self.backends(), Arc::clone(&state.costs), Arc::clone(&state.found_out))
         };
-        known(&backends, path.src.device)?;
-        known(&backends, path.dst.device)?;
-        let context = Context { backends: &backends };
+        known(backends, path.src.device)?;
+        known(backends, path.dst.device)?;
+        let context = Context { backends };
         let found = Arc::new(PathRoutes::find(
             &self.methods,
             &found_out,

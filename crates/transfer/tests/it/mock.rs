@@ -4,7 +4,7 @@ use std::{
     any::Any,
     collections::{HashMap, VecDeque},
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
@@ -62,6 +62,8 @@ pub(crate) struct MockBackend {
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
     next: AtomicU64,
+    own: Weak<Self>,
+    handles: AtomicU64,
 }
 
 /// How a mock backend is to be.
@@ -106,7 +108,9 @@ impl Mock {
         let devices: Vec<_> = self.devices.into_iter().map(device).collect();
         let queues =
             devices.iter().flat_map(|info| (0..3).map(|_| MockQueue::new(info.id, &shared))).collect();
-        Arc::new(MockBackend {
+        Arc::new_cyclic(|own| MockBackend {
+            own: Weak::clone(own),
+            handles: AtomicU64::new(0),
             devices,
             costs: self.costs,
             copies: self.copies,
@@ -170,6 +174,11 @@ impl MockBackend {
         self.shared.lost.lock().push(device);
     }
 
+    /// The number of references to the backend during the last allocation.
+    pub(crate) fn handles_when_asked(&self) -> u64 {
+        self.handles.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn performed(&self) -> u64 {
         self.shared.performed.load(Ordering::SeqCst)
     }
@@ -195,6 +204,7 @@ impl Backend for MockBackend {
 
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.knows(device)?;
+        self.handles.store(self.own.strong_count() as u64, Ordering::SeqCst);
         if kind == MemoryKind::Pinned {
             self.pin()?;
         }

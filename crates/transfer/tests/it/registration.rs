@@ -37,6 +37,21 @@ fn any_family_and_ordinal_can_be_registered() {
 }
 
 #[test]
+fn an_allocation_counts_no_reference_that_other_threads_count() {
+    let (manager, backend) = with(Mock::default());
+    manager
+        .register_backend(Mock { devices: vec![(DeviceId::Cuda(0), vec![])], ..Mock::default() }.build())
+        .unwrap();
+    let before = Arc::strong_count(&backend) as u64;
+    for (device, kind) in [(MOCK, MemoryKind::Device), (DeviceId::Cpu, MemoryKind::Pinned)] {
+        drop(manager.allocate(device, kind, 64).unwrap());
+        assert_eq!(backend.handles_when_asked(), before, "references during an allocation of {kind} memory");
+        drop(manager.allocate_for(device, kind, 64).unwrap());
+        assert_eq!(backend.handles_when_asked(), before, "references during an allocation for {device}");
+    }
+}
+
+#[test]
 fn an_unknown_device_is_answered_with_the_known_ones() {
     let (manager, _) = with(Mock::default());
     let error = manager.backend(DeviceId::Cuda(4)).unwrap_err();
