@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, TransferReport};
 
@@ -73,21 +73,20 @@ impl UnobservedList {
         let mut list = self.list.lock();
         list.entries.push_back(transfer);
         self.waiting.store(list.entries.len(), Ordering::Release);
-        drop(list);
-        self.check(true, settle);
+        self.check(list, true, settle);
     }
 
-    /// Settles up to four transfers that are known to be over. Polls nothing.
+    /// Settles up to four transfers that are known to be over. Polls nothing, and leaves the list to a thread that has it.
     pub(crate) fn check_few(&self, settle: impl Fn(UnobservedEnd)) {
-        self.check(false, settle);
+        if self.waiting.load(Ordering::Acquire) > 0
+            && let Some(list) = self.list.try_lock()
+        {
+            self.check(list, false, settle);
+        }
     }
 
-    fn check(&self, polls: bool, settle: impl Fn(UnobservedEnd)) {
-        if self.waiting.load(Ordering::Acquire) == 0 {
-            return;
-        }
+    fn check(&self, mut list: MutexGuard<'_, List>, polls: bool, settle: impl Fn(UnobservedEnd)) {
         let mut taken = SmallVec::<[Unobserved; FEW]>::new();
-        let mut list = self.list.lock();
         for _ in 0..FEW.min(list.entries.len()) {
             // What is not over goes to the end: one that takes long hides no others.
             match list.entries.pop_front() {
@@ -133,7 +132,7 @@ impl UnobservedList {
 
     fn settle(
         &self,
-        mut list: parking_lot::MutexGuard<'_, List>,
+        mut list: MutexGuard<'_, List>,
         taken: impl IntoIterator<Item = Unobserved, IntoIter: ExactSizeIterator>,
         wait: bool,
         settle: impl Fn(UnobservedEnd),
