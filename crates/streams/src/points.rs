@@ -95,6 +95,13 @@ impl Points {
         self.marked.load(Ordering::Acquire) < self.given()
     }
 
+    /// Whether a run is open; with nothing outstanding before it, unless that does not matter.
+    #[inline]
+    pub(crate) fn run_goes_on(&self, whatever_is_before: bool) -> bool {
+        let is_open = self.run_is_open() && !transload_core::mutant!("streams/lease-continues-run");
+        is_open && (whatever_is_before || self.marked.load(Ordering::Relaxed) <= self.reached())
+    }
+
     /// Whether an event covers the point, or it is reached.
     pub(crate) fn is_marked(&self, point: u64) -> bool {
         self.marked.load(Ordering::Acquire) >= point

@@ -174,6 +174,10 @@ pub(crate) mod tests {
             Arc::new(Self { id: next_timeline_id(), reached: zero(), known: zero(), polls: zero() })
         }
 
+        pub(crate) fn polls(&self) -> u64 {
+            self.polls.load(Ordering::SeqCst)
+        }
+
         pub(crate) fn fence(self: &Arc<Self>, point: u64) -> Fence {
             Fence::new(Arc::clone(self) as _, point)
         }

@@ -6,14 +6,17 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, TransferReport};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
-/// With more entries than this the driver is polled for one of them; with fewer nothing is polled.
+/// With fewer entries than this nothing is polled.
 const MANY: usize = 64;
+/// With more, the driver is polled for one of them each time that the list has grown by so many. A question costs as much as a
+/// small copy, and its answer is that of all that share an event.
+const POLL_EVERY: usize = 16;
 
 /// A transfer that nobody waits for.
 pub(crate) struct Unobserved {
@@ -70,17 +73,20 @@ impl UnobservedList {
         let mut list = self.list.lock();
         list.entries.push_back(transfer);
         self.waiting.store(list.entries.len(), Ordering::Release);
-        drop(list);
-        self.check_few(settle);
+        self.check(list, true, settle);
     }
 
-    /// Settles up to four transfers that are known to be over. Polls the driver only where the list is long.
+    /// Settles up to four transfers that are known to be over. Polls nothing, and leaves the list to a thread that has it.
     pub(crate) fn check_few(&self, settle: impl Fn(UnobservedEnd)) {
-        if self.waiting.load(Ordering::Acquire) == 0 {
-            return;
+        if self.waiting.load(Ordering::Acquire) > 0
+            && let Some(list) = self.list.try_lock()
+        {
+            self.check(list, false, settle);
         }
+    }
+
+    fn check(&self, mut list: MutexGuard<'_, List>, polls: bool, settle: impl Fn(UnobservedEnd)) {
         let mut taken = SmallVec::<[Unobserved; FEW]>::new();
-        let mut list = self.list.lock();
         for _ in 0..FEW.min(list.entries.len()) {
             // What is not over goes to the end: one that takes long hides no others.
             match list.entries.pop_front() {
@@ -89,7 +95,12 @@ impl UnobservedList {
                 None => {}
             }
         }
-        if taken.is_empty() && list.entries.len() > MANY {
+        if polls
+            && taken.is_empty()
+            && list.entries.len() >= MANY
+            && (list.entries.len().is_multiple_of(POLL_EVERY)
+                || transload_core::mutant!("transfer/polls-seldom"))
+        {
             taken.extend(list.entries.pop_front());
         }
         if !taken.is_empty() {
@@ -121,7 +132,7 @@ impl UnobservedList {
 
     fn settle(
         &self,
-        mut list: parking_lot::MutexGuard<'_, List>,
+        mut list: MutexGuard<'_, List>,
         taken: impl IntoIterator<Item = Unobserved, IntoIter: ExactSizeIterator>,
         wait: bool,
         settle: impl Fn(UnobservedEnd),
@@ -166,5 +177,38 @@ impl UnseenFailure {
     pub(crate) fn take(&self) -> Result<()> {
         let first = self.0.lock().take();
         first.map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use transload_core::{DeviceId, MemoryKind, Place, TransferMethod, TransferPath};
+
+    use super::*;
+    use crate::engine_queue::tests::Manual;
+
+    #[test]
+    fn long_list_is_polled_for_one_in_so_many_that_are_added_and_gets_short_again() {
+        let host = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
+        let path = TransferPath::new(host, host);
+        let report = TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cpu, 64);
+        let (timeline, list) = (Manual::new(), UnobservedList::default());
+        let settled = std::cell::Cell::new(0);
+        let settle = |_end: UnobservedEnd| settled.set(settled.get() + 1);
+        for point in 1..=1000 {
+            list.check_few(settle);
+            list.add(Unobserved::new(&report, &timeline.fence(point)), settle);
+        }
+        let polls = timeline.polls();
+        assert!((1..=1000 / POLL_EVERY as u64).contains(&polls), "{polls} polls for 1000 transfers");
+        timeline.reach(1000);
+        for point in 1001..=2000 {
+            timeline.reach(point);
+            list.check_few(settle);
+            list.add(Unobserved::new(&report, &timeline.fence(point)), settle);
+        }
+        let left = list.waiting.load(Ordering::Relaxed);
+        assert!(left <= 2 * MANY, "{left} of 2000 are kept though all are over");
+        assert_eq!(settled.get() + left, 2000);
     }
 }

@@ -107,7 +107,12 @@ impl Holds {
     }
 
     /// Returns what conflicts with a use; a view or a loan rather than a claim, since it is not waited for.
+    #[inline]
     pub(super) fn conflict(&self, range: &Range<usize>, access: Access) -> Conflict {
+        if self.is_empty() { Conflict::None } else { self.conflict_among(range, access) }
+    }
+
+    fn conflict_among(&self, range: &Range<usize>, access: Access) -> Conflict {
         let mut conflict = Conflict::None;
         for (by, held) in self.overlapping(range) {
             match by {

@@ -74,6 +74,11 @@ pub(super) struct Segment {
 }
 
 impl Segment {
+    /// Returns whether it has this use and no other.
+    pub(super) fn has_only(&self, used: &Use) -> bool {
+        matches!(self.uses.as_slice(), [only] if only.is_same_as(used))
+    }
+
     /// Returns whether both have the same uses, so that they may become one segment.
     fn has_uses_of(&self, other: &Self) -> bool {
         self.uses.len() == other.uses.len()

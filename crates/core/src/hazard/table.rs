@@ -408,11 +408,15 @@ impl Table {
         if *from >= range.end {
             return true;
         }
-        match self.uses.last_before_mut(range.end).filter(|last| last.end > *from) {
-            None => {
+        match self.uses.last_before_mut(range.end).filter(|last| last.end >= *from) {
+            Some(left) if left.end == *from && left.has_only(&used) => {
+                left.end = range.end;
+                removed.push(used.fence);
+                return true;
+            }
+            last if last.as_ref().is_none_or(|left| left.end == *from) => {
                 let uses = SmallVec::from_iter([used]);
                 self.uses.insert(Segment { start: *from, end: range.end, uses });
-                self.uses.join(*from, removed);
                 return true;
             }
             Some(exact) if (exact.start, exact.end) == (*from, range.end) => {
@@ -420,7 +424,7 @@ impl Table {
                 self.uses.join(*from, removed);
                 return true;
             }
-            Some(_) => {}
+            _ => {}
         }
         self.uses.split(*from);
         self.uses.split(range.end);

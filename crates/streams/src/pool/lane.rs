@@ -118,7 +118,10 @@ impl Lane {
         let leased = |index: usize, held: Arc<Seat>| {
             held.set_note(workload as u64);
             self.places.with(|seen| match choice {
-                Choice::LeastLoaded(_) => stay(seen, workload, index, &held),
+                Choice::LeastLoaded(_) => {
+                    stay(seen, workload, index, &held);
+                    seen.crowded[workload as usize] = held.own.outstanding() > 0;
+                }
                 Choice::InTurn => seen.stay(TURN, index),
             });
             held
@@ -258,7 +261,8 @@ fn in_turn(seen: &mut Seen, there: u64, is_full: bool) -> Option<Arc<Seat>> {
     usable.then_some(held)
 }
 
-/// The stream that this thread had last, if it is free; else the next that is.
+/// The stream that this thread had last, if it is free or the thread's run of small operations is open there; else the next
+/// that is free. To look at all streams costs more than to enqueue a small copy, as does another queue of the device for each.
 ///
 /// Where more threads lease than there are streams, all are leased by others at nearly every look, and to look costs more than
 /// to share: the thread then keeps to its own for a while, as long as no work is outstanding there.
@@ -274,7 +278,7 @@ fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> O
     }
     // Given up before the look elsewhere, which would take it for the lease of another.
     if let Some((held, 0)) = seen.roster.seats(first)?.hold(seen.share)
-        && is_unused(&held)
+        && (is_unused(&held) || continues_run(&held, seen.crowded[workload as usize]))
         && !held.own.ends.points.is_shared()
     {
         return Some(held);
@@ -298,6 +302,7 @@ fn idle_elsewhere(
         let Some((held, others)) = seats.hold(seen.share) else { continue };
         if others == 0 && is_unused(&held) {
             stay(seen, workload, index, &held);
+            seen.crowded[workload as usize] = false;
             return Some(held);
         }
     }
@@ -345,6 +350,13 @@ fn least_loaded(
 #[inline]
 fn is_unused(stream: &Seat) -> bool {
     stream.own.outstanding() == 0 && stream.own.check().is_ok()
+}
+
+/// Whether the next small operation would share an event with those outstanding. What is before them counts unless the stream
+/// was chosen with it, as the least loaded one.
+#[inline]
+fn continues_run(stream: &Seat, was_least_loaded: bool) -> bool {
+    stream.own.ends.points.run_goes_on(was_least_loaded) && stream.own.check().is_ok()
 }
 
 fn load(stream: &Seat, others: usize, weights: &Weights) -> Load {

@@ -15,6 +15,7 @@ pub enum AllocationStrategy {
     RoundRobin,
     /// One that is neither leased nor has work outstanding, the one that the thread had last before others. Where there is none,
     /// the one with the fewest leases, then with the least work outstanding, weighted by the times recorded for its workload.
+    /// A thread that enqueues copies of at most 64 KiB or small fills one after another stays with its stream for up to 16.
     LoadBalanced,
     /// As `LoadBalanced`, with fewer streams the less urgent: `High` may have all, `Normal` half of them, `Low` one. Work that
     /// names no priority but is waited for by other work (`Coordination`) counts as `High`.

@@ -427,3 +427,40 @@ fn a_strategy_set_later_holds_from_the_next_lease_on_and_unused_streams_are_trim
     drop(pool);
     setup.finish();
 }
+
+#[test]
+fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
+    const RUN: usize = 16;
+    let setup = Setup::new();
+    // It never shrinks.
+    let builder = AdvancedStreamPool::builder(&setup.device).streams(3..=3);
+    let pool = builder.strategy(AllocationStrategy::LoadBalanced).build().unwrap();
+    let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let (here, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));
+    // Each of other bytes: none waits for another.
+    let mut next = 0;
+    let mut copy = |bytes: usize| {
+        let (lease, range) = (lease(), next..next + bytes);
+        next = range.end;
+        drop(lease.copy_from_host_async(&here.slice(range.clone()).unwrap(), &there.slice(range).unwrap()));
+        lease.id()
+    };
+    // Nobody asks whether they are over, so all count as outstanding: three free streams, then the least loaded ones.
+    for _ in 0..2 {
+        let streams: HashSet<_> = (0..3)
+            .map(|_| {
+                let run: HashSet<_> = (0..RUN).map(|_| copy(64)).collect();
+                assert_eq!(run.len(), 1, "one stream for a run");
+                run.into_iter().next()
+            })
+            .collect();
+        assert_eq!(streams.len(), 3, "another stream for each run");
+    }
+    there.wait_idle().unwrap();
+    pool.synchronize().unwrap();
+    let (large, small) = (copy(1 << 19), copy(64));
+    assert_ne!(large, small, "a small copy does not queue behind a large one");
+    there.wait_idle().unwrap();
+    drop((pool, here, there));
+    setup.finish();
+}

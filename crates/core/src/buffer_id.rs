@@ -1,0 +1,41 @@
+//! The identity of an allocation.
+
+use std::{
+    cell::Cell,
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// Identifies an allocation within the process. Slices of one buffer share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub(crate) u64);
+
+impl BufferId {
+    /// Returns an identity that no allocation of the process had. Each thread has a range of its own, so that threads share nothing.
+    pub(crate) fn next() -> Self {
+        /// Identities that a thread takes at a time.
+        const RANGE: u64 = 1024;
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        thread_local! {
+            /// The next one of the thread's range, and its end.
+            static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+        }
+        let own = OWN.try_with(|own| {
+            let (mut next, mut end) = own.get();
+            if next == end {
+                next = NEXT.fetch_add(RANGE, Ordering::Relaxed);
+                end = next + RANGE;
+            }
+            own.set((next + 1, end));
+            next
+        });
+        // A thread that is ending takes a single one.
+        Self(own.unwrap_or_else(|_| NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+impl fmt::Display for BufferId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "buffer #{}", self.0)
+    }
+}
