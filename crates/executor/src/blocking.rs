@@ -45,7 +45,8 @@ pub(crate) struct Spare {
 struct Threads {
     calls: VecDeque<(Body, BlockingKey)>,
     alive: usize,
-    asleep: usize,
+    /// Those that have a call.
+    busy: usize,
 }
 
 impl BlockingKey {
@@ -107,11 +108,12 @@ pub(crate) fn start<T: Send + 'static>(
     }
 }
 
-/// Hands an admitted call to a spare thread, which is started if none sleeps.
+/// Hands an admitted call to a spare thread, which is started if all have calls. So there are never more of them than calls
+/// that keys permit at once.
 fn post(workers: &Arc<Workers>, body: Body, key: &BlockingKey) {
     let mut threads = workers.spare.state.lock();
     threads.calls.push_back((body, key.clone()));
-    if threads.asleep >= threads.calls.len() {
+    if threads.alive - threads.busy >= threads.calls.len() {
         drop(threads);
         workers.spare.posted.notify_one();
         return;
@@ -153,11 +155,14 @@ fn run(workers: &Arc<Workers>) {
     let mut threads = spare.state.lock();
     loop {
         if let Some((body, key)) = threads.calls.pop_front() {
+            threads.busy += 1;
             drop(threads);
             // What the caller wrote is guarded within; this is for what is left, such as a result's destructor.
             let _panic = catch_panic(|| body(Ok(())));
-            let next = key.next();
             threads = spare.state.lock();
+            threads.busy -= 1;
+            // Under the lock: who is admitted because this call ended finds this thread without one.
+            let next = key.next();
             // To the back: no key keeps a thread while others wait for one.
             threads.calls.extend(next.map(|body| (body, key)));
             continue;
@@ -165,9 +170,7 @@ fn run(workers: &Arc<Workers>) {
         if workers.is_closing() {
             break;
         }
-        threads.asleep += 1;
         let timed_out = spare.posted.wait_for(&mut threads, STAYING).timed_out();
-        threads.asleep -= 1;
         if timed_out && threads.calls.is_empty() {
             break;
         }

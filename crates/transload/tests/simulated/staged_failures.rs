@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, mpsc},
     task::Waker,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use transload::{
@@ -124,6 +124,11 @@ impl Setup {
         self.manager.drain().unwrap();
         assert!(self.sim.races().is_empty(), "{}", self.sim.races()[0]);
         drop(self.manager);
+        // A thread that polled a fence may hold the stream for a moment.
+        let begun = Instant::now();
+        while !self.sim.ledger().is_empty() && begun.elapsed() < Duration::from_secs(20) {
+            thread::yield_now();
+        }
         assert!(self.sim.ledger().is_empty(), "{}", self.sim.ledger());
     }
 }
