@@ -13,6 +13,7 @@ use super::edges;
 pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels use the memory in place.
+#[cfg(target_os = "linux")]
 pub(crate) const DEVICE_MAP: u32 = 2;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`: the device may not write the memory.
 pub(crate) const READ_ONLY: u32 = 8;
@@ -54,6 +55,7 @@ impl Pins {
     }
 
     /// Returns the address under which devices use the memory in place, if the driver gives one.
+    #[cfg(target_os = "linux")]
     pub(crate) fn device_address(&self) -> Option<u64> {
         let _bound = self.context.enter().ok()?;
         let _capture = RelaxedCapture::enter().ok()?;
