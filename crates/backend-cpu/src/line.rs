@@ -221,7 +221,7 @@ impl Line {
     fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
         if let Err(error) = outcome.result {
             state.undrained.get_or_insert_with(|| error.clone());
-            // The queue's two handles, and one of whoever runs this: no fence is left that could ask for an earlier point.
+            // The queue's two handles, and one of the caller: no fence is left that could ask for an earlier point.
             // A fence that is being made has its handle already.
             if state.failures.len() >= KEPT
                 && (Arc::strong_count(self) <= 3 || transload_core::mutant!("cpu/keep-failures"))
@@ -240,7 +240,7 @@ impl Line {
         }
     }
 
-    /// Wakes whoever waits for points up to this one, which is reached: a few at a time, with no lock held.
+    /// Wakes the tasks and threads that wait for points up to this one, which is reached: a few at a time, with no lock held.
     fn wake_up_to(&self, point: u64) {
         loop {
             let mut due = SmallVec::<[Waker; 4]>::new();

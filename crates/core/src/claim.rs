@@ -185,7 +185,7 @@ impl<'a> Claims<'a> {
         Ok(claims)
     }
 
-    /// Makes the one claim a loan: whoever is in conflict with it is refused, and does not wait.
+    /// Makes the one claim a loan: conflicting work is refused from then on, and does not wait.
     pub(crate) fn into_loan(mut self) -> (Option<Ticket>, Dependencies) {
         let one = self.held.pop();
         let lend = |one: Claimed<'_>| Some(one.buffer.hazards().lend(&one.range, one.ticket?));

@@ -263,7 +263,7 @@ impl CudaMemoryManager {
 }
 
 impl CudaMemoryManager {
-    /// As [`drain`](Self::drain), of what only devices still use: whoever is short of memory may be the one to end the rest. Frees
+    /// As [`drain`](Self::drain), of what only devices still use: a caller that is short of memory may be the one that must end the rest. Frees
     /// that wait for the device are waited for as in [`allocate`](Self::allocate).
     pub(crate) fn drain_of_devices(&self) -> Result<()> {
         let outcome = self.reclaimer.drain_where(is_of_a_device);

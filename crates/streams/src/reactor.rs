@@ -28,7 +28,7 @@ const SLOWEST: Duration = Duration::from_micros(500);
 /// allocates no more than later. Beyond so many, streams that nobody waits for are given up.
 const ROOM: usize = 64;
 
-/// What the reactor has of a stream. Whoever awaits a point holds its fence, and a callback its stream: the reactor keeps none
+/// What the reactor has of a stream. A task that awaits a point holds its fence, and a callback its stream: the reactor keeps none
 /// alive.
 pub(crate) type StreamWatch = Watch<Weak<StreamTimeline>>;
 

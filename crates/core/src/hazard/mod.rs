@@ -233,7 +233,7 @@ impl Hazards {
         }
     }
 
-    /// Makes a claim a loan: from here on whoever is in conflict with it is refused, and does not wait.
+    /// Makes a claim a loan: conflicting work is refused from then on, and does not wait.
     pub(crate) fn lend(&self, range: &Range<usize>, ticket: Ticket) -> Ticket {
         let mut woken = Woken::default();
         let loan = Ticket { by: Holder::Loan, ..ticket };
