@@ -68,9 +68,8 @@ mod wakers;
 mod watch;
 
 pub use allocator::{
-    AllocatorBuilder, AllocatorSnapshot, AllocatorStatistics, BlockRef, BlockSnapshot, BlockState,
-    CallbackId, CrossStreamReuse, FreeError, SegmentSnapshot, Served, SizeClassStatistics, StreamBlock,
-    StreamOrderedAllocator,
+    AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, CrossStreamReuse, FreeError, Served,
+    SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
 };
 pub use coordinator::{
     Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,

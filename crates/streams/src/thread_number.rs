@@ -1,19 +1,32 @@
-//! A small number for each thread, in the order in which they ask first: for what threads have a share of each.
+//! A small number for each running thread: for what threads have a share of each.
 
 use std::{
     cell::Cell,
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use parking_lot::Mutex;
+
 const NONE: usize = usize::MAX;
 
 static NEXT: AtomicUsize = AtomicUsize::new(0);
+static RETURNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(NONE) };
+    static RETURN: Return = const { Return };
 }
 
-/// Returns the calling thread's number.
+/// Returns the thread's number for another thread when this one ends.
+struct Return;
+
+impl Drop for Return {
+    fn drop(&mut self) {
+        RETURNED.lock().push(NUMBER.get());
+    }
+}
+
+/// Returns the calling thread's number, which no other running thread has, unless one of them is just ending.
 #[inline]
 pub(crate) fn thread_number() -> usize {
     let number = NUMBER.get();
@@ -22,7 +35,9 @@ pub(crate) fn thread_number() -> usize {
 
 #[cold]
 fn give() -> usize {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let number = RETURNED.lock().pop().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed));
     NUMBER.set(number);
+    // A thread that is ending already keeps its number.
+    let _ending = RETURN.try_with(|_| ());
     number
 }

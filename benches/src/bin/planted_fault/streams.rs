@@ -73,18 +73,16 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
 pub(super) fn segment(ordinal: u32) -> Result<()> {
     let Parts { device, allocator, kernel, .. } = Parts::new(ordinal)?;
     let stream = CudaStream::new(&device)?;
-    let block = allocator.allocate_for_stream(&stream, 512)?;
-    let snapshot = allocator.snapshot();
-    let within = |segment: &&transload_streams::SegmentSnapshot| {
-        (segment.address..segment.address + segment.bytes).contains(&block.address())
-    };
-    let segment = snapshot.segments.iter().find(within).context("the block is in no segment")?;
-    let behind = segment.address + segment.bytes;
+    // A segment of its own, of just this size.
+    let bytes = 32 << 20;
+    let block = allocator.allocate_for_stream(&stream, bytes)?;
+    ensure!(allocator.statistics().reserved == block.bytes(), "the block is only a part of its segment");
+    let behind = block.address() + block.bytes();
     let launch = kernel.launch(LaunchConfig::linear(1, 1)).arg(0_u64).address(behind);
     // SAFETY: none: that the store is behind the segment is the fault that this program is for.
     unsafe { launch.enqueue(&stream) }?;
     stream.synchronize()?;
-    println!("planted: a kernel stored {STAMPS} bytes behind a segment of {}", segment.bytes);
+    println!("planted: a kernel stored {STAMPS} bytes behind a segment of {bytes}");
     Ok(())
 }
 

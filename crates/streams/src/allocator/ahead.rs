@@ -64,7 +64,7 @@ impl Shared {
         /// Of so many streams that use blocks of this one.
         const ASKED: usize = 4;
         let Some(arena) = self.arenas.get(index) else { return false };
-        let _visit = self.visits.enter();
+        let _held = self.hold();
         let mut dropped = Vec::new();
         let (first, of_others) = {
             let state = arena.lock();
@@ -101,7 +101,7 @@ impl Shared {
             self.ask(other);
         }
         let from_others = {
-            let (_visit, _hand) = (self.visits.enter(), self.hands.take());
+            let _held = self.hold();
             self.take_over(stream, index, want)?
         };
         match from_others {

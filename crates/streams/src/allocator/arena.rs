@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use transload_core::mutant;
 
 use super::{
+    block::FreeError,
     blocks::{Blocks, Holder, Order, State},
     in_flight::InFlight,
     size::Want,
@@ -89,17 +90,6 @@ pub(crate) struct Handle {
     pub(crate) serial: u64,
 }
 
-/// Why a block cannot be freed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// It is free already.
-    Free,
-    /// It was never given out here.
-    Unknown,
-    /// A buffer owns it.
-    Owned,
-}
-
 impl<O, F, U> Arena<O, F, U> {
     pub(crate) fn new(owner: O) -> Self {
         Self {
@@ -176,31 +166,33 @@ impl<O, F, U> ArenaState<O, F, U> {
 
     /// The live block that a handle names.
     #[inline]
-    pub(crate) fn live(&self, handle: Handle, address: u64) -> Result<u32, Refusal> {
+    pub(crate) fn live(&self, handle: Handle, address: u64) -> Result<u32, FreeError> {
         match self.blocks.get(handle.node) {
             Some(node) if node.serial == handle.serial && node.address == address => match node.state {
                 State::Live => Ok(handle.node),
-                _ => Err(Refusal::Free),
+                _ => Err(FreeError::AlreadyFreed),
             },
             // Its entry serves another block by now.
-            _ => Err(Refusal::Free),
+            _ => Err(FreeError::AlreadyFreed),
         }
     }
 
     /// The live block of the raw layer that begins at an address.
-    pub(crate) fn live_at(&self, address: u64) -> Result<u32, Refusal> {
-        let index = self.blocks.at(address).ok_or(Refusal::Unknown)?;
+    pub(crate) fn live_at(&self, address: u64) -> Result<u32, FreeError> {
+        let index = self.blocks.at(address).ok_or(FreeError::NeverAllocated)?;
         let node = self.blocks.node(index);
         match (node.state, node.holder) {
-            (State::Live, Holder::Buffer) if !mutant!("streams/buffer-owns-its-block") => Err(Refusal::Owned),
+            (State::Live, Holder::Buffer) if !mutant!("streams/buffer-owns-its-block") => {
+                Err(FreeError::OwnedByBuffer)
+            }
             (State::Live, _) => Ok(index),
-            _ => Err(Refusal::Free),
+            _ => Err(FreeError::AlreadyFreed),
         }
     }
 
     /// Frees a live block in the order of the stream, if no other stream uses it. Returns whether it did.
     #[inline]
-    pub(crate) fn free_of_one_stream(&mut self, found: Result<u32, Refusal>) -> bool {
+    pub(crate) fn free_of_one_stream(&mut self, found: Result<u32, FreeError>) -> bool {
         match found {
             Ok(node) if self.blocks.node(node).holder == Holder::Caller => {
                 self.free(node);
@@ -228,7 +220,7 @@ impl<O, F, U> ArenaState<O, F, U> {
                 if self.is_hosts && freed == 0 && point > 0 {
                     self.in_flight.push(point, node, self.blocks.node(node).size);
                 } else {
-                    self.blocks.rest(node);
+                    self.blocks.merge(node);
                 }
             } else {
                 index += 1;
@@ -257,7 +249,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         let Self { in_flight, blocks, .. } = self;
         let fits = |node: u32| blocks.node(node).size >= size && blocks.node(node).small == small;
         let first = in_flight.take_first(fits);
-        first.map(|node| blocks.rest(node)).is_some()
+        first.map(|node| blocks.merge(node)).is_some()
     }
 
     /// As [`rest_first`](Self::rest_first); where none is large enough, but all together are, all of them.
@@ -270,11 +262,11 @@ impl<O, F, U> ArenaState<O, F, U> {
         let Self { in_flight, blocks, .. } = self;
         if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == want.size) {
             self.reuses.same_size += 1;
-            return Some(blocks.revive(node, want));
+            return Some(blocks.go_live(node, want));
         }
         let fits = |node: u32| blocks.node(node).size >= want.size && blocks.node(node).small == want.small;
         match in_flight.take_first(fits) {
-            Some(node) => blocks.rest(node),
+            Some(node) => blocks.merge(node),
             // Only together with its neighbours.
             None => drop(self.rest_reached(u64::MAX)),
         }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use transload_core::{Error, ErrorKind};
 
-use super::arena::{Handle, Refusal};
+use super::arena::Handle;
 
 /// A block of the raw layer: a plain value that owns nothing. It stays valid until it is freed or the allocator's last
 /// handle is dropped.
@@ -98,15 +98,5 @@ impl FreeError {
     #[cold]
     pub(super) fn at(self, address: u64) -> Error {
         Error::caused_by(ErrorKind::InvalidArgument, format!("block {address:#x} is left as it is"), self)
-    }
-}
-
-impl From<Refusal> for FreeError {
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Free => Self::AlreadyFreed,
-            Refusal::Unknown => Self::NeverAllocated,
-            Refusal::Owned => Self::OwnedByBuffer,
-        }
     }
 }

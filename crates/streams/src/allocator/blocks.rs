@@ -7,9 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{quick::Quick, size::Want, tally::Tally};
 
-/// No block.
-pub(crate) const NONE: u32 = u32::MAX;
-
 /// After what of its own stream a free block may be used by others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Order {
@@ -61,7 +58,6 @@ pub(crate) struct Node {
     /// The number of its allocation.
     pub(crate) serial: u64,
     pub(crate) order: Order,
-    next: u32,
     pub(crate) segment: u32,
     pub(crate) state: State,
     /// Whether its segment is for small blocks.
@@ -146,7 +142,8 @@ impl Blocks {
         self.by_address.is_empty()
     }
 
-    fn go_live(&mut self, index: u32, want: Want) -> u32 {
+    /// Makes a block live that is in no list.
+    pub(crate) fn go_live(&mut self, index: u32, want: Want) -> u32 {
         self.serial += 1;
         let serial = self.serial;
         let node = &mut self.nodes[index as usize];
@@ -160,8 +157,7 @@ impl Blocks {
 
     /// A block of exactly this size freed a moment ago.
     pub(crate) fn take_quick(&mut self, want: Want) -> Option<u32> {
-        let Self { quick, nodes, .. } = self;
-        let index = quick.pop(want.size, |node| nodes[node as usize].next)?;
+        let index = self.quick.pop(want.size)?;
         Some(self.go_live(index, want))
     }
 
@@ -218,7 +214,6 @@ impl Blocks {
             requested: 0,
             serial: 0,
             order,
-            next: NONE,
             segment,
             state,
             small,
@@ -231,7 +226,7 @@ impl Blocks {
             }
             None => {
                 // 2^32 blocks of 512 bytes are 2 TiB on one stream; nodes beyond that would need as much host memory.
-                let index = u32::try_from(self.nodes.len()).unwrap_or(NONE);
+                let index = u32::try_from(self.nodes.len()).unwrap_or(u32::MAX);
                 self.nodes.push(node);
                 index
             }
@@ -260,11 +255,8 @@ impl Blocks {
     pub(crate) fn rest_quick(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Quick;
-        let (next, evicted) = self.quick.push(node.size, index);
-        node.next = next;
-        if evicted != NONE {
-            let count = self.merge_list(evicted);
-            self.quick.left(count);
+        for evicted in self.quick.push(node.size, index) {
+            self.merge(evicted);
         }
     }
 
@@ -283,42 +275,17 @@ impl Blocks {
         self.tally.take_back(node.size, node.requested);
     }
 
-    /// A block that waited is live again.
-    pub(crate) fn revive(&mut self, index: u32, want: Want) -> u32 {
-        self.go_live(index, want)
-    }
-
-    /// A block that waited is free now.
-    pub(crate) fn rest(&mut self, index: u32) {
-        self.merge(index);
-    }
-
     /// Merges what is in the quick lists with its neighbours. Answers whether there was anything.
     pub(crate) fn flush(&mut self) -> bool {
-        if self.quick.is_empty() {
-            return false;
-        }
-        for head in self.quick.take_all() {
-            self.merge_list(head);
-        }
-        true
+        let blocks = self.quick.take_all();
+        blocks.iter().for_each(|index| self.merge(*index));
+        !blocks.is_empty()
     }
 
-    fn merge_list(&mut self, head: u32) -> usize {
-        let (mut index, mut count) = (head, 0);
-        while index != NONE {
-            let next = self.nodes[index as usize].next;
-            self.merge(index);
-            index = next;
-            count += 1;
-        }
-        count
-    }
-
-    fn merge(&mut self, index: u32) {
+    /// Makes a block free, merged with its neighbours.
+    pub(crate) fn merge(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Free;
-        node.next = NONE;
         let (start, end) = (node.address, node.address + node.size);
         let after = self.by_address.get(&end).copied();
         if let Some(after) = after.filter(|after| self.is_free_beside(*after, index)) {

@@ -3,11 +3,7 @@
 //! Each thread has a shard of its own, so threads share no state while their own buffers serve them. A kept buffer is still a
 //! live block of its stream: whatever needs memory, or exact numbers, empties the shards first.
 
-use std::{
-    cell::Cell,
-    collections::VecDeque,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use transload_core::{RawBuffer, Recycler, SpareBuffer, mutant};
@@ -16,6 +12,7 @@ use super::{
     shared::Shared,
     tally::{CLASSES, class},
 };
+use crate::thread_number::thread_number;
 
 /// Shards of an allocator. More threads than that share them.
 const SHARDS: usize = 64;
@@ -196,7 +193,7 @@ impl Shared {
 
     fn empty(&self, shard: &Shard, close: bool) -> bool {
         // Another thread that finds too little memory waits for this to be put down.
-        let _hand = self.hands.take();
+        let _held = self.hold();
         let spares = shard.take_all(close);
         // With the shard unlocked: fences are dropped.
         let any = !spares.is_empty();
@@ -212,28 +209,4 @@ unsafe impl Recycler for Shared {
         let no_room = self.caches.own().put(spare, is_idle, false);
         drop(no_room);
     }
-}
-
-static NEXT_THREAD: AtomicUsize = AtomicUsize::new(0);
-static LEFT_NUMBERS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-
-/// The number of a thread, which another one gets when it has ended.
-struct ThreadNumber(Cell<usize>);
-
-impl Drop for ThreadNumber {
-    fn drop(&mut self) {
-        LEFT_NUMBERS.lock().push(self.0.get());
-    }
-}
-
-/// A number that threads running at the same time do not share.
-#[inline]
-fn thread_number() -> usize {
-    thread_local! {
-        static NUMBER: ThreadNumber = ThreadNumber(Cell::new(
-            LEFT_NUMBERS.lock().pop().unwrap_or_else(|| NEXT_THREAD.fetch_add(1, Ordering::Relaxed)),
-        ));
-    }
-    // A thread that is ending shares the first shard.
-    NUMBER.try_with(|number| number.0.get()).unwrap_or(0)
 }

@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
     after_capture::AfterCapture,
-    arena::{Refusal, Waiting},
+    arena::Waiting,
     arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
     block::{BlockRef, FreeError},
     blocks::{Holder, Order},
@@ -14,7 +14,7 @@ use crate::CudaStream;
 
 /// Finds the live block of an arena that is meant.
 #[inline]
-fn find(state: &ArenaState, block: BlockRef) -> Result<u32, Refusal> {
+fn find(state: &ArenaState, block: BlockRef) -> Result<u32, FreeError> {
     match block {
         BlockRef::Block(block) => state.live(block.handle, block.address),
         BlockRef::Address(address) => state.live_at(address),
@@ -49,22 +49,21 @@ impl Shared {
                 Ok(arena)
             }
             BlockRef::Address(address) => {
-                let mut refusal = Refusal::Unknown;
+                let mut refusal = FreeError::NeverAllocated;
                 for (_, arena) in self.arenas.iter() {
                     match arena.lock().live_at(address) {
                         Ok(_) => return Ok(arena),
-                        Err(Refusal::Owned) => return Err(FreeError::OwnedByBuffer),
-                        Err(Refusal::Free) => refusal = Refusal::Free,
-                        Err(Refusal::Unknown) => {}
+                        Err(FreeError::NeverAllocated) => {}
+                        Err(known) => refusal = known,
                     }
                 }
                 // Merged with its neighbours it is no block's beginning any more.
                 let lies_in_a_free_block =
                     || self.arenas.iter().any(|(_, arena)| arena.lock().blocks.lies_in_a_free_block(address));
-                if refusal == Refusal::Unknown && lies_in_a_free_block() {
-                    refusal = Refusal::Free;
+                if refusal == FreeError::NeverAllocated && lies_in_a_free_block() {
+                    refusal = FreeError::AlreadyFreed;
                 }
-                Err(refusal.into())
+                Err(refusal)
             }
         }
     }
@@ -77,10 +76,10 @@ impl Shared {
             let (index, _) = self.arena_of(stream)?;
             self.resume(stream, index);
         }
-        let (_visit, _hand) = (self.visits.enter(), self.hands.take());
+        let _held = self.hold();
         let (node, users) = {
             let mut state = arena.lock();
-            let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
+            let node = find(&state, block).map_err(refuse)?;
             let is_its_own = |stream: &CudaStream| serves(&state, stream);
             let uses_it = |stream: &CudaStream| {
                 let id = stream.id();
@@ -104,7 +103,7 @@ impl Shared {
             Ok(until) => {
                 let mut state = arena.lock();
                 if until.is_empty() {
-                    state.blocks.rest(node);
+                    state.blocks.merge(node);
                 } else {
                     state.waiting.push(Waiting { node, until });
                 }
@@ -158,7 +157,7 @@ impl Shared {
         };
         let user = User { id: stream.id(), arena: index, life };
         let mut state = arena.lock();
-        let node = find(&state, block).map_err(|refusal| refuse(refusal.into()))?;
+        let node = find(&state, block).map_err(refuse)?;
         state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
         let users = state.users.entry(node).or_default();
         if users.iter().all(|known| known.id != user.id) {

@@ -63,7 +63,7 @@ impl Shared {
         /// How often blocks that were freed while the others were looked at are looked at again.
         const ROUNDS: usize = 16;
         let wait = wait && !stream.is_captured();
-        let _visit = self.visits.enter();
+        let _held = self.hold();
         for _ in 0..ROUNDS {
             let streams = self.streams();
             if wait {
@@ -72,7 +72,6 @@ impl Shared {
             for (other, _) in self.arenas.iter() {
                 self.ask(other);
             }
-            let _hand = self.hands.take();
             let mut behind = Vec::new();
             let piece = {
                 let mut locked = self.lock_all();
@@ -103,7 +102,7 @@ impl Shared {
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
     pub(super) fn trim(&self) -> u64 {
         self.empty_caches();
-        let _visit = self.visits.enter();
+        let _held = self.hold();
         let streams = self.streams();
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
             self.ask(other);
@@ -124,7 +123,6 @@ impl Shared {
                 }
             }
         }
-        let _hand = self.hands.take();
         let mut removed = Vec::new();
         {
             let mut locked = self.lock_all();

@@ -59,22 +59,3 @@ impl InFlight {
         self.bytes = 0;
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_leave_in_the_order_of_their_points_however_they_came() {
-        let mut blocks = InFlight::default();
-        for (point, node) in [(5, 0), (3, 1), (9, 2), (3, 3), (7, 4)] {
-            blocks.push(point, node, 10);
-        }
-        assert_eq!((blocks.first(), blocks.bytes()), (Some(3), 50));
-        assert_eq!(blocks.pop_reached(2), None);
-        let reached: Vec<u32> = std::iter::from_fn(|| blocks.pop_reached(5)).collect();
-        assert_eq!(reached, [1, 3, 0]);
-        assert_eq!(blocks.take_first(|node| node == 2), Some(2));
-        assert_eq!((blocks.first(), blocks.bytes()), (Some(7), 10));
-    }
-}

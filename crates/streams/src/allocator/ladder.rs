@@ -29,18 +29,31 @@ fn is_shortage(error: &Error) -> bool {
 
 impl Shared {
     pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
-        /// Where others go on moving memory about, this is how often it is looked for at most.
-        const ROUNDS: usize = 16;
         self.refuse_what_never_fits(want)?;
-        for _ in 1..ROUNDS {
-            let began = self.hands.begin();
-            match self.climb(stream, index, want) {
-                // Another thread may have had in hand what was missing.
-                Err(error) if is_shortage(&error) && self.hands.others_moved_since(began) => {}
-                other => return other,
+        match self.climb(stream, index, want) {
+            Err(error) if is_shortage(&error) => {}
+            other => return other,
+        }
+        // Another thread may have had in hand what was missing.
+        self.wait_briefly_for_hands();
+        match self.climb(stream, index, want) {
+            Err(error) if is_shortage(&error) => {}
+            other => return other,
+        }
+        let shortage = self.shortage(want);
+        for callback in self.callbacks_for_a_shortage() {
+            let freed = {
+                let _inside = Inside::enter(self.id);
+                callback(&shortage)
+            };
+            if freed {
+                match self.climb(stream, index, want) {
+                    Err(error) if is_shortage(&error) => {}
+                    other => return other,
+                }
             }
         }
-        self.climb(stream, index, want)
+        Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
     }
 
     /// Memory that nothing uses: joined of what is over anywhere, or of a new segment.
@@ -93,42 +106,14 @@ impl Shared {
         if let Some(taken) = self.gather(stream, index, want, true)? {
             return Ok(taken);
         }
-        if let Some(taken) = self.give_back_and_retry(stream, index, want)? {
-            return Ok(taken);
-        }
-        let shortage = self.shortage(want);
-        for callback in self.callbacks_for_a_shortage() {
-            let freed = {
-                let _inside = Inside::enter(self.id);
-                callback(&shortage)
-            };
-            if freed {
-                if let Some(taken) = self.take_own(stream, index, want)? {
-                    return Ok(taken);
-                }
-                if let Some(taken) = self.gather(stream, index, want, true)? {
-                    return Ok(taken);
-                }
-                if let Some(taken) = self.give_back_and_retry(stream, index, want)? {
-                    return Ok(taken);
-                }
-            }
-        }
-        Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
-    }
-
-    fn give_back_and_retry(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
         self.wait_for_everything_free();
         if let Some(taken) = self.gather(stream, index, want, false)? {
-            return Ok(Some(taken));
+            return Ok(taken);
         }
         self.trim();
         // If giving back fails too, it is still memory that the caller lacks.
         let _told_by_the_next_try = self.upstream.trim();
-        match self.grow_by(stream, index, want, want.size) {
-            Err(error) if is_shortage(&error) => Ok(None),
-            other => other.map(Some),
-        }
+        self.grow_by(stream, index, want, want.size)
     }
 
     fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
@@ -176,7 +161,7 @@ impl Shared {
     }
 
     fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, size: u64) -> Result<Taken> {
-        let _hand = self.hands.take();
+        let _held = self.hold();
         let segment = self.new_segment(size, want.small)?;
         if segment.size < want.size {
             // The resource's beginning was no multiple of the grain.
@@ -258,7 +243,7 @@ impl Shared {
             for fence in fences_where(|fence| !CudaStream::can_come_after(fence)) {
                 outcome = outcome.and(fence.wait());
             }
-            let _visit = self.visits.enter();
+            let _held = self.hold();
             for fence in fences_where(CudaStream::can_come_after) {
                 outcome = outcome.and(fence.wait());
             }
@@ -271,7 +256,7 @@ impl Shared {
     /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
     /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {
-        let _visit = self.visits.enter();
+        let _held = self.hold();
         for (_, arena) in self.arenas.iter() {
             let mut fences: Vec<Fence> = Vec::new();
             let (_, owner) = whose(arena);

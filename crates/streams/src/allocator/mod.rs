@@ -15,7 +15,6 @@ mod cache;
 pub(crate) mod ending;
 mod free;
 mod gather;
-mod hands;
 mod in_flight;
 mod ladder;
 mod questions;
@@ -25,11 +24,9 @@ mod reuse;
 mod segments;
 mod shared;
 mod size;
-mod snapshot;
 mod statistics;
 mod sync;
 mod tally;
-mod visits;
 mod wait;
 
 use std::{
@@ -42,7 +39,6 @@ use transload_memory::MemoryResource;
 
 pub use block::{BlockRef, FreeError, StreamBlock};
 pub use builder::{AllocatorBuilder, CrossStreamReuse};
-pub use snapshot::{AllocatorSnapshot, BlockSnapshot, BlockState, SegmentSnapshot};
 pub use statistics::{AllocatorStatistics, Served, SizeClassStatistics};
 
 use self::{
@@ -237,7 +233,7 @@ impl StreamOrderedAllocator {
         }
         self.shared.resume(stream, index);
         self.shared.resume(on, of_other);
-        let _visit = self.shared.visits.enter();
+        let _held = self.shared.hold();
         let (life, freed) = {
             let state = other.lock();
             (state.life, state.freed)
@@ -269,7 +265,7 @@ impl StreamOrderedAllocator {
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let Some(arena) = self.shared.known_arena_of(stream) else { return true };
-        let _visit = self.shared.visits.enter();
+        let _held = self.shared.hold();
         let fences = arena.lock().dependencies.clone();
         let over = fences.iter().all(Fence::is_over);
         let mut dropped = Vec::new();
@@ -280,7 +276,7 @@ impl StreamOrderedAllocator {
     /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
     pub fn clear_dependencies(&self, stream: &CudaStream) {
         let Some(arena) = self.shared.known_arena_of(stream) else { return };
-        let _visit = self.shared.visits.enter();
+        let _held = self.shared.hold();
         let _dropped = {
             let mut state = arena.lock();
             state.ordered.clear();
@@ -351,13 +347,6 @@ impl StreamOrderedAllocator {
     #[must_use]
     pub fn statistics(&self) -> AllocatorStatistics {
         statistics::of(&self.shared)
-    }
-
-    /// Every segment and block. Stops every stream's allocations for as long as they are collected. A range that some thread
-    /// is just bringing from one stream to another is missing.
-    #[must_use]
-    pub fn snapshot(&self) -> AllocatorSnapshot {
-        snapshot::of(&self.shared)
     }
 }
 

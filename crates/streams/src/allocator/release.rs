@@ -33,7 +33,7 @@ impl Shared {
         };
         self.let_go();
         for _ in 0..ROUNDS {
-            self.visits.wait_for_earlier_ones();
+            self.wait_for_hands();
             self.let_go();
         }
         outcome

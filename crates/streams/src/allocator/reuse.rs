@@ -5,7 +5,7 @@ use transload_core::{Error, ErrorKind, Fence, Result, Timeline};
 use super::{
     arena::{Ordered, Waiting},
     arenas::{Arena, ArenaState, Owner, alive, resume},
-    blocks::{NONE, Order, Piece},
+    blocks::{Order, Piece},
     ending::EndOfStream,
     questions::ask_in_order,
     shared::{Shared, Taken},
@@ -112,7 +112,7 @@ impl Shared {
         for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
             self.ask(other);
         }
-        let (_visit, _hand) = (self.visits.enter(), self.hands.take());
+        let _held = self.hold();
         if let Some(taken) = self.take_over(stream, index, want)? {
             return Ok(Some(taken));
         }
@@ -129,7 +129,7 @@ impl Shared {
     /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
     pub(super) fn ask(&self, index: u32) -> bool {
         let Some(arena) = self.arenas.get(index) else { return false };
-        let _visit = self.visits.enter();
+        let _held = self.hold();
         let mut fences: Vec<Fence> = Vec::new();
         let mut dropped = Vec::new();
         let stream;
@@ -165,7 +165,7 @@ impl Shared {
             if !end.is_over() {
                 continue;
             }
-            let _hand = self.hands.take();
+            let _held = self.hold();
             let mut pieces = Vec::new();
             let empty = {
                 let mut state = arena.lock();
@@ -397,5 +397,5 @@ fn take_out(state: &mut ArenaState, want: Want, will_do: impl Fn(Order) -> bool)
     if node.is_none() && state.blocks.flush() {
         node = state.blocks.find(want, |node| will_do(node.order));
     }
-    node.filter(|node| *node != NONE).map(|node| state.blocks.extract(node, want.size))
+    node.map(|node| state.blocks.extract(node, want.size))
 }

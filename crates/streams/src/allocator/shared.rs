@@ -4,8 +4,9 @@ use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use transload_core::{
     Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, Timeline, TimelineId,
 };
@@ -20,10 +21,8 @@ use super::{
     builder::Options,
     cache::Caches,
     ending::{AtEnd, EndOfStream},
-    hands::Hands,
     segments::Segments,
     size::Want,
-    visits::Visits,
 };
 use crate::CudaStream;
 
@@ -46,9 +45,10 @@ pub(super) struct Shared {
     pub(super) peak_reserved: AtomicU64,
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
-    pub(super) hands: Hands,
     pub(super) caches: Caches,
-    pub(super) visits: Visits,
+    /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: whoever is short of
+    /// memory, or releases a stream, lets it put them down first.
+    in_hand: RwLock<()>,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
 }
@@ -80,11 +80,26 @@ impl Shared {
             peak_reserved: AtomicU64::new(0),
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
-            hands: Hands::default(),
             caches: Caches::new(),
-            visits: Visits::default(),
+            in_hand: RwLock::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
+    }
+
+    /// For as long as this thread has something in hand; a thread may hold several of these.
+    pub(super) fn hold(&self) -> RwLockReadGuard<'_, ()> {
+        self.in_hand.read_recursive()
+    }
+
+    /// Waits until no thread has anything in hand, which new ones may prolong. The caller has nothing in hand.
+    pub(super) fn wait_for_hands(&self) {
+        drop(self.in_hand.write());
+    }
+
+    /// Like [`wait_for_hands`](Self::wait_for_hands), but for a short time only: the upstream resource may have called back
+    /// into this allocator, and what another thread has in hand may be a wait for the device.
+    pub(super) fn wait_briefly_for_hands(&self) {
+        drop(self.in_hand.try_write_for(Duration::from_millis(20)));
     }
 
     /// The arena of a stream, and its index.

@@ -97,31 +97,3 @@ impl SegmentSizes {
         needed.checked_next_multiple_of(SMALL_SEGMENT.min(self.small)).unwrap_or(needed)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_is_rounded_up_to_the_grain() {
-        for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
-            assert_eq!(Want::block(bytes).unwrap().size, size);
-        }
-    }
-
-    #[test]
-    fn exact_segments_round_up_to_a_page_and_share_what_is_very_small() {
-        let sizes = SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: true };
-        let next = |bytes| sizes.next(Want::block(bytes).unwrap(), 1 << 40);
-        assert_eq!(next((1 << 20) + 1), (1 << 20) + 4096);
-        assert_eq!(next((64 << 10) + 1), (64 << 10) + 4096);
-        assert_eq!(next(100), SMALL_SEGMENT);
-    }
-
-    #[test]
-    fn impossible_requests_are_refused_without_overflow() {
-        for bytes in [0, usize::MAX, i64::MAX as usize] {
-            assert_eq!(Want::block(bytes).unwrap_err().kind(), ErrorKind::InvalidArgument);
-        }
-    }
-}

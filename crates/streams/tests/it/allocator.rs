@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use transload_core::MemoryKind;
+use transload_core::{ErrorKind, MemoryKind};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
-use transload_streams::{BlockState, CudaStream, StreamOrderedAllocator};
+use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{gate::within, setup::Setup};
 
@@ -165,27 +165,42 @@ fn statistics_count_what_is_live_and_what_was_the_most() {
 }
 
 #[test]
-fn a_snapshot_covers_every_byte_of_every_segment_and_is_json() {
+fn request_sizes_are_rounded_to_multiples_of_512() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let blocks: Vec<_> =
-        [700, 90_000, 3 << 20].map(|bytes| bed.allocator.allocate_for_stream(&stream, bytes).unwrap()).into();
-    bed.allocator.free_for_stream(blocks[1], &stream).unwrap();
-    let snapshot = bed.allocator.snapshot();
-    assert_eq!(snapshot.segments.len(), 2);
-    for segment in &snapshot.segments {
-        let mut at = segment.address;
-        for block in &segment.blocks {
-            assert_eq!(block.address, at, "blocks follow each other");
-            at += block.bytes;
-        }
-        assert_eq!(at, segment.address + segment.bytes);
+    for (bytes, size) in [(1, 512), (512, 512), (513, 1024), (1 << 20, 1 << 20)] {
+        let block = bed.allocator.allocate_for_stream(&stream, bytes).unwrap();
+        assert_eq!(bed.allocator.statistics().in_use, size);
+        bed.allocator.free_for_stream(block, &stream).unwrap();
     }
-    let live = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
-    let live: Vec<_> = live.filter(|block| block.state == BlockState::Live).collect();
-    assert_eq!(live.iter().map(|block| block.requested).sum::<u64>(), 700 + (3 << 20));
-    let json = serde_json::to_value(&snapshot).unwrap();
-    assert_eq!(json["segments"][0]["blocks"][0]["stream"], 1);
+    drop(stream);
+    bed.finish();
+}
+
+#[test]
+fn exact_segments_are_rounded_to_pages_and_shared_when_small() {
+    let bed = Bed::new();
+    let stream = bed.stream();
+    for (bytes, segment) in
+        [((1 << 20) + 1, (1 << 20) + 4096), ((64 << 10) + 1, (64 << 10) + 4096), (100, 2 << 20)]
+    {
+        let upstream = CudaResource::new(&bed.memory, MemoryKind::Device).unwrap();
+        let exact = StreamOrderedAllocator::builder(upstream).exact_segments().build().unwrap();
+        exact.allocate_for_stream(&stream, bytes).unwrap();
+        assert_eq!(exact.statistics().reserved, segment);
+    }
+    drop(stream);
+    bed.finish();
+}
+
+#[test]
+fn impossible_sizes_are_refused_without_overflow() {
+    let bed = Bed::new();
+    let stream = bed.stream();
+    for bytes in [0, usize::MAX, i64::MAX as usize] {
+        let error = bed.allocator.allocate_for_stream(&stream, bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
     drop(stream);
     bed.finish();
 }

@@ -3,11 +3,14 @@
 #![allow(
     clippy::unwrap_used,
     dead_code,
+    unreachable_pub,
     reason = "a model uses part of what it includes, and fails by panicking"
 )]
 
 #[path = "../../src/allocator/arena.rs"]
 mod arena;
+#[path = "../../src/allocator/block.rs"]
+mod block;
 #[path = "../../src/allocator/blocks.rs"]
 mod blocks;
 #[path = "../../src/allocator/in_flight.rs"]
@@ -164,4 +167,18 @@ fn of_two_fences_of_one_stream_the_later_one_is_kept() {
         other.join().unwrap();
         assert_eq!(arena.lock().dependencies, [2]);
     });
+}
+
+#[test]
+fn blocks_leave_in_the_order_of_their_points_however_they_came() {
+    let mut blocks = in_flight::InFlight::default();
+    for (point, node) in [(5, 0), (3, 1), (9, 2), (3, 3), (7, 4)] {
+        blocks.push(point, node, 10);
+    }
+    assert_eq!((blocks.first(), blocks.bytes()), (Some(3), 50));
+    assert_eq!(blocks.pop_reached(2), None);
+    let reached: Vec<u32> = std::iter::from_fn(|| blocks.pop_reached(5)).collect();
+    assert_eq!(reached, [1, 3, 0]);
+    assert_eq!(blocks.take_first(|node| node == 2), Some(2));
+    assert_eq!((blocks.first(), blocks.bytes()), (Some(7), 10));
 }
