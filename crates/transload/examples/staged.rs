@@ -1,6 +1,6 @@
 //! Rates of staged transfers, alone and beside others: for comparing two versions of the library on one machine.
 //!
-//!     cargo run --release -p transload --features cuda --example staged [-- --simulated]
+//!     cargo run --release -p transload --features cuda --example staged [-- --simulated] [--fresh]
 #![allow(clippy::unwrap_used, reason = "a program of a few lines")]
 
 #[cfg(any(target_os = "linux", windows))]
@@ -120,6 +120,50 @@ mod staged {
         Ok(())
     }
 
+    /// Copies into host memory that was never touched, and again into the same memory: medians of the two in turns.
+    fn fresh(bench: &Bench, near: DeviceId) -> Result<()> {
+        let cpu = CpuBackend::new()?;
+        let ways = [
+            ("device → host", TransferMethod::HostStaged, near),
+            ("host → host", TransferMethod::DirectCopy, DeviceId::Cpu),
+        ];
+        for (name, method, device) in ways {
+            let options = TransferOptions::new().only(method);
+            for (mib, is_vec) in
+                [4, 8, 16, 48, 256].map(|mib| (mib, false)).into_iter().chain([(48, true), (256, true)])
+            {
+                let src = if device.is_cpu() {
+                    bench.host(mib * MIB)?
+                } else {
+                    let src = bench.there(device, mib * MIB)?;
+                    bench.start(&bench.host(mib * MIB)?, &src).wait()?;
+                    src
+                };
+                let mut times = [Vec::new(), Vec::new()];
+                for _ in 0..31 {
+                    let dst = if is_vec {
+                        cpu.wrap_vec(vec![0; mib * MIB])
+                    } else {
+                        bench.manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, mib * MIB)?
+                    };
+                    for times in &mut times {
+                        let begun = Instant::now();
+                        bench.manager.transfer_with(&src, &dst, 0, 0, src.len(), &options).wait()?;
+                        times.push(begun.elapsed());
+                    }
+                    assert!(dst.read()?.iter().all(|byte| *byte == 1));
+                }
+                let [fresh, touched] = times.map(|mut times| {
+                    times.sort_unstable();
+                    (mib * MIB) as f64 / times[15].as_secs_f64() / 1e9
+                });
+                let kind = if is_vec { "vector" } else { "allocated" };
+                println!("{name} {mib:4} MiB, {kind}: fresh {fresh:6.2} GB/s, touched {touched:6.2} GB/s");
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn run() -> Result<()> {
         let simulated = std::env::args().any(|argument| argument == "--simulated");
         if simulated {
@@ -139,6 +183,9 @@ mod staged {
         let (near, far) = (devices[0], *devices.last().unwrap());
         let bench = Bench { manager, options: TransferOptions::new().only(TransferMethod::HostStaged) };
 
+        if std::env::args().any(|argument| argument == "--fresh") {
+            return fresh(&bench, near);
+        }
         // The software driver's devices have less memory.
         let sizes: &[usize] = if simulated { &[1, 3, 16, 48] } else { &[1, 3, 16, 48, 256, 700] };
         for &mib in sizes {

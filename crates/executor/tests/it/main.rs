@@ -8,6 +8,7 @@ mod chains;
 mod draining;
 mod fences;
 mod gate;
+mod pages;
 mod panics;
 mod stress;
 mod tasks;

@@ -49,7 +49,13 @@ impl StagedTransfer {
             Task::Down(queue) => {
                 waits.room(&**queue).await;
                 let copied = self.out_of(queue, staging, range.clone())?;
-                waits.fence(&copied).await?;
+                let populated = self.fresh.as_ref().and_then(|fresh| fresh.populate(range.clone(), waits));
+                let arrived = waits.fence(&copied).await;
+                if let Some(populated) = populated {
+                    // Where no thread was to be had, the copy makes the pages.
+                    let _refused = populated.await;
+                }
+                arrived?;
                 staging.set_busy(None);
                 let (_, address) = staging.slice(range.len())?;
                 let dst = host_side(&self.dst, range.start)?;

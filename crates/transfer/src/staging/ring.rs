@@ -37,8 +37,8 @@ pub(crate) struct StagingRing {
     backend: Arc<dyn Backend>,
     device: DeviceId,
     most: usize,
-    /// Bounds how many threads pin memory at once.
-    pinning: BlockingKey,
+    /// Bounds how many threads pin memory, or make the pages of a destination, at once.
+    pub(super) blocking: BlockingKey,
     state: Mutex<State>,
 }
 
@@ -89,8 +89,8 @@ enum Turn {
 impl StagingRing {
     pub(crate) fn new(backend: &Arc<dyn Backend>, device: DeviceId, most: usize) -> Self {
         let most = most.max(1);
-        let pinning = BlockingKey::new(most.div_ceil(2));
-        Self { backend: Arc::clone(backend), device, most, pinning, state: Mutex::default() }
+        let blocking = BlockingKey::new(most.div_ceil(2));
+        Self { backend: Arc::clone(backend), device, most, blocking, state: Mutex::default() }
     }
 
     pub(crate) fn device(&self) -> DeviceId {
@@ -122,7 +122,7 @@ impl StagingRing {
                 Turn::Make => {
                     let making = Making::of(self);
                     let ring = Arc::clone(self);
-                    match executor.spawn_blocking(&self.pinning, move || ring.make()).await {
+                    match executor.spawn_blocking(&self.blocking, move || ring.make()).await {
                         Ok(Ok(made)) => {
                             making.disarm();
                             break made;
@@ -185,7 +185,7 @@ impl StagingRing {
     /// Makes a buffer, which is counted, on a spare thread.
     fn make_beside(self: &Arc<Self>, executor: &Executor) {
         let (ring, making) = (Arc::clone(self), Making::of(self));
-        drop(executor.spawn_blocking(&self.pinning, move || match ring.make() {
+        drop(executor.spawn_blocking(&self.blocking, move || match ring.make() {
             Ok(made) => {
                 making.disarm();
                 ring.change(|state| state.free.push_back(made));

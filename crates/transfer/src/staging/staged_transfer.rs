@@ -10,11 +10,12 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, StreamPriority};
-use transload_executor::{BlockingKey, Executor, yield_now};
+use transload_executor::{AbsentPages, BlockingKey, Executor, yield_now};
 
 use super::{
     StagedTimeline, StagingRing, Task,
     chunks::{Chunks, chunk_for},
+    fresh::Fresh,
     ring::{Staging, User},
     usual_workers,
     waits::{Waits, run_here},
@@ -38,6 +39,8 @@ pub(crate) struct StagedTransfer {
     executor: Executor,
     priority: StreamPriority,
     chunks: Chunks,
+    /// The destination, if its pages are absent.
+    pub(super) fresh: Option<Fresh>,
     /// What was enqueued and is not known to be over: at most one for each staging buffer, and a prefetch.
     operations: Mutex<SmallVec<[Fence; 16]>>,
     /// When the first byte was about to move.
@@ -55,7 +58,14 @@ impl StagedTransfer {
         (executor, priority): (&Executor, StreamPriority),
         end: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let chunks = Chunks::new(src.len(), chunk_for(src.len(), usual_workers()));
+        let fresh = match (&task, &ring) {
+            (Task::Down(_), Some(ring)) => Fresh::of(&dst, &ring.blocking),
+            _ => None,
+        };
+        let chunk = chunk_for(src.len(), usual_workers());
+        // Two chunks of a fresh destination share no huge page.
+        let chunk = if fresh.is_some() { chunk.next_multiple_of(AbsentPages::GRAIN) } else { chunk };
+        let chunks = Chunks::new(src.len(), chunk);
         let (executor, operations, begun) = (executor.clone(), Mutex::default(), OnceLock::new());
         let transfer = Self {
             src,
@@ -67,6 +77,7 @@ impl StagedTransfer {
             executor,
             priority,
             chunks,
+            fresh,
             operations,
             begun,
             end,
