@@ -99,9 +99,14 @@ impl Context {
         // SAFETY: the out pointer is valid for the call.
         let code = unsafe { ffi::cuCtxGetCurrent(&mut current) };
         if code == code::SUCCESS && current == self.raw {
-            return Ok(ContextGuard { pushed: false, context: PhantomData, not_send: PhantomData });
+            return Ok(ContextGuard {
+                pushed: false,
+                had_none: false,
+                context: PhantomData,
+                not_send: PhantomData,
+            });
         }
-        self.push(code)
+        self.push(code, current.is_null())
     }
 
     /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that the driver refused: in a context that
@@ -119,11 +124,11 @@ impl Context {
 
     /// `asked` is the answer to the question after the current context, which is not this one.
     #[inline(never)]
-    fn push(&self, asked: u32) -> Result<ContextGuard<'_>> {
+    fn push(&self, asked: u32, had_none: bool) -> Result<ContextGuard<'_>> {
         check("cuCtxGetCurrent", asked)?;
         // SAFETY: the context is retained by `self`, which outlives the guard.
         check("cuCtxPushCurrent_v2", unsafe { ffi::cuCtxPushCurrent_v2(self.raw) })?;
-        Ok(ContextGuard { pushed: true, context: PhantomData, not_send: PhantomData })
+        Ok(ContextGuard { pushed: true, had_none, context: PhantomData, not_send: PhantomData })
     }
 
     /// Lets work of this context reach the memory of `peer`, one way; where it already may, nothing changes. Memory of
@@ -193,6 +198,7 @@ impl Drop for Retained {
 #[derive(Debug)]
 pub struct ContextGuard<'a> {
     pushed: bool,
+    had_none: bool,
     context: PhantomData<&'a Context>,
     /// The driver's stack of contexts belongs to a thread.
     not_send: PhantomData<*const ()>,
@@ -204,6 +210,13 @@ impl ContextGuard<'_> {
     #[inline]
     pub fn was_current(&self) -> bool {
         !self.pushed
+    }
+
+    /// Whether no context was current before.
+    #[must_use]
+    #[inline]
+    pub fn had_none(&self) -> bool {
+        self.had_none
     }
 
     #[inline(never)]

@@ -5,16 +5,17 @@ use std::os::raw::c_void;
 use transload_core::{Error, ErrorKind, MemoryKind, Operation, Pitched, Queue, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, DriverError, RawStream, Stream, check,
-    cust::sys::{CUDA_MEMCPY2D, CUmemorytype_enum},
+    cust::sys::{CUDA_MEMCPY2D, CUfunction, CUmemorytype_enum},
     ffi,
 };
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
 use crate::{
-    CudaGraph, CudaStream,
+    CudaGraph, CudaStream, LaunchConfig,
     copy_parts::{copy_in_parts, rows_in_parts},
     fills::Fill,
     kernels::Kernels,
+    loaded,
 };
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
@@ -25,7 +26,7 @@ pub(crate) const SMALL: usize = 64 << 10;
 pub(crate) const SMALL_FILL: usize = 1 << 20;
 
 /// What the driver answers, among other things, to host memory that is registered in part.
-const INVALID_VALUE: u32 = 1;
+pub(crate) const INVALID_VALUE: u32 = 1;
 
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
@@ -33,6 +34,16 @@ pub(crate) enum Side {
     Host(*mut c_void),
     /// Device or unified memory: the driver's own address.
     Device(u64),
+}
+
+impl Side {
+    /// As a copy of rows wants it.
+    fn of_a_row(self) -> (CUmemorytype_enum, *mut c_void, u64) {
+        match self {
+            Self::Host(address) => (CUmemorytype_enum::CU_MEMORYTYPE_HOST, address, 0),
+            Self::Device(address) => (CUmemorytype_enum::CU_MEMORYTYPE_DEVICE, std::ptr::null_mut(), address),
+        }
+    }
 }
 
 #[inline]
@@ -100,11 +111,22 @@ pub(crate) enum Calls<'a> {
     Copy(Side, Side, usize),
     CopyPitched(Side, Side, Pitched),
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
-    CopyPeer { src: (u64, &'a Context), dst: (u64, &'a Context), bytes: usize },
-    CopyInPlace { kernels: &'a Kernels, src: u64, dst: u64, bytes: usize },
+    CopyPeer {
+        src: (u64, &'a Context),
+        dst: (u64, &'a Context),
+        bytes: usize,
+    },
+    CopyInPlace {
+        kernels: &'a Kernels,
+        src: u64,
+        dst: u64,
+        bytes: usize,
+    },
     Fill(Fill<'a>),
     Prefetch(u64, usize, MemoryLocation, PrefetchTarget),
     Launch(&'a CudaGraph, &'a Stream),
+    /// A caller's kernel, of a module that is loaded in the stream's context.
+    Kernel(CUfunction, LaunchConfig, &'a mut [*mut c_void]),
 }
 
 impl<'a> Calls<'a> {
@@ -211,6 +233,7 @@ impl<'a> Calls<'a> {
             Self::Fill(..) => "fill",
             Self::Prefetch(..) => "prefetch",
             Self::Launch(..) => "graph launch",
+            Self::Kernel(..) => "launch",
         }
     }
 
@@ -226,7 +249,8 @@ impl<'a> Calls<'a> {
     /// # Safety
     /// * The memory behind the addresses stays alive, and nothing else uses it in conflict, until the stream has done
     ///   what is enqueued here: also where it answers an error, if `under_way` says that something was enqueued.
-    pub(crate) unsafe fn make(&self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
+    /// * A kernel's parameters are what it takes, and its context is current.
+    pub(crate) unsafe fn make(&mut self, stream: RawStream, under_way: &mut bool) -> Result<(), DriverError> {
         let made = match *self {
             // SAFETY: the caller's promise.
             Self::Copy(src, dst, bytes) => unsafe { copy(src, dst, bytes, stream, under_way) },
@@ -256,6 +280,10 @@ impl<'a> Calls<'a> {
             }
             // SAFETY: the caller's promise, for everything that the recording uses.
             Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
+            // SAFETY: the caller's promise; the context is current.
+            Self::Kernel(function, config, ref mut parameters) => unsafe {
+                loaded::launch(function, config, parameters, stream)
+            },
         };
         *under_way |= made.is_ok();
         made
@@ -358,31 +386,21 @@ unsafe fn copy_pitched(
     stream: RawStream,
     under_way: &mut bool,
 ) -> Result<(), DriverError> {
-    let kind = |side| match side {
-        Side::Host(_) => CUmemorytype_enum::CU_MEMORYTYPE_HOST,
-        Side::Device(_) => CUmemorytype_enum::CU_MEMORYTYPE_DEVICE,
-    };
-    let host = |side| match side {
-        Side::Host(address) => address,
-        Side::Device(_) => std::ptr::null_mut(),
-    };
-    let device = |side| match side {
-        Side::Device(address) => address,
-        Side::Host(_) => 0,
-    };
+    let (src_kind, src_host, src_device) = src.of_a_row();
+    let (dst_kind, dst_host, dst_device) = dst.of_a_row();
     let parameters = CUDA_MEMCPY2D {
         srcXInBytes: 0,
         srcY: 0,
-        srcMemoryType: kind(src),
-        srcHost: host(src),
-        srcDevice: device(src),
+        srcMemoryType: src_kind,
+        srcHost: src_host,
+        srcDevice: src_device,
         srcArray: std::ptr::null_mut(),
         srcPitch: rows.src_pitch,
         dstXInBytes: 0,
         dstY: 0,
-        dstMemoryType: kind(dst),
-        dstHost: host(dst),
-        dstDevice: device(dst),
+        dstMemoryType: dst_kind,
+        dstHost: dst_host,
+        dstDevice: dst_device,
         dstArray: std::ptr::null_mut(),
         dstPitch: rows.dst_pitch,
         WidthInBytes: rows.width,

@@ -11,7 +11,7 @@ use transload_memory::lift;
 
 use crate::{
     CudaStream,
-    calls::{Calls, SMALL, Side, copy, copy_after, copy_once, reachable, side},
+    calls::{Calls, INVALID_VALUE, SMALL, Side, copy, copy_after, copy_once, reachable, side},
     metrics::Counted,
     timeline::StreamTimeline,
 };
@@ -58,8 +58,9 @@ unsafe impl Queue for CudaStream {
             // SAFETY: the caller's promise.
             return unsafe { self.copy_small(src, dst) };
         }
+        self.own.check_runs()?;
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_any(operation, after, timing) }
+        unsafe { self.enqueue_calls(Calls::of(operation, self)?, after, timing) }
     }
 
     fn outstanding(&self) -> u64 {
@@ -112,30 +113,25 @@ impl CudaStream {
         }
     }
 
+    /// Enqueues driver calls behind the fences, as one operation.
+    ///
     /// # Safety
-    /// * As for [`Queue::enqueue`].
-    unsafe fn enqueue_any(
+    /// * As for [`Queue::enqueue`], and for [`Calls::make`].
+    pub(crate) unsafe fn enqueue_calls(
         &self,
-        operation: &Operation<'_>,
+        mut calls: Calls<'_>,
         after: &[Fence],
         timing: Timing,
     ) -> Result<Fence> {
         let own = &*self.own;
         own.check_runs()?;
-        let calls = Calls::of(operation, self)?;
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();
         for fence in after {
-            let Some(other) = fence.timeline().as_any().downcast_ref::<StreamTimeline>() else {
-                return Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "a stream cannot wait for this kind of fence",
-                ));
-            };
-            // What is earlier in the same stream is done earlier.
-            if !std::ptr::eq(other, own) {
-                small &= !own.wait_for(other, fence.point())?;
-            }
+            let waited = own.wait_for_fence(fence).ok_or_else(|| {
+                Error::new(ErrorKind::Unsupported, "a stream cannot wait for this kind of fence")
+            })?;
+            small &= !waited?;
         }
         let counted = own.metrics.next();
         let measured = timing == Timing::Measured || counted == Counted::Timed;
@@ -157,7 +153,7 @@ impl CudaStream {
         match marked {
             Ok(point) => {
                 if counted != Counted::No {
-                    own.metrics.count(operation);
+                    own.metrics.count(&calls);
                 }
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
@@ -168,9 +164,12 @@ impl CudaStream {
     }
 }
 
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: u32 = 201;
+
 thread_local! {
-    /// Until a context is found to be current: then the calls are made in whatever is, or in none.
-    static ENTERS: Cell<bool> = const { Cell::new(true) };
+    /// Once a call was refused and another context, or none, found to be current: until then calls are made in whatever is.
+    static ENTERS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// In the stream's context, unless it was there that the driver refused it.
@@ -186,9 +185,14 @@ unsafe fn copy_in_its_own(
 ) -> Result<()> {
     let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
     let mut under_way = false;
+    // Where no context was current the driver went by the stream, unless it wants one.
+    let stands = |error: &DriverError| {
+        bound.was_current()
+            || bound.had_none() && !matches!(error.code(), Some(INVALID_VALUE | INVALID_CONTEXT))
+    };
     let copied = match refused {
         // Refused for what it is, it may be possible in parts.
-        Some(Err(error)) if bound.was_current() => {
+        Some(Err(error)) if stands(&error) => {
             // SAFETY: the caller's promise.
             unsafe { copy_after(Err(error), from, to, bytes, own.raw(), &mut under_way) }
         }

@@ -2,31 +2,24 @@
 
 use std::{
     ffi::CStr,
-    fmt,
     os::raw::c_void,
-    ptr,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak},
 };
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Result};
-use transload_cuda_sys::{
-    Context, DriverError, RawStream, RelaxedCapture, attribute, check,
-    cust::sys::{CUfunction, CUmodule},
-    ffi, record_drop_error,
-};
+use transload_core::Result;
+use transload_cuda_sys::{Context, DriverError, RawStream, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
+
+use crate::{
+    LaunchConfig,
+    loaded::{self, Loaded, MAX_THREADS_PER_BLOCK},
+};
 
 /// What the driver is given: text that ends with NUL. `kernels/copy.cu` and `fill.cu` tell how it was made.
 const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("kernels/fill.ptx"), "\0");
 const COPY: &CStr = c"transload_copy";
 const FILL: &CStr = c"transload_fill";
-
-/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
-const MAX_THREADS_PER_BLOCK: u32 = 0;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -40,30 +33,23 @@ const FILL_BLOCKS_PER_MULTIPROCESSOR: u32 = 8;
 const FILL_TILE: u64 = 64 * THREADS as u64;
 
 /// The kernels of one context. Whoever used them holds them until that work is over, or says that it may not be.
+#[derive(Debug)]
 pub(crate) struct Kernels {
-    context: Context,
-    module: CUmodule,
+    module: Loaded,
     copy: CUfunction,
     fill: CUfunction,
     multiprocessors: u32,
-    /// Work may still run when the last user is gone.
-    left_running: AtomicBool,
 }
 
-// SAFETY: module and function handles belong to a context, not to a thread.
+// SAFETY: function handles belong to their module, not to a thread.
 unsafe impl Send for Kernels {}
 // SAFETY: as above; the driver synchronises access itself.
 unsafe impl Sync for Kernels {}
 
 /// What is loaded, for each context one at a time: who keeps a context's kernels keeps those that everyone launches. A context
 /// whose kernels are alive is alive too, so that its handle is nobody else's.
-static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
-
-/// Of which context. Its handle lies here so that none is upgraded, and perhaps dropped, under the lock but the one wanted.
-struct Loaded {
-    context: usize,
-    kernels: Weak<Kernels>,
-}
+/// Each lies beside its context's handle, so that none is upgraded, and perhaps dropped, under the lock but the one wanted.
+static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
 impl Kernels {
     /// The context's kernels: loaded already, or loaded now, which takes the driver some milliseconds where its cache
@@ -75,48 +61,36 @@ impl Kernels {
         if let Some(found) = find(&LOADED.lock(), context) {
             return Ok(found);
         }
-        let made = Arc::new(Self::load(context).map_err(explain)?);
+        let made = Arc::new(Self::load(context)?);
         let mut loaded = LOADED.lock();
         // Where two threads came first, the loser's go, behind the lock: the driver unloads them.
         if let Some(found) = find(&loaded, context) {
             drop(loaded);
             return Ok(found);
         }
-        loaded.retain(|loaded| loaded.kernels.strong_count() > 0);
-        loaded.push(Loaded { context: context.as_raw().addr(), kernels: Arc::downgrade(&made) });
+        loaded.retain(|(_, kernels)| kernels.strong_count() > 0);
+        loaded.push((context.as_raw().addr(), Arc::downgrade(&made)));
         Ok(made)
     }
 
-    fn load(context: &Context) -> Result<Self, DriverError> {
-        let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
-        let multiprocessors = u32::try_from(multiprocessors).unwrap_or(1).max(1);
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
-        let mut module = ptr::null_mut();
-        // SAFETY: a context is current, the out pointer is valid, and the image is text that ends with NUL.
-        check("cuModuleLoadData", unsafe { ffi::cuModuleLoadData(&mut module, MODULE.as_ptr().cast()) })?;
-        let mut kernels = Self {
-            context: context.clone(),
-            module,
-            copy: ptr::null_mut(),
-            fill: ptr::null_mut(),
-            multiprocessors,
-            left_running: AtomicBool::new(false),
+    fn load(context: &Context) -> Result<Self> {
+        // SAFETY: the image is text that ends with NUL.
+        let module =
+            unsafe { Loaded::load(context, MODULE.as_ptr().cast(), "our kernels for copies and fills") }?;
+        let load = || {
+            let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
+            let _bound = context.enter()?;
+            let [copy, fill] = [COPY, FILL].map(|name| {
+                let function = module.function(name)?;
+                // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the
+                // whole device to do so: a query makes it load now, so that no launch waits for work that it is to overtake.
+                // SAFETY: the function was just found in the module.
+                unsafe { loaded::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
+            });
+            Ok((copy?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
         };
-        for (function, name) in [(&mut kernels.copy, COPY), (&mut kernels.fill, FILL)] {
-            // SAFETY: the module was just loaded, the name ends with NUL, and the out pointer is valid.
-            check("cuModuleGetFunction", unsafe {
-                ffi::cuModuleGetFunction(function, module, name.as_ptr())
-            })?;
-            // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the whole
-            // device to do so: a query makes it load now, so that no launch waits for the work that it is to overtake.
-            let mut _threads = 0;
-            // SAFETY: the function was just found, and the out pointer is valid.
-            check("cuFuncGetAttribute", unsafe {
-                ffi::cuFuncGetAttribute(&mut _threads, MAX_THREADS_PER_BLOCK, *function)
-            })?;
-        }
-        Ok(kernels)
+        let (copy, fill, multiprocessors) = load().map_err(lift)?;
+        Ok(Self { module, copy, fill, multiprocessors })
     }
 
     /// Enqueues a copy of `bytes` bytes by the device's threads.
@@ -140,7 +114,14 @@ impl Kernels {
         let mut parameters: [*mut c_void; 3] =
             [&raw const dst, &raw const src, &raw const bytes].map(|parameter| parameter.cast_mut().cast());
         // SAFETY: the kernel takes these three parameters of 8 bytes; the rest is the caller's promise.
-        unsafe { launch(self.copy, blocks(src, dst, bytes, most), &mut parameters, stream) }
+        unsafe {
+            loaded::launch(
+                self.copy,
+                LaunchConfig::linear(blocks(src, dst, bytes, most), THREADS),
+                &mut parameters,
+                stream,
+            )
+        }
     }
 
     /// Enqueues a fill of `bytes` bytes with 16 over and over, as they lie from `dst` on.
@@ -169,41 +150,14 @@ impl Kernels {
             [&raw const dst, &raw const bytes, &raw const low, &raw const high]
                 .map(|parameter| parameter.cast_mut().cast());
         // SAFETY: the kernel takes these four parameters of 8 bytes; the rest is the caller's promise.
-        unsafe { launch(self.fill, blocks, &mut parameters, stream) }
+        unsafe { loaded::launch(self.fill, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream) }
     }
 
     /// A user is going whose work may still run: the module then stays until its context goes, since to unload it the
     /// driver would have to wait.
     pub(crate) fn leave_running(&self) {
-        self.left_running.store(true, Ordering::Relaxed);
+        self.module.leave();
     }
-}
-
-/// # Safety
-/// * The kernel takes parameters as those behind the pointers, which the driver reads during the call, and may do with them
-///   what it does until the stream has done it. Its context is current, and the stream is one of it.
-unsafe fn launch(
-    kernel: CUfunction,
-    blocks: u32,
-    parameters: &mut [*mut c_void],
-    stream: RawStream,
-) -> Result<(), DriverError> {
-    // SAFETY: the caller's promise.
-    check("cuLaunchKernel", unsafe {
-        ffi::cuLaunchKernel(
-            kernel,
-            blocks,
-            1,
-            1,
-            THREADS,
-            1,
-            1,
-            0,
-            stream,
-            parameters.as_mut_ptr(),
-            ptr::null_mut(),
-        )
-    })
 }
 
 /// Enough blocks for one unit a thread (the kernel copies by units of 16 bytes where both sides can be aligned at once, else
@@ -214,63 +168,14 @@ fn blocks(src: u64, dst: u64, bytes: u64, most: u32) -> u32 {
     u32::try_from(units.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX).clamp(1, most)
 }
 
-fn find(loaded: &[Loaded], context: &Context) -> Option<Arc<Kernels>> {
-    let of_context = loaded.iter().filter(|loaded| loaded.context == context.as_raw().addr());
-    of_context.filter_map(|loaded| loaded.kernels.upgrade()).next()
-}
-
-/// A module that the driver does not take is a capability that is missing, not something that broke.
-///
-/// Source: `CUresult` in the CUDA driver API: no binary for the device (209), invalid PTX (218), unsupported PTX version
-/// (222), no compiler for PTX (221), compiling is disabled (223), compute capability not supported (801).
-fn explain(error: DriverError) -> Error {
-    const NOT_TAKEN: [u32; 6] = [209, 218, 221, 222, 223, 801];
-    let missing = matches!(error, DriverError::MissingFunction { .. });
-    if missing || error.code().is_some_and(|code| NOT_TAKEN.contains(&code)) {
-        return Error::caused_by(
-            ErrorKind::Unsupported,
-            "the CUDA driver does not take our copy kernel, nor that for fills beside it",
-            error,
-        );
-    }
-    lift(error)
-}
-
-impl fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernels").field("context", &self.context).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        if *self.left_running.get_mut() {
-            return;
-        }
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the module was loaded by `load`, is used by nobody after this, and nothing that used it runs.
-            check("cuModuleUnload", unsafe { ffi::cuModuleUnload(self.module) })
-        }));
-    }
+fn find(loaded: &[(usize, Weak<Kernels>)], context: &Context) -> Option<Arc<Kernels>> {
+    let of_context = loaded.iter().filter(|(of, _)| *of == context.as_raw().addr());
+    of_context.filter_map(|(_, kernels)| kernels.upgrade()).next()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_module_is_text_with_two_entries_one_header_and_one_nul() {
-        assert_eq!(MODULE.find('\0'), Some(MODULE.len() - 1));
-        assert_eq!(MODULE.matches(".entry").count(), 2);
-        for entry in [COPY, FILL] {
-            let entry = entry.to_str().unwrap();
-            assert!(MODULE.contains(&format!(".visible .entry {entry}(")), "{entry}");
-        }
-        assert!(MODULE.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");
-        assert_eq!(MODULE.matches(".version").count(), 1, "a module has one");
-        assert!(MODULE.is_ascii(), "the driver's compiler takes no other letters");
-    }
 
     #[test]
     fn a_launch_has_a_thread_for_each_unit_up_to_what_fills_the_device() {

@@ -49,6 +49,7 @@ mod graph;
 mod kernels;
 mod launch;
 mod line;
+mod loaded;
 mod loss;
 mod marks;
 mod metrics;

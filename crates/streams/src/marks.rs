@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use transload_core::{Result, Timeline};
+use transload_core::{Fence, Result, Timeline};
 use transload_cuda_sys::{DriverError, Event, EventTiming};
 use transload_memory::lift;
 
@@ -101,6 +101,14 @@ impl StreamTimeline {
         }
     }
 
+    /// Makes later work of this stream come after a fence, on the device. Returns whether it had to wait; `None` for a fence of
+    /// another backend.
+    pub(crate) fn wait_for_fence(&self, fence: &Fence) -> Option<Result<bool>> {
+        let other = fence.timeline().as_any().downcast_ref::<Self>()?;
+        // What is earlier in the same stream is done earlier.
+        Some(if std::ptr::eq(other, self) { Ok(false) } else { self.wait_for(other, fence.point()) })
+    }
+
     /// Makes later work of this stream wait for `point` of another one, on the device. Answers whether it had to: what is
     /// over, or waited for by an earlier wait, is not waited for again.
     pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<bool> {
@@ -138,41 +146,5 @@ impl StreamTimeline {
             Err(_) if other.poll(point).is_err() => Ok(false),
             Err(error) => Err(lift(error)),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use crate::line::{Ended, Line};
-
-    use super::*;
-
-    /// Knows its time from the second question on.
-    #[derive(Default)]
-    struct Late(AtomicU32);
-
-    impl Timed for Late {
-        fn since(&self, _start: &Self) -> Option<Duration> {
-            (self.0.fetch_add(1, Ordering::Relaxed) > 0).then_some(Duration::from_micros(3))
-        }
-    }
-
-    #[test]
-    fn duration_that_is_not_known_at_the_end_is_had_later_once() {
-        let mut line = Line::with_room();
-        let start = Start { event: Arc::new(Late::default()), asked_for: true, counted: false };
-        line.push(1, "copy", Arc::new(Late::default()), Some(start));
-        // Another thread's event for a later point, which is over first.
-        line.push(2, "copy", Arc::new(Late::default()), None);
-        let ended = line.advance_or_list_timed(2).unwrap();
-        let durations: Vec<_> = ended.into_iter().map(|ended| (ended.upto, ended.duration())).collect();
-        line.advance_with(2, &durations);
-        assert!(matches!(line.covering(2), Covered::Over));
-        assert_eq!(line.take_duration(1), None);
-        let duration = line.take_undecided(1).and_then(Ended::duration);
-        assert_eq!(duration, Some(Duration::from_micros(3)));
-        assert!(line.take_undecided(1).is_none());
     }
 }

@@ -6,9 +6,7 @@ use std::{
     time::Duration,
 };
 
-use transload_core::Operation;
-
-use crate::line::Measured;
+use crate::{calls::Calls, line::Measured};
 
 /// Which of a stream's operations are timed by events while its metrics are on. All are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,23 +120,16 @@ impl Counters {
 
     /// An operation was enqueued for which [`next`](Self::next) did not answer `No`.
     #[cold]
-    pub(crate) fn count(&self, operation: &Operation<'_>) {
+    pub(crate) fn count(&self, calls: &Calls<'_>) {
+        let (transfers, launches) = match calls {
+            Calls::CopyInPlace { .. } => (1, 1),
+            Calls::Kernel(..) => (0, 1),
+            Calls::Fill(_) | Calls::Launch(..) => (0, 0),
+            _ => (1, 0),
+        };
         self.operations.fetch_add(1, Ordering::Relaxed);
-        match operation {
-            Operation::CopyInPlace { .. } => {
-                self.transfers.fetch_add(1, Ordering::Relaxed);
-                self.launches.fetch_add(1, Ordering::Relaxed);
-            }
-            Operation::Copy { .. }
-            | Operation::CopyPitched { .. }
-            | Operation::CopyBatch { .. }
-            | Operation::CopyPeer { .. }
-            | Operation::Prefetch { .. }
-            | Operation::PrefetchToNode { .. } => {
-                self.transfers.fetch_add(1, Ordering::Relaxed);
-            }
-            _ => {}
-        }
+        self.transfers.fetch_add(transfers, Ordering::Relaxed);
+        self.launches.fetch_add(launches, Ordering::Relaxed);
     }
 
     pub(crate) fn count_launch(&self) {

@@ -2,13 +2,15 @@
 //!
 //! None of them has a fence: whoever needs one asks for [`CudaStream::fence`](crate::CudaStream::fence) behind them.
 
-use std::os::raw::c_void;
-
 use transload_core::{DeviceId, Error, ErrorKind, Pattern, Result};
 use transload_cuda_sys::{ContextGuard, RawStream, check, ffi};
 use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
-use crate::{CudaStream, fills::Fill};
+use crate::{
+    CudaStream,
+    calls::{Side, copy_once},
+    fills::Fill,
+};
 
 impl CudaStream {
     /// Enqueues a copy between raw addresses of unified addressing, whatever memory they are in.
@@ -34,10 +36,8 @@ impl CudaStream {
     /// # Safety
     /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is host memory, `dst` device or unified memory.
     pub unsafe fn copy_from_host_raw_async(&self, dst: u64, src: *const u8, bytes: usize) -> Result<()> {
-        let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src.cast::<c_void>(), bytes, stream) };
-        check("cuMemcpyHtoDAsync_v2", code).map_err(lift)
+        unsafe { self.copy_sides(Side::Host(src.cast_mut().cast()), Side::Device(dst), bytes) }
     }
 
     /// Enqueues a copy from this stream's device to host memory.
@@ -48,10 +48,8 @@ impl CudaStream {
     /// # Safety
     /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is device or unified memory, `dst` host memory.
     pub unsafe fn copy_to_host_raw_async(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<()> {
-        let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { ffi::cuMemcpyDtoHAsync_v2(dst.cast::<c_void>(), src, bytes, stream) };
-        check("cuMemcpyDtoHAsync_v2", code).map_err(lift)
+        unsafe { self.copy_sides(Side::Device(src), Side::Host(dst.cast()), bytes) }
     }
 
     /// Enqueues a copy within this stream's device.
@@ -62,10 +60,8 @@ impl CudaStream {
     /// # Safety
     /// * As for [`copy_raw_async`](Self::copy_raw_async); both are device or unified memory.
     pub unsafe fn copy_device_to_device_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
-        let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
-        let code = unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) };
-        check("cuMemcpyDtoDAsync_v2", code).map_err(lift)
+        unsafe { self.copy_sides(Side::Device(src), Side::Device(dst), bytes) }
     }
 
     /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first of 8 or 16 in a context
@@ -138,6 +134,14 @@ impl CudaStream {
         // SAFETY: the stream is alive; the callers of the public forms promise the rest.
         unsafe { target.enqueue(address, bytes, stream) }
             .map_err(|error| explain_hint(error, address, bytes, location))
+    }
+
+    /// # Safety
+    /// * As for [`copy_raw_async`](Self::copy_raw_async).
+    unsafe fn copy_sides(&self, src: Side, dst: Side, bytes: usize) -> Result<()> {
+        let (_bound, stream) = self.before_raw("a copy", bytes)?;
+        // SAFETY: the caller's promise.
+        unsafe { copy_once(src, dst, bytes, stream) }.map_err(lift)
     }
 
     /// What comes before every raw operation: it has no point, and earlier fences must not cover it.

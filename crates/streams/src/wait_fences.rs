@@ -3,7 +3,7 @@
 use transload_core::{Fence, Result};
 use transload_memory::lift;
 
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::CudaStream;
 
 impl CudaStream {
     /// Makes later work of this stream, by whomever, wait for the fences: on the device for those of streams, and here on the
@@ -19,15 +19,9 @@ impl CudaStream {
         own.check_runs()?;
         let _bound = own.context().enter().map_err(lift)?;
         for fence in fences {
-            match fence.timeline().as_any().downcast_ref::<StreamTimeline>() {
-                // What is earlier in the same stream is done earlier.
-                Some(other) if std::ptr::eq(other, own) => {}
-                Some(other) => {
-                    own.wait_for(other, fence.point())?;
-                }
-                None => {
-                    let _reported_by_the_transfer = fence.wait();
-                }
+            match own.wait_for_fence(fence) {
+                Some(waited) => _ = waited?,
+                None => _ = fence.wait(), // Its transfer reports the error.
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use transload_cuda_sim::{DriverOptions, SimDevice, install_with};
 
 #[test]
 fn without_kernels_small_transfers_of_high_priority_go_by_copy_engine_and_say_why() {
-    install_with(DriverOptions::default().version(11_040).missing("cuModuleLoadData")).unwrap();
+    install_with(DriverOptions::default().version(11_040).missing("cuModuleLoadDataEx")).unwrap();
     let sim = SimDevice::builder().build();
     let runtime = Runtime::discover().unwrap();
     let manager = runtime.manager();

@@ -2,8 +2,6 @@
 
 mod plan;
 mod record;
-#[cfg(test)]
-mod tests;
 
 use std::{any::Any, fmt, sync::Arc};
 

@@ -50,7 +50,7 @@ pub(super) fn capture(
     let kernels = if uses_kernels { Some(Kernels::of(context)?) } else { None };
     let drivers: Vec<&Stream> = streams.iter().map(CudaStream::driver).collect();
     let (first, others) = drivers.split_first().ok_or_else(no_stream)?;
-    let graph = capture_on(context, first, others, &work).map_err(lift)?;
+    let graph = capture_on(context, first, others, &mut work).map_err(lift)?;
     Ok(Captured { graph, kernels })
 }
 
@@ -104,7 +104,7 @@ fn capture_on(
     context: &Context,
     first: &Stream,
     others: &[&Stream],
-    work: &[(Calls<'_>, &Step)],
+    work: &mut [(Calls<'_>, &Step)],
 ) -> Result<Graph, DriverError> {
     let _bound = context.enter()?;
     let new_event = || Event::new(context, EventTiming::Disabled);
@@ -120,7 +120,7 @@ fn capture_on(
         fork.record(first)?;
         others.iter().try_for_each(|other| other.wait_event(fork))?;
     }
-    for ((calls, step), event) in work.iter().zip(&events) {
+    for ((calls, step), event) in work.iter_mut().zip(&events) {
         let stream =
             step.lane.checked_sub(1).and_then(|other| others.get(other)).map_or(first, |other| *other);
         for earlier in &step.after {

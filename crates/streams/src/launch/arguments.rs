@@ -52,30 +52,3 @@ impl Arguments {
         self.words.iter().map(|word| (&raw const *word).cast_mut().cast()).collect()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_value_is_found_at_its_address_with_its_own_size() {
-        let mut arguments = Arguments::default();
-        arguments.push(7_u8);
-        arguments.push(0x1234_u16);
-        arguments.push(-3_i32);
-        arguments.push(1.5_f32);
-        arguments.push(u64::MAX - 1);
-        arguments.push(-0.25_f64);
-        assert_eq!(arguments.sizes(), [1, 2, 4, 4, 8, 8]);
-        let at = arguments.pointers();
-        // SAFETY: each address is that of a word of `arguments`, which begins with a value of the type.
-        unsafe {
-            assert_eq!(*at[0].cast::<u8>(), 7);
-            assert_eq!(*at[1].cast::<u16>(), 0x1234);
-            assert_eq!(*at[2].cast::<i32>(), -3);
-            assert_eq!(*at[3].cast::<f32>(), 1.5);
-            assert_eq!(*at[4].cast::<u64>(), u64::MAX - 1);
-            assert_eq!(*at[5].cast::<f64>(), -0.25);
-        }
-    }
-}

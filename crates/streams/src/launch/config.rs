@@ -73,37 +73,3 @@ fn within(shape: (u32, u32, u32), limits: (u32, u32, u32)) -> bool {
         && (1..=limits.1).contains(&shape.1)
         && (1..=limits.2).contains(&shape.2)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_is_a_thread_for_each_element_up_to_the_largest_grid() {
-        assert_eq!(LaunchConfig::for_elements(1, 256).grid.0, 1);
-        assert_eq!(LaunchConfig::for_elements(256, 256).grid.0, 1);
-        assert_eq!(LaunchConfig::for_elements(257, 256).grid.0, 2);
-        assert_eq!(LaunchConfig::for_elements(u64::MAX, 256).grid.0, GRID_LIMITS.0);
-        assert!(
-            LaunchConfig::for_elements(5, 0).check("k", 1024, 0).is_err(),
-            "a block of 0 is refused later"
-        );
-        assert!(LaunchConfig::for_elements(0, 256).check("k", 1024, 0).is_err(), "so is a grid of 0");
-    }
-
-    #[test]
-    fn what_is_too_large_is_refused_with_the_limit() {
-        let check = |config: LaunchConfig| config.check("k", 640, 4096).map_err(|error| error.to_string());
-        assert_eq!(check(LaunchConfig::linear(1, 640).with_shared_bytes(4096)), Ok(()));
-        let text = check(LaunchConfig::linear(1, 641)).unwrap_err();
-        assert!(text.contains("at most 640 in all for k"), "{text}");
-        let deep = LaunchConfig { grid: (1, 1, 1), block: (1, 1, 65), shared_bytes: 0 };
-        assert!(check(deep).unwrap_err().contains("1024 × 1024 × 64"));
-        let tall = LaunchConfig { grid: (1, 65_536, 1), ..deep };
-        assert!(check(tall).unwrap_err().contains("65535"));
-        let text = check(LaunchConfig::linear(1, 1).with_shared_bytes(4097)).unwrap_err();
-        assert!(text.contains("k can have 4096"), "{text}");
-        let huge = LaunchConfig { grid: (1, 1, 1), block: (u32::MAX, u32::MAX, u32::MAX), shared_bytes: 0 };
-        assert!(check(huge).is_err(), "without an overflow");
-    }
-}

@@ -1,17 +1,15 @@
 //! A kernel of a loaded module: its limits and parameters as the driver tells them, and launches of it.
 
-use std::{ffi::CString, fmt, os::raw::c_int, sync::Arc};
+use std::{ffi::CString, fmt, sync::Arc};
 
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 use transload_cuda_sys::{DriverError, RelaxedCapture, check, cust::sys::CUfunction, ffi};
 use transload_memory::lift;
 
-use super::{Launch, LaunchConfig, arguments::Arguments, module::Loaded};
+use super::{Launch, LaunchConfig, arguments::Arguments, module::Code};
+use crate::loaded::{self, MAX_THREADS_PER_BLOCK};
 
-/// `CU_FUNC_ATTRIBUTE_*`.
-const MAX_THREADS_PER_BLOCK: u32 = 0;
-const SHARED_SIZE_BYTES: u32 = 1;
-const NUM_REGS: u32 = 4;
+/// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
 
 /// `CUDA_ERROR_INVALID_VALUE`, and `CUDA_ERROR_NOT_FOUND`.
@@ -28,13 +26,11 @@ pub struct CudaKernel {
 }
 
 struct Known {
-    loaded: Arc<Loaded>,
+    code: Arc<Code>,
     raw: CUfunction,
     name: String,
     most_threads: u32,
     most_shared: u32,
-    static_shared: u32,
-    registers: u32,
     /// The size of each parameter; `None` where the driver cannot tell (before CUDA 12.4).
     parameters: Option<Vec<usize>>,
 }
@@ -45,30 +41,23 @@ unsafe impl Send for Known {}
 unsafe impl Sync for Known {}
 
 impl CudaKernel {
-    pub(crate) fn find(loaded: &Arc<Loaded>, name: &str) -> Result<Self> {
+    pub(crate) fn find(code: &Arc<Code>, name: &str) -> Result<Self> {
         // The driver has another code for an empty name.
         let entry = CString::new(name).ok().filter(|entry| !entry.is_empty());
-        let Some(entry) = entry else { return Err(unknown(loaded, name, None)) };
-        let _bound = loaded.context().enter().map_err(lift)?;
+        let Some(entry) = entry else { return Err(unknown(code, name, None)) };
+        let _bound = code.module.context.enter().map_err(lift)?;
         let _capture = RelaxedCapture::enter().map_err(lift)?;
-        let raw = loaded.function(&entry).map_err(|error| match error.code() {
-            Some(NOT_FOUND) => unknown(loaded, name, Some(error)),
+        let raw = code.module.function(&entry).map_err(|error| match error.code() {
+            Some(NOT_FOUND) => unknown(code, name, Some(error)),
             _ => lift(error),
         })?;
-        let told = |attribute| {
-            let mut value: c_int = 0;
-            // SAFETY: the out pointer is valid, and the function is one of a loaded module.
-            let code = unsafe { ffi::cuFuncGetAttribute(&mut value, attribute, raw) };
-            check("cuFuncGetAttribute", code).map_err(lift)?;
-            Ok::<_, Error>(u32::try_from(value).unwrap_or(0))
-        };
+        // SAFETY: the function was just found in the module.
+        let told = |attribute| unsafe { loaded::attribute(raw, attribute) }.map_err(lift);
         let known = Known {
             most_threads: told(MAX_THREADS_PER_BLOCK)?,
             most_shared: told(MAX_DYNAMIC_SHARED_SIZE_BYTES)?,
-            static_shared: told(SHARED_SIZE_BYTES)?,
-            registers: told(NUM_REGS)?,
             parameters: parameters(raw).map_err(lift)?,
-            loaded: Arc::clone(loaded),
+            code: Arc::clone(code),
             raw,
             name: name.to_owned(),
         };
@@ -89,7 +78,7 @@ impl CudaKernel {
     /// The device that it is loaded for.
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        self.known.loaded.device()
+        self.known.code.device()
     }
 
     /// How many threads a block of it can have: fewer than the device's 1,024 where it needs many registers.
@@ -104,52 +93,14 @@ impl CudaKernel {
         self.known.most_shared
     }
 
-    /// Bytes of shared memory that each block has in any case.
-    #[must_use]
-    pub fn static_shared_bytes(&self) -> u32 {
-        self.known.static_shared
-    }
-
-    /// Registers of each thread.
-    #[must_use]
-    pub fn registers(&self) -> u32 {
-        self.known.registers
-    }
-
     /// The size of each parameter in bytes; `None` where the driver cannot tell (before CUDA 12.4).
     #[must_use]
     pub fn parameter_sizes(&self) -> Option<&[usize]> {
         self.known.parameters.as_deref()
     }
 
-    /// How many blocks of so many threads, with so much dynamic shared memory, run on one multiprocessor at the same time.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for no threads, or more than fit a number of the driver; the driver's.
-    pub fn blocks_per_multiprocessor(&self, threads: u32, shared_bytes: u32) -> Result<u32> {
-        let Some(threads) = c_int::try_from(threads).ok().filter(|threads| *threads > 0) else {
-            let most = self.max_threads_per_block();
-            let text = format!("a block of {threads} threads; valid are 1 to {most}");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        };
-        let _bound = self.known.loaded.context().enter().map_err(lift)?;
-        let _capture = RelaxedCapture::enter().map_err(lift)?;
-        let mut blocks = 0;
-        // SAFETY: the out pointer is valid, and the function is one of a loaded module.
-        let code = unsafe {
-            ffi::cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                &mut blocks,
-                self.known.raw,
-                threads,
-                shared_bytes as usize,
-            )
-        };
-        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code).map_err(lift)?;
-        Ok(u32::try_from(blocks).unwrap_or(0))
-    }
-
-    pub(crate) fn loaded(&self) -> &Loaded {
-        &self.known.loaded
+    pub(crate) fn code(&self) -> &Code {
+        &self.known.code
     }
 
     /// The driver's handle, valid while `self` lives.
@@ -171,8 +122,8 @@ impl CudaKernel {
     }
 }
 
-fn unknown(loaded: &Loaded, name: &str, cause: Option<DriverError>) -> Error {
-    let text = match loaded.entries.as_slice() {
+fn unknown(code: &Code, name: &str, cause: Option<DriverError>) -> Error {
+    let text = match code.entries.as_slice() {
         [] => format!("the module has no kernel {name:?}; valid are the names of its entries"),
         entries => format!("the module has no kernel {name:?}; it has {}", entries.join(", ")),
     };

@@ -2,7 +2,6 @@
 
 mod arguments;
 mod config;
-mod enqueue;
 mod executor;
 mod kernel;
 mod module;

@@ -2,25 +2,16 @@
 
 use std::{
     ffi::{CString, c_void},
-    fmt, ptr,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result};
-use transload_cuda_sys::{
-    Context, DriverError, RelaxedCapture, check,
-    cust::sys::{CUfunction, CUmodule},
-    ffi, record_drop_error,
-};
-use transload_memory::{CudaDevice, lift};
+use transload_memory::CudaDevice;
 
 use super::CudaKernel;
-use crate::thread_number::thread_number;
-
-/// Room for what the driver's compiler says of a text that it does not take.
-const LOG_BYTES: usize = 4096;
+use crate::{loaded::Loaded, thread_number::thread_number};
 
 /// Code loaded for one device. Clones and the kernels found in it share it. Usable from any thread.
 ///
@@ -28,7 +19,7 @@ const LOG_BYTES: usize = 4096;
 /// context. Until a thread's next launch of it, it keeps the streams that this thread launched it on last.
 #[derive(Clone, Debug)]
 pub struct CudaModule {
-    loaded: Arc<Loaded>,
+    code: Arc<Code>,
 }
 
 impl CudaModule {
@@ -65,26 +56,9 @@ impl CudaModule {
     /// # Safety
     /// * `image` points to a complete image, which the driver reads during the call.
     unsafe fn load(device: &CudaDevice, image: *const c_void, entries: Vec<String>) -> Result<Self> {
-        /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
-        const ERROR_LOG: [u32; 2] = [5, 6];
-        let context = device.context()?.clone();
-        let mut module = ptr::null_mut();
-        let mut log = vec![0_u8; LOG_BYTES];
-        let mut options = ERROR_LOG;
-        // The last byte stays NUL whatever the driver writes; the size is passed in the pointer's place.
-        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1)];
-        let loaded = {
-            let _bound = context.enter().map_err(lift)?;
-            let _capture = RelaxedCapture::enter().map_err(lift)?;
-            // SAFETY: a context is current, the out pointer is valid, both options have their values, the log has the room
-            // that is said and outlives the call, and the image is the caller's promise.
-            check("cuModuleLoadDataEx", unsafe {
-                ffi::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
-            })
-        };
-        loaded.map_err(|error| explain(error, &log))?;
-        let loaded = Loaded { context, raw: module, entries, launches: Default::default() };
-        Ok(Self { loaded: Arc::new(loaded) })
+        // SAFETY: the caller's promise.
+        let module = unsafe { Loaded::load(device.context()?, image, "this module") }?;
+        Ok(Self { code: Arc::new(Code { module, entries, launches: Default::default() }) })
     }
 
     /// A kernel by its entry's name, as the PTX spells it (`extern "C"` in the source).
@@ -92,13 +66,13 @@ impl CudaModule {
     /// # Errors
     /// `InvalidArgument` where the module has no such entry; the driver's.
     pub fn kernel(&self, name: &str) -> Result<CudaKernel> {
-        CudaKernel::find(&self.loaded, name)
+        CudaKernel::find(&self.code, name)
     }
 
     /// The device that the code is for.
     #[must_use]
     pub fn device(&self) -> DeviceId {
-        self.loaded.device()
+        self.code.device()
     }
 }
 
@@ -109,28 +83,10 @@ fn entries(ptx: &str) -> Vec<String> {
     ptx.split(".entry").skip(1).map(name).filter(|name| !name.is_empty()).collect()
 }
 
-/// A module that the driver does not take is a capability that is missing, not something that broke.
-///
-/// Source: `CUresult` in the CUDA driver API: invalid image (200), no binary for the device (209), invalid PTX (218),
-/// unsupported PTX version (222), no compiler for PTX (221), compiling is disabled (223), capability not supported (801).
-fn explain(error: DriverError, log: &[u8]) -> Error {
-    const NOT_TAKEN: [u32; 7] = [200, 209, 218, 221, 222, 223, 801];
-    if !error.code().is_some_and(|code| NOT_TAKEN.contains(&code)) {
-        return lift(error);
-    }
-    let said = log.split(|byte| *byte == 0).next().unwrap_or_default();
-    let said = String::from_utf8_lossy(said);
-    let text = match said.trim() {
-        "" => "the CUDA driver does not take this module".to_owned(),
-        said => format!("the CUDA driver does not take this module ({said})"),
-    };
-    Error::caused_by(ErrorKind::Unsupported, text, error)
-}
-
-/// The module itself.
-pub(crate) struct Loaded {
-    context: Context,
-    raw: CUmodule,
+/// A module, and its launches that may be running.
+#[derive(Debug)]
+pub(crate) struct Code {
+    pub(crate) module: Loaded,
     /// The names of its kernels where they are known, for the text of an error.
     pub(crate) entries: Vec<String>,
     launches: [Launches; SHARES],
@@ -141,32 +97,13 @@ const SHARES: usize = 16;
 
 /// The last launch on each stream that is not known to be over, by one share of the threads.
 // On lines of their own, fetched in pairs.
-#[derive(Default)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 struct Launches(Mutex<SmallVec<[Fence; 4]>>);
 
-// SAFETY: a module's handle belongs to a context, not to a thread.
-unsafe impl Send for Loaded {}
-// SAFETY: as above; the driver synchronises access itself.
-unsafe impl Sync for Loaded {}
-
-impl Loaded {
-    pub(crate) fn context(&self) -> &Context {
-        &self.context
-    }
-
+impl Code {
     pub(crate) fn device(&self) -> DeviceId {
-        DeviceId::Cuda(self.context.device().ordinal())
-    }
-
-    /// The entry's handle, valid while `self` lives. The context must be current.
-    pub(crate) fn function(&self, name: &CString) -> Result<CUfunction, DriverError> {
-        let mut function = ptr::null_mut();
-        // SAFETY: the module is loaded, the name ends with NUL, and the out pointer is valid.
-        check("cuModuleGetFunction", unsafe {
-            ffi::cuModuleGetFunction(&mut function, self.raw, name.as_ptr())
-        })?;
-        Ok(function)
+        DeviceId::Cuda(self.module.context.device().ordinal())
     }
 
     /// A launch of the module's code was enqueued that is over when `fence` is.
@@ -188,46 +125,13 @@ impl Loaded {
     }
 }
 
-impl fmt::Debug for Loaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loaded").field("context", &self.context).finish_non_exhaustive()
-    }
-}
-
-impl Drop for Loaded {
+impl Drop for Code {
     fn drop(&mut self) {
-        // To unload code that runs, the driver would have to wait for it; its context then takes it along.
         // Nor is anything unloaded where a launch failed: the context is unusable then.
         let ended = |launch: &Fence| launch.timeline().poll(launch.point()).is_ok_and(|over| over);
         let mut all = self.launches.iter_mut().flat_map(|launches| launches.0.get_mut().iter());
         if !all.all(ended) && !transload_core::mutant!("streams/running-modules-stay") {
-            return;
+            self.module.leave();
         }
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its launches runs.
-            check("cuModuleUnload", unsafe { ffi::cuModuleUnload(self.raw) })
-        }));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernels_of_a_text_are_known_by_name() {
-        let text = ".version 6.0\n.visible .entry one(\n.param .u64 a)\n{ ret; }\n.entry  two_2 () { ret; }";
-        assert_eq!(entries(text), ["one", "two_2"]);
-        assert!(entries("nothing").is_empty());
-    }
-
-    #[test]
-    fn what_the_compiler_says_is_part_of_the_error() {
-        let refused = || DriverError::Call { call: "cuModuleLoadDataEx", code: 218, name: "PTX".to_owned() };
-        let error = explain(refused(), b"ptxas: line 3\n\0\0");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("(ptxas: line 3)"), "{error}");
-        assert!(!explain(refused(), &[0; 8]).to_string().contains("()"));
     }
 }

@@ -1,10 +1,8 @@
 //! One launch: parameters, declared memory, and the way onto a stream.
 
-use std::ptr;
-
 use smallvec::SmallVec;
-use transload_core::{Access, Claims, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result};
-use transload_cuda_sys::{AsStream, check, ffi};
+use transload_core::{Access, Claims, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, Timing};
+use transload_cuda_sys::AsStream;
 use transload_memory::Role;
 
 use super::{
@@ -14,7 +12,7 @@ use super::{
     roles::{self, Roles},
     uses::{self, Uses},
 };
-use crate::CudaStream;
+use crate::{CudaStream, calls::Calls};
 
 /// A launch in the making. Parameters are passed in the order of the calls; buffers are declared as they are passed, and
 /// from that the launch is put behind earlier work in conflict and before later such work, on whatever streams, and its
@@ -107,7 +105,7 @@ impl<'a> Launch<'a> {
     }
 
     fn declare(&mut self, buffer: &'a RawBuffer, access: Access) -> u64 {
-        let address = reach::address(buffer, self.kernel.loaded().context()).and_then(|address| {
+        let address = reach::address(buffer, &self.kernel.code().module.context).and_then(|address| {
             if access == Access::Write && !buffer.is_writable() {
                 let text = "the launch writes a buffer that wraps memory that may not be written";
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -144,7 +142,7 @@ impl<'a> Launch<'a> {
             return Err(error.clone());
         }
         let kernel = self.kernel;
-        if stream.context().as_raw() != kernel.loaded().context().as_raw() {
+        if stream.context().as_raw() != kernel.code().module.context.as_raw() {
             let (name, own, other) = (kernel.name(), kernel.device(), stream.device());
             let text = format!("{name} is loaded for {own}; it cannot be launched on a stream of {other}");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -180,32 +178,13 @@ impl<'a> Launch<'a> {
     pub(crate) unsafe fn enqueue_checked(&mut self, stream: &CudaStream) -> Result<Fence> {
         let mut claims = Claims::of(&mut self.uses)?;
         claims.wait_where_a_queue_cannot(stream);
-        let (function, config) = (self.kernel.raw(), self.config);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
-        let launch = |raw| {
-            let (grid, block) = (config.grid, config.block);
-            // SAFETY: the function is of a loaded module of the stream's context, which is current; each parameter is a word
-            // that outlives the call, which is when the driver reads it; the rest is the caller's promise.
-            check("cuLaunchKernel", unsafe {
-                ffi::cuLaunchKernel(
-                    function,
-                    grid.0,
-                    grid.1,
-                    grid.2,
-                    block.0,
-                    block.1,
-                    block.2,
-                    config.shared_bytes,
-                    raw,
-                    parameters.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            })
-        };
-        // SAFETY: the kernel uses what was claimed, by the caller's promise; the claims keep every use in conflict away, and
+        let launch = Calls::Kernel(self.kernel.raw(), self.config, &mut parameters);
+        // SAFETY: the function is of a loaded module of the stream's context; each parameter is a word that outlives the call.
+        // The kernel uses what was claimed, by the caller's promise; the claims keep every use in conflict away, and
         // the fence does so from its commit on, and keeps the memory alive.
-        let fence = claims.inherit(unsafe { stream.enqueue_call(claims.after(), launch) }?);
-        self.kernel.loaded().launched(&fence);
+        let fence = claims.inherit(unsafe { stream.enqueue_calls(launch, claims.after(), Timing::Off) }?);
+        self.kernel.code().launched(&fence);
         // SAFETY: the fence is over after the kernel, which the stream runs behind `after`; what was taken out of that was
         // known to be over.
         unsafe { claims.commit(&fence) };

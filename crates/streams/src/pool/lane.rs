@@ -369,28 +369,3 @@ fn load(stream: &Seat, others: usize, weights: &Weights) -> Load {
     let time = if outstanding == 0 { 0 } else { outstanding.saturating_mul(weight()) };
     (stream.own.check().is_err(), others, time)
 }
-
-#[cfg(test)]
-mod tests {
-    use transload_cuda_sim::harness;
-
-    use super::*;
-
-    #[test]
-    fn a_thread_that_finds_all_streams_leased_by_others_keeps_to_its_own() {
-        let test = harness::device();
-        let device = CudaDevice::new(test.ordinal()).unwrap();
-        let lane = Lane::new(StreamPriority::Normal, 1, 1, Duration::MAX);
-        lane.allow([bit(0); WORKLOADS.len()]);
-        let weights = Weights::default();
-        let lease =
-            || lane.lease(&device, WorkloadType::Coordination, Choice::LeastLoaded(&weights)).unwrap();
-        let others = thread::scope(|scope| scope.spawn(lease).join().unwrap());
-        drop(lease());
-        let keeps = || lane.places.with(|seen| seen.keeps);
-        assert_eq!(keeps(), KEEPS);
-        drop(lease());
-        assert_eq!(keeps(), KEEPS - 1, "a lease of its own stream looked at the leases of others");
-        drop(others);
-    }
-}

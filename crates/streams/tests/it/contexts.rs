@@ -91,3 +91,17 @@ fn a_small_copy_works_in_the_context_of_another_device() {
     copies.finish();
     devices[1].assert_ledger_empty();
 }
+
+#[test]
+fn a_small_copy_of_a_thread_without_a_context_goes_to_the_devices_own_memory() {
+    let Some(devices) = harness::devices(2) else { return };
+    let copies: Vec<_> = devices.into_iter().map(|device| Copies::on(Setup::on(device))).collect();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for seed in 0..4 {
+                copies.iter().for_each(|copies| drop(copies.there_and_back(seed)));
+            }
+        });
+    });
+    copies.into_iter().for_each(Copies::finish);
+}

@@ -187,9 +187,22 @@ fn streams_of_a_device_share_one_loaded_module() {
     drop((streams, one, two));
     let calls = trace.calls_of_this_thread();
     let count = |name: &str| calls.iter().filter(|call| call.name == name).count();
-    assert!(count("cuModuleLoadData") <= 1, "other tests may share the real device's context and module");
+    assert!(count("cuModuleLoadDataEx") <= 1, "other tests may share the real device's context and module");
     if setup.test.is_simulated() {
-        assert_eq!((count("cuModuleLoadData"), count("cuModuleUnload")), (1, 1));
+        assert_eq!((count("cuModuleLoadDataEx"), count("cuModuleUnload")), (1, 1));
     }
     setup.finish();
+}
+
+#[test]
+fn the_kernels_are_one_text_that_old_drivers_take() {
+    let text =
+        concat!(include_str!("../../src/kernels/copy.ptx"), include_str!("../../src/kernels/fill.ptx"));
+    assert_eq!(text.matches(".entry").count(), 2);
+    for entry in ["transload_copy", "transload_fill"] {
+        assert!(text.contains(&format!(".visible .entry {entry}(")), "{entry}");
+    }
+    assert!(text.contains(".version 6.0\n.target sm_50\n"), "old drivers take an old version only");
+    assert_eq!(text.matches(".version").count(), 1, "a module has one");
+    assert!(text.is_ascii() && !text.contains('\0'), "the driver's compiler takes no other letters");
 }

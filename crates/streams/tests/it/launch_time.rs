@@ -55,7 +55,8 @@ fn urgent_kernels_pass_those_that_were_queued_first() {
     let streams = [StreamPriority::Low, StreamPriority::Low, StreamPriority::High].map(stream);
     let multiprocessors =
         setup.device.driver().attribute(transload_cuda_sys::attribute::MULTIPROCESSOR_COUNT).unwrap();
-    let full = u32::try_from(multiprocessors).unwrap() * kernel.blocks_per_multiprocessor(32, 0).unwrap();
+    // A multiprocessor runs at most 32 blocks at a time (CUDA C++ Programming Guide, "Technical Specifications").
+    let full = u32::try_from(multiprocessors).unwrap() * 32;
     // The first fills the device several times over; the second waits for room behind it, and the urgent one comes last.
     spin(&kernel, &streams[0], full * 4, 20, &outs[0]);
     spin(&kernel, &streams[1], full, 1, &outs[1]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use transload_core::{ErrorKind, WorkloadType};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization, Split};
 
 use crate::setup::Setup;
 
@@ -109,6 +109,53 @@ fn an_empty_load_is_refused() {
         let error = replay(&pool, &setup.device, &setup.memory, &RecordedLoad { items }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
+    drop(pool);
+    setup.finish();
+}
+
+/// Records so many operations of each workload, and returns the answer.
+fn answer(pool: &AdvancedStreamPool, recorded: &[(WorkloadType, usize, u64)]) -> Optimization {
+    for (workload, count, micros) in recorded {
+        (0..*count).for_each(|_| pool.record_workload_completion(*workload, Duration::from_micros(*micros)));
+    }
+    pool.optimize_configuration()
+}
+
+#[test]
+fn the_time_of_each_workload_decides_how_many_streams_it_has() {
+    let setup = Setup::new();
+    let seen = [(WorkloadType::Compute, 100, 300), (WorkloadType::Memory, 100, 10)];
+    let pool = |streams| {
+        let strategy = AllocationStrategy::Priority;
+        AdvancedStreamPool::new_with_strategy(&setup.device, streams, strategy).unwrap()
+    };
+    let split = Split { compute: 7, memory: 1, mixed: 0, coordination: 0 };
+    assert_eq!(answer(&pool(8), &seen).after, (AllocationStrategy::Workload, split));
+    assert_eq!(answer(&pool(1), &seen).after.0, AllocationStrategy::LoadBalanced, "one stream has no parts");
+    let three = [seen[0], seen[1], (WorkloadType::Mixed, 100, 10)];
+    assert_eq!(answer(&pool(2), &three).after.1, Split::of(2), "more workloads than streams");
+    setup.finish();
+}
+
+#[test]
+fn averages_are_over_the_latest_and_answers_about_what_came_since_the_last() {
+    let setup = Setup::new();
+    let pool = pool(&setup, AllocationStrategy::Priority);
+    let average = || pool.average_workload_time(WorkloadType::Compute);
+    for _ in 0..10_000 {
+        pool.record_workload_completion(WorkloadType::Compute, Duration::MAX);
+    }
+    for nanos in 0..256 {
+        pool.record_workload_completion(WorkloadType::Compute, Duration::from_nanos(nanos));
+    }
+    assert_eq!(average(), Some(Duration::from_nanos(127)));
+    assert_eq!(pool.average_workload_time(WorkloadType::Memory), None);
+    assert!(pool.optimize_configuration().seen[0].count > 10_000);
+    let answer = answer(&pool, &[(WorkloadType::Compute, 16, 10), (WorkloadType::Compute, 16, 30)]);
+    let seen = &answer.seen[0];
+    assert_eq!((answer.seen.len(), seen.count), (1, 32));
+    assert_eq!((seen.mean, seen.spread), (Duration::from_micros(20), 0.5));
+    assert_eq!(seen.to_string(), "32 × Compute of 20.0µs ± 50 %");
     drop(pool);
     setup.finish();
 }

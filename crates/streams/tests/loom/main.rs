@@ -3,6 +3,8 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
+mod durations;
+mod order;
 mod runs;
 mod sync;
 #[path = "watch.rs"]

@@ -35,6 +35,8 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
             Operation::Copy { src: &source, dst: &there },
             Operation::CopyPitched { src: &from, dst: &half, rows },
         ];
+        // The thread's first refused copy is tried once more, in the device's context.
+        submit(&stream, &operations[0], Timing::Off).unwrap().wait().unwrap();
         for (index, operation) in operations.iter().enumerate() {
             // The whole is refused, then the parts go one by one: the last of these fails.
             let trace = transload_cuda_sys::trace::start();

@@ -83,7 +83,7 @@ fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
         let there = memory.allocate(MemoryKind::Device, 10_000).unwrap();
-        sim.fail_call(Some("cuModuleLoadData"), 1, code);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
         let trace = transload_cuda_sys::trace::start();
         for pattern in WIDE {
             for bytes in [16, 32, 48, 9_984] {
@@ -96,7 +96,7 @@ fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
             }
         }
         let calls = trace.calls_of_this_thread();
-        assert_eq!(calls.iter().filter(|call| call.name == "cuModuleLoadData").count(), 1);
+        assert_eq!(calls.iter().filter(|call| call.name == "cuModuleLoadDataEx").count(), 1);
         assert!(calls.iter().all(|call| call.name != "cuLaunchKernel"));
         assert!(sim.races().is_empty());
     }
@@ -110,7 +110,7 @@ fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() 
     let stream = CudaStream::new(&device).unwrap();
     let there = memory.allocate(MemoryKind::Device, 10_000).unwrap();
     for pattern in WIDE {
-        sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, 222);
         let part = there.slice(..9_984).unwrap();
         let operations = [Operation::Fill { dst: &part, pattern }];
         let graph = CudaGraph::record(&device, StreamPriority::Normal, &operations).unwrap();
@@ -128,7 +128,7 @@ fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
         let there = memory.allocate(MemoryKind::Device, 1 << 20).unwrap();
-        sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, 222);
         sim.fail_call(Some("cuMemcpyDtoDAsync_v2"), nth, 999);
         let error = stream.memset_async(&there, WIDE[1]).wait().unwrap_err();
         assert!(error.to_string().contains("999"), "{error}");
@@ -177,7 +177,7 @@ fn memory_that_begins_at_any_byte_is_filled_also_without_the_kernel() {
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
     let there = memory.allocate(MemoryKind::Device, 1_000).unwrap();
-    sim.fail_call(Some("cuModuleLoadData"), 1, 222);
+    sim.fail_call(Some("cuModuleLoadDataEx"), 1, 222);
     for pattern in [Pattern::U16(0x0102), Pattern::U32(0x0102_0304), WIDE[0], WIDE[1]] {
         for shift in [1, 2, 3, 4] {
             let foreign = shifted(&there, shift, &std::sync::Arc::default());

@@ -121,3 +121,62 @@ fn a_launch_is_one_call_however_many_operations_there_are() {
     fence.wait().unwrap();
     assert_eq!(sim.executed().iter().filter(|(_, name)| *name == "cuMemsetD8Async").count(), 50);
 }
+
+#[test]
+fn independent_operations_are_spread_over_lanes_and_a_chain_stays_in_one() {
+    let sim = builder().build();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = CudaMemoryManager::new(&device).unwrap();
+    let there: Vec<_> = (0..8).map(|_| memory.allocate(MemoryKind::Device, 100).unwrap()).collect();
+    let calls = |operations: &[Operation<'_>]| {
+        let trace = transload_cuda_sys::trace::start();
+        drop(CudaGraph::record(&device, NORMAL, operations).unwrap());
+        let calls = trace.calls_of_this_thread();
+        let of = |name: &str| calls.iter().filter(|call| call.name == name).count();
+        (of("cuStreamCreateWithPriority"), of("cuStreamWaitEvent"))
+    };
+    let fills: Vec<_> = there.iter().map(|dst| Operation::Fill { dst, pattern: Pattern::U8(1) }).collect();
+    assert_eq!(calls(&fills), (4, 6), "four lanes, which part and join once");
+    let mut chain = vec![fills[0]];
+    chain.extend(there.windows(2).map(|pair| Operation::Copy { src: &pair[0], dst: &pair[1] }));
+    assert_eq!(calls(&chain), (1, 0));
+}
+
+#[test]
+fn random_operations_in_conflict_run_as_if_in_the_order_given() {
+    const BYTES: usize = 100;
+    for seed in 0..100_u64 {
+        let mut state = seed;
+        let mut draw = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) as usize % below
+        };
+        let sim = builder().seed(seed).record_accesses(true).build();
+        let device = CudaDevice::new(sim.ordinal()).unwrap();
+        let memory = CudaMemoryManager::new(&device).unwrap();
+        let host = memory.allocate(MemoryKind::Pinned, 5 * BYTES).unwrap();
+        let mut expected: Vec<u8> = (0..5 * BYTES).map(|index| index as u8).collect();
+        host.write().unwrap().copy_from_slice(&expected);
+        let there: Vec<_> = (0..5).map(|_| memory.allocate(MemoryKind::Device, BYTES).unwrap()).collect();
+        let parts: Vec<_> =
+            (0..5).map(|part| host.slice(part * BYTES..(part + 1) * BYTES).unwrap()).collect();
+        let copies: Vec<_> = (0..12)
+            .map(|_| {
+                let (one, two, bytes) = (draw(5), draw(4), 1 + draw(50));
+                let (one, two) = ((one, draw(101 - bytes)), ((one + 1 + two) % 5, draw(101 - bytes)));
+                let [src, dst] =
+                    [one, two].map(|(buffer, from)| there[buffer].slice(from..from + bytes).unwrap());
+                let from = one.0 * BYTES + one.1;
+                expected.copy_within(from..from + bytes, two.0 * BYTES + two.1);
+                (src, dst)
+            })
+            .collect();
+        let pairs = parts.iter().zip(&there).chain(copies.iter().map(|(src, dst)| (src, dst)));
+        let pairs = pairs.chain(there.iter().zip(&parts));
+        let operations: Vec<_> = pairs.map(|(src, dst)| Operation::Copy { src, dst }).collect();
+        let graph = CudaGraph::record(&device, NORMAL, &operations).unwrap();
+        graph.launch(&CudaStream::new(&device).unwrap()).unwrap();
+        assert_eq!(*host.read().unwrap(), expected[..], "seed {seed}");
+        assert!(sim.races().is_empty(), "seed {seed}: {}", sim.races()[0]);
+    }
+}

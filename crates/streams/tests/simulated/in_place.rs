@@ -57,10 +57,10 @@ fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_sta
             memory.allocate(MemoryKind::Device, 64).unwrap(),
             memory.allocate(MemoryKind::Device, 64).unwrap(),
         );
-        sim.fail_call(Some("cuModuleLoadData"), 1, code);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
         let error = copy(&stream, &one, &two).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{code}");
-        assert!(error.to_string().contains("does not take our copy kernel"), "{error}");
+        assert!(error.to_string().contains("does not take our kernels for copies"), "{error}");
         stream.copy_device_to_device_async(&one, &two).wait().unwrap();
         // Asked again, it may have become able to.
         copy(&stream, &one, &two).unwrap();

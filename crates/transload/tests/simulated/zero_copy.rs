@@ -67,8 +67,8 @@ fn a_driver_that_does_not_take_the_kernel_leaves_the_path_to_the_other_methods()
     let content = noise(5000, 1);
     let buffers = pair(&manager, sim, &content).unwrap();
     // Once for each direction.
-    sim.fail_call(Some("cuModuleLoadData"), 1, INVALID_PTX);
-    sim.fail_call(Some("cuModuleLoadData"), 2, INVALID_PTX);
+    sim.fail_call(Some("cuModuleLoadDataEx"), 1, INVALID_PTX);
+    sim.fail_call(Some("cuModuleLoadDataEx"), 2, INVALID_PTX);
     for _ in 0..2 {
         let report = round_trip(&manager, &buffers, &HIGH).unwrap();
         assert_eq!(report.method, TransferMethod::DirectCopy);
@@ -92,11 +92,11 @@ fn any_other_error_of_loading_is_told_and_the_next_transfer_tries_again() {
         let content = noise(5000, 2);
         let buffers = pair(&manager, sim, &content).unwrap();
         // Preparing meets the first one, submitting the second.
-        sim.fail_call(Some("cuModuleLoadData"), 1, code);
-        sim.fail_call(Some("cuModuleLoadData"), 2, code);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
+        sim.fail_call(Some("cuModuleLoadDataEx"), 2, code);
         let error = round_trip(&manager, &buffers, &HIGH).unwrap_err();
         assert_eq!(error.kind(), kind);
-        assert!(error.to_string().contains("cuModuleLoadData"), "{error}");
+        assert!(error.to_string().contains("cuModuleLoadDataEx"), "{error}");
         let report = round_trip(&manager, &buffers, &HIGH).unwrap();
         assert_eq!(report.method, TransferMethod::ZeroCopy);
         assert!(*buffers.0.read().unwrap() == content[..]);

@@ -2,8 +2,12 @@
 
 mod barriers;
 mod callbacks;
+mod cycles;
 mod dependencies;
 mod parallel;
+#[path = "../../../src/coordinator/plan.rs"]
+#[allow(dead_code, reason = "the coordinator uses more of it")]
+mod plan;
 mod plans;
 mod raw;
 mod redundant;

@@ -1,0 +1,151 @@
+//! Code that the driver has loaded: the crate's own kernels and those of callers.
+
+use std::{
+    ffi::{CStr, c_void},
+    os::raw::c_int,
+    ptr,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use transload_core::{Error, ErrorKind, Result};
+use transload_cuda_sys::{
+    Context, DriverError, RawStream, RelaxedCapture, check,
+    cust::sys::{CUfunction, CUmodule},
+    ffi, record_drop_error,
+};
+use transload_memory::lift;
+
+use crate::LaunchConfig;
+
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
+pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 0;
+/// Room for what the driver's compiler says of a text that it does not take.
+const LOG_BYTES: usize = 4096;
+
+/// A loaded module. Dropped, it is unloaded, unless it was [left](Self::leave) to its context.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) context: Context,
+    raw: CUmodule,
+    is_left: AtomicBool,
+}
+
+// SAFETY: a module's handle belongs to a context, not to a thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above; the driver synchronises access itself.
+unsafe impl Sync for Loaded {}
+
+impl Loaded {
+    /// Has the driver load an image, or compile a text, which is called `what` in messages. A graph that another thread captures meanwhile stays valid.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what the compiler says, where the driver does not take it; the driver's.
+    ///
+    /// # Safety
+    /// * `image` points to a complete image, or to text that ends with NUL. The driver reads it during the call.
+    pub(crate) unsafe fn load(context: &Context, image: *const c_void, what: &str) -> Result<Self> {
+        /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
+        const ERROR_LOG: [u32; 2] = [5, 6];
+        let mut module = ptr::null_mut();
+        let mut log = vec![0_u8; LOG_BYTES];
+        let mut options = ERROR_LOG;
+        // The last byte stays NUL whatever the driver writes; the size is passed in the pointer's place.
+        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1)];
+        let _bound = context.enter().map_err(lift)?;
+        let _capture = RelaxedCapture::enter().map_err(lift)?;
+        // SAFETY: a context is current, the out pointer is valid, both options have their values, the log has the room
+        // that is said and outlives the call, and the image is the caller's promise.
+        let code = unsafe {
+            ffi::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
+        };
+        check("cuModuleLoadDataEx", code).map_err(|error| explain(error, what, &log))?;
+        Ok(Self { context: context.clone(), raw: module, is_left: AtomicBool::new(false) })
+    }
+
+    /// The entry's handle, valid while `self` lives. The context must be current.
+    pub(crate) fn function(&self, name: &CStr) -> Result<CUfunction, DriverError> {
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends with NUL, and the out pointer is valid.
+        let code = unsafe { ffi::cuModuleGetFunction(&mut function, self.raw, name.as_ptr()) };
+        check("cuModuleGetFunction", code).map(|()| function)
+    }
+
+    /// Leaves the module to its context: its code may still run, and to unload it the driver would have to wait.
+    pub(crate) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        if *self.is_left.get_mut() {
+            return;
+        }
+        record_drop_error(self.context.enter().and_then(|_bound| {
+            let _capture = RelaxedCapture::enter()?;
+            // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its code runs.
+            check("cuModuleUnload", unsafe { ffi::cuModuleUnload(self.raw) })
+        }));
+    }
+}
+
+/// What the driver says of a function.
+///
+/// # Safety
+/// * The function is one of a loaded module.
+pub(crate) unsafe fn attribute(function: CUfunction, attribute: u32) -> Result<u32, DriverError> {
+    let mut value: c_int = 0;
+    // SAFETY: the out pointer is valid, and the function is the caller's promise.
+    let code = unsafe { ffi::cuFuncGetAttribute(&mut value, attribute, function) };
+    check("cuFuncGetAttribute", code).map(|()| u32::try_from(value).unwrap_or(0))
+}
+
+/// Enqueues a launch.
+///
+/// # Safety
+/// * The kernel takes parameters as those behind the pointers, which the driver reads during the call, and may do with them
+///   what it does until the stream has done it. Its context is current, and the stream is one of it.
+pub(crate) unsafe fn launch(
+    function: CUfunction,
+    config: LaunchConfig,
+    parameters: &mut [*mut c_void],
+    stream: RawStream,
+) -> Result<(), DriverError> {
+    let ((x, y, z), (a, b, c), shared) = (config.grid, config.block, config.shared_bytes);
+    let (parameters, none) = (parameters.as_mut_ptr(), ptr::null_mut());
+    // SAFETY: the caller's promise.
+    let code = unsafe { ffi::cuLaunchKernel(function, x, y, z, a, b, c, shared, stream, parameters, none) };
+    check("cuLaunchKernel", code)
+}
+
+/// A module that the driver does not take is a capability that is missing, not something that broke.
+///
+/// Source: `CUresult` in the CUDA driver API: invalid image (200), no binary for the device (209), invalid PTX (218),
+/// unsupported PTX version (222), no compiler for PTX (221), compiling is disabled (223), capability not supported (801).
+fn explain(error: DriverError, what: &str, log: &[u8]) -> Error {
+    const NOT_TAKEN: [u32; 7] = [200, 209, 218, 221, 222, 223, 801];
+    let is_missing = matches!(error, DriverError::MissingFunction { .. });
+    if !is_missing && !error.code().is_some_and(|code| NOT_TAKEN.contains(&code)) {
+        return lift(error);
+    }
+    let said = String::from_utf8_lossy(log.split(|byte| *byte == 0).next().unwrap_or_default());
+    let text = match said.trim() {
+        "" => format!("the CUDA driver does not take {what}"),
+        said => format!("the CUDA driver does not take {what} ({said})"),
+    };
+    Error::caused_by(ErrorKind::Unsupported, text, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_compiler_says_is_part_of_the_error() {
+        let refused = || DriverError::Call { call: "cuModuleLoadDataEx", code: 218, name: "PTX".to_owned() };
+        let error = explain(refused(), "this module", b"ptxas: line 3\n\0\0");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("(ptxas: line 3)"), "{error}");
+        assert!(!explain(refused(), "this module", &[0; 8]).to_string().contains("()"));
+    }
+}

@@ -1,0 +1,41 @@
+//! Durations of operations whose end another thread's event told.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use crate::{
+    line::{Covered, Ended, Line, Start, Timed},
+    model,
+    sync::Arc,
+};
+
+/// Knows its time from the second question on.
+#[derive(Default)]
+struct Late(AtomicU32);
+
+impl Timed for Late {
+    fn since(&self, _start: &Self) -> Option<Duration> {
+        (self.0.fetch_add(1, Ordering::Relaxed) > 0).then_some(Duration::from_micros(3))
+    }
+}
+
+#[test]
+fn duration_that_is_not_known_at_the_end_is_had_later_once() {
+    model(|| {
+        let mut line = Line::with_room();
+        let start = Start { event: Arc::new(Late::default()), asked_for: true, counted: false };
+        line.push(1, "copy", Arc::new(Late::default()), Some(start));
+        // Another thread's event for a later point, which is over first.
+        line.push(2, "copy", Arc::new(Late::default()), None);
+        let ended = line.advance_or_list_timed(2).unwrap();
+        let durations: Vec<_> = ended.into_iter().map(|ended| (ended.upto, ended.duration())).collect();
+        line.advance_with(2, &durations);
+        assert!(matches!(line.covering(2), Covered::Over));
+        assert_eq!(line.take_duration(1), None);
+        let duration = line.take_undecided(1).and_then(Ended::duration);
+        assert_eq!(duration, Some(Duration::from_micros(3)));
+        assert!(line.take_undecided(1).is_none());
+    });
+}
