@@ -44,6 +44,12 @@ impl<T> BriefLock<T> {
         BriefGuard { lock: self, value: PhantomData }
     }
 
+    /// Takes the lock if it is open.
+    #[inline]
+    pub fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
+        self.try_take().then_some(BriefGuard { lock: self, value: PhantomData })
+    }
+
     /// The value, of which this is the only reference.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {

@@ -20,12 +20,12 @@ pub struct TransferReport {
     pub bytes: u64,
     /// Into how many pieces they were cut.
     pub chunks: u32,
-    /// Host time that submission took: choosing, waiting for room, and calls into the driver. Zero where no clock was read,
-    /// as for a stream's own copies; so is `elapsed` then.
+    /// Host time that submission took: waiting for room, calls into the driver, and what the first transfer on a path prepares.
+    /// Zero where no clock was read: times are those of measured transfers (see [`moving`](Self::moving)), and of all where an
+    /// observer listens; so is `elapsed` then.
     pub submitting: Duration,
     /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
-    /// after the end this includes that while: it is no measure of the transfer's speed. Where the transfer was complete
-    /// when its submission returned it equals `submitting`.
+    /// after the end this includes that while: it is no measure of the transfer's speed.
     pub elapsed: Duration,
     /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
     /// host's for the host's.

@@ -9,25 +9,46 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath, TransferReport};
 
-/// Who is told once about a transfer's end.
+/// What is noted of a transfer when it is submitted: of this and what its [`Completion`] knows its report is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Submission {
+    /// How many bytes move.
+    pub bytes: u64,
+    /// See [`TransferReport::queued`].
+    pub queued: u64,
+    /// See [`TransferReport::chunks`].
+    pub chunks: u32,
+    /// For the completion's own use.
+    pub tag: u32,
+    /// When the submission began, where its times are wanted.
+    pub begun: Option<Instant>,
+    /// See [`TransferReport::submitting`].
+    pub submitting: Duration,
+}
+
+/// Makes a transfer's report, and is told once about its end.
 pub trait Completion: Send + Sync + 'static {
+    /// Returns the report of a transfer that is under way.
+    fn report(&self, submission: &Submission) -> TransferReport;
+
     /// Its bytes are in place, or it failed.
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>);
 
     /// Called when the handle is dropped before the end was observed. The work goes on; `fence` tells its end, and with
-    /// which error, to callers that keep a clone and poll it later.
-    fn abandoned(&self, report: &TransferReport, fence: &Fence);
+    /// which error, to callers that keep it and poll it later.
+    fn abandoned(&self, submission: &Submission, fence: Fence);
+}
 
+/// Is told about refusals that nobody saw.
+pub trait RefusalHandler: Send + Sync + 'static {
     /// Called when a transfer that was [refused](Transfer::refused_with) is dropped before its error was taken, by awaiting
     /// it, or seen by [`Transfer::refusal`].
-    fn refusal_dropped(&self, error: &Error) {
-        let _unseen = error;
-    }
+    fn refusal_dropped(&self, error: &Error);
 }
 
 /// A transfer under way. It was enqueued when this was made: two transfers run side by side whatever the order in which
@@ -65,27 +86,28 @@ struct Direct {
 struct Refused {
     error: Error,
     /// Called where the error is neither taken nor looked at.
-    completion: Option<Arc<dyn Completion>>,
+    handler: Option<Arc<dyn RefusalHandler>>,
     seen: AtomicBool,
 }
 
 struct Running {
-    fence: Fence,
-    report: TransferReport,
-    begun: Instant,
-    completion: Option<Arc<dyn Completion>>,
+    /// `None` if it was complete when its submission returned; then nobody is told.
+    fence: Option<Fence>,
+    submission: Submission,
+    completion: Arc<dyn Completion>,
 }
 
 impl Transfer {
-    /// A transfer that was enqueued with `fence`; `begun` is when its submission began.
+    /// Returns a transfer that was enqueued with `fence`.
     #[inline]
-    pub fn submitted(
-        fence: Fence,
-        report: TransferReport,
-        begun: Instant,
-        completion: Option<Arc<dyn Completion>>,
-    ) -> Self {
-        Self { state: State::Running(Running { fence, report, begun, completion }) }
+    pub fn submitted(fence: Fence, submission: Submission, completion: Arc<dyn Completion>) -> Self {
+        Self { state: State::Running(Running { fence: Some(fence), submission, completion }) }
+    }
+
+    /// Returns a transfer whose bytes are in place. `completion` makes its report and is told nothing.
+    #[inline]
+    pub fn complete(submission: Submission, completion: Arc<dyn Completion>) -> Self {
+        Self { state: State::Running(Running { fence: None, submission, completion }) }
     }
 
     /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
@@ -98,13 +120,14 @@ impl Transfer {
 
     /// A transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
-        Self { state: State::Refused(Refused { error, completion: None, seen: AtomicBool::new(false) }) }
+        Self { state: State::Refused(Refused { error, handler: None, seen: AtomicBool::new(false) }) }
     }
 
-    /// Like [`refused`](Self::refused), but `completion` gets the error if the handle is dropped before it was seen.
-    pub fn refused_with(error: Error, completion: Arc<dyn Completion>) -> Self {
-        let (completion, seen) = (Some(completion), AtomicBool::new(false));
-        Self { state: State::Refused(Refused { error, completion, seen }) }
+    /// Like [`refused`](Self::refused), but `handler` gets the error if the transfer is dropped before it was seen.
+    pub fn refused_with(error: Error, handler: Arc<dyn RefusalHandler>) -> Self {
+        Self {
+            state: State::Refused(Refused { error, handler: Some(handler), seen: AtomicBool::new(false) }),
+        }
     }
 
     /// The error with which the transfer was refused, if it was never enqueued.
@@ -119,12 +142,13 @@ impl Transfer {
         }
     }
 
-    /// The fence of the whole transfer, for other queues to wait for; `None` where it was refused.
+    /// The fence of the whole transfer, for other queues to wait for. `None` where nothing is left to wait for: it was refused,
+    /// its outcome was taken, or it was complete when its submission returned, as small copies from host to host are.
     #[must_use]
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
-            State::Running(running) => Some(&running.fence),
+            State::Running(running) => running.fence.as_ref(),
             State::Refused(_) | State::Taken => None,
         }
     }
@@ -148,7 +172,7 @@ impl Transfer {
                 direct.end(outcome)
             }
             State::Running(running) => {
-                let outcome = running.fence.wait();
+                let outcome = running.fence.as_ref().map_or(Ok(()), Fence::wait);
                 running.end(outcome)
             }
         }
@@ -174,21 +198,16 @@ impl Direct {
 }
 
 impl Running {
-    fn end(mut self, outcome: Result<()>) -> Result<TransferReport> {
-        // Work that was complete when its submission returned took no longer than that.
-        if self.report.elapsed.is_zero() {
-            self.report.elapsed = self.begun.elapsed();
-        }
+    fn end(self, outcome: Result<()>) -> Result<TransferReport> {
+        let mut report = self.completion.report(&self.submission);
+        let Some(fence) = self.fence else { return Ok(report) };
+        report.elapsed = self.submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         let outcome = outcome.and_then(|()| {
-            if self.report.moving.is_none() {
-                self.report.moving = self.fence.timeline().take_duration(self.fence.point())?;
-            }
+            report.moving = fence.timeline().take_duration(fence.point())?;
             Ok(())
         });
-        if let Some(completion) = self.completion.take() {
-            completion.ended(&self.report, outcome.as_ref().copied());
-        }
-        outcome.map(|()| self.report)
+        self.completion.ended(&report, outcome.as_ref().copied());
+        outcome.map(|()| report)
     }
 }
 
@@ -197,13 +216,13 @@ impl Future for Transfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
-            State::Direct(Direct { fence, .. }) | State::Running(Running { fence, .. }) => {
+            State::Direct(Direct { fence, .. }) | State::Running(Running { fence: Some(fence), .. }) => {
                 match fence.poll_done(context) {
                     Poll::Ready(outcome) => outcome,
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            State::Refused(_) | State::Taken => Ok(()),
+            State::Running(_) | State::Refused(_) | State::Taken => Ok(()),
         };
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Refused(refused) => Poll::Ready(Err(refused.error)),
@@ -221,14 +240,17 @@ fn taken() -> Error {
 impl Drop for Transfer {
     #[inline]
     fn drop(&mut self) {
-        match &self.state {
-            State::Running(Running { completion: Some(completion), report, fence, .. }) => {
-                completion.abandoned(report, fence);
+        if matches!(self.state, State::Direct(_) | State::Taken) {
+            return;
+        }
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Running(Running { completion, submission, fence: Some(fence) }) => {
+                completion.abandoned(&submission, fence);
             }
-            State::Refused(Refused { completion: Some(completion), error, seen })
+            State::Refused(Refused { handler: Some(handler), error, seen })
                 if !seen.load(Ordering::Relaxed) =>
             {
-                completion.refusal_dropped(error);
+                handler.refusal_dropped(&error);
             }
             _ => {}
         }
@@ -240,7 +262,9 @@ impl fmt::Debug for Transfer {
         match &self.state {
             State::Refused(refused) => write!(f, "Transfer(refused: {})", refused.error),
             State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
-            State::Running(running) => write!(f, "Transfer({}, {:?})", running.report, running.fence),
+            State::Running(Running { fence, submission, completion }) => {
+                write!(f, "Transfer({}, {fence:?})", completion.report(submission))
+            }
             State::Taken => f.write_str("Transfer(taken)"),
         }
     }

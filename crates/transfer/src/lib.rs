@@ -27,7 +27,7 @@
 //! ```
 //!
 //! # Order of the code
-//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry`, `costs` and `engine_queue`) for a
+//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry`, `candidate`, `costs` and `engine_queue`) for a
 //! method, lets the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`, `unobserved`).
 //! `tasks` is the same for who must not block.
 //!
@@ -36,6 +36,7 @@
 //! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
+mod candidate;
 mod costs;
 mod engine_queue;
 mod histogram;

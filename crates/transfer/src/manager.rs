@@ -3,22 +3,24 @@
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Rejected, Rejections, Result, Shared, SizeClass, Timing, Transfer,
-    TransferMethod, TransferPath, TransferReport, Unsubmitted,
+    PathCost, Place, RawBuffer, Result, Shared, SizeClass, Timing, Transfer, TransferEvent, TransferPath,
+    Unsubmitted,
 };
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    methods::{Declined, InTheWay, Job},
-    planner::{Candidate, PathRoutes},
+    candidate::Candidate,
+    methods::{InTheWay, Job},
+    planner::Choice,
     registry::Registry,
     request::{Ranges, Request},
-    row::{Rows, Watch},
+    row::Watch,
+    unobserved::Unobserved,
 };
 
 /// Moves bytes between any two buffers of the registered backends.
@@ -40,7 +42,6 @@ use crate::{
 /// operations on a [`RawBuffer`]. Others are not ordered.
 pub struct CrossBackendTransferManager {
     pub(crate) registry: Registry,
-    pub(crate) rows: Rows,
     pub(crate) watch: Arc<Watch>,
 }
 
@@ -58,7 +59,7 @@ impl CrossBackendTransferManager {
 
     pub(crate) fn watched(watch: Watch) -> Self {
         let watch = Arc::new(watch);
-        Self { registry: Registry::default(), rows: Rows::new(Arc::clone(&watch)), watch }
+        Self { registry: Registry::new(Arc::clone(&watch)), watch }
     }
 
     /// Takes a backend in, with its devices and its default costs.
@@ -137,8 +138,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// As for [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
     pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        let begun = Instant::now();
-        self.start(begun, Ranges::whole(src, dst), &TransferOptions::new(), None)
+        self.start(Ranges::whole(src, dst), &TransferOptions::new(), None)
     }
 
     /// As [`transfer_buffer`](Self::transfer_buffer), with a say in how.
@@ -154,8 +154,7 @@ impl CrossBackendTransferManager {
         size: usize,
         options: &TransferOptions,
     ) -> Transfer {
-        let begun = Instant::now();
-        self.start(begun, Ranges::checked(src, dst, src_offset, dst_offset, size), options, None)
+        self.start(Ranges::checked(src, dst, src_offset, dst_offset, size), options, None)
     }
 
     /// What a transfer would do: nothing is moved and no queue is leased.
@@ -166,21 +165,22 @@ impl CrossBackendTransferManager {
     /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
         let request = Request::new(TransferPath::new(src, dst), bytes)?;
-        let routes = self.registry.routes(request.path, &self.rows)?;
+        let mut slot = self.registry.slot();
+        let routes = slot.routes(&self.registry, request.path)?;
         // A buffer's memory is there because someone made it; a plan may name memory that nobody can make.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let choice = routes.choose(&request, options, &self.watch.lost, &[])?;
-        let alternatives = routes
-            .predictions(&request, options)
-            .into_iter()
-            .filter(|(candidate, _)| !std::ptr::eq(*candidate, choice.candidate))
-            .map(|(candidate, predicted)| Alternative {
-                method: candidate.method.method(),
+        let choice = routes.choose(&request, options, &self.watch, 0)?;
+        let chosen = &routes.candidates[choice.index];
+        let others = routes.predictions(&request, options);
+        let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
+            |(candidate, predicted)| Alternative {
+                method: candidate.method(),
                 predicted,
-                basis: candidate.basis(),
-            })
-            .collect();
-        Ok(Plan::new(choice.into_report(), alternatives))
+                basis: candidate.known.cost.basis,
+            },
+        );
+        let report = chosen.known.report(&chosen.submission(&request, &choice));
+        Ok(Plan::new(report, alternatives.collect()))
     }
 
     /// A buffer with the bytes of `buffer` that `device` can use. Where the hardware allows it is `buffer` itself and nothing
@@ -206,7 +206,7 @@ impl CrossBackendTransferManager {
         if !is_unsupported(&answer) {
             let lane = if device.is_cpu() { home } else { device };
             return answer
-                .inspect(|shared| self.keep_copy_of(buffer, shared, lane))
+                .inspect(|shared| self.keep_copy(shared, lane))
                 .inspect_err(|error| self.watch.lost.note(lane, error));
         }
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
@@ -216,15 +216,11 @@ impl CrossBackendTransferManager {
     }
 
     /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
-    fn keep_copy_of(&self, buffer: &RawBuffer, shared: &Shared, lane: DeviceId) {
-        if !shared.copied {
-            return;
-        }
-        let path = TransferPath::new(buffer.place(), shared.buffer.place());
-        let report =
-            TransferReport::planned(path, TransferMethod::DirectCopy, lane, shared.buffer.len() as u64);
-        for fence in shared.buffer.in_flight().iter().flatten() {
-            self.watch.keep(&report, fence);
+    fn keep_copy(&self, shared: &Shared, lane: DeviceId) {
+        let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
+        for fence in copies.iter().flatten().cloned() {
+            let bytes = shared.buffer.len() as u64;
+            self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None }, &self.watch);
         }
     }
 
@@ -238,8 +234,8 @@ impl CrossBackendTransferManager {
     /// whose handles were dropped, and counts those that ended.
     #[must_use]
     pub fn get_transfer_stats(&self) -> Vec<TransferStats> {
-        self.rows.all().iter().for_each(|row| row.settle_all(false));
-        self.rows.stats()
+        self.watch.unobserved.check_all(&self.watch);
+        self.registry.rows.stats(self.watch.sampling)
     }
 
     /// What was counted for one path and size class: one entry for each method that was taken.
@@ -267,7 +263,7 @@ impl CrossBackendTransferManager {
     pub fn clear_cache(&self) {
         self.registry.forget_routes();
         self.watch.refused.store(0, Ordering::Relaxed);
-        self.rows.all().iter().for_each(|row| row.clear());
+        self.registry.rows.clear();
     }
 
     /// Waits for all work in flight on all backends, and frees what was dropped while in use.
@@ -280,8 +276,7 @@ impl CrossBackendTransferManager {
     /// device held is gone with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods()?;
-        self.rows.all().iter().for_each(|row| row.settle_all(true));
-        self.watch.settle_all();
+        self.watch.unobserved.wait_for_all(&self.watch);
         let mut outcome = self.watch.unseen.take();
         for registered in self.registry.backends() {
             let drained = registered.backend.drain();
@@ -298,12 +293,10 @@ impl CrossBackendTransferManager {
         backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
     }
 
-    /// Built in one piece where it is returned: a [`Transfer`] is some 250 bytes. Where there is a place to say what is in
-    /// the way, the calling thread does not wait for it: it is said there, nothing was submitted, and the answer means
-    /// nothing.
+    /// Where there is a place to say what is in the way, the calling thread does not wait for it: it is said there, nothing was
+    /// submitted, and the answer means nothing.
     pub(crate) fn start(
         &self,
-        begun: Instant,
         ranges: Result<Ranges<'_>>,
         options: &TransferOptions,
         in_the_way: Option<&mut Option<Obstacle>>,
@@ -313,38 +306,58 @@ impl CrossBackendTransferManager {
             Err(error) => return self.refuse(error),
         };
         let request = ranges.request();
-        let (routes, index, mut report) = match self.choose(&request, options) {
-            Ok(chosen) => chosen,
-            Err(error) => return self.refuse(error),
-        };
-        let Some(candidate) = routes.candidate(index) else {
-            return self.refuse(Error::new(ErrorKind::Unsupported, "the route is gone; ask again"));
-        };
+        let (mut slot, mut declined) = (self.registry.slot(), 0);
+        loop {
+            let routes = match slot.routes(&self.registry, request.path) {
+                Ok(routes) => routes,
+                Err(error) => return self.refuse(error),
+            };
+            let choice = match routes.choose(&request, options, &self.watch, declined) {
+                Ok(choice) => choice,
+                Err(error) => return self.refuse(error),
+            };
+            let candidate = &mut routes.candidates[choice.index];
+            match self.registry.prepare(request.path, candidate) {
+                Ok(()) => return self.submit(candidate, &choice, &ranges, &request, options, in_the_way),
+                // What cannot be taken falls through to the next best: this once, or from now on.
+                Err(methods) => declined |= methods,
+            }
+        }
+    }
+
+    fn submit(
+        &self,
+        candidate: &mut Candidate,
+        choice: &Choice,
+        ranges: &Ranges<'_>,
+        request: &Request,
+        options: &TransferOptions,
+        in_the_way: Option<&mut Option<Obstacle>>,
+    ) -> Transfer {
+        let timing = candidate.timing(request.bytes, options.wanted_timing());
         let job = Job {
             src: &ranges.src,
             dst: &ranges.dst,
             priority: options.wanted_priority(),
             workload: options.wanted_workload(),
-            timing: candidate.row.timing(request.bytes, options.wanted_timing()),
+            timing,
             in_the_way: if in_the_way.is_some() { InTheWay::Tell } else { InTheWay::WaitFor },
         };
+        let mut submission = candidate.submission(request, choice);
+        if timing == Timing::Measured || self.watch.observer.is_some() {
+            submission.begun = Some(Instant::now());
+        }
         let submitted = candidate.method.submit(&candidate.route, &job);
-        report.submitting = begun.elapsed();
+        submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         match submitted {
             Ok(fence) => {
                 candidate.queue(&fence, request.bytes);
-                candidate.row.submitted(&report);
-                // What the host copied during the call is complete: it counts now, and its end needs no clock of its own.
-                if fence.is_known_done() && fence.wait().is_ok() {
-                    report.elapsed = report.submitting;
-                    if job.timing == Timing::Measured {
-                        report.moving = fence.timeline().take_duration(fence.point()).unwrap_or_default();
-                    }
-                    candidate.row.ended(&report, Ok(()));
-                    return Transfer::submitted(fence, report, begun, None);
+                let known = candidate.reference();
+                if self.watch.observer.is_some() {
+                    self.watch.tell(TransferEvent::Submitted(&known.report(&submission)));
                 }
-                let completion: Arc<dyn Completion> = Arc::clone(&candidate.row) as _;
-                Transfer::submitted(fence, report, begun, Some(completion))
+                self.watch.unobserved.check_few(&self.watch);
+                Transfer::submitted(fence, submission, known)
             }
             Err(Unsubmitted::Blocked(obstacle)) => {
                 if let Some(told) = in_the_way {
@@ -355,35 +368,10 @@ impl CrossBackendTransferManager {
             Err(Unsubmitted::Refused(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // What a driver answers is the path's failure.
             Err(Unsubmitted::Refused(error)) => {
-                report.elapsed = report.submitting;
-                candidate.row.ended(&report, Err(&error));
-                Transfer::refused_with(error, Arc::clone(&candidate.row) as _)
-            }
-        }
-    }
-
-    /// The cheapest method that can be taken, its place among the path's candidates, and the report of a transfer by it.
-    fn choose(
-        &self,
-        request: &Request,
-        options: &TransferOptions,
-    ) -> Result<(Arc<PathRoutes>, usize, TransferReport)> {
-        let mut declined = Rejections::new();
-        loop {
-            let routes = self.registry.routes(request.path, &self.rows)?;
-            let choice = routes.choose(request, options, &self.watch.lost, &declined)?;
-            let Candidate { method, route, .. } = choice.candidate;
-            match method.prepare(request.path, route) {
-                Ok(()) => {
-                    let (index, report) = (choice.index, choice.into_report());
-                    return Ok((routes, index, report));
-                }
-                // What cannot be taken falls through to the next best: this once, or from now on.
-                Err(Declined::ForNow(reason)) => declined.push(Rejected { method: method.method(), reason }),
-                Err(Declined::ForGood(reason)) => {
-                    let rejected = Rejected { method: method.method(), reason };
-                    self.registry.reject(request.path, rejected);
-                }
+                let mut report = candidate.known.report(&submission);
+                report.elapsed = submission.submitting;
+                candidate.known.ended(&report, Err(&error));
+                Transfer::refused_with(error, Arc::clone(&self.watch) as _)
             }
         }
     }

@@ -90,6 +90,11 @@ impl TransferOptions {
         matches!(self.priority, StreamPriority::High) && bytes <= Self::SMALL
     }
 
+    /// The forbidden methods: a bit for each one's index.
+    pub(crate) const fn forbidden(&self) -> u8 {
+        !self.allowed
+    }
+
     pub(crate) const fn wanted_priority(&self) -> StreamPriority {
         self.priority
     }

@@ -3,50 +3,34 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use transload_core::{
-    CostBasis, Error, ErrorKind, Fence, RejectReason, Rejected, Rejections, Result, TransferPath,
-    TransferReport,
-};
+use transload_core::{Error, ErrorKind, Rejected, Result, TransferPath};
 
 use crate::{
     TransferOptions,
-    costs::{Cost, CostTable},
-    engine_queue::{EngineQueue, EngineQueues},
-    lost::LostDevices,
+    candidate::{Candidate, Excluded, Known, Reasons, bit},
+    costs::CostTable,
+    engine_queue::EngineQueues,
     methods::{Context, Method, Route},
     request::Request,
-    row::{Row, Rows},
+    row::{Rows, Watch},
 };
 
 /// What is known of a path before anyone asks: the methods that apply, with their routes and costs, and those that do
 /// not. Kept until a backend is registered or costs change.
 pub(crate) struct PathRoutes {
     pub(crate) path: TransferPath,
-    candidates: SmallVec<[Candidate; 5]>,
-    rejected: Rejections,
-}
-
-/// A method that applies to a path.
-pub(crate) struct Candidate {
-    pub(crate) method: Arc<dyn Method>,
-    pub(crate) route: Route,
-    pub(crate) row: Arc<Row>,
-    cost: Cost,
-    in_place: bool,
-    /// The copy engine's queue that its transfers stand in.
-    pub(crate) engine: Option<Arc<EngineQueue>>,
+    pub(crate) candidates: SmallVec<[Candidate; 5]>,
+    reasons: Reasons,
 }
 
 /// What will be done for a request.
-pub(crate) struct Choice<'a> {
-    pub(crate) candidate: &'a Candidate,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
     /// Its place among the path's candidates.
     pub(crate) index: usize,
-    request: &'a Request,
-    predicted: Duration,
     /// See [`TransferReport::queued`].
-    queued: u64,
-    rejected: Rejections,
+    pub(crate) queued: u64,
+    pub(crate) excluded: Excluded,
 }
 
 impl PathRoutes {
@@ -57,27 +41,35 @@ impl PathRoutes {
         path: TransferPath,
         context: &Context<'_>,
         costs: &CostTable,
-        (rows, engines): (&Rows, &EngineQueues),
+        (rows, engines, watch): (&Rows, &EngineQueues, &Arc<Watch>),
     ) -> Self {
-        let mut routes = Self { path, candidates: SmallVec::new(), rejected: Rejections::new() };
-        for method in methods {
+        let apply = |method: &Arc<dyn Method>| {
             let known = found_out.iter().find(|(of, known)| *of == path && known.method == method.method());
-            let applicable = match known {
-                Some((_, known)) => Err(known.reason),
-                None => method.applicable(path, context),
-            };
-            match applicable {
-                Ok(route) => {
-                    let row = rows.row(path, method.method());
-                    let cost = costs.get(path, method.method());
-                    let engine = engines.of(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
-                    let (method, in_place) = (Arc::clone(method), method.is_in_place());
-                    routes.candidates.push(Candidate { method, route, row, cost, in_place, engine });
-                }
-                Err(reason) => routes.rejected.push(Rejected { method: method.method(), reason }),
+            known.map_or_else(|| method.applicable(path, context), |(_, known)| Err(known.reason))
+        };
+        let routes: SmallVec<[_; 5]> = methods.iter().map(|method| (method, apply(method))).collect();
+        let mut reasons = Reasons::default();
+        for (method, route) in &routes {
+            if let (Some(reason), Err(why)) = (reasons.get_mut(method.method().index()), route) {
+                *reason = Some(*why);
             }
         }
-        routes
+        let candidate = |method: &Arc<dyn Method>, route: Route| {
+            let known = Known {
+                row: rows.row(path, method.method(), route.simulated),
+                lane: route.lane,
+                cost: costs.get(path, method.method()),
+                lanes: route.lanes,
+                simulated: route.simulated,
+                reasons,
+                watch: Arc::clone(watch),
+            };
+            let engine = engines.of(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
+            Candidate::new(known, Arc::clone(method), route, engine)
+        };
+        let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
+        let candidates = applicable.map(|(method, route)| candidate(method, route)).collect();
+        Self { path, candidates, reasons }
     }
 
     /// The cheapest method that applies and is allowed. For a small transfer of high priority it is the cheapest in place
@@ -87,20 +79,22 @@ impl PathRoutes {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
-    pub(crate) fn choose<'a>(
-        &'a self,
-        request: &'a Request,
+    pub(crate) fn choose(
+        &self,
+        request: &Request,
         options: &TransferOptions,
-        lost: &LostDevices,
-        declined: &[Rejected],
-    ) -> Result<Choice<'a>> {
-        let mut choice = self.choose_among(request, options, lost, declined, |_| Ok(()))?;
-        if let Some(engine) = &choice.candidate.engine
-            && options.is_urgent(request.bytes)
+        watch: &Watch,
+        declined: u8,
+    ) -> Result<Choice> {
+        let mut choice =
+            self.choose_among(request, options, watch, Excluded { declined, ..Excluded::default() })?;
+        if options.is_urgent(request.bytes)
+            && let Some(candidate) = self.candidates.get(choice.index)
+            && let Some(engine) = &candidate.engine
         {
             choice.queued = engine.queued();
             if choice.queued > 0 {
-                self.pass_by_engine(&mut choice, options);
+                self.pass_by_engine(&mut choice, candidate, request.bytes);
             }
         }
         Ok(choice)
@@ -108,83 +102,70 @@ impl PathRoutes {
 
     /// Takes the cheapest method in place if the engine's queue takes longer.
     #[cold]
-    fn pass_by_engine<'a>(&'a self, choice: &mut Choice<'a>, options: &TransferOptions) {
-        let bytes = choice.request.bytes;
-        let fits = |candidate: &Candidate| {
-            let method = candidate.method.method();
-            let rejected = choice.rejected.iter().any(|rejected| rejected.method == method);
-            candidate.in_place && options.allows(method) && !rejected
-        };
-        let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| fits(candidate));
-        let cheapest = in_place.min_by_key(|(_, candidate)| candidate.predict(bytes));
-        let Some((index, candidate)) = cheapest else { return };
-        let predicted = candidate.predict(bytes);
-        if choice.candidate.predict(choice.queued) > predicted
+    fn pass_by_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
+        let excluded = choice.excluded.all();
+        let in_place =
+            self.candidates.iter().enumerate().filter(|(_, candidate)| candidate.method.is_in_place());
+        let allowed = in_place.filter(|(_, candidate)| excluded & bit(candidate.method()) == 0);
+        if let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes))
+            && chosen.predict(choice.queued) > candidate.predict(bytes)
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
-            (choice.index, choice.candidate, choice.predicted) = (index, candidate, predicted);
+            choice.index = index;
         }
     }
 
-    /// The cheapest of the candidates that `fits` does not reject, whatever is queued.
+    /// The cheapest of the candidates that can be recorded, whatever is queued.
     ///
     /// # Errors
     /// As for `choose`.
-    #[inline]
-    pub(crate) fn choose_among<'a>(
-        &'a self,
-        request: &'a Request,
+    pub(crate) fn choose_recordable(
+        &self,
+        request: &Request,
         options: &TransferOptions,
-        lost: &LostDevices,
-        declined: &[Rejected],
-        fits: impl Fn(&Candidate) -> Result<(), RejectReason>,
-    ) -> Result<Choice<'a>> {
-        // A plain copy: `clone` would go element by element.
-        let mut rejected = Rejections::from_slice(&self.rejected);
-        let mut best: Option<(usize, &Candidate, Duration)> = None;
-        for (index, candidate) in self.candidates.iter().enumerate() {
-            let method = candidate.method.method();
-            if let Some(declined) = declined.iter().find(|declined| declined.method == method) {
-                rejected.push(*declined);
-                continue;
-            }
-            if !options.allows(method) {
-                rejected.push(Rejected { method, reason: RejectReason::Forbidden });
-                continue;
-            }
-            if candidate.in_place
-                && !request.device_visible
-                && !transload_core::mutant!("transfer/in-place-of-memory-unseen")
-            {
-                rejected.push(Rejected { method, reason: RejectReason::NotMapped });
-                continue;
-            }
-            if let Err(reason) = fits(candidate) {
-                rejected.push(Rejected { method, reason });
-                continue;
-            }
-            let predicted = candidate.predict(request.bytes);
-            if best.is_none_or(|(.., least)| predicted < least) {
-                best = Some((index, candidate, predicted));
-            }
+        watch: &Watch,
+        declined: u8,
+    ) -> Result<Choice> {
+        let not = self.candidates.iter().filter(|candidate| candidate.method.single(self.path).is_none());
+        let unrecordable = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
+        let excluded = Excluded { declined, unrecordable, ..Excluded::default() };
+        self.choose_among(request, options, watch, excluded)
+    }
+
+    /// The cheapest of the candidates that are not excluded, whatever is queued.
+    ///
+    /// # Errors
+    /// As for `choose`.
+    fn choose_among(
+        &self,
+        request: &Request,
+        options: &TransferOptions,
+        watch: &Watch,
+        mut excluded: Excluded,
+    ) -> Result<Choice> {
+        excluded.forbidden = options.forbidden();
+        if !request.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
+            let in_place = self.candidates.iter().filter(|candidate| candidate.method.is_in_place());
+            excluded.unmapped = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
         }
-        if rejected.len() > self.rejected.len() {
-            rejected.sort_unstable_by_key(|rejected| rejected.method);
-        }
-        let Some((index, candidate, predicted)) = best else {
-            return Err(none_left(self.path, &rejected));
+        let none = excluded.all();
+        let allowed = |(_, candidate): &(usize, &Candidate)| none & bit(candidate.method()) == 0;
+        let mut allowed = self.candidates.iter().enumerate().filter(allowed);
+        let Some(first) = allowed.next() else {
+            let reasons = excluded.rejections(&self.reasons);
+            let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+            let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
+            return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
-        Ok(Choice { candidate, index, request, predicted, queued: 0, rejected })
-    }
-
-    pub(crate) fn candidate(&self, index: usize) -> Option<&Candidate> {
-        self.candidates.get(index)
-    }
-
-    /// The methods that apply.
-    pub(crate) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
-        self.candidates.iter()
+        let mut best = (first, None);
+        for next in allowed {
+            let least = best.1.unwrap_or_else(|| best.0.1.predict(request.bytes));
+            let predicted = next.1.predict(request.bytes);
+            best = if predicted < least { (next, Some(predicted)) } else { (best.0, Some(least)) };
+        }
+        let (index, candidate) = best.0;
+        watch.lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
+        Ok(Choice { index, queued: 0, excluded })
     }
 
     /// What the allowed methods would take, cheapest first.
@@ -193,56 +174,12 @@ impl PathRoutes {
         request: &Request,
         options: &TransferOptions,
     ) -> Vec<(&Candidate, Duration)> {
-        let mut all: Vec<_> = self
-            .candidates
-            .iter()
-            .filter(|candidate| options.allows(candidate.method.method()))
-            .map(|candidate| (candidate, candidate.predict(request.bytes)))
-            .collect();
+        let allowed = self.candidates.iter().filter(|candidate| options.allows(candidate.method()));
+        let mut all: Vec<_> =
+            allowed.map(|candidate| (candidate, candidate.predict(request.bytes))).collect();
         all.sort_by_key(|(_, predicted)| *predicted);
         all
     }
-}
-
-impl Candidate {
-    pub(crate) fn basis(&self) -> CostBasis {
-        self.cost.basis
-    }
-
-    fn predict(&self, bytes: u64) -> Duration {
-        self.cost.model.predict(bytes)
-    }
-
-    /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
-    pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
-        if let Some(engine) = &self.engine
-            && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
-        {
-            engine.add(fence, self.method.queued(bytes));
-        }
-    }
-}
-
-impl Choice<'_> {
-    /// The report of a transfer that is done so, before it is submitted.
-    pub(crate) fn into_report(self) -> TransferReport {
-        let Candidate { method, route, cost, .. } = self.candidate;
-        let Request { path, bytes, .. } = *self.request;
-        let mut report = TransferReport::planned(path, method.method(), route.lane, bytes);
-        report.lanes = route.lanes;
-        report.chunks = method.chunks(route, self.request);
-        report.predicted = self.predicted;
-        report.queued = self.queued;
-        report.basis = cost.basis;
-        report.rejected = self.rejected;
-        report.simulated = route.simulated;
-        report
-    }
-}
-
-fn none_left(path: TransferPath, rejected: &Rejections) -> Error {
-    let reasons: Vec<_> = rejected.iter().map(ToString::to_string).collect();
-    Error::new(ErrorKind::Unsupported, format!("no method is left for {path}: {}", reasons.join("; ")))
 }
 
 #[cfg(test)]
@@ -251,12 +188,16 @@ mod tests {
 
     use transload_backend_cpu::CpuBackend;
     use transload_core::{
-        Backend, CostModel, DeviceId, Fence, MemoryKind, PathCost, Place, StreamPriority, TransferMethod,
-        Unsubmitted,
+        Backend, Completion as _, CostBasis, CostModel, DeviceId, Fence, MemoryKind, PathCost, Place,
+        RejectReason, StreamPriority, TransferMethod, TransferReport, Unsubmitted,
     };
 
     use super::*;
-    use crate::{engine_queue::tests::Manual, methods::Job, registry::Registered, row::Watch};
+    use crate::{
+        engine_queue::{EngineQueue, tests::Manual},
+        methods::Job,
+        registry::Registered,
+    };
 
     /// A method that applies where it is told to.
     struct Fake(TransferMethod, Result<(), RejectReason>);
@@ -323,20 +264,23 @@ mod tests {
             model: model.clone(),
         });
         table.set(costs.collect(), CostBasis::Measured);
-        let rows = Rows::new(Arc::new(Watch::default()));
-        PathRoutes::find(
-            methods,
-            &[],
-            PATH,
-            &Context { backends: &backends },
-            &table,
-            (&rows, &EngineQueues::default()),
-        )
+        let parts = (&Rows::default(), &EngineQueues::default(), &Arc::default());
+        PathRoutes::find(methods, &[], PATH, &Context { backends: &backends }, &table, parts)
     }
 
     fn report(routes: &PathRoutes, bytes: u64, options: TransferOptions) -> Result<TransferReport> {
-        let request = Request::new(PATH, bytes)?;
-        Ok(routes.choose(&request, &options, &LostDevices::default(), &[])?.into_report())
+        reported(routes, &Request::new(PATH, bytes)?, options, 0)
+    }
+
+    fn reported(
+        routes: &PathRoutes,
+        request: &Request,
+        options: TransferOptions,
+        declined: u8,
+    ) -> Result<TransferReport> {
+        let choice = routes.choose(request, &options, &Watch::default(), declined)?;
+        let candidate = &routes.candidates[choice.index];
+        Ok(candidate.known.report(&candidate.submission(request, &choice)))
     }
 
     fn crossing() -> [(TransferMethod, CostModel); 2] {
@@ -354,12 +298,10 @@ mod tests {
         let request = Request::new(PATH, 4096).unwrap();
         let declined =
             [Rejected { method: TransferMethod::DirectCopy, reason: RejectReason::PeerUnverified }];
-        let choose = |declined| {
-            routes.choose(&request, &TransferOptions::new(), &LostDevices::default(), declined).unwrap()
-        };
-        let report = choose(&declined).into_report();
+        let choose = |declined| reported(&routes, &request, TransferOptions::new(), declined).unwrap();
+        let report = choose(bit(TransferMethod::DirectCopy));
         assert_eq!((report.method, &report.rejected[..]), (TransferMethod::HostStaged, &declined[..]));
-        let report = choose(&[]).into_report();
+        let report = choose(0);
         assert_eq!((report.method, report.rejected.len()), (TransferMethod::DirectCopy, 0));
     }
 
@@ -417,7 +359,7 @@ mod tests {
         let mut routes = routes_of(&[Arc::new(direct), Arc::new(InPlace)], &costs);
         let engine = Arc::new(EngineQueue::default());
         for candidate in &mut routes.candidates {
-            candidate.engine = (!candidate.in_place).then(|| Arc::clone(&engine));
+            candidate.engine = (!candidate.method.is_in_place()).then(|| Arc::clone(&engine));
         }
         let high = TransferOptions::new().priority(StreamPriority::High);
         let limit = TransferOptions::SMALL;
@@ -473,7 +415,7 @@ mod tests {
         routes.candidates[0].engine = Some(engine);
         let high = TransferOptions::new().priority(StreamPriority::High);
         let request = Request { device_visible: false, ..Request::new(PATH, 1).unwrap() };
-        let report = routes.choose(&request, &high, &LostDevices::default(), &[]).unwrap().into_report();
+        let report = reported(&routes, &request, high, 0).unwrap();
         let unseen = Rejected { method: TransferMethod::ZeroCopy, reason: RejectReason::NotMapped };
         assert_eq!((report.method, report.rejected.as_slice()), (TransferMethod::DirectCopy, &[unseen][..]));
     }

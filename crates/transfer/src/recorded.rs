@@ -1,19 +1,23 @@
 //! Transfers that are planned and prepared once, and replayed as one.
 
-use std::{fmt, sync::Arc, time::Instant};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use transload_core::{
-    Backend, DeviceId, Error, ErrorKind, Operation, RawBuffer, Recorded, RejectReason, Rejected, Rejections,
-    Result, StreamPriority, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
+    Backend, Completion, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, Result,
+    StreamPriority, Submission, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
 };
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
     engine_queue::EngineQueue,
-    methods::{Declined, Single},
-    planner::Candidate,
+    methods::Single,
     request::{Ranges, Request},
     row::Watch,
+    unobserved::Unobserved,
 };
 
 /// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one
@@ -24,12 +28,11 @@ pub struct RecordedTransfers {
     priority: StreamPriority,
     workload: WorkloadType,
     timing: Timing,
-    report: TransferReport,
+    replays: Arc<Replays>,
     /// Every device that a transfer of the set has to do with.
     devices: Vec<[DeviceId; 3]>,
     /// The copy engines' queues that a replay stands in, each with its bytes there.
     engines: Vec<(Arc<EngineQueue>, u64)>,
-    watch: Arc<Watch>,
 }
 
 impl RecordedTransfers {
@@ -40,9 +43,9 @@ impl RecordedTransfers {
     /// # Errors
     /// By the transfer: [`ErrorKind::Busy`] where a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's.
     pub fn replay(&self) -> Transfer {
-        let begun = Instant::now();
-        let mut report = self.report.clone();
-        let lost = self.devices.iter().try_for_each(|devices| self.watch.lost.check(*devices));
+        let Replays { report, watch } = &*self.replays;
+        let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
+        let lost = self.devices.iter().try_for_each(|devices| watch.lost.check(*devices));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, self.timing)
@@ -50,13 +53,13 @@ impl RecordedTransfers {
         match submitted {
             Ok(fence) => {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
-                report.submitting = begun.elapsed();
-                self.watch.tell(TransferEvent::Submitted(&report));
-                Transfer::submitted(fence, report, begun, Some(Arc::clone(&self.watch) as _))
+                submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+                watch.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
+                Transfer::submitted(fence, submission, Arc::clone(&self.replays) as _)
             }
             Err(error) => {
-                self.watch.lost.note(report.lane, &error);
-                Transfer::refused_with(error, Arc::clone(&self.watch) as _)
+                watch.lost.note(report.lane, &error);
+                Transfer::refused_with(error, Arc::clone(watch) as _)
             }
         }
     }
@@ -64,7 +67,31 @@ impl RecordedTransfers {
     /// What a replay would report, before it is submitted.
     #[must_use]
     pub fn planned(&self) -> &TransferReport {
-        &self.report
+        &self.replays.report
+    }
+}
+
+/// What all replays of a recording have in common. They are in no statistics of a path.
+struct Replays {
+    report: TransferReport,
+    watch: Arc<Watch>,
+}
+
+impl Completion for Replays {
+    fn report(&self, submission: &Submission) -> TransferReport {
+        let mut report = self.report.clone();
+        report.submitting = submission.submitting;
+        report
+    }
+
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        self.watch.ended(report, outcome);
+    }
+
+    fn abandoned(&self, submission: &Submission, fence: Fence) {
+        self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
+        let TransferReport { bytes, lane, .. } = self.report;
+        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None }, &self.watch);
     }
 }
 
@@ -136,33 +163,25 @@ impl CrossBackendTransferManager {
             priority: options.wanted_priority(),
             workload: options.wanted_workload().unwrap_or_default(),
             timing: options.wanted_timing().unwrap_or_default(),
-            report,
-            watch: Arc::clone(&self.watch),
+            replays: Arc::new(Replays { report, watch: Arc::clone(&self.watch) }),
         })
     }
 
     /// The cheapest method for the pair among those that are one operation of a queue.
     fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
         let request: Request = Ranges::whole(src, dst)?.request();
-        let mut declined = Rejections::new();
+        let (mut slot, mut declined) = (self.registry.slot(), 0);
         loop {
-            let routes = self.registry.routes(request.path, &self.rows)?;
-            let single = |candidate: &Candidate| candidate.method.single(request.path);
-            let recordable =
-                |candidate: &Candidate| single(candidate).map(|_| ()).ok_or(RejectReason::NotRecordable);
-            let choice = routes.choose_among(&request, options, &self.watch.lost, &declined, recordable)?;
-            let Candidate { method, route, .. } = choice.candidate;
-            match (method.prepare(request.path, route), single(choice.candidate)) {
+            let routes = slot.routes(&self.registry, request.path)?;
+            let choice = routes.choose_recordable(&request, options, &self.watch, declined)?;
+            let candidate = &routes.candidates[choice.index];
+            match (self.registry.prepare(request.path, candidate), candidate.method.single(request.path)) {
                 (Ok(()), Some(single)) => {
-                    let (backend, engine) = (Arc::clone(&route.backend), choice.candidate.engine.clone());
-                    return Ok(Planned { single, backend, engine, report: choice.into_report() });
+                    let (backend, engine) = (Arc::clone(&candidate.route.backend), candidate.engine.clone());
+                    let report = candidate.known.report(&candidate.submission(&request, &choice));
+                    return Ok(Planned { single, backend, engine, report });
                 }
-                (Err(Declined::ForNow(reason)), _) => {
-                    declined.push(Rejected { method: method.method(), reason });
-                }
-                (Err(Declined::ForGood(reason)), _) => {
-                    self.registry.reject(request.path, Rejected { method: method.method(), reason });
-                }
+                (Err(methods), _) => declined |= methods,
                 (Ok(()), None) => {
                     return Err(Error::new(ErrorKind::Unsupported, "the chosen method cannot be recorded"));
                 }
@@ -173,6 +192,6 @@ impl CrossBackendTransferManager {
 
 impl fmt::Debug for RecordedTransfers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RecordedTransfers({} transfers, {})", self.report.chunks, self.report)
+        write!(f, "RecordedTransfers({} transfers, {})", self.planned().chunks, self.planned())
     }
 }

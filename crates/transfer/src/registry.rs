@@ -7,18 +7,19 @@ use std::sync::{
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 use transload_core::{
-    Backend, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place,
-    Rejected, Result, TransferPath,
+    Backend, BriefGuard, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
+    Place, Rejected, Result, TransferPath,
 };
 
 use transload_executor::{PLACES, place_of_thread};
 
 use crate::{
+    candidate::{Candidate, bit},
     costs::CostTable,
     engine_queue::EngineQueues,
-    methods::{self, Context, Method},
+    methods::{self, Context, Declined, Method},
     planner::PathRoutes,
-    row::Rows,
+    row::{Rows, Watch},
 };
 
 /// A backend and the devices that it had when it was registered.
@@ -35,10 +36,12 @@ impl Registered {
 }
 
 /// Routes that were found are kept for each place of threads by itself, so that threads which transfer side by side write
-/// no common cache line. No backend is called under a lock.
+/// no common cache line. No backend is called under a lock that anybody waits for.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
     engines: EngineQueues,
+    pub(crate) rows: Rows,
+    watch: Arc<Watch>,
     backends: Backends,
     state: RwLock<State>,
     /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
@@ -46,35 +49,49 @@ pub(crate) struct Registry {
     kept: Box<[KeptRoutes]>,
 }
 
-/// The routes of one place.
+/// The routes of one place, taken while a transfer is submitted. Nobody waits for them.
 #[derive(Default)]
 #[repr(align(128))]
 struct KeptRoutes(BriefLock<Kept>);
 
 #[derive(Default)]
-struct Kept {
+pub(crate) struct Kept {
     generation: u64,
     /// Sorted by path.
-    routes: Vec<Arc<PathRoutes>>,
+    routes: Vec<PathRoutes>,
 }
 
-impl Default for Registry {
-    fn default() -> Self {
-        let kept = (0..PLACES).map(|_| KeptRoutes::default()).collect();
-        Self {
-            methods: methods::all(),
-            engines: EngineQueues::default(),
-            backends: Backends::default(),
-            state: RwLock::default(),
-            generation: AtomicU64::new(0),
-            kept,
+/// A place's routes, for one thread at a time.
+pub(crate) enum Slot<'a> {
+    Place(BriefGuard<'a, Kept>),
+    /// All places are taken.
+    Own(Kept),
+}
+
+impl Slot<'_> {
+    /// The routes of a path: kept ones, or found now.
+    ///
+    /// # Errors
+    /// [`ErrorKind::UnknownDevice`].
+    pub(crate) fn routes(&mut self, registry: &Registry, path: TransferPath) -> Result<&mut PathRoutes> {
+        let kept = match self {
+            Self::Place(kept) => &mut **kept,
+            Self::Own(kept) => kept,
+        };
+        // What is found is at least as new; where it is newer the routes are found anew the next time.
+        let generation = registry.generation.load(Ordering::Acquire);
+        if kept.generation != generation {
+            kept.routes.clear();
+            kept.generation = generation;
         }
-    }
-}
-
-impl Kept {
-    fn position(&self, path: TransferPath) -> Result<usize, usize> {
-        self.routes.binary_search_by(|routes| routes.path.cmp(&path))
+        let at = match kept.routes.binary_search_by(|routes| routes.path.cmp(&path)) {
+            Ok(at) => at,
+            Err(at) => {
+                kept.routes.insert(at, registry.find(path)?);
+                at
+            }
+        };
+        Ok(&mut kept.routes[at])
     }
 }
 
@@ -111,6 +128,19 @@ struct State {
 }
 
 impl Registry {
+    pub(crate) fn new(watch: Arc<Watch>) -> Self {
+        Self {
+            methods: methods::all(),
+            engines: EngineQueues::default(),
+            rows: Rows::default(),
+            watch,
+            backends: Backends::default(),
+            state: RwLock::default(),
+            generation: AtomicU64::new(0),
+            kept: (0..PLACES).map(|_| KeptRoutes::default()).collect(),
+        }
+    }
+
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] where one of its devices is registered already; then nothing is changed.
     pub(crate) fn register(&self, backend: Arc<dyn Backend>) -> Result<()> {
@@ -140,8 +170,19 @@ impl Registry {
         self.changed(state);
     }
 
-    /// Takes a method out of the routes of a path.
-    pub(crate) fn reject(&self, path: TransferPath, rejected: Rejected) {
+    /// Has a method prepare its path, and takes it out of the routes where it finds that it will never do.
+    ///
+    /// # Errors
+    /// The method's bit, where it cannot be taken now.
+    pub(crate) fn prepare(&self, path: TransferPath, candidate: &Candidate) -> Result<(), u8> {
+        let declined = candidate.method.prepare(path, &candidate.route);
+        if let Err(Declined::ForGood(reason)) = declined {
+            self.reject(path, Rejected { method: candidate.method(), reason });
+        }
+        declined.map_err(|_| bit(candidate.method()))
+    }
+
+    fn reject(&self, path: TransferPath, rejected: Rejected) {
         let mut state = self.state.write();
         let known = state.found_out.iter().any(|(of, known)| *of == path && known.method == rejected.method);
         if !known {
@@ -217,51 +258,22 @@ impl Registry {
         Error::new(ErrorKind::Unsupported, text)
     }
 
-    /// The routes of a path: kept ones, or found now.
-    ///
-    /// # Errors
-    /// [`ErrorKind::UnknownDevice`].
-    pub(crate) fn routes(&self, path: TransferPath, rows: &Rows) -> Result<Arc<PathRoutes>> {
-        let generation = self.generation.load(Ordering::Acquire);
-        let kept = self.kept.get(place_of_thread());
-        if let Some(KeptRoutes(kept)) = kept {
-            let kept = kept.lock();
-            if kept.generation == generation
-                && let Some(routes) = kept.position(path).ok().and_then(|at| kept.routes.get(at))
-            {
-                return Ok(Arc::clone(routes));
-            }
-        }
-        // At least as new as the generation; where it is newer the routes are found anew the next time.
+    /// The calling thread's routes, or those of another place while another thread has them.
+    pub(crate) fn slot(&self) -> Slot<'_> {
+        let (before, from) = self.kept.split_at(place_of_thread().min(self.kept.len()));
+        let free = from.iter().chain(before).find_map(|KeptRoutes(kept)| kept.try_lock());
+        free.map_or_else(|| Slot::Own(Kept::default()), Slot::Place)
+    }
+
+    fn find(&self, path: TransferPath) -> Result<PathRoutes> {
         let (backends, costs, found_out) = {
             let state = self.state.read();
             (self.backends(), Arc::clone(&state.costs), Arc::clone(&state.found_out))
         };
         known(backends, path.src.device)?;
         known(backends, path.dst.device)?;
-        let context = Context { backends };
-        let found = Arc::new(PathRoutes::find(
-            &self.methods,
-            &found_out,
-            path,
-            &context,
-            &costs,
-            (rows, &self.engines),
-        ));
-        if let Some(KeptRoutes(kept)) = kept {
-            let mut kept = kept.lock();
-            let mut old = Vec::new();
-            if kept.generation != generation {
-                kept.generation = generation;
-                old = std::mem::take(&mut kept.routes);
-            }
-            if let Err(at) = kept.position(path) {
-                kept.routes.insert(at, Arc::clone(&found));
-            }
-            drop(kept);
-            drop(old);
-        }
-        Ok(found)
+        let parts = (&self.rows, &self.engines, &self.watch);
+        Ok(PathRoutes::find(&self.methods, &found_out, path, &Context { backends }, &costs, parts))
     }
 }
 

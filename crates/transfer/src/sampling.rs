@@ -5,7 +5,7 @@ use std::fmt;
 /// Which transfers are measured by the lane's clock, which for the host's lanes is the host's. Counted for
 /// each path, method, size class and submitting thread of its own (of more than 64 threads some count together).
 ///
-/// A measured transfer takes two events of the device more, which at 4 KiB is half of its cost; so by default only some
+/// No clock is read for the others: their reports' times are zero. A measured transfer takes two events of the device more, which at 4 KiB is half of its cost; so by default only some
 /// are. Statistics say which sampling they rest on ([`TransferStats::sampling`](crate::TransferStats)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sampling {

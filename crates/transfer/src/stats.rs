@@ -8,7 +8,8 @@ use crate::Sampling;
 
 /// The transfers of one path by one method in one size class. Refused transfers are in none.
 ///
-/// Rates and [`time`](Self::time) come from measured transfers only; latencies from all whose end was observed.
+/// Rates and [`time`](Self::time) come from measured transfers only. Latencies come from those of them whose end was observed;
+/// of a manager with an observer, from all whose end was observed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TransferStats {

@@ -1,12 +1,8 @@
 //! The manager for asynchronous tasks: what would block a thread is awaited, under any executor.
 
-use std::time::Instant;
+use transload_core::{Place, RawBuffer, Result, Transfer, TransferPath, TransferReport, WorkloadType};
 
-use transload_core::{
-    Place, RawBuffer, Rejected, Result, Transfer, TransferPath, TransferReport, WorkloadType,
-};
-
-use crate::{CrossBackendTransferManager, TransferOptions, methods::Declined, request::Ranges};
+use crate::{CrossBackendTransferManager, TransferOptions, request::Ranges};
 
 impl CrossBackendTransferManager {
     /// As [`transfer_with`](Self::transfer_with) for a task, from submission to the last byte: no thread is blocked by
@@ -55,7 +51,7 @@ impl CrossBackendTransferManager {
         loop {
             let mut in_the_way = None;
             let ranges = Ranges::checked(src, dst, src_offset, dst_offset, size);
-            let transfer = self.start(Instant::now(), ranges, options, Some(&mut in_the_way));
+            let transfer = self.start(ranges, options, Some(&mut in_the_way));
             match in_the_way {
                 None => return transfer,
                 Some(obstacle) => obstacle.await,
@@ -74,20 +70,16 @@ impl CrossBackendTransferManager {
     /// out.
     pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
         let path = TransferPath::new(src, dst);
-        let routes = self.registry.routes(path, &self.rows)?;
+        let mut slot = self.registry.slot();
+        let routes = slot.routes(&self.registry, path)?;
         if !transload_core::mutant!("transfer/prepare-of-lost-device") {
             self.watch.lost.check([src.device, dst.device, src.device])?;
         }
-        for candidate in routes.candidates().filter(|candidate| options.allows(candidate.method.method())) {
-            let method = &candidate.method;
-            match method.prepare(path, &candidate.route) {
-                Ok(()) => {}
-                Err(Declined::ForNow(_)) => continue,
-                Err(Declined::ForGood(reason)) => {
-                    self.registry.reject(path, Rejected { method: method.method(), reason });
-                    continue;
-                }
+        for candidate in routes.candidates.iter().filter(|candidate| options.allows(candidate.method())) {
+            if self.registry.prepare(path, candidate).is_err() {
+                continue;
             }
+            let method = &candidate.method;
             method.start()?;
             let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
             let (priority, workload) =

@@ -2,39 +2,43 @@
 
 use std::{
     collections::VecDeque,
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Error, Fence, Result, TransferReport};
+use transload_core::{DeviceId, Error, Fence, Result};
+use transload_executor::{PLACES, place_of_thread};
+
+use crate::row::{Row, Watch};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
-/// With fewer entries than this nothing is polled.
+/// Each time that a list has grown by so many, twice as many are checked. What is settled together costs the threads that
+/// submit one exchange of cache lines.
+const BATCH: usize = 16;
+/// From so many entries on, the driver is polled for one of them if none of a batch is known to be complete. A query costs as
+/// much as a small copy, and its answer is that of all that share an event.
 const MANY: usize = 64;
-/// With more, the driver is polled for one of them each time that the list has grown by so many. A question costs as much as a
-/// small copy, and its answer is that of all that share an event.
-const POLL_EVERY: usize = 16;
 
 /// A transfer that nobody waits for.
 pub(crate) struct Unobserved {
-    fence: Fence,
+    pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) lane: DeviceId,
+    /// Where it counts, if it does.
+    pub(crate) row: Option<Arc<Row>>,
 }
 
-/// How an unobserved transfer ended.
-pub(crate) struct UnobservedEnd {
-    pub(crate) transfer: Unobserved,
-    /// The time of the movement, if it was measured.
-    pub(crate) outcome: Result<Option<Duration>>,
-}
+/// Lists of them: each thread adds at its own place. No fence is polled, waited for or dropped under a lock.
+pub(crate) struct UnobservedTransfers(Box<[UnobservedList]>);
 
-/// A list of them. No fence is polled, waited for or dropped under its lock.
 #[derive(Default)]
-pub(crate) struct UnobservedList {
+#[repr(align(128))]
+struct UnobservedList {
     /// Entries in the list, so that checking an empty one is a single load.
     waiting: AtomicUsize,
     list: Mutex<List>,
@@ -49,45 +53,85 @@ struct List {
 }
 
 impl Unobserved {
-    pub(crate) fn new(report: &TransferReport, fence: &Fence) -> Self {
-        Self { fence: fence.clone(), bytes: report.bytes, lane: report.lane }
+    /// Counts its end.
+    fn settle(self, watch: &Watch) {
+        let timeline = self.fence.timeline();
+        let outcome = self.fence.wait().and_then(|()| timeline.take_duration(self.fence.point()));
+        if let Some(row) = &self.row {
+            row.count(self.bytes, |counts| match &outcome {
+                Ok(moving) => counts.add(self.bytes, *moving),
+                Err(_) => counts.failures += 1,
+            });
+        }
+        if let Err(error) = outcome {
+            watch.lost.note(self.lane, &error);
+            watch.unseen.note(&error);
+        }
+    }
+}
+
+impl Default for UnobservedTransfers {
+    fn default() -> Self {
+        Self((0..PLACES).map(|_| UnobservedList::default()).collect())
+    }
+}
+
+impl UnobservedTransfers {
+    fn here(&self) -> Option<&UnobservedList> {
+        self.0.get(place_of_thread())
     }
 
-    fn settled(self, outcome: Result<()>) -> UnobservedEnd {
-        let timeline = self.fence.timeline();
-        let outcome = outcome.and_then(|()| timeline.take_duration(self.fence.point()));
-        UnobservedEnd { transfer: self, outcome }
+    /// Keeps the transfer until its end is known, and counts it then.
+    pub(crate) fn add(&self, transfer: Unobserved, watch: &Watch) {
+        match self.here() {
+            Some(here) if !transfer.fence.is_known_done() => here.add(transfer, watch),
+            _ => transfer.settle(watch),
+        }
+    }
+
+    /// Counts up to four transfers of this thread that are known to be complete. Polls nothing, and leaves the list to a thread
+    /// that has it.
+    pub(crate) fn check_few(&self, watch: &Watch) {
+        if let Some(here) = self.here()
+            && here.waiting.load(Ordering::Acquire) > 0
+            && let Some(list) = here.list.try_lock()
+        {
+            here.check(list, FEW, watch);
+        }
+    }
+
+    /// Polls every transfer once, and counts those that are complete.
+    pub(crate) fn check_all(&self, watch: &Watch) {
+        for one in &self.0 {
+            let mut list = one.list.lock();
+            let all = std::mem::take(&mut list.entries);
+            one.settle(list, all, false, watch);
+        }
+    }
+
+    /// Waits for every transfer, and counts it. Returns when none is left, with any thread.
+    pub(crate) fn wait_for_all(&self, watch: &Watch) {
+        self.0.iter().for_each(|one| one.wait_for_all(watch));
     }
 }
 
 impl UnobservedList {
-    /// Keeps the transfer until its end is known. Calls `settle` where that is so at once.
-    pub(crate) fn add(&self, transfer: Unobserved, settle: impl Fn(UnobservedEnd)) {
-        if transfer.fence.is_known_done() {
-            let outcome = transfer.fence.wait();
-            return settle(transfer.settled(outcome));
-        }
+    fn add(&self, transfer: Unobserved, watch: &Watch) {
         if transload_core::mutant!("transfer/keeps-unobserved") {
             return;
         }
         let mut list = self.list.lock();
         list.entries.push_back(transfer);
-        self.waiting.store(list.entries.len(), Ordering::Release);
-        self.check(list, true, settle);
-    }
-
-    /// Settles up to four transfers that are known to be over. Polls nothing, and leaves the list to a thread that has it.
-    pub(crate) fn check_few(&self, settle: impl Fn(UnobservedEnd)) {
-        if self.waiting.load(Ordering::Acquire) > 0
-            && let Some(list) = self.list.try_lock()
-        {
-            self.check(list, false, settle);
+        let count = list.entries.len();
+        self.waiting.store(count, Ordering::Release);
+        if count.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
+            self.check(list, 2 * BATCH, watch);
         }
     }
 
-    fn check(&self, mut list: MutexGuard<'_, List>, polls: bool, settle: impl Fn(UnobservedEnd)) {
-        let mut taken = SmallVec::<[Unobserved; FEW]>::new();
-        for _ in 0..FEW.min(list.entries.len()) {
+    fn check(&self, mut list: MutexGuard<'_, List>, most: usize, watch: &Watch) {
+        let mut taken = SmallVec::<[Unobserved; 2 * BATCH]>::new();
+        for _ in 0..most.min(list.entries.len()) {
             // What is not over goes to the end: one that takes long hides no others.
             match list.entries.pop_front() {
                 Some(over) if over.fence.is_known_done() => taken.push(over),
@@ -95,33 +139,20 @@ impl UnobservedList {
                 None => {}
             }
         }
-        if polls
-            && taken.is_empty()
-            && list.entries.len() >= MANY
-            && (list.entries.len().is_multiple_of(POLL_EVERY)
-                || transload_core::mutant!("transfer/polls-seldom"))
-        {
+        if taken.is_empty() && most > FEW && list.entries.len() >= MANY {
             taken.extend(list.entries.pop_front());
         }
         if !taken.is_empty() {
-            self.settle(list, taken, false, settle);
+            self.settle(list, taken, false, watch);
         }
     }
 
-    /// Polls every transfer once, and settles those that are over.
-    pub(crate) fn check_all(&self, settle: impl Fn(UnobservedEnd)) {
-        let mut list = self.list.lock();
-        let all = std::mem::take(&mut list.entries);
-        self.settle(list, all, false, settle);
-    }
-
-    /// Waits for every transfer, and settles it. Returns when none is left, with any thread.
-    pub(crate) fn wait_for_all(&self, settle: impl Fn(UnobservedEnd)) {
+    fn wait_for_all(&self, watch: &Watch) {
         loop {
             let mut list = self.list.lock();
             let all = std::mem::take(&mut list.entries);
             if !all.is_empty() {
-                self.settle(list, all, true, &settle);
+                self.settle(list, all, true, watch);
             } else if list.in_transit > 0 {
                 self.settled.wait(&mut list);
             } else {
@@ -135,7 +166,7 @@ impl UnobservedList {
         mut list: MutexGuard<'_, List>,
         taken: impl IntoIterator<Item = Unobserved, IntoIter: ExactSizeIterator>,
         wait: bool,
-        settle: impl Fn(UnobservedEnd),
+        watch: &Watch,
     ) {
         let taken = taken.into_iter();
         let count = taken.len();
@@ -145,8 +176,7 @@ impl UnobservedList {
         let mut open = SmallVec::<[Unobserved; FEW]>::new();
         for transfer in taken {
             if wait || transfer.fence.is_over() {
-                let outcome = transfer.fence.wait();
-                settle(transfer.settled(outcome));
+                transfer.settle(watch);
             } else {
                 open.push(transfer);
             }
@@ -182,33 +212,29 @@ impl UnseenFailure {
 
 #[cfg(test)]
 mod tests {
-    use transload_core::{DeviceId, MemoryKind, Place, TransferMethod, TransferPath};
-
     use super::*;
     use crate::engine_queue::tests::Manual;
 
     #[test]
     fn long_list_is_polled_for_one_in_so_many_that_are_added_and_gets_short_again() {
-        let host = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
-        let path = TransferPath::new(host, host);
-        let report = TransferReport::planned(path, TransferMethod::DirectCopy, DeviceId::Cpu, 64);
-        let (timeline, list) = (Manual::new(), UnobservedList::default());
-        let settled = std::cell::Cell::new(0);
-        let settle = |_end: UnobservedEnd| settled.set(settled.get() + 1);
-        for point in 1..=1000 {
-            list.check_few(settle);
-            list.add(Unobserved::new(&report, &timeline.fence(point)), settle);
-        }
+        let (timeline, watch) = (Manual::new(), Watch::default());
+        let drop_one = |point| {
+            watch.unobserved.check_few(&watch);
+            let fence = timeline.fence(point);
+            watch.unobserved.add(Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None }, &watch);
+        };
+        (1..=1000).for_each(drop_one);
         let polls = timeline.polls();
-        assert!((1..=1000 / POLL_EVERY as u64).contains(&polls), "{polls} polls for 1000 transfers");
+        assert!((1..=1000 / BATCH as u64).contains(&polls), "{polls} polls for 1000 transfers");
+        assert_eq!(Arc::strong_count(&timeline), 1001, "none is over, and all are kept");
         timeline.reach(1000);
         for point in 1001..=2000 {
             timeline.reach(point);
-            list.check_few(settle);
-            list.add(Unobserved::new(&report, &timeline.fence(point)), settle);
+            drop_one(point);
         }
-        let left = list.waiting.load(Ordering::Relaxed);
+        let left = Arc::strong_count(&timeline) - 1;
         assert!(left <= 2 * MANY, "{left} of 2000 are kept though all are over");
-        assert_eq!(settled.get() + left, 2000);
+        watch.unobserved.wait_for_all(&watch);
+        assert_eq!(Arc::strong_count(&timeline), 1);
     }
 }

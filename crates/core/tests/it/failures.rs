@@ -5,13 +5,11 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context, Waker},
-    time::Instant,
 };
 
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Holding, HostBytes, MemoryKind, Operation, Pitched,
-    Queue, RawBuffer, Reclaimer, Result, Timing, Transfer, TransferMethod, TransferPath, TransferReport,
-    submit, try_submit,
+    Queue, RawBuffer, Reclaimer, Result, Timing, Transfer, TransferMethod, submit, try_submit,
 };
 
 use crate::mock::{MockQueue, buffer, host_buffer, memory};
@@ -124,9 +122,7 @@ fn transfer_of_a_failed_source_is_refused_or_ends_with_it() {
     let (src, dst) = (buffer(64), buffer(64));
     host.write(&src).unwrap();
     let fence = stream.copy(&src, &dst).unwrap();
-    let path = TransferPath::new(src.place(), dst.place());
-    let report = TransferReport::planned(path, TransferMethod::DirectCopy, src.place().device, 64);
-    let transfer = Transfer::submitted(fence, report, Instant::now(), None);
+    let transfer = Transfer::direct(fence, TransferMethod::DirectCopy, src.place(), dst.place(), 64);
     host.fail(1, "disk on fire");
     stream.complete(1);
     assert_source_failed(transfer.wait(), "disk on fire");

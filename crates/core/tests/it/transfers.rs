@@ -14,8 +14,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Completion, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, Result, Transfer, TransferMethod,
-    TransferPath, TransferReport,
+    Completion, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, RefusalHandler, Result, Submission,
+    Transfer, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::mock::{DEVICE, MockQueue, buffer, memory};
@@ -25,15 +25,23 @@ use crate::mock::{DEVICE, MockQueue, buffer, memory};
 struct Diary(Mutex<Vec<String>>);
 
 impl Completion for Diary {
+    fn report(&self, submission: &Submission) -> TransferReport {
+        let place = Place::new(DEVICE, MemoryKind::Pageable);
+        let path = TransferPath::new(place, place);
+        TransferReport::planned(path, TransferMethod::DirectCopy, DEVICE, submission.bytes)
+    }
+
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
         let outcome = outcome.map_or_else(ToString::to_string, |()| "ok".to_owned());
         self.0.lock().push(format!("ended {} {outcome}", report.bytes));
     }
 
-    fn abandoned(&self, report: &TransferReport, fence: &Fence) {
-        self.0.lock().push(format!("abandoned {} at {}", report.bytes, fence.point()));
+    fn abandoned(&self, submission: &Submission, fence: Fence) {
+        self.0.lock().push(format!("abandoned {} at {}", submission.bytes, fence.point()));
     }
+}
 
+impl RefusalHandler for Diary {
     fn refusal_dropped(&self, error: &Error) {
         self.0.lock().push(format!("refusal {error}"));
     }
@@ -50,10 +58,8 @@ impl Diary {
 }
 
 fn transfer(fence: Fence, diary: &Arc<Diary>) -> Transfer {
-    let place = Place::new(DEVICE, MemoryKind::Pageable);
-    let report =
-        TransferReport::planned(TransferPath::new(place, place), TransferMethod::DirectCopy, DEVICE, 100);
-    Transfer::submitted(fence, report, Instant::now(), Some(diary.clone()))
+    let submission = Submission { bytes: 100, begun: Some(Instant::now()), ..Submission::default() };
+    Transfer::submitted(fence, submission, diary.clone())
 }
 
 fn started(queue: &MockQueue) -> (Transfer, Arc<Diary>) {

@@ -106,8 +106,8 @@ pub(crate) trait Method: Send + Sync + 'static {
 pub(crate) enum Declined {
     /// It will never do on this path, and is not asked again.
     ForGood(RejectReason),
-    /// Not for this transfer; the next one may ask again.
-    ForNow(RejectReason),
+    /// Not for this transfer, since it could not be verified; the next one may ask again.
+    ForNow,
 }
 
 /// What a submission does about earlier work that is in its way, and that its queue cannot wait for by itself.

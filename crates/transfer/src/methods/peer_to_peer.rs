@@ -119,12 +119,12 @@ impl Method for PeerToPeer {
             return verdict.map_err(Declined::ForGood);
         }
         if self.is_paused(pair) {
-            return Err(Declined::ForNow(RejectReason::PeerUnverified));
+            return Err(Declined::ForNow);
         }
         match find_out(&*route.backend, pair) {
-            Err(declined @ Declined::ForNow(_)) => {
+            Err(Declined::ForNow) => {
                 self.pause(pair);
-                Err(declined)
+                Err(Declined::ForNow)
             }
             Err(Declined::ForGood(reason)) => self.keep(pair, Err(reason)).map_err(Declined::ForGood),
             Ok(()) => self.keep(pair, Ok(())).map_err(Declined::ForGood),
@@ -157,6 +157,6 @@ fn find_out(backend: &dyn Backend, (a, b): Pair) -> Result<(), Declined> {
 fn declined(error: &Error, otherwise: RejectReason) -> Declined {
     match error.retry() {
         Retry::Never => Declined::ForGood(otherwise),
-        Retry::Later | Retry::AfterFreeing => Declined::ForNow(RejectReason::PeerUnverified),
+        Retry::Later | Retry::AfterFreeing => Declined::ForNow,
     }
 }

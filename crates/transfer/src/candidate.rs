@@ -1,0 +1,192 @@
+//! A method that applies to a path, and what all transfers by it have in common.
+
+use std::{sync::Arc, time::Duration};
+
+use transload_core::{
+    Completion, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass, Submission,
+    Timing, TransferEvent, TransferMethod, TransferReport,
+};
+
+use crate::{
+    costs::Cost,
+    engine_queue::EngineQueue,
+    methods::{Method, Route},
+    planner::Choice,
+    request::Request,
+    row::{Row, Watch},
+    unobserved::Unobserved,
+};
+
+/// Why methods do not apply, by their index; `None` for those that do.
+pub(crate) type Reasons = [Option<RejectReason>; TransferMethod::ALL.len()];
+
+/// A method that applies to a path.
+pub(crate) struct Candidate {
+    pub(crate) known: Arc<Known>,
+    pub(crate) method: Arc<dyn Method>,
+    pub(crate) route: Route,
+    /// The copy engine's queue that its transfers stand in.
+    pub(crate) engine: Option<Arc<EngineQueue>>,
+    /// How many transfers of each size class asked whether they are to be measured.
+    asked: [u64; SizeClass::ALL.len()],
+    /// References for transfers to come, taken many at a time: who drops a transfer on another thread takes this thread's cache
+    /// line with the count of references, once for all of these.
+    references: Vec<Arc<Known>>,
+}
+
+/// What all transfers by a candidate have in common. It keeps no backend.
+pub(crate) struct Known {
+    pub(crate) row: Arc<Row>,
+    pub(crate) lane: DeviceId,
+    pub(crate) cost: Cost,
+    pub(crate) lanes: u32,
+    pub(crate) simulated: bool,
+    pub(crate) reasons: Reasons,
+    pub(crate) watch: Arc<Watch>,
+}
+
+/// The methods that one transfer cannot take although they apply: a bit for each one's index.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Excluded {
+    /// By the method itself, for this transfer.
+    pub(crate) declined: u8,
+    pub(crate) forbidden: u8,
+    pub(crate) unmapped: u8,
+    pub(crate) unrecordable: u8,
+}
+
+pub(crate) fn bit(method: TransferMethod) -> u8 {
+    1 << method as u8
+}
+
+impl Excluded {
+    pub(crate) fn all(self) -> u8 {
+        self.declined | self.forbidden | self.unmapped | self.unrecordable
+    }
+
+    fn reason(self, method: TransferMethod) -> Option<RejectReason> {
+        let reasons = [
+            (self.declined, RejectReason::PeerUnverified),
+            (self.forbidden, RejectReason::Forbidden),
+            (self.unmapped, RejectReason::NotMapped),
+            (self.unrecordable, RejectReason::NotRecordable),
+        ];
+        reasons.into_iter().find(|(methods, _)| methods & bit(method) != 0).map(|(_, reason)| reason)
+    }
+
+    fn tag(self) -> u32 {
+        u32::from_ne_bytes([self.declined, self.forbidden, self.unmapped, self.unrecordable])
+    }
+
+    fn of_tag(tag: u32) -> Self {
+        let [declined, forbidden, unmapped, unrecordable] = tag.to_ne_bytes();
+        Self { declined, forbidden, unmapped, unrecordable }
+    }
+
+    pub(crate) fn rejections(self, reasons: &Reasons) -> Rejections {
+        let why = |(method, reason): (TransferMethod, &Option<RejectReason>)| {
+            let reason = reason.or_else(|| self.reason(method))?;
+            Some(Rejected { method, reason })
+        };
+        TransferMethod::ALL.into_iter().zip(reasons).filter_map(why).collect()
+    }
+}
+
+impl Candidate {
+    pub(crate) fn new(
+        known: Known,
+        method: Arc<dyn Method>,
+        route: Route,
+        engine: Option<Arc<EngineQueue>>,
+    ) -> Self {
+        let known = Arc::new(known);
+        Self { known, method, route, engine, asked: Default::default(), references: Vec::new() }
+    }
+
+    pub(crate) fn method(&self) -> TransferMethod {
+        self.known.row.method
+    }
+
+    pub(crate) fn predict(&self, bytes: u64) -> Duration {
+        self.known.cost.model.predict(bytes)
+    }
+
+    /// What is noted of a transfer before it is submitted.
+    pub(crate) fn submission(&self, request: &Request, choice: &Choice) -> Submission {
+        Submission {
+            bytes: request.bytes,
+            queued: choice.queued,
+            chunks: self.method.chunks(&self.route, request),
+            tag: choice.excluded.tag(),
+            ..Submission::default()
+        }
+    }
+
+    /// Whether the next transfer of `bytes` is measured.
+    pub(crate) fn timing(&mut self, bytes: u64, wanted: Option<Timing>) -> Timing {
+        if let Some(timing) = wanted {
+            return timing;
+        }
+        let is_taken = self.asked.get_mut(SizeClass::of(bytes).index()).is_some_and(|asked| {
+            *asked += 1;
+            self.known.watch.sampling.takes(*asked - 1)
+        });
+        if is_taken { Timing::Measured } else { Timing::Off }
+    }
+
+    /// A reference for one transfer.
+    pub(crate) fn reference(&mut self) -> Arc<Known> {
+        const MANY: usize = 64;
+        self.references.pop().unwrap_or_else(|| {
+            self.references.extend(std::iter::repeat_n(&self.known, MANY).cloned());
+            Arc::clone(&self.known)
+        })
+    }
+
+    /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
+    pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
+        if let Some(engine) = &self.engine
+            && !transload_core::mutant!("transfer/engine-queue-counts-nothing")
+        {
+            engine.add(fence, self.method.queued(bytes));
+        }
+    }
+}
+
+impl Completion for Known {
+    fn report(&self, submission: &Submission) -> TransferReport {
+        let mut report = TransferReport::planned(self.row.path, self.row.method, self.lane, submission.bytes);
+        report.lanes = self.lanes;
+        report.chunks = submission.chunks;
+        report.submitting = submission.submitting;
+        report.predicted = self.cost.model.predict(submission.bytes);
+        report.queued = submission.queued;
+        report.basis = self.cost.basis;
+        report.rejected = Excluded::of_tag(submission.tag).rejections(&self.reasons);
+        report.simulated = self.simulated;
+        report
+    }
+
+    fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
+        self.row.count(report.bytes, |counts| match outcome {
+            Ok(()) => {
+                counts.add(report.bytes, report.moving);
+                if !report.elapsed.is_zero() {
+                    counts.latencies.record(report.elapsed);
+                }
+            }
+            Err(_) => counts.failures += 1,
+        });
+        self.watch.ended(report, outcome);
+    }
+
+    fn abandoned(&self, submission: &Submission, fence: Fence) {
+        let bytes = submission.bytes;
+        self.row.count(bytes, |counts| counts.abandoned += 1);
+        if self.watch.observer.is_some() {
+            self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
+        }
+        let transfer = Unobserved { fence, bytes, lane: self.lane, row: Some(Arc::clone(&self.row)) };
+        self.watch.unobserved.add(transfer, &self.watch);
+    }
+}
