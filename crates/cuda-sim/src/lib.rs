@@ -86,6 +86,6 @@ pub fn seed() -> u64 {
 
 /// The names of all driver functions that are implemented.
 #[must_use]
-pub fn implemented() -> &'static [&'static str] {
-    symbols::NAMES
+pub fn implemented() -> Vec<&'static str> {
+    symbols::names().collect()
 }

@@ -4,6 +4,17 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crate::{SimDevice, state};
 
+/// Methods that set one field each.
+macro_rules! setters {
+    ($( $(#[$attribute:meta])* $name:ident($field:ident: $type:ty); )*) => { $(
+        $(#[$attribute])*
+        pub fn $name(mut self, $field: $type) -> Self {
+            self.$field = $field;
+            self
+        }
+    )* };
+}
+
 /// Driver-wide variants for [`install_with`](crate::install_with).
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
@@ -121,28 +132,10 @@ impl SimDeviceBuilder {
         self
     }
 
-    /// Bytes of device memory; 256 MiB by default. The host's memory is used only as it is allocated.
-    pub fn total_memory(mut self, bytes: usize) -> Self {
-        self.total_memory = bytes;
-        self
-    }
-
     /// Whether managed memory can be allocated; on by default.
     pub fn managed_memory(mut self, supported: bool) -> Self {
         self.managed = supported;
         self.concurrent_managed &= supported;
-        self
-    }
-
-    /// Whether host and device may use managed memory at the same time; on by default.
-    pub fn concurrent_managed_access(mut self, supported: bool) -> Self {
-        self.concurrent_managed = supported;
-        self
-    }
-
-    /// Whether there are stream-ordered memory pools; on by default.
-    pub fn memory_pools(mut self, supported: bool) -> Self {
-        self.pools = supported;
         self
     }
 
@@ -152,41 +145,11 @@ impl SimDeviceBuilder {
         self
     }
 
-    /// How many copy engines there are; 3 by default.
-    pub fn copy_engines(mut self, count: i32) -> Self {
-        self.copy_engines = count;
-        self
-    }
-
-    /// How many multiprocessors there are; 132 by default.
-    pub fn multiprocessors(mut self, count: i32) -> Self {
-        self.multiprocessors = count;
-        self
-    }
-
-    /// Whether kernels may use ordinary host memory; off by default.
-    pub fn pageable_access(mut self, supported: bool) -> Self {
-        self.pageable_access = supported;
-        self
-    }
-
     /// Host and device share page tables and memory, as on a Grace Hopper board: ordinary host memory is accessible, the host
     /// uses managed memory where it lies, atomics work across; off by default.
     pub fn coherent(mut self) -> Self {
         self.coherent = true;
         self.pageable_access = true;
-        self
-    }
-
-    /// Whether host memory can be registered; on by default.
-    pub fn host_register(mut self, supported: bool) -> Self {
-        self.host_register = supported;
-        self
-    }
-
-    /// Whether host memory can be registered to be read only; off by default.
-    pub fn read_only_register(mut self, supported: bool) -> Self {
-        self.read_only_register = supported;
         self
     }
 
@@ -203,33 +166,9 @@ impl SimDeviceBuilder {
         self
     }
 
-    /// The speed of the link to the host in GB/s (1e9 bytes) of virtual time; 55 by default.
-    pub fn host_link(mut self, gigabytes_per_second: f64) -> Self {
-        self.host_gbps = gigabytes_per_second;
-        self
-    }
-
-    /// The speed of the link to a peer in GB/s of virtual time; 370 by default.
-    pub fn peer_link(mut self, gigabytes_per_second: f64) -> Self {
-        self.peer_gbps = gigabytes_per_second;
-        self
-    }
-
     /// The virtual time that every copy takes beside its bytes; 6 µs by default.
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        self
-    }
-
-    /// The seed of the order in which this device runs its work; that of [`seed`](crate::seed) by default.
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Records every access and checks whether conflicting ones are ordered; off by default, it costs time and memory.
-    pub fn record_accesses(mut self, on: bool) -> Self {
-        self.record = on;
         self
     }
 
@@ -240,17 +179,40 @@ impl SimDeviceBuilder {
         self
     }
 
-    /// How long a driver call waits for a host function that another thread runs; 60 s by default. After that the two are
-    /// taken to wait for each other: standard error gets a report, [`SimDevice::deadlocks`] has it, and the device is lost
-    /// with code 702.
-    pub fn patience(mut self, limit: Duration) -> Self {
-        self.patience = limit;
-        self
-    }
-
     /// Adds the device to the driver, under the next ordinal.
     #[must_use]
     pub fn build(self) -> SimDevice {
         SimDevice::at(state::lock().add_device(self))
+    }
+
+    setters! {
+        /// Bytes of device memory; 256 MiB by default. The host's memory is used only as it is allocated.
+        total_memory(total_memory: usize);
+        /// Whether host and device may use managed memory at the same time; on by default.
+        concurrent_managed_access(concurrent_managed: bool);
+        /// Whether there are stream-ordered memory pools; on by default.
+        memory_pools(pools: bool);
+        /// How many copy engines there are; 3 by default.
+        copy_engines(copy_engines: i32);
+        /// How many multiprocessors there are; 132 by default.
+        multiprocessors(multiprocessors: i32);
+        /// Whether kernels may use ordinary host memory; off by default.
+        pageable_access(pageable_access: bool);
+        /// Whether host memory can be registered; on by default.
+        host_register(host_register: bool);
+        /// Whether host memory can be registered to be read only; off by default.
+        read_only_register(read_only_register: bool);
+        /// The speed of the link to the host in GB/s (1e9 bytes) of virtual time; 55 by default.
+        host_link(host_gbps: f64);
+        /// The speed of the link to a peer in GB/s of virtual time; 370 by default.
+        peer_link(peer_gbps: f64);
+        /// The seed of the order in which this device runs its work; that of [`seed`](crate::seed) by default.
+        seed(seed: u64);
+        /// Records every access and checks whether conflicting ones are ordered; off by default, it costs time and memory.
+        record_accesses(record: bool);
+        /// How long a driver call waits for a host function that another thread runs; 60 s by default. After that the two are
+        /// taken to wait for each other: standard error gets a report, [`SimDevice::deadlocks`] has it, and the device is lost
+        /// with code 702.
+        patience(patience: Duration);
     }
 }

@@ -7,55 +7,44 @@ use crate::api::{
     stream,
 };
 
-macro_rules! symbols {
-    ($( $module:ident: $($name:ident),* $(,)?; )*) => {
-        /// The function exported under a name.
-        pub(crate) fn find(name: &str) -> Option<NonNull<c_void>> {
-            let address: *const () = match name {
-                $( $( stringify!($name) => $module::$name as *const (), )* )*
-                _ => return None,
-            };
-            NonNull::new(address.cast_mut().cast())
-        }
-
-        /// Every exported name.
-        pub(crate) const NAMES: &[&str] = &[$( $( stringify!($name), )* )*];
-    };
+/// The functions of all files.
+fn symbols() -> impl Iterator<Item = &'static (&'static str, *const ())> {
+    [
+        batch::SYMBOLS,
+        context::SYMBOLS,
+        copy::SYMBOLS,
+        device::SYMBOLS,
+        event::SYMBOLS,
+        fill::SYMBOLS,
+        graph::SYMBOLS,
+        host_memory::SYMBOLS,
+        managed::SYMBOLS,
+        memory::SYMBOLS,
+        module::SYMBOLS,
+        pointer::SYMBOLS,
+        pool::SYMBOLS,
+        stream::SYMBOLS,
+    ]
+    .into_iter()
+    .flatten()
 }
 
-symbols! {
-    device: cuInit, cuDriverGetVersion, cuGetErrorName, cuGetErrorString, cuDeviceGet, cuDeviceGetCount, cuDeviceGetName,
-        cuDeviceGetPCIBusId, cuDeviceGetUuid, cuDeviceGetUuid_v2, cuDeviceTotalMem_v2, cuDeviceComputeCapability,
-        cuDeviceGetAttribute, cuDeviceCanAccessPeer, cuDeviceGetP2PAttribute, cuDevicePrimaryCtxRetain,
-        cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxGetState,
-        cuDevicePrimaryCtxSetFlags_v2;
-    context: cuCtxGetCurrent, cuCtxSetCurrent, cuCtxPushCurrent_v2, cuCtxPopCurrent_v2, cuCtxGetDevice, cuCtxGetFlags,
-        cuCtxGetApiVersion, cuCtxGetId, cuCtxGetStreamPriorityRange, cuCtxSynchronize, cuCtxEnablePeerAccess,
-        cuCtxDisablePeerAccess, cuMemGetInfo_v2, cuDeviceGetMemPool;
-    memory: cuMemAlloc_v2, cuMemFree_v2, cuMemGetAddressRange_v2;
-    host_memory: cuMemHostAlloc, cuMemAllocHost_v2, cuMemFreeHost, cuMemHostRegister_v2, cuMemHostUnregister,
-        cuMemHostGetDevicePointer_v2, cuMemHostGetFlags;
-    managed: cuMemAllocManaged, cuMemPrefetchAsync, cuMemPrefetchAsync_v2, cuMemAdvise, cuMemAdvise_v2,
-        cuMemRangeGetAttribute;
-    pool: cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync, cuMemPoolCreate, cuMemPoolDestroy, cuMemPoolTrimTo,
-        cuMemPoolSetAttribute, cuMemPoolGetAttribute, cuMemPoolSetAccess, cuMemPoolGetAccess, cuDeviceGetDefaultMemPool,
-        cuDeviceSetMemPool;
-    pointer: cuPointerGetAttribute;
-    copy: cuMemcpyHtoDAsync_v2, cuMemcpyDtoHAsync_v2, cuMemcpyDtoDAsync_v2, cuMemcpyAsync, cuMemcpyPeerAsync,
-        cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuMemcpyDtoD_v2, cuMemcpy, cuMemcpy2DAsync_v2, cuMemcpy2D_v2;
-    batch: cuMemcpyBatchAsync_v2;
-    fill: cuMemsetD8_v2, cuMemsetD16_v2, cuMemsetD32_v2, cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async,
-        cuMemsetD2D8Async;
-    stream: cuStreamCreate, cuStreamCreateWithPriority, cuStreamDestroy_v2, cuStreamQuery, cuStreamSynchronize,
-        cuStreamGetPriority, cuStreamGetFlags, cuStreamGetCtx, cuStreamGetId, cuStreamWaitEvent, cuLaunchHostFunc,
-        cuStreamAddCallback;
-    graph: cuThreadExchangeStreamCaptureMode, cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing,
-        cuGraphDestroy, cuGraphGetNodes, cuGraphInstantiateWithFlags, cuGraphExecDestroy, cuGraphLaunch,
-        cuGraphExecUpdate, cuGraphExecUpdate_v2;
-    event: cuEventCreate, cuEventDestroy_v2, cuEventRecord, cuEventRecordWithFlags, cuEventQuery, cuEventSynchronize,
-        cuEventElapsedTime, cuEventElapsedTime_v2;
-    module: cuModuleLoadData, cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuLaunchKernel,
-        cuFuncGetAttribute, cuFuncGetParamInfo, cuOccupancyMaxActiveBlocksPerMultiprocessor;
+/// Every exported name.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    symbols().map(|(name, _)| *name)
+}
+
+/// The function exported under a name.
+pub(crate) fn find(wanted: &str) -> Option<NonNull<c_void>> {
+    in_table(symbols(), wanted)
+}
+
+/// A function of a table by its name.
+pub(crate) fn in_table<'a>(
+    mut table: impl Iterator<Item = &'a (&'static str, *const ())>,
+    wanted: &str,
+) -> Option<NonNull<c_void>> {
+    NonNull::new(table.find(|(name, _)| *name == wanted)?.1.cast_mut().cast())
 }
 
 #[cfg(test)]
@@ -117,7 +106,7 @@ mod tests {
 
     #[test]
     fn every_name_is_found_and_no_other() {
-        assert!(NAMES.iter().all(|name| find(name).is_some()));
+        assert!(names().all(|name| find(name).is_some()));
         assert!(find("cuGraphCreate").is_none() && find("").is_none());
     }
 }

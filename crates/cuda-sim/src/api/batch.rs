@@ -1,6 +1,6 @@
 //! Many copies in one call.
 
-use super::{Handle, Pointer, finish, on_current_stream};
+use super::{Handle, Pointer, on_current_stream};
 use crate::{
     code,
     op::{Copy, Place, Work},
@@ -17,19 +17,19 @@ pub(crate) struct Attributes {
     flags: u32,
 }
 
-#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
-pub(crate) extern "C" fn cuMemcpyBatchAsync_v2(
-    to: Pointer<u64>,
-    from: Pointer<u64>,
-    sizes: Pointer<usize>,
-    count: usize,
-    attributes: Pointer<Attributes>,
-    first_of_attribute: Pointer<usize>,
-    attribute_count: usize,
-    stream: Handle,
-) -> u32 {
-    finish(|| {
-        let (mut state, _, handle) = on_current_stream("cuMemcpyBatchAsync_v2", stream)?;
+driver! {
+    #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+    fn cuMemcpyBatchAsync_v2(
+        to: Pointer<u64>,
+        from: Pointer<u64>,
+        sizes: Pointer<usize>,
+        count: usize,
+        attributes: Pointer<Attributes>,
+        first_of_attribute: Pointer<usize>,
+        attribute_count: usize,
+        stream: Handle,
+    ) {
+        let (mut state, _, handle) = on_current_stream(NAME, stream)?;
         // The default stream is documented as refused.
         if stream.addr() <= 1 || count == 0 || attribute_count == 0 || attribute_count > count {
             return Err(code::INVALID_VALUE);
@@ -53,14 +53,7 @@ pub(crate) extern "C" fn cuMemcpyBatchAsync_v2(
             }
             copies.push(Copy::linear(Place::Known(from), Place::Known(to), bytes));
         }
-        scheduler::enqueue(
-            &mut state,
-            handle,
-            "cuMemcpyBatchAsync_v2",
-            Work::Copies(copies),
-            Vec::new(),
-            None,
-        );
+        scheduler::enqueue(&mut state, handle, NAME, Work::Copies(copies), Vec::new(), None);
         Ok(())
-    })
+    }
 }

@@ -1,8 +1,7 @@
 //! The thread's stack of contexts, and what is asked of the current one.
 
 use super::{
-    CONTEXTS, Handle, Pointer, after_wait, attribute_calmly, begin, current_scope, device_of, finish,
-    on_current, top,
+    CONTEXTS, Handle, Pointer, after_wait, attribute_calmly, begin, current_scope, device_of, on_current, top,
 };
 use crate::{
     code::{self, Answer},
@@ -21,105 +20,6 @@ fn note(state: &mut State, name: &str, context: u64) -> Answer {
 /// A context by its handle, which must be alive.
 fn alive(state: &State, context: u64) -> Answer {
     state.contexts.get(&context).map(|_| ()).ok_or(code::INVALID_CONTEXT)
-}
-
-pub(crate) extern "C" fn cuCtxGetCurrent(context: Pointer<usize>) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        note(&mut state, "cuCtxGetCurrent", top())?;
-        context.set(top() as usize)
-    })
-}
-
-pub(crate) extern "C" fn cuCtxSetCurrent(context: Handle) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        let context = context.addr() as u64;
-        if context != 0 {
-            alive(&state, context)?;
-        }
-        note(&mut state, "cuCtxSetCurrent", context)?;
-        CONTEXTS.with_borrow_mut(|stack| {
-            stack.pop();
-            if context != 0 {
-                stack.push(context);
-            }
-        });
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuCtxPushCurrent_v2(context: Handle) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        let context = context.addr() as u64;
-        alive(&state, context)?;
-        note(&mut state, "cuCtxPushCurrent_v2", context)?;
-        CONTEXTS.with_borrow_mut(|stack| stack.push(context));
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuCtxPopCurrent_v2(context: Pointer<usize>) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        note(&mut state, "cuCtxPopCurrent_v2", top())?;
-        let popped = CONTEXTS.with_borrow_mut(Vec::pop).ok_or(code::INVALID_CONTEXT)?;
-        if context.is_null() { Ok(()) } else { context.set(popped as usize) }
-    })
-}
-
-pub(crate) extern "C" fn cuCtxGetDevice(device: Pointer<i32>) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        let scope = current_scope(&state)?;
-        attribute_calmly(&mut state, "cuCtxGetDevice", scope.device, true)?;
-        device.set(i32::try_from(scope.device).unwrap_or(i32::MAX))
-    })
-}
-
-pub(crate) extern "C" fn cuCtxGetFlags(flags: Pointer<u32>) -> u32 {
-    finish(|| {
-        let (state, scope) = on_current("cuCtxGetFlags")?;
-        flags.set(state.device(scope.device).primary_flags)
-    })
-}
-
-pub(crate) extern "C" fn cuCtxGetApiVersion(context: Handle, version: Pointer<u32>) -> u32 {
-    finish(|| {
-        let state = begin()?;
-        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
-        alive(&state, context)?;
-        version.set(3020)
-    })
-}
-
-pub(crate) extern "C" fn cuCtxGetId(context: Handle, id: Pointer<u64>) -> u32 {
-    finish(|| {
-        let state = begin()?;
-        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
-        state.contexts.get(&context).ok_or(code::CONTEXT_IS_DESTROYED)?;
-        id.set(context)
-    })
-}
-
-pub(crate) extern "C" fn cuCtxGetStreamPriorityRange(least: Pointer<i32>, greatest: Pointer<i32>) -> u32 {
-    finish(|| {
-        let (state, scope) = on_current("cuCtxGetStreamPriorityRange")?;
-        let range = state.device(scope.device).options.priorities;
-        if !least.is_null() {
-            least.set(range.0)?;
-        }
-        if greatest.is_null() { Ok(()) } else { greatest.set(range.1) }
-    })
-}
-
-pub(crate) extern "C" fn cuCtxSynchronize() -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuCtxSynchronize")?;
-        graph::admit_context(&mut state, scope.context)?;
-        synchronize(&mut state, scope.context, scope.device)
-    })
 }
 
 /// Waits for everything in a context, and lets its device's pools give back what they keep beyond their thresholds.
@@ -143,9 +43,88 @@ pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> Answer
     after_wait(state, device)
 }
 
-pub(crate) extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuCtxEnablePeerAccess")?;
+driver! {
+    fn cuCtxGetCurrent(context: Pointer<usize>) {
+        let mut state = begin()?;
+        note(&mut state, NAME, top())?;
+        context.set(top() as usize)
+    }
+
+    fn cuCtxSetCurrent(context: Handle) {
+        let mut state = begin()?;
+        let context = context.addr() as u64;
+        if context != 0 {
+            alive(&state, context)?;
+        }
+        note(&mut state, NAME, context)?;
+        CONTEXTS.with_borrow_mut(|stack| {
+            stack.pop();
+            if context != 0 {
+                stack.push(context);
+            }
+        });
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: Handle) {
+        let mut state = begin()?;
+        let context = context.addr() as u64;
+        alive(&state, context)?;
+        note(&mut state, NAME, context)?;
+        CONTEXTS.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(context: Pointer<usize>) {
+        let mut state = begin()?;
+        note(&mut state, NAME, top())?;
+        let popped = CONTEXTS.with_borrow_mut(Vec::pop).ok_or(code::INVALID_CONTEXT)?;
+        if context.is_null() { Ok(()) } else { context.set(popped as usize) }
+    }
+
+    fn cuCtxGetDevice(device: Pointer<i32>) {
+        let mut state = begin()?;
+        let scope = current_scope(&state)?;
+        attribute_calmly(&mut state, NAME, scope.device, true)?;
+        device.set(i32::try_from(scope.device).unwrap_or(i32::MAX))
+    }
+
+    fn cuCtxGetFlags(flags: Pointer<u32>) {
+        let (state, scope) = on_current(NAME)?;
+        flags.set(state.device(scope.device).primary_flags)
+    }
+
+    fn cuCtxGetApiVersion(context: Handle, version: Pointer<u32>) {
+        let state = begin()?;
+        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
+        alive(&state, context)?;
+        version.set(3020)
+    }
+
+    fn cuCtxGetId(context: Handle, id: Pointer<u64>) {
+        let state = begin()?;
+        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
+        state.contexts.get(&context).ok_or(code::CONTEXT_IS_DESTROYED)?;
+        id.set(context)
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: Pointer<i32>, greatest: Pointer<i32>) {
+        let (state, scope) = on_current(NAME)?;
+        let range = state.device(scope.device).options.priorities;
+        if !least.is_null() {
+            least.set(range.0)?;
+        }
+        if greatest.is_null() { Ok(()) } else { greatest.set(range.1) }
+    }
+
+    fn cuCtxSynchronize() {
+        let (mut state, scope) = on_current(NAME)?;
+        graph::admit_context(&mut state, scope.context)?;
+        synchronize(&mut state, scope.context, scope.device)
+    }
+
+    fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) {
+        let (mut state, scope) = on_current(NAME)?;
         if flags != 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -158,37 +137,31 @@ pub(crate) extern "C" fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) -> u32 
         }
         let own = state.contexts.get_mut(&scope.context).ok_or(code::INVALID_CONTEXT)?;
         if own.peers.insert(peer) { Ok(()) } else { Err(code::PEER_ACCESS_ALREADY_ENABLED) }
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuCtxDisablePeerAccess(peer: Handle) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuCtxDisablePeerAccess")?;
+    fn cuCtxDisablePeerAccess(peer: Handle) {
+        let (mut state, scope) = on_current(NAME)?;
         let peer = state.contexts.get(&(peer.addr() as u64)).ok_or(code::INVALID_CONTEXT)?.device;
         let own = state.contexts.get_mut(&scope.context).ok_or(code::INVALID_CONTEXT)?;
         if own.peers.remove(&peer) { Ok(()) } else { Err(code::PEER_ACCESS_NOT_ENABLED) }
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemGetInfo_v2(free: Pointer<usize>, total: Pointer<usize>) -> u32 {
-    finish(|| {
-        let (state, scope) = on_current("cuMemGetInfo_v2")?;
+    fn cuMemGetInfo_v2(free: Pointer<usize>, total: Pointer<usize>) {
+        let (state, scope) = on_current(NAME)?;
         let device = state.device(scope.device);
         let all = device.options.total_memory;
         free.set(all.saturating_sub(usize::try_from(device.used).unwrap_or(usize::MAX)))?;
         total.set(all)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDeviceGetMemPool(pool: Pointer<usize>, device: i32) -> u32 {
-    finish(|| {
+    fn cuDeviceGetMemPool(pool: Pointer<usize>, device: i32) {
         let mut state = begin()?;
         let device = device_of(&state, device)?;
-        attribute_calmly(&mut state, "cuDeviceGetMemPool", device, true)?;
+        attribute_calmly(&mut state, NAME, device, true)?;
         let device = state.device(device);
         if !device.options.pools {
             return Err(code::NOT_SUPPORTED);
         }
         pool.set(device.current_pool as usize)
-    })
+    }
 }

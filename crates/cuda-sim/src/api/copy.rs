@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, Scope, after_wait, finish, on_current, on_current_stream, on_stream, top};
+use super::{Handle, Pointer, Scope, after_wait, on_current, on_current_stream, on_stream, top};
 use crate::{
     code::{self, Answer},
     memory::{Kind, Memory},
@@ -202,66 +202,33 @@ fn host(pointer: *const c_void) -> Side {
     Side::Host(pointer.expose_provenance() as u64)
 }
 
-fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream(name, stream)?;
-        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
-    })
+fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> Answer {
+    let (mut state, _, stream) = on_current_stream(name, stream)?;
+    copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
 }
 
 /// Between host and device: driver 580 finds the context by the stream where none is current, and refuses memory of another device
 /// than the current context's.
-fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream(name, stream)?;
-        let own = state.streams.get(&stream).map(|stream| stream.device);
-        let current = state.contexts.get(&top()).map(|context| context.device);
-        if current.is_some() && current != own {
-            return Err(code::INVALID_VALUE);
-        }
-        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
-    })
+fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> Answer {
+    let (mut state, stream) = on_stream(name, stream)?;
+    let own = state.streams.get(&stream).map(|stream| stream.device);
+    let current = state.contexts.get(&top()).map(|context| context.device);
+    if current.is_some() && current != own {
+        return Err(code::INVALID_VALUE);
+    }
+    copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
 }
 
 /// Synchronous copies go by way of the default stream.
-fn at_once(name: &'static str, sides: (Side, Side), bytes: usize) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current(name)?;
-        let stream = legacy(&state, scope)?;
-        copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Synchronous)
-    })
+fn at_once(name: &'static str, sides: (Side, Side), bytes: usize) -> Answer {
+    let (mut state, scope) = on_current(name)?;
+    let stream = legacy(&state, scope)?;
+    copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Synchronous)
 }
 
 /// The default stream of a context.
 pub(crate) fn legacy(state: &State, scope: Scope) -> Answer<u64> {
     state.contexts.get(&scope.context).map(|context| context.legacy).ok_or(code::INVALID_CONTEXT)
-}
-
-pub(crate) extern "C" fn cuMemcpyHtoDAsync_v2(
-    to: u64,
-    from: *const c_void,
-    bytes: usize,
-    stream: Handle,
-) -> u32 {
-    enqueued_anywhere("cuMemcpyHtoDAsync_v2", stream, (Side::Device(to), host(from)), bytes)
-}
-
-pub(crate) extern "C" fn cuMemcpyDtoHAsync_v2(
-    to: *mut c_void,
-    from: u64,
-    bytes: usize,
-    stream: Handle,
-) -> u32 {
-    enqueued_anywhere("cuMemcpyDtoHAsync_v2", stream, (host(to), Side::Device(from)), bytes)
-}
-
-pub(crate) extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, scope, stream) = on_current_stream("cuMemcpyDtoDAsync_v2", stream)?;
-        reachable(&state, scope, to, from)?;
-        let sides = (Side::Device(to), Side::Device(from));
-        copy(&mut state, "cuMemcpyDtoDAsync_v2", stream, sides, Shape::linear(bytes), Mode::Asynchronous)
-    })
 }
 
 /// A device-to-device copy of one context reaches another device's memory only as a peer's.
@@ -273,59 +240,6 @@ fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> Answer {
         })
     });
     if reaches { Ok(()) } else { Err(code::INVALID_VALUE) }
-}
-
-pub(crate) extern "C" fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) -> u32 {
-    enqueued("cuMemcpyAsync", stream, (Side::Any(to), Side::Any(from)), bytes)
-}
-
-pub(crate) extern "C" fn cuMemcpyPeerAsync(
-    to: u64,
-    to_context: Handle,
-    from: u64,
-    from_context: Handle,
-    bytes: usize,
-    stream: Handle,
-) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream("cuMemcpyPeerAsync", stream)?;
-        for (address, context) in [(to, to_context), (from, from_context)] {
-            let named = state.contexts.get(&(context.addr() as u64)).ok_or(code::INVALID_CONTEXT)?.device;
-            let lies_there =
-                state.memory.find(address).is_some_and(|found| !found.is_device() || found.device == named);
-            if !lies_there {
-                return Err(code::INVALID_VALUE);
-            }
-        }
-        if state.graphs.is_capturing(stream) {
-            // Seen on driver 580.
-            return Err(state.graphs.forbid(stream));
-        }
-        let sides = (Side::Device(to), Side::Device(from));
-        copy(&mut state, "cuMemcpyPeerAsync", stream, sides, Shape::linear(bytes), Mode::Asynchronous)
-    })
-}
-
-pub(crate) extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> u32 {
-    at_once("cuMemcpyHtoD_v2", (Side::Device(to), host(from)), bytes)
-}
-
-pub(crate) extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> u32 {
-    at_once("cuMemcpyDtoH_v2", (host(to), Side::Device(from)), bytes)
-}
-
-pub(crate) extern "C" fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemcpyDtoD_v2")?;
-        reachable(&state, scope, to, from)?;
-        let stream = legacy(&state, scope)?;
-        let sides = (Side::Device(to), Side::Device(from));
-        copy(&mut state, "cuMemcpyDtoD_v2", stream, sides, Shape::linear(bytes), Mode::Synchronous)
-    })
-}
-
-pub(crate) extern "C" fn cuMemcpy(to: u64, from: u64, bytes: usize) -> u32 {
-    at_once("cuMemcpy", (Side::Any(to), Side::Any(from)), bytes)
 }
 
 /// `CUDA_MEMCPY2D`, its enums as integers.
@@ -383,17 +297,79 @@ fn copy_2d(
     copy(state, name, stream, (to, from), shape, mode)
 }
 
-pub(crate) extern "C" fn cuMemcpy2DAsync_v2(wanted: Pointer<Copy2D>, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream("cuMemcpy2DAsync_v2", stream)?;
-        copy_2d(&mut state, "cuMemcpy2DAsync_v2", stream, wanted, Mode::Asynchronous)
-    })
-}
+driver! {
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) {
+        enqueued_anywhere(NAME, stream, (Side::Device(to), host(from)), bytes)
+    }
 
-pub(crate) extern "C" fn cuMemcpy2D_v2(wanted: Pointer<Copy2D>) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemcpy2D_v2")?;
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: Handle) {
+        enqueued_anywhere(NAME, stream, (host(to), Side::Device(from)), bytes)
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
+        let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
+        reachable(&state, scope, to, from)?;
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    }
+
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) {
+        enqueued(NAME, stream, (Side::Any(to), Side::Any(from)), bytes)
+    }
+
+    fn cuMemcpyPeerAsync(
+        to: u64,
+        to_context: Handle,
+        from: u64,
+        from_context: Handle,
+        bytes: usize,
+        stream: Handle,
+    ) {
+        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
+        for (address, context) in [(to, to_context), (from, from_context)] {
+            let named = state.contexts.get(&(context.addr() as u64)).ok_or(code::INVALID_CONTEXT)?.device;
+            let lies_there =
+                state.memory.find(address).is_some_and(|found| !found.is_device() || found.device == named);
+            if !lies_there {
+                return Err(code::INVALID_VALUE);
+            }
+        }
+        if state.graphs.is_capturing(stream) {
+            // Seen on driver 580.
+            return Err(state.graphs.forbid(stream));
+        }
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
+    }
+
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
+        at_once(NAME, (Side::Device(to), host(from)), bytes)
+    }
+
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
+        at_once(NAME, (host(to), Side::Device(from)), bytes)
+    }
+
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
+        let (mut state, scope) = on_current(NAME)?;
+        reachable(&state, scope, to, from)?;
         let stream = legacy(&state, scope)?;
-        copy_2d(&mut state, "cuMemcpy2D_v2", stream, wanted, Mode::Synchronous)
-    })
+        let sides = (Side::Device(to), Side::Device(from));
+        copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Synchronous)
+    }
+
+    fn cuMemcpy(to: u64, from: u64, bytes: usize) {
+        at_once(NAME, (Side::Any(to), Side::Any(from)), bytes)
+    }
+
+    fn cuMemcpy2DAsync_v2(wanted: Pointer<Copy2D>, stream: Handle) {
+        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
+        copy_2d(&mut state, NAME, stream, wanted, Mode::Asynchronous)
+    }
+
+    fn cuMemcpy2D_v2(wanted: Pointer<Copy2D>) {
+        let (mut state, scope) = on_current(NAME)?;
+        let stream = legacy(&state, scope)?;
+        copy_2d(&mut state, NAME, stream, wanted, Mode::Synchronous)
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::Pointer;
-use crate::{memory::PAGE, migrations::Migrations};
+use crate::{code::Answer, memory::PAGE, migrations::Migrations, symbols::in_table};
 
 const SUCCESS: u32 = 0;
 const INVALID_PARAMETER: u32 = 1;
@@ -142,140 +142,114 @@ pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
 
 /// The function exported under a name.
 pub(crate) fn find(name: &CStr) -> Option<NonNull<c_void>> {
-    let address: *const () = match name.to_str().ok()? {
-        "cuptiGetVersion" => cuptiGetVersion as *const (),
-        "cuptiGetResultString" => cuptiGetResultString as *const (),
-        "cuptiSubscribe" => cuptiSubscribe as *const (),
-        "cuptiUnsubscribe" => cuptiUnsubscribe as *const (),
-        "cuptiActivityRegisterCallbacks" => cuptiActivityRegisterCallbacks as *const (),
-        "cuptiActivityConfigureUnifiedMemoryCounter" => {
-            cuptiActivityConfigureUnifiedMemoryCounter as *const ()
-        }
-        "cuptiActivityEnable" => cuptiActivityEnable as *const (),
-        "cuptiActivityDisable" => cuptiActivityDisable as *const (),
-        "cuptiActivityFlushAll" => cuptiActivityFlushAll as *const (),
-        "cuptiActivityGetNextRecord" => cuptiActivityGetNextRecord as *const (),
-        "cuptiActivityGetNumDroppedRecords" => cuptiActivityGetNumDroppedRecords as *const (),
-        _ => return None,
-    };
-    NonNull::new(address.cast_mut().cast())
+    in_table(SYMBOLS.iter(), name.to_str().ok()?)
 }
 
-extern "C" fn cuptiGetVersion(version: Pointer<u32>) -> u32 {
-    answer(version, VERSION)
-}
-
-extern "C" fn cuptiGetResultString(code: u32, text: Pointer<*const c_char>) -> u32 {
-    let known = match code {
-        SUCCESS => c"CUPTI_SUCCESS",
-        28 => c"CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED",
-        MULTIPLE_SUBSCRIBERS => c"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
-        _ => c"CUPTI_ERROR",
-    };
-    answer(text, known.as_ptr())
-}
-
-extern "C" fn cuptiSubscribe(
-    subscriber: Pointer<*mut c_void>,
-    _callback: *mut c_void,
-    _user: *mut c_void,
-) -> u32 {
-    let mut tool = TOOL.lock();
-    if tool.subscribed {
-        return MULTIPLE_SUBSCRIBERS;
-    }
-    tool.subscribed = true;
-    answer(subscriber, NonNull::<c_void>::dangling().as_ptr())
-}
-
-extern "C" fn cuptiUnsubscribe(_subscriber: *mut c_void) -> u32 {
-    let was = std::mem::take(&mut TOOL.lock().subscribed);
-    if was { SUCCESS } else { INVALID_PARAMETER }
-}
-
-extern "C" fn cuptiActivityRegisterCallbacks(requested: Requested, completed: Completed) -> u32 {
-    TOOL.lock().callbacks = Some((requested, completed));
-    SUCCESS
-}
-
-extern "C" fn cuptiActivityConfigureUnifiedMemoryCounter(configs: *const Config, count: u32) -> u32 {
-    let mut tool = TOOL.lock();
-    if let Some(code) = tool.refusal {
-        return code;
-    }
-    if configs.is_null() {
-        return INVALID_PARAMETER;
-    }
-    // SAFETY: the caller gives so many.
-    for config in unsafe { std::slice::from_raw_parts(configs, count as usize) } {
-        match tool.counters.get_mut(config.kind as usize) {
-            Some(counter) if config.kind > 0 && matches!(config.scope, 1 | 2) => {
-                *counter = config.enable != 0
-            }
-            _ => return INVALID_PARAMETER,
-        }
-    }
-    SUCCESS
-}
-
-extern "C" fn cuptiActivityEnable(kind: u32) -> u32 {
-    switch(kind, true)
-}
-
-extern "C" fn cuptiActivityDisable(kind: u32) -> u32 {
-    switch(kind, false)
-}
-
-fn switch(kind: u32, on: bool) -> u32 {
+fn switch(kind: u32, on: bool) -> Answer {
     if kind != KIND {
-        return INVALID_KIND;
+        return Err(INVALID_KIND);
     }
     TOOL.lock().enabled = on;
-    SUCCESS
+    Ok(())
 }
 
-extern "C" fn cuptiActivityFlushAll(_forced: u32) -> u32 {
-    let (records, callbacks) = {
+driver! {
+    fn cuptiGetVersion(version: Pointer<u32>) {
+        version.set(VERSION)
+    }
+
+    fn cuptiGetResultString(code: u32, text: Pointer<*const c_char>) {
+        let known = match code {
+            SUCCESS => c"CUPTI_SUCCESS",
+            28 => c"CUPTI_ERROR_UM_PROFILING_NOT_SUPPORTED",
+            MULTIPLE_SUBSCRIBERS => c"CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED",
+            _ => c"CUPTI_ERROR",
+        };
+        text.set(known.as_ptr())
+    }
+
+    fn cuptiSubscribe(subscriber: Pointer<*mut c_void>, _callback: *mut c_void, _user: *mut c_void) {
         let mut tool = TOOL.lock();
-        (std::mem::take(&mut tool.records), tool.callbacks)
-    };
-    let Some((requested, completed)) = callbacks else { return INVALID_OPERATION };
-    let mut left = &records[..];
-    while !left.is_empty() {
-        let (mut buffer, mut size, mut most) = (std::ptr::null_mut(), 0, 0);
-        requested(&mut buffer, &mut size, &mut most);
-        let fit = left.len().min(size / size_of::<Record>());
-        if buffer.is_null() || fit == 0 {
-            TOOL.lock().dropped += left.len();
-            return SUCCESS;
+        if tool.subscribed {
+            return Err(MULTIPLE_SUBSCRIBERS);
         }
-        let (now, later) = left.split_at(fit);
-        // SAFETY: the caller's buffer has room for so many bytes; it needs no alignment beyond bytes for this.
-        unsafe { std::ptr::copy_nonoverlapping(now.as_ptr().cast::<u8>(), buffer, size_of_val(now)) };
-        completed(std::ptr::null_mut(), 0, buffer, size, size_of_val(now));
-        left = later;
+        tool.subscribed = true;
+        subscriber.set(NonNull::<c_void>::dangling().as_ptr())
     }
-    SUCCESS
-}
 
-extern "C" fn cuptiActivityGetNextRecord(buffer: *mut u8, valid: usize, record: Pointer<*mut u8>) -> u32 {
-    let Ok(before) = record.get() else { return INVALID_PARAMETER };
-    let at = if before.is_null() { 0 } else { before.addr() - buffer.addr() + size_of::<Record>() };
-    if at + size_of::<Record>() > valid {
-        return MAX_LIMIT_REACHED;
+    fn cuptiUnsubscribe(_subscriber: *mut c_void) {
+        let was = std::mem::take(&mut TOOL.lock().subscribed);
+        if was { Ok(()) } else { Err(INVALID_PARAMETER) }
     }
-    answer(record, buffer.wrapping_add(at))
-}
 
-extern "C" fn cuptiActivityGetNumDroppedRecords(
-    _context: *mut c_void,
-    _stream: u32,
-    dropped: Pointer<usize>,
-) -> u32 {
-    let count = std::mem::take(&mut TOOL.lock().dropped);
-    answer(dropped, count)
-}
+    fn cuptiActivityRegisterCallbacks(requested: Requested, completed: Completed) {
+        TOOL.lock().callbacks = Some((requested, completed));
+        Ok(())
+    }
 
-fn answer<T: Copy>(pointer: Pointer<T>, value: T) -> u32 {
-    if pointer.set(value).is_ok() { SUCCESS } else { INVALID_PARAMETER }
+    fn cuptiActivityConfigureUnifiedMemoryCounter(configs: *const Config, count: u32) {
+        let mut tool = TOOL.lock();
+        if let Some(code) = tool.refusal {
+            return Err(code);
+        }
+        if configs.is_null() {
+            return Err(INVALID_PARAMETER);
+        }
+        // SAFETY: the caller gives so many.
+        for config in unsafe { std::slice::from_raw_parts(configs, count as usize) } {
+            match tool.counters.get_mut(config.kind as usize) {
+                Some(counter) if config.kind > 0 && matches!(config.scope, 1 | 2) => {
+                    *counter = config.enable != 0
+                }
+                _ => return Err(INVALID_PARAMETER),
+            }
+        }
+        Ok(())
+    }
+
+    fn cuptiActivityEnable(kind: u32) {
+        switch(kind, true)
+    }
+
+    fn cuptiActivityDisable(kind: u32) {
+        switch(kind, false)
+    }
+
+    fn cuptiActivityFlushAll(_forced: u32) {
+        let (records, callbacks) = {
+            let mut tool = TOOL.lock();
+            (std::mem::take(&mut tool.records), tool.callbacks)
+        };
+        let Some((requested, completed)) = callbacks else { return Err(INVALID_OPERATION) };
+        let mut left = &records[..];
+        while !left.is_empty() {
+            let (mut buffer, mut size, mut most) = (std::ptr::null_mut(), 0, 0);
+            requested(&mut buffer, &mut size, &mut most);
+            let fit = left.len().min(size / size_of::<Record>());
+            if buffer.is_null() || fit == 0 {
+                TOOL.lock().dropped += left.len();
+                return Ok(());
+            }
+            let (now, later) = left.split_at(fit);
+            // SAFETY: the caller's buffer has room for so many bytes; it needs no alignment beyond bytes for this.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr().cast::<u8>(), buffer, size_of_val(now)) };
+            completed(std::ptr::null_mut(), 0, buffer, size, size_of_val(now));
+            left = later;
+        }
+        Ok(())
+    }
+
+    fn cuptiActivityGetNextRecord(buffer: *mut u8, valid: usize, record: Pointer<*mut u8>) {
+        let Ok(before) = record.get() else { return Err(INVALID_PARAMETER) };
+        let at = if before.is_null() { 0 } else { before.addr() - buffer.addr() + size_of::<Record>() };
+        if at + size_of::<Record>() > valid {
+            return Err(MAX_LIMIT_REACHED);
+        }
+        record.set(buffer.wrapping_add(at))
+    }
+
+    fn cuptiActivityGetNumDroppedRecords(_context: *mut c_void, _stream: u32, dropped: Pointer<usize>) {
+        let count = std::mem::take(&mut TOOL.lock().dropped);
+        dropped.set(count)
+    }
 }

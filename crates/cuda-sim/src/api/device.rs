@@ -2,39 +2,12 @@
 
 use std::ffi::c_char;
 
-use super::{Pointer, begin, device_of, finish, on_device};
+use super::{Pointer, begin, device_of, on_device};
 use crate::{
     code::{self, Answer},
     install,
     state::{self, Device},
 };
-
-pub(crate) extern "C" fn cuInit(flags: u32) -> u32 {
-    finish(|| {
-        if flags != 0 {
-            return Err(code::INVALID_VALUE);
-        }
-        match install::options().init_code {
-            code::SUCCESS => {
-                state::lock().initialised = true;
-                Ok(())
-            }
-            failure => Err(failure),
-        }
-    })
-}
-
-pub(crate) extern "C" fn cuDriverGetVersion(version: Pointer<i32>) -> u32 {
-    finish(|| version.set(install::options().version))
-}
-
-pub(crate) extern "C" fn cuGetErrorName(error: u32, text: Pointer<*const c_char>) -> u32 {
-    finish(|| describe(code::name(error), text))
-}
-
-pub(crate) extern "C" fn cuGetErrorString(error: u32, text: Pointer<*const c_char>) -> u32 {
-    finish(|| describe(code::text(error), text))
-}
 
 fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>) -> Answer {
     match found {
@@ -44,34 +17,6 @@ fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>
             Err(code::INVALID_VALUE)
         }
     }
-}
-
-pub(crate) extern "C" fn cuDeviceGet(device: Pointer<i32>, ordinal: i32) -> u32 {
-    finish(|| {
-        let (_state, _) = on_device("cuDeviceGet", ordinal)?;
-        device.set(ordinal)
-    })
-}
-
-pub(crate) extern "C" fn cuDeviceGetCount(count: Pointer<i32>) -> u32 {
-    finish(|| {
-        let state = begin()?;
-        count.set(i32::try_from(state.devices.len()).unwrap_or(i32::MAX))
-    })
-}
-
-pub(crate) extern "C" fn cuDeviceGetName(name: Pointer<u8>, length: i32, device: i32) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDeviceGetName", device)?;
-        put_text(name, length, &state.device(device).options.name)
-    })
-}
-
-pub(crate) extern "C" fn cuDeviceGetPCIBusId(text: Pointer<u8>, length: i32, device: i32) -> u32 {
-    finish(|| {
-        let (_state, device) = on_device("cuDeviceGetPCIBusId", device)?;
-        put_text(text, length, &format!("{:04X}:{:02X}:00.0", 0xF000 + (device >> 8), device & 0xFF))
-    })
 }
 
 /// Stores a text with its terminator, cut to what fits.
@@ -84,47 +29,12 @@ fn put_text(to: Pointer<u8>, length: i32, text: &str) -> Answer {
     to.set_at(bytes.len(), 0)
 }
 
-pub(crate) extern "C" fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) -> u32 {
-    finish(|| put_uuid("cuDeviceGetUuid", uuid, device))
-}
-
-pub(crate) extern "C" fn cuDeviceGetUuid_v2(uuid: Pointer<[u8; 16]>, device: i32) -> u32 {
-    finish(|| put_uuid("cuDeviceGetUuid_v2", uuid, device))
-}
-
 /// The same in every process, as a real device's is: made of the name and the ordinal.
 fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> Answer {
     let (_state, device) = on_device(name, device)?;
     let mut bytes = *b"SIMULATED-00\0\0\0\0";
     bytes[12..].copy_from_slice(&device.to_be_bytes());
     uuid.set(bytes)
-}
-
-pub(crate) extern "C" fn cuDeviceTotalMem_v2(bytes: Pointer<usize>, device: i32) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDeviceTotalMem_v2", device)?;
-        bytes.set(state.device(device).options.total_memory)
-    })
-}
-
-pub(crate) extern "C" fn cuDeviceComputeCapability(
-    major: Pointer<i32>,
-    minor: Pointer<i32>,
-    device: i32,
-) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDeviceComputeCapability", device)?;
-        let capability = state.device(device).options.capability;
-        major.set(capability.0)?;
-        minor.set(capability.1)
-    })
-}
-
-pub(crate) extern "C" fn cuDeviceGetAttribute(value: Pointer<i32>, attribute: u32, device: i32) -> u32 {
-    finish(|| {
-        let (state, ordinal) = on_device("cuDeviceGetAttribute", device)?;
-        value.set(attribute_of(state.device(ordinal), ordinal, attribute)?)
-    })
 }
 
 /// An attribute by its number (`CUdevice_attribute`).
@@ -213,22 +123,85 @@ fn can_reach(state: &state::State, from: u32, to: u32) -> bool {
     from != to && state.device(from).options.peers && state.device(to).options.peers
 }
 
-pub(crate) extern "C" fn cuDeviceCanAccessPeer(can: Pointer<i32>, device: i32, peer: i32) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDeviceCanAccessPeer", device)?;
+driver! {
+    fn cuInit(flags: u32) {
+        if flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        match install::options().init_code {
+            code::SUCCESS => {
+                state::lock().initialised = true;
+                Ok(())
+            }
+            failure => Err(failure),
+        }
+    }
+
+    fn cuDriverGetVersion(version: Pointer<i32>) {
+        version.set(install::options().version)
+    }
+
+    fn cuGetErrorName(error: u32, text: Pointer<*const c_char>) {
+        describe(code::name(error), text)
+    }
+
+    fn cuGetErrorString(error: u32, text: Pointer<*const c_char>) {
+        describe(code::text(error), text)
+    }
+
+    fn cuDeviceGet(device: Pointer<i32>, ordinal: i32) {
+        let (_state, _) = on_device(NAME, ordinal)?;
+        device.set(ordinal)
+    }
+
+    fn cuDeviceGetCount(count: Pointer<i32>) {
+        let state = begin()?;
+        count.set(i32::try_from(state.devices.len()).unwrap_or(i32::MAX))
+    }
+
+    fn cuDeviceGetName(name: Pointer<u8>, length: i32, device: i32) {
+        let (state, device) = on_device(NAME, device)?;
+        put_text(name, length, &state.device(device).options.name)
+    }
+
+    fn cuDeviceGetPCIBusId(text: Pointer<u8>, length: i32, device: i32) {
+        let (_state, device) = on_device(NAME, device)?;
+        put_text(text, length, &format!("{:04X}:{:02X}:00.0", 0xF000 + (device >> 8), device & 0xFF))
+    }
+
+    fn cuDeviceGetUuid(uuid: Pointer<[u8; 16]>, device: i32) {
+        put_uuid(NAME, uuid, device)
+    }
+
+    fn cuDeviceGetUuid_v2(uuid: Pointer<[u8; 16]>, device: i32) {
+        put_uuid(NAME, uuid, device)
+    }
+
+    fn cuDeviceTotalMem_v2(bytes: Pointer<usize>, device: i32) {
+        let (state, device) = on_device(NAME, device)?;
+        bytes.set(state.device(device).options.total_memory)
+    }
+
+    fn cuDeviceComputeCapability(major: Pointer<i32>, minor: Pointer<i32>, device: i32) {
+        let (state, device) = on_device(NAME, device)?;
+        let capability = state.device(device).options.capability;
+        major.set(capability.0)?;
+        minor.set(capability.1)
+    }
+
+    fn cuDeviceGetAttribute(value: Pointer<i32>, attribute: u32, device: i32) {
+        let (state, ordinal) = on_device(NAME, device)?;
+        value.set(attribute_of(state.device(ordinal), ordinal, attribute)?)
+    }
+
+    fn cuDeviceCanAccessPeer(can: Pointer<i32>, device: i32, peer: i32) {
+        let (state, device) = on_device(NAME, device)?;
         let peer = device_of(&state, peer)?;
         can.set(i32::from(can_reach(&state, device, peer)))
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDeviceGetP2PAttribute(
-    value: Pointer<i32>,
-    attribute: u32,
-    source: i32,
-    target: i32,
-) -> u32 {
-    finish(|| {
-        let (state, source) = on_device("cuDeviceGetP2PAttribute", source)?;
+    fn cuDeviceGetP2PAttribute(value: Pointer<i32>, attribute: u32, source: i32, target: i32) {
+        let (state, source) = on_device(NAME, source)?;
         let target = device_of(&state, target)?;
         if source == target {
             return Err(code::INVALID_DEVICE);
@@ -240,23 +213,19 @@ pub(crate) extern "C" fn cuDeviceGetP2PAttribute(
             2..=4 => reach,
             _ => return Err(code::INVALID_VALUE),
         })
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: Pointer<usize>, device: i32) -> u32 {
-    finish(|| {
-        let (mut state, device) = on_device("cuDevicePrimaryCtxRetain", device)?;
+    fn cuDevicePrimaryCtxRetain(context: Pointer<usize>, device: i32) {
+        let (mut state, device) = on_device(NAME, device)?;
         if context.is_null() {
             return Err(code::INVALID_VALUE);
         }
         let handle = state.retain_primary(device);
         context.set(handle as usize)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
-    finish(|| {
-        let (mut state, device) = on_device("cuDevicePrimaryCtxRelease_v2", device)?;
+    fn cuDevicePrimaryCtxRelease_v2(device: i32) {
+        let (mut state, device) = on_device(NAME, device)?;
         let primary = state.device_mut(device).primary.as_mut().ok_or(code::INVALID_CONTEXT)?;
         primary.retained -= 1;
         if primary.retained == 0 {
@@ -268,37 +237,27 @@ pub(crate) extern "C" fn cuDevicePrimaryCtxRelease_v2(device: i32) -> u32 {
             }
         }
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDevicePrimaryCtxReset_v2(device: i32) -> u32 {
-    finish(|| {
-        let (mut state, device) = on_device("cuDevicePrimaryCtxReset_v2", device)?;
+    fn cuDevicePrimaryCtxReset_v2(device: i32) {
+        let (mut state, device) = on_device(NAME, device)?;
         if let Some(context) = state.device(device).primary.as_ref().map(|primary| primary.context) {
             crate::scheduler::force_context(&mut state, context);
             state.destroy_context(context);
         }
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDevicePrimaryCtxGetState(
-    device: i32,
-    flags: Pointer<u32>,
-    active: Pointer<i32>,
-) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDevicePrimaryCtxGetState", device)?;
+    fn cuDevicePrimaryCtxGetState(device: i32, flags: Pointer<u32>, active: Pointer<i32>) {
+        let (state, device) = on_device(NAME, device)?;
         let device = state.device(device);
         flags.set(device.primary_flags)?;
         active.set(i32::from(device.primary.is_some()))
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) -> u32 {
-    finish(|| {
-        let (mut state, device) = on_device("cuDevicePrimaryCtxSetFlags_v2", device)?;
+    fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) {
+        let (mut state, device) = on_device(NAME, device)?;
         state.device_mut(device).primary_flags = flags;
         Ok(())
-    })
+    }
 }

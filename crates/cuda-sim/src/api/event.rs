@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, finish, on_current, wait_for_free};
+use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, on_current, wait_for_free};
 use crate::{
     code::{self, Answer},
     op::Work,
@@ -12,28 +12,6 @@ use crate::{
 
 const DISABLE_TIMING: u32 = 2;
 
-pub(crate) extern "C" fn cuEventCreate(event: Pointer<usize>, flags: u32) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuEventCreate")?;
-        // Blocking waits and disabled timing; events of other processes are not simulated.
-        if event.is_null() || flags & !(1 | DISABLE_TIMING) != 0 {
-            return Err(code::INVALID_VALUE);
-        }
-        let handle = state.new_handle();
-        let entry = Event {
-            context: scope.context,
-            device: scope.device,
-            timing: flags & DISABLE_TIMING == 0,
-            generation: 0,
-            record: None,
-            time: None,
-            clock: None,
-        };
-        state.events.insert(handle, entry);
-        event.set(handle as usize)
-    })
-}
-
 /// A call about an event; it needs no current context.
 fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
@@ -42,28 +20,6 @@ fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
     wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     Ok((state, event))
-}
-
-pub(crate) extern "C" fn cuEventDestroy_v2(event: Handle) -> u32 {
-    finish(|| {
-        let (mut state, event) = on_event("cuEventDestroy_v2", event)?;
-        state.events.remove(&event);
-        state.graphs.forget_event(event);
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> u32 {
-    finish(|| record("cuEventRecord", event, stream, 0))
-}
-
-pub(crate) extern "C" fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) -> u32 {
-    finish(|| {
-        if flags > 1 {
-            return Err(code::INVALID_VALUE);
-        }
-        record("cuEventRecordWithFlags", event, stream, flags)
-    })
 }
 
 fn record(name: &'static str, event: Handle, stream: Handle, flags: u32) -> Answer {
@@ -91,49 +47,6 @@ fn record(name: &'static str, event: Handle, stream: Handle, flags: u32) -> Answ
     Ok(())
 }
 
-pub(crate) extern "C" fn cuEventQuery(event: Handle) -> u32 {
-    finish(|| {
-        let (mut state, event) = on_event("cuEventQuery", event)?;
-        state.graphs.ask(event)?;
-        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
-        let Some(point) = found.record else { return Ok(()) };
-        let (device, known) = (found.device, found.clock.clone());
-        let done = scheduler::query(&mut state, point);
-        after_wait(&state, device)?;
-        if !done {
-            return Err(code::NOT_READY);
-        }
-        scheduler::learn(&mut state, known.as_deref());
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuEventSynchronize(event: Handle) -> u32 {
-    finish(|| {
-        let (mut state, event) = on_event("cuEventSynchronize", event)?;
-        state.graphs.ask(event)?;
-        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
-        let Some(point) = found.record else { return Ok(()) };
-        let (device, known) = (found.device, found.clock.clone());
-        scheduler::force(&mut state, point);
-        scheduler::learn(&mut state, known.as_deref());
-        super::pool::settle(&mut state, device);
-        after_wait(&state, device)
-    })
-}
-
-pub(crate) extern "C" fn cuEventElapsedTime(milliseconds: Pointer<f32>, start: Handle, end: Handle) -> u32 {
-    finish(|| elapsed("cuEventElapsedTime", milliseconds, start, end))
-}
-
-pub(crate) extern "C" fn cuEventElapsedTime_v2(
-    milliseconds: Pointer<f32>,
-    start: Handle,
-    end: Handle,
-) -> u32 {
-    finish(|| elapsed("cuEventElapsedTime_v2", milliseconds, start, end))
-}
-
 fn elapsed(name: &str, milliseconds: Pointer<f32>, start: Handle, end: Handle) -> Answer {
     let (mut state, start) = on_event(name, start)?;
     state.graphs.ask(start)?;
@@ -148,4 +61,79 @@ fn elapsed(name: &str, milliseconds: Pointer<f32>, start: Handle, end: Handle) -
     let nanoseconds = second as f64 - first as f64;
     // The resolution that the driver promises is about half a microsecond.
     milliseconds.set(((nanoseconds / 500.0).round() * 500.0 / 1e6) as f32)
+}
+
+driver! {
+    fn cuEventCreate(event: Pointer<usize>, flags: u32) {
+        let (mut state, scope) = on_current(NAME)?;
+        // Blocking waits and disabled timing; events of other processes are not simulated.
+        if event.is_null() || flags & !(1 | DISABLE_TIMING) != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = state.new_handle();
+        let entry = Event {
+            context: scope.context,
+            device: scope.device,
+            timing: flags & DISABLE_TIMING == 0,
+            generation: 0,
+            record: None,
+            time: None,
+            clock: None,
+        };
+        state.events.insert(handle, entry);
+        event.set(handle as usize)
+    }
+
+    fn cuEventDestroy_v2(event: Handle) {
+        let (mut state, event) = on_event(NAME, event)?;
+        state.events.remove(&event);
+        state.graphs.forget_event(event);
+        Ok(())
+    }
+
+    fn cuEventRecord(event: Handle, stream: Handle) {
+        record(NAME, event, stream, 0)
+    }
+
+    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) {
+        if flags > 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        record(NAME, event, stream, flags)
+    }
+
+    fn cuEventQuery(event: Handle) {
+        let (mut state, event) = on_event(NAME, event)?;
+        state.graphs.ask(event)?;
+        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let Some(point) = found.record else { return Ok(()) };
+        let (device, known) = (found.device, found.clock.clone());
+        let done = scheduler::query(&mut state, point);
+        after_wait(&state, device)?;
+        if !done {
+            return Err(code::NOT_READY);
+        }
+        scheduler::learn(&mut state, known.as_deref());
+        Ok(())
+    }
+
+    fn cuEventSynchronize(event: Handle) {
+        let (mut state, event) = on_event(NAME, event)?;
+        state.graphs.ask(event)?;
+        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let Some(point) = found.record else { return Ok(()) };
+        let (device, known) = (found.device, found.clock.clone());
+        scheduler::force(&mut state, point);
+        scheduler::learn(&mut state, known.as_deref());
+        super::pool::settle(&mut state, device);
+        after_wait(&state, device)
+    }
+
+    fn cuEventElapsedTime(milliseconds: Pointer<f32>, start: Handle, end: Handle) {
+        elapsed(NAME, milliseconds, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Pointer<f32>, start: Handle, end: Handle) {
+        elapsed(NAME, milliseconds, start, end)
+    }
 }

@@ -1,6 +1,6 @@
 //! Fills with a repeated pattern of 1, 2 or 4 bytes.
 
-use super::{Handle, copy, finish, on_current, on_current_stream};
+use super::{Handle, copy, on_current, on_current_stream};
 use crate::{
     code::{self, Answer},
     op::{Fill, Work},
@@ -25,19 +25,15 @@ fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchron
     if waits { copy::wait(state, stream, point) } else { Ok(()) }
 }
 
-fn at_once(name: &'static str, wanted: Fill) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current(name)?;
-        let stream = copy::legacy(&state, scope)?;
-        fill(&mut state, name, stream, wanted, true)
-    })
+fn at_once(name: &'static str, wanted: Fill) -> Answer {
+    let (mut state, scope) = on_current(name)?;
+    let stream = copy::legacy(&state, scope)?;
+    fill(&mut state, name, stream, wanted, true)
 }
 
-fn enqueued(name: &'static str, wanted: Fill, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream(name, stream)?;
-        fill(&mut state, name, stream, wanted, false)
-    })
+fn enqueued(name: &'static str, wanted: Fill, stream: Handle) -> Answer {
+    let (mut state, _, stream) = on_current_stream(name, stream)?;
+    fill(&mut state, name, stream, wanted, false)
 }
 
 fn bytes(address: u64, value: u8, width: usize) -> Fill {
@@ -53,37 +49,32 @@ fn words(address: u64, value: u32, width: usize) -> Fill {
     Fill { address, pattern: value.to_ne_bytes(), element: 4, width, height: 1, pitch: 0 }
 }
 
-pub(crate) extern "C" fn cuMemsetD8_v2(address: u64, value: u8, count: usize) -> u32 {
-    at_once("cuMemsetD8_v2", bytes(address, value, count))
-}
+driver! {
+    fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
+        at_once(NAME, bytes(address, value, count))
+    }
 
-pub(crate) extern "C" fn cuMemsetD16_v2(address: u64, value: u16, count: usize) -> u32 {
-    at_once("cuMemsetD16_v2", shorts(address, value, count))
-}
+    fn cuMemsetD16_v2(address: u64, value: u16, count: usize) {
+        at_once(NAME, shorts(address, value, count))
+    }
 
-pub(crate) extern "C" fn cuMemsetD32_v2(address: u64, value: u32, count: usize) -> u32 {
-    at_once("cuMemsetD32_v2", words(address, value, count))
-}
+    fn cuMemsetD32_v2(address: u64, value: u32, count: usize) {
+        at_once(NAME, words(address, value, count))
+    }
 
-pub(crate) extern "C" fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) -> u32 {
-    enqueued("cuMemsetD8Async", bytes(address, value, count), stream)
-}
+    fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) {
+        enqueued(NAME, bytes(address, value, count), stream)
+    }
 
-pub(crate) extern "C" fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) -> u32 {
-    enqueued("cuMemsetD16Async", shorts(address, value, count), stream)
-}
+    fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) {
+        enqueued(NAME, shorts(address, value, count), stream)
+    }
 
-pub(crate) extern "C" fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) -> u32 {
-    enqueued("cuMemsetD32Async", words(address, value, count), stream)
-}
+    fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) {
+        enqueued(NAME, words(address, value, count), stream)
+    }
 
-pub(crate) extern "C" fn cuMemsetD2D8Async(
-    address: u64,
-    pitch: usize,
-    value: u8,
-    width: usize,
-    height: usize,
-    stream: Handle,
-) -> u32 {
-    enqueued("cuMemsetD2D8Async", Fill { pitch, height, ..bytes(address, value, width) }, stream)
+    fn cuMemsetD2D8Async(address: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
+        enqueued(NAME, Fill { pitch, height, ..bytes(address, value, width) }, stream)
+    }
 }

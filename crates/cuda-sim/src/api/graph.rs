@@ -1,8 +1,6 @@
 //! Capturing streams into graphs, and running graphs.
 
-use super::{
-    CAPTURE_MODE, Handle, Pointer, attribute, begin, current_scope, finish, on_stream, thread_number,
-};
+use super::{CAPTURE_MODE, Handle, Pointer, attribute, begin, current_scope, on_stream, thread_number};
 use crate::{
     clock::Clock,
     code::{self, Answer},
@@ -11,60 +9,6 @@ use crate::{
     scheduler,
     state::{Guard, State, StreamKind},
 };
-
-pub(crate) extern "C" fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) -> u32 {
-    finish(|| {
-        let _state = begin()?;
-        let wanted = mode.get()?;
-        // Global, thread-local, relaxed.
-        if wanted > graph::RELAXED {
-            return Err(code::INVALID_VALUE);
-        }
-        mode.set(CAPTURE_MODE.replace(wanted))
-    })
-}
-
-pub(crate) extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuStreamBeginCapture_v2", stream)?;
-        if mode > graph::RELAXED {
-            return Err(code::INVALID_VALUE);
-        }
-        if state.streams.get(&stream).is_some_and(|own| own.kind == StreamKind::Legacy) {
-            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
-        }
-        state.graphs.begin(stream, thread_number(), mode)
-    })
-}
-
-pub(crate) extern "C" fn cuStreamEndCapture(stream: Handle, out: Pointer<usize>) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuStreamEndCapture", stream)?;
-        if !out.is_null() {
-            out.set(0)?;
-        }
-        let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
-        let (context, device) = (own.context, own.device);
-        let ended = state.graphs.end(stream, thread_number())?;
-        if out.is_null() {
-            return Err(code::INVALID_VALUE);
-        }
-        let handle = state.new_handle();
-        state.graphs.graphs.insert(handle, Graph { context, device, nodes: ended.nodes });
-        out.set(handle as usize)
-    })
-}
-
-pub(crate) extern "C" fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) -> u32 {
-    finish(|| {
-        let (state, stream) = on_stream("cuStreamIsCapturing", stream)?;
-        // The question itself harms no capture.
-        if !graph::dragged_by_legacy(&state, stream).is_empty() {
-            return Err(code::STREAM_CAPTURE_IMPLICIT);
-        }
-        status.set(state.graphs.status(stream))
-    })
-}
 
 /// A call about a graph; it needs no current context.
 fn on_graph(name: &str, graph: Handle) -> Answer<(Guard, u64)> {
@@ -82,78 +26,6 @@ fn on_exec(name: &str, exec: Handle) -> Answer<(Guard, u64)> {
     let device = state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?.device;
     attribute(&mut state, name, device)?;
     Ok((state, exec))
-}
-
-pub(crate) extern "C" fn cuGraphDestroy(graph: Handle) -> u32 {
-    finish(|| {
-        let (mut state, graph) = on_graph("cuGraphDestroy", graph)?;
-        state.graphs.graphs.remove(&graph);
-        Ok(())
-    })
-}
-
-/// Tells how many nodes there are; their handles are not simulated.
-pub(crate) extern "C" fn cuGraphGetNodes(graph: Handle, nodes: Pointer<usize>, count: Pointer<usize>) -> u32 {
-    finish(|| {
-        let (state, graph) = on_graph("cuGraphGetNodes", graph)?;
-        if !nodes.is_null() {
-            return Err(code::NOT_SUPPORTED);
-        }
-        count.set(state.graphs.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.nodes.len())
-    })
-}
-
-pub(crate) extern "C" fn cuGraphInstantiateWithFlags(out: Pointer<usize>, graph: Handle, flags: u64) -> u32 {
-    finish(|| {
-        let (mut state, graph) = on_graph("cuGraphInstantiateWithFlags", graph)?;
-        current_scope(&state)?;
-        // 1 frees memory that graphs allocate, which is not simulated.
-        if out.is_null() || flags != 0 {
-            return Err(code::INVALID_VALUE);
-        }
-        let found = state.graphs.graphs.get(&graph).ok_or(code::INVALID_VALUE)?;
-        let (context, device, nodes) = (found.context, found.device, found.nodes.clone());
-        let streams = nodes
-            .iter()
-            .map(|node| state.add_stream(node.context, node.device, StreamKind::NonBlocking, 0, false))
-            .collect();
-        let exec = Exec { context, device, nodes, streams, end: None, clock: None };
-        let handle = state.new_handle();
-        state.graphs.execs.insert(handle, exec);
-        out.set(handle as usize)
-    })
-}
-
-pub(crate) extern "C" fn cuGraphExecDestroy(exec: Handle) -> u32 {
-    finish(|| {
-        let (mut state, exec) = on_exec("cuGraphExecDestroy", exec)?;
-        let gone = state.graphs.execs.remove(&exec).ok_or(code::INVALID_VALUE)?;
-        // What is in flight runs to its end.
-        for id in gone.streams {
-            let Some(own) = state.streams.get_mut(&id) else { continue };
-            own.destroyed = true;
-            if own.queue.is_empty() && !own.busy {
-                state.streams.remove(&id);
-            }
-        }
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuGraphLaunch(exec: Handle, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuGraphLaunch", stream)?;
-        let exec = exec.addr() as u64;
-        let found = state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?;
-        let (nodes, streams) = (found.nodes.clone(), found.streams.clone());
-        let (before, known) = (found.end, found.clock.clone());
-        let (end, clock) = launch(&mut state, stream, &nodes, &streams, before, known);
-        if let Some(found) = state.graphs.execs.get_mut(&exec) {
-            found.end = Some(end);
-            found.clock = clock;
-        }
-        Ok(())
-    })
 }
 
 /// Enqueues every node behind its own predecessors, all behind the stream's work so far and the graph's last launch, and
@@ -208,21 +80,6 @@ fn told(difference: u32) -> Answer {
     if difference == 0 { Ok(()) } else { Err(code::GRAPH_EXEC_UPDATE_FAILURE) }
 }
 
-pub(crate) extern "C" fn cuGraphExecUpdate(
-    exec: Handle,
-    graph: Handle,
-    node: Pointer<usize>,
-    result: Pointer<u32>,
-) -> u32 {
-    finish(|| {
-        let (mut state, exec) = on_exec("cuGraphExecUpdate", exec)?;
-        let difference = update(&mut state, exec, graph)?;
-        node.set(0)?;
-        result.set(difference)?;
-        told(difference)
-    })
-}
-
 /// `CUgraphExecUpdateResultInfo`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -232,15 +89,127 @@ pub(crate) struct UpdateResult {
     from_node: usize,
 }
 
-pub(crate) extern "C" fn cuGraphExecUpdate_v2(
-    exec: Handle,
-    graph: Handle,
-    info: Pointer<UpdateResult>,
-) -> u32 {
-    finish(|| {
-        let (mut state, exec) = on_exec("cuGraphExecUpdate_v2", exec)?;
+driver! {
+    fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) {
+        let _state = begin()?;
+        let wanted = mode.get()?;
+        // Global, thread-local, relaxed.
+        if wanted > graph::RELAXED {
+            return Err(code::INVALID_VALUE);
+        }
+        mode.set(CAPTURE_MODE.replace(wanted))
+    }
+
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: u32) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
+        if mode > graph::RELAXED {
+            return Err(code::INVALID_VALUE);
+        }
+        if state.streams.get(&stream).is_some_and(|own| own.kind == StreamKind::Legacy) {
+            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        state.graphs.begin(stream, thread_number(), mode)
+    }
+
+    fn cuStreamEndCapture(stream: Handle, out: Pointer<usize>) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
+        if !out.is_null() {
+            out.set(0)?;
+        }
+        let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        let (context, device) = (own.context, own.device);
+        let ended = state.graphs.end(stream, thread_number())?;
+        if out.is_null() {
+            return Err(code::INVALID_VALUE);
+        }
+        let handle = state.new_handle();
+        state.graphs.graphs.insert(handle, Graph { context, device, nodes: ended.nodes });
+        out.set(handle as usize)
+    }
+
+    fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) {
+        let (state, stream) = on_stream(NAME, stream)?;
+        // The question itself harms no capture.
+        if !graph::dragged_by_legacy(&state, stream).is_empty() {
+            return Err(code::STREAM_CAPTURE_IMPLICIT);
+        }
+        status.set(state.graphs.status(stream))
+    }
+
+    fn cuGraphDestroy(graph: Handle) {
+        let (mut state, graph) = on_graph(NAME, graph)?;
+        state.graphs.graphs.remove(&graph);
+        Ok(())
+    }
+
+    /// Tells how many nodes there are; their handles are not simulated.
+    fn cuGraphGetNodes(graph: Handle, nodes: Pointer<usize>, count: Pointer<usize>) {
+        let (state, graph) = on_graph(NAME, graph)?;
+        if !nodes.is_null() {
+            return Err(code::NOT_SUPPORTED);
+        }
+        count.set(state.graphs.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.nodes.len())
+    }
+
+    fn cuGraphInstantiateWithFlags(out: Pointer<usize>, graph: Handle, flags: u64) {
+        let (mut state, graph) = on_graph(NAME, graph)?;
+        current_scope(&state)?;
+        // 1 frees memory that graphs allocate, which is not simulated.
+        if out.is_null() || flags != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let found = state.graphs.graphs.get(&graph).ok_or(code::INVALID_VALUE)?;
+        let (context, device, nodes) = (found.context, found.device, found.nodes.clone());
+        let streams = nodes
+            .iter()
+            .map(|node| state.add_stream(node.context, node.device, StreamKind::NonBlocking, 0, false))
+            .collect();
+        let exec = Exec { context, device, nodes, streams, end: None, clock: None };
+        let handle = state.new_handle();
+        state.graphs.execs.insert(handle, exec);
+        out.set(handle as usize)
+    }
+
+    fn cuGraphExecDestroy(exec: Handle) {
+        let (mut state, exec) = on_exec(NAME, exec)?;
+        let gone = state.graphs.execs.remove(&exec).ok_or(code::INVALID_VALUE)?;
+        // What is in flight runs to its end.
+        for id in gone.streams {
+            let Some(own) = state.streams.get_mut(&id) else { continue };
+            own.destroyed = true;
+            if own.queue.is_empty() && !own.busy {
+                state.streams.remove(&id);
+            }
+        }
+        Ok(())
+    }
+
+    fn cuGraphLaunch(exec: Handle, stream: Handle) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
+        let exec = exec.addr() as u64;
+        let found = state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?;
+        let (nodes, streams) = (found.nodes.clone(), found.streams.clone());
+        let (before, known) = (found.end, found.clock.clone());
+        let (end, clock) = launch(&mut state, stream, &nodes, &streams, before, known);
+        if let Some(found) = state.graphs.execs.get_mut(&exec) {
+            found.end = Some(end);
+            found.clock = clock;
+        }
+        Ok(())
+    }
+
+    fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Pointer<usize>, result: Pointer<u32>) {
+        let (mut state, exec) = on_exec(NAME, exec)?;
+        let difference = update(&mut state, exec, graph)?;
+        node.set(0)?;
+        result.set(difference)?;
+        told(difference)
+    }
+
+    fn cuGraphExecUpdate_v2(exec: Handle, graph: Handle, info: Pointer<UpdateResult>) {
+        let (mut state, exec) = on_exec(NAME, exec)?;
         let result = update(&mut state, exec, graph)?;
         info.set(UpdateResult { result, node: 0, from_node: 0 })?;
         told(result)
-    })
+    }
 }

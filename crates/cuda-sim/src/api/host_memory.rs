@@ -2,19 +2,11 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
-use super::{Pointer, context::wait_to_free, finish, on_current};
+use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
     code::{self, Answer},
     memory::{Block, Entry, Kind, Life},
 };
-
-pub(crate) extern "C" fn cuMemHostAlloc(pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) -> u32 {
-    finish(|| allocate("cuMemHostAlloc", pointer, bytes, flags))
-}
-
-pub(crate) extern "C" fn cuMemAllocHost_v2(pointer: Pointer<*mut c_void>, bytes: usize) -> u32 {
-    finish(|| allocate("cuMemAllocHost_v2", pointer, bytes, 0))
-}
 
 fn allocate(name: &str, pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) -> Answer {
     /// Portable, device-mapped, write-combined.
@@ -37,9 +29,17 @@ fn allocate(name: &str, pointer: Pointer<*mut c_void>, bytes: usize, flags: u32)
     pointer.set(start.cast())
 }
 
-pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemFreeHost")?;
+driver! {
+    fn cuMemHostAlloc(pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) {
+        allocate(NAME, pointer, bytes, flags)
+    }
+
+    fn cuMemAllocHost_v2(pointer: Pointer<*mut c_void>, bytes: usize) {
+        allocate(NAME, pointer, bytes, 0)
+    }
+
+    fn cuMemFreeHost(pointer: *mut c_void) {
+        let (mut state, scope) = on_current(NAME)?;
         let base = pointer.addr() as u64;
         let owner = state.memory.at(base).filter(|found| matches!(found.kind, Kind::Pinned { .. }));
         let owner = owner.map(|found| found.device).ok_or(code::INVALID_VALUE)?;
@@ -48,15 +48,13 @@ pub(crate) extern "C" fn cuMemFreeHost(pointer: *mut c_void) -> u32 {
             state.forget_memory(gone.device, gone.base, gone.bytes);
         }
         waited
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> u32 {
-    finish(|| {
+    fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) {
         /// Portable, device-mapped; memory-mapped devices are not simulated.
         const KNOWN: u32 = 1 | 2;
         const READ_ONLY: u32 = 8;
-        let (mut state, scope) = on_current("cuMemHostRegister_v2")?;
+        let (mut state, scope) = on_current(NAME)?;
         let start = NonNull::new(pointer.cast::<u8>()).ok_or(code::INVALID_VALUE)?;
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
@@ -80,12 +78,10 @@ pub(crate) extern "C" fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize
         };
         state.memory.insert_foreign(start, entry);
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemHostUnregister")?;
+    fn cuMemHostUnregister(pointer: *mut c_void) {
+        let (mut state, scope) = on_current(NAME)?;
         let base = pointer.addr() as u64;
         // What the driver allocated, and the middle of a registration, are other mistakes than memory it does not know, as
         // users saw of driver 590.
@@ -101,16 +97,10 @@ pub(crate) extern "C" fn cuMemHostUnregister(pointer: *mut c_void) -> u32 {
             state.forget_memory(gone.device, gone.base, gone.bytes);
         }
         waited
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
-    device: Pointer<u64>,
-    pointer: *mut c_void,
-    flags: u32,
-) -> u32 {
-    finish(|| {
-        let (state, _) = on_current("cuMemHostGetDevicePointer_v2")?;
+    fn cuMemHostGetDevicePointer_v2(device: Pointer<u64>, pointer: *mut c_void, flags: u32) {
+        let (state, _) = on_current(NAME)?;
         let address = pointer.addr() as u64;
         if flags != 0 || device.is_null() {
             return Err(code::INVALID_VALUE);
@@ -119,17 +109,15 @@ pub(crate) extern "C" fn cuMemHostGetDevicePointer_v2(
             Some(Kind::Pinned { .. } | Kind::Registered { .. }) => device.set(address),
             _ => Err(code::INVALID_VALUE),
         }
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemHostGetFlags(flags: Pointer<u32>, pointer: *mut c_void) -> u32 {
-    finish(|| {
-        let (state, _) = on_current("cuMemHostGetFlags")?;
+    fn cuMemHostGetFlags(flags: Pointer<u32>, pointer: *mut c_void) {
+        let (state, _) = on_current(NAME)?;
         match state.memory.find(pointer.addr() as u64).map(|found| &found.kind) {
             // With unified addressing the memory is mapped whether that was asked for or not.
             Some(Kind::Pinned { flags: asked }) => flags.set(asked | 2),
             Some(Kind::Registered { flags: asked }) => flags.set(asked | 2),
             _ => Err(code::INVALID_VALUE),
         }
-    })
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Handle, Pointer, device_of, finish, on_current, on_current_stream};
+use super::{Handle, Pointer, device_of, on_current, on_current_stream};
 use crate::{
     advice::{Spot, accessors, common},
     code::{self, Answer},
@@ -53,23 +53,6 @@ fn admit(state: &State, spot: Spot) -> Answer<Spot> {
     }
 }
 
-pub(crate) extern "C" fn cuMemAllocManaged(pointer: Pointer<u64>, bytes: usize, flags: u32) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemAllocManaged")?;
-        // Attached to all, or to the host.
-        if pointer.is_null() || bytes == 0 || !matches!(flags, 1 | 2) {
-            return Err(code::INVALID_VALUE);
-        }
-        if !state.device(scope.device).options.managed {
-            return Err(code::NOT_SUPPORTED);
-        }
-        let block = Block::new(bytes)?;
-        let kind = Kind::Managed(Managed::new(bytes));
-        let entry = Entry { bytes, device: scope.device, context: scope.context, kind, life: Life::Live };
-        pointer.set(state.memory.insert(None, block, entry))
-    })
-}
-
 /// The managed allocation that a whole range lies in, its length, and where in it the range is.
 fn managed(state: &mut State, address: u64, bytes: usize) -> Answer<(&mut Managed, usize, Range<u64>)> {
     let found = state.memory.find_mut(address).ok_or(code::INVALID_VALUE)?;
@@ -79,25 +62,6 @@ fn managed(state: &mut State, address: u64, bytes: usize) -> Answer<(&mut Manage
         Kind::Managed(managed) => Ok((managed, found.bytes, range)),
         _ => Err(code::INVALID_VALUE),
     }
-}
-
-pub(crate) extern "C" fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: Handle) -> u32 {
-    finish(|| prefetch("cuMemPrefetchAsync", pointer, bytes, stream, |state| older(state, device)))
-}
-
-pub(crate) extern "C" fn cuMemPrefetchAsync_v2(
-    pointer: u64,
-    bytes: usize,
-    location: Location,
-    flags: u32,
-    stream: Handle,
-) -> u32 {
-    finish(|| {
-        prefetch("cuMemPrefetchAsync_v2", pointer, bytes, stream, |state| match flags {
-            0 => location.spot(state),
-            _ => Err(code::INVALID_VALUE),
-        })
-    })
 }
 
 fn prefetch(
@@ -123,20 +87,6 @@ fn prefetch(
     };
     scheduler::enqueue(&mut state, stream, name, Work::Prefetch { address, bytes, to }, Vec::new(), None);
     Ok(())
-}
-
-pub(crate) extern "C" fn cuMemAdvise(pointer: u64, bytes: usize, advice: u32, device: i32) -> u32 {
-    finish(|| advise("cuMemAdvise", pointer, bytes, advice, |state| older(state, device)))
-}
-
-pub(crate) extern "C" fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: Location) -> u32 {
-    finish(|| {
-        advise("cuMemAdvise_v2", pointer, bytes, advice, |state| match (advice, location.kind) {
-            // Who accesses is a device or the host, never one of its nodes.
-            (5 | 6, 3 | 4) => Err(code::INVALID_VALUE),
-            _ => location.spot(state),
-        })
-    })
 }
 
 fn advise(
@@ -169,15 +119,52 @@ fn advise(
     Ok(())
 }
 
-pub(crate) extern "C" fn cuMemRangeGetAttribute(
-    data: Pointer<i32>,
-    size: usize,
-    attribute: u32,
-    pointer: u64,
-    bytes: usize,
-) -> u32 {
-    finish(|| {
-        let (mut state, _) = on_current("cuMemRangeGetAttribute")?;
+/// Whether an allocation is managed memory.
+pub(crate) fn is_managed(allocation: &Allocation) -> bool {
+    matches!(allocation.kind, Kind::Managed(_))
+}
+
+driver! {
+    fn cuMemAllocManaged(pointer: Pointer<u64>, bytes: usize, flags: u32) {
+        let (mut state, scope) = on_current(NAME)?;
+        // Attached to all, or to the host.
+        if pointer.is_null() || bytes == 0 || !matches!(flags, 1 | 2) {
+            return Err(code::INVALID_VALUE);
+        }
+        if !state.device(scope.device).options.managed {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let block = Block::new(bytes)?;
+        let kind = Kind::Managed(Managed::new(bytes));
+        let entry = Entry { bytes, device: scope.device, context: scope.context, kind, life: Life::Live };
+        pointer.set(state.memory.insert(None, block, entry))
+    }
+
+    fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: Handle) {
+        prefetch(NAME, pointer, bytes, stream, |state| older(state, device))
+    }
+
+    fn cuMemPrefetchAsync_v2(pointer: u64, bytes: usize, location: Location, flags: u32, stream: Handle) {
+        prefetch(NAME, pointer, bytes, stream, |state| match flags {
+            0 => location.spot(state),
+            _ => Err(code::INVALID_VALUE),
+        })
+    }
+
+    fn cuMemAdvise(pointer: u64, bytes: usize, advice: u32, device: i32) {
+        advise(NAME, pointer, bytes, advice, |state| older(state, device))
+    }
+
+    fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: Location) {
+        advise(NAME, pointer, bytes, advice, |state| match (advice, location.kind) {
+            // Who accesses is a device or the host, never one of its nodes.
+            (5 | 6, 3 | 4) => Err(code::INVALID_VALUE),
+            _ => location.spot(state),
+        })
+    }
+
+    fn cuMemRangeGetAttribute(data: Pointer<i32>, size: usize, attribute: u32, pointer: u64, bytes: usize) {
+        let (mut state, _) = on_current(NAME)?;
         let slots = size / 4;
         if slots == 0 || !size.is_multiple_of(4) || (attribute != 3 && slots != 1) {
             return Err(code::INVALID_VALUE);
@@ -204,10 +191,5 @@ pub(crate) extern "C" fn cuMemRangeGetAttribute(
             8 => data.set(prefetched.number()),
             _ => Err(code::INVALID_VALUE),
         }
-    })
-}
-
-/// Whether an allocation is managed memory.
-pub(crate) fn is_managed(allocation: &Allocation) -> bool {
-    matches!(allocation.kind, Kind::Managed(_))
+    }
 }

@@ -1,31 +1,11 @@
 //! Device memory.
 
-use super::{Pointer, context::wait_to_free, finish, on_current};
+use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
     code::{self, Answer},
     memory::{Block, Entry, Kind, Life},
     state::{State, charged},
 };
-
-pub(crate) extern "C" fn cuMemAlloc_v2(pointer: Pointer<u64>, bytes: usize) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemAlloc_v2")?;
-        if pointer.is_null() || bytes == 0 {
-            return Err(code::INVALID_VALUE);
-        }
-        let charge = charge(&state, scope.device, bytes)?;
-        let entry = Entry {
-            bytes,
-            device: scope.device,
-            context: scope.context,
-            kind: Kind::Device,
-            life: Life::Live,
-        };
-        let base = place(&mut state, entry)?;
-        state.device_mut(scope.device).used += charge;
-        pointer.set(base)
-    })
-}
 
 /// What an allocation would take, if the device has that much left.
 pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> Answer<u64> {
@@ -45,24 +25,6 @@ pub(crate) fn place(state: &mut State, entry: Entry) -> Answer<u64> {
     Ok(memory.insert(Some(base), block, entry))
 }
 
-pub(crate) extern "C" fn cuMemFree_v2(pointer: u64) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuMemFree_v2")?;
-        let allocation = state.memory.at(pointer).ok_or(code::INVALID_VALUE)?;
-        match allocation.kind {
-            Kind::Pinned { .. } | Kind::Registered { .. } => return Err(code::INVALID_VALUE),
-            Kind::Device | Kind::Pool(_) | Kind::Managed(_) => {}
-        }
-        if matches!(allocation.life, Life::FreeQueued { .. }) {
-            return Err(code::INVALID_VALUE);
-        }
-        let owner = allocation.device;
-        let waited = wait_to_free(&mut state, scope.device, owner);
-        release(&mut state, pointer);
-        waited
-    })
-}
-
 /// Removes an allocation of device or managed memory.
 fn release(state: &mut State, base: u64) {
     match state.memory.at(base).map(|found| (&found.kind, found.device, found.bytes)) {
@@ -80,17 +42,47 @@ fn release(state: &mut State, base: u64) {
     }
 }
 
-pub(crate) extern "C" fn cuMemGetAddressRange_v2(
-    base: Pointer<u64>,
-    bytes: Pointer<usize>,
-    pointer: u64,
-) -> u32 {
-    finish(|| {
-        let (state, _) = on_current("cuMemGetAddressRange_v2")?;
+driver! {
+    fn cuMemAlloc_v2(pointer: Pointer<u64>, bytes: usize) {
+        let (mut state, scope) = on_current(NAME)?;
+        if pointer.is_null() || bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let charge = charge(&state, scope.device, bytes)?;
+        let entry = Entry {
+            bytes,
+            device: scope.device,
+            context: scope.context,
+            kind: Kind::Device,
+            life: Life::Live,
+        };
+        let base = place(&mut state, entry)?;
+        state.device_mut(scope.device).used += charge;
+        pointer.set(base)
+    }
+
+    fn cuMemFree_v2(pointer: u64) {
+        let (mut state, scope) = on_current(NAME)?;
+        let allocation = state.memory.at(pointer).ok_or(code::INVALID_VALUE)?;
+        match allocation.kind {
+            Kind::Pinned { .. } | Kind::Registered { .. } => return Err(code::INVALID_VALUE),
+            Kind::Device | Kind::Pool(_) | Kind::Managed(_) => {}
+        }
+        if matches!(allocation.life, Life::FreeQueued { .. }) {
+            return Err(code::INVALID_VALUE);
+        }
+        let owner = allocation.device;
+        let waited = wait_to_free(&mut state, scope.device, owner);
+        release(&mut state, pointer);
+        waited
+    }
+
+    fn cuMemGetAddressRange_v2(base: Pointer<u64>, bytes: Pointer<usize>, pointer: u64) {
+        let (state, _) = on_current(NAME)?;
         let allocation = state.memory.find(pointer).ok_or(code::NOT_FOUND)?;
         if !base.is_null() {
             base.set(allocation.base)?;
         }
         if bytes.is_null() { Ok(()) } else { bytes.set(allocation.bytes) }
-    })
+    }
 }

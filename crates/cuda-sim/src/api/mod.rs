@@ -1,5 +1,21 @@
 //! The driver's functions. Each finds what it is about, is counted, may be hit by a fault, and then does its work.
 
+/// Functions that the driver exports: each body returns an [`Answer`], of which the caller gets the code, and may use its function's
+/// `NAME`. `SYMBOLS` lists the file's functions.
+macro_rules! driver {
+    ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block )*) => {
+        $( $(#[$attribute])*
+        pub(crate) extern "C" fn $name($($argument: $type),*) -> u32 {
+            #[allow(dead_code, reason = "few bodies have no use for it")]
+            const NAME: &str = stringify!($name);
+            let body = || -> $crate::code::Answer { $body };
+            body().err().unwrap_or($crate::code::SUCCESS)
+        } )*
+
+        pub(crate) const SYMBOLS: &[(&str, *const ())] = &[$( (stringify!($name), $name as *const ()) ),*];
+    };
+}
+
 pub(crate) mod batch;
 pub(crate) mod context;
 pub(crate) mod copy;
@@ -124,14 +140,6 @@ pub(crate) fn call_host(call: HostCall, status: u32, running: Running) {
         }
     }
     RUNNING.set(before);
-}
-
-/// Turns a body's answer into the driver's code.
-pub(crate) fn finish(body: impl FnOnce() -> Answer) -> u32 {
-    match body() {
-        Ok(()) => code::SUCCESS,
-        Err(code) => code,
-    }
 }
 
 /// Locks the driver for a call that no device is blamed for.

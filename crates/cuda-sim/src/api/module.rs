@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::{Handle, Pointer, attribute, begin, finish, on_current, on_current_stream};
+use super::{Handle, Pointer, attribute, begin, on_current, on_current_stream};
 use crate::{
     code::{self, Answer},
     op::{KernelRun, Work},
@@ -10,20 +10,6 @@ use crate::{
     state::{Function, Guard, Module},
     twin::{self, Launch},
 };
-
-pub(crate) extern "C" fn cuModuleLoadData(module: Pointer<usize>, image: *const c_char) -> u32 {
-    finish(|| load("cuModuleLoadData", module, image))
-}
-
-pub(crate) extern "C" fn cuModuleLoadDataEx(
-    module: Pointer<usize>,
-    image: *const c_char,
-    _count: u32,
-    _options: *mut u32,
-    _values: *mut *mut c_void,
-) -> u32 {
-    finish(|| load("cuModuleLoadDataEx", module, image))
-}
 
 fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
     let (mut state, scope) = on_current(name)?;
@@ -56,27 +42,35 @@ fn load_now(state: &mut Guard, module: u64, device: u32) {
     }
 }
 
-pub(crate) extern "C" fn cuModuleUnload(module: Handle) -> u32 {
-    finish(|| {
+driver! {
+    fn cuModuleLoadData(module: Pointer<usize>, image: *const c_char) {
+        load(NAME, module, image)
+    }
+
+    fn cuModuleLoadDataEx(
+        module: Pointer<usize>,
+        image: *const c_char,
+        _count: u32,
+        _options: *mut u32,
+        _values: *mut *mut c_void,
+    ) {
+        load(NAME, module, image)
+    }
+
+    fn cuModuleUnload(module: Handle) {
         let mut state = begin()?;
         let module = module.addr() as u64;
         let context = state.modules.get(&module).ok_or(code::INVALID_HANDLE)?.context;
         let device = state.contexts.get(&context).ok_or(code::INVALID_HANDLE)?.device;
-        attribute(&mut state, "cuModuleUnload", device)?;
+        attribute(&mut state, NAME, device)?;
         // Launches in flight have what they need.
         state.modules.remove(&module);
         state.functions.retain(|_, function| function.module != module);
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuModuleGetFunction(
-    function: Pointer<usize>,
-    module: Handle,
-    name: *const c_char,
-) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuModuleGetFunction")?;
+    fn cuModuleGetFunction(function: Pointer<usize>, module: Handle, name: *const c_char) {
+        let (mut state, scope) = on_current(NAME)?;
         if name.is_null() || function.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -96,25 +90,23 @@ pub(crate) extern "C" fn cuModuleGetFunction(
         let made = state.new_handle();
         state.functions.insert(made, Function { module: handle, context, name, twin });
         function.set(made as usize)
-    })
-}
+    }
 
-#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
-pub(crate) extern "C" fn cuLaunchKernel(
-    function: Handle,
-    grid_x: u32,
-    grid_y: u32,
-    grid_z: u32,
-    block_x: u32,
-    block_y: u32,
-    block_z: u32,
-    shared_bytes: u32,
-    stream: Handle,
-    parameters: Pointer<Pointer<u8>>,
-    extra: *mut *mut c_void,
-) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream("cuLaunchKernel", stream)?;
+    #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+    fn cuLaunchKernel(
+        function: Handle,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared_bytes: u32,
+        stream: Handle,
+        parameters: Pointer<Pointer<u8>>,
+        extra: *mut *mut c_void,
+    ) {
+        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
         let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
         let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
         let device = own.device;
@@ -148,14 +140,12 @@ pub(crate) extern "C" fn cuLaunchKernel(
         if !state.graphs.is_capturing(stream) {
             load_now(&mut state, module, device);
         }
-        scheduler::enqueue(&mut state, stream, "cuLaunchKernel", work, Vec::new(), None);
+        scheduler::enqueue(&mut state, stream, NAME, work, Vec::new(), None);
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) -> u32 {
-    finish(|| {
-        let (mut state, scope) = on_current("cuFuncGetAttribute")?;
+    fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) {
+        let (mut state, scope) = on_current(NAME)?;
         let module = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?.module;
         load_now(&mut state, module, scope.device);
         value.set(match attribute {
@@ -174,17 +164,10 @@ pub(crate) extern "C" fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32,
             9 => -1,
             _ => return Err(code::INVALID_VALUE),
         })
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuFuncGetParamInfo(
-    function: Handle,
-    index: usize,
-    offset: Pointer<usize>,
-    size: Pointer<usize>,
-) -> u32 {
-    finish(|| {
-        let (state, _) = on_current("cuFuncGetParamInfo")?;
+    fn cuFuncGetParamInfo(function: Handle, index: usize, offset: Pointer<usize>, size: Pointer<usize>) {
+        let (state, _) = on_current(NAME)?;
         let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
         let sizes = function.twin.parameters;
         let own = *sizes.get(index).ok_or(code::INVALID_VALUE)?;
@@ -194,17 +177,15 @@ pub(crate) extern "C" fn cuFuncGetParamInfo(
             sizes.iter().take(index).fold(0, |offset, size| align(offset, size).saturating_add(*size));
         offset.set(align(before, &own))?;
         if size.is_null() { Ok(()) } else { size.set(own) }
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
-    blocks: Pointer<i32>,
-    function: Handle,
-    threads: i32,
-    shared_bytes: usize,
-) -> u32 {
-    finish(|| {
-        let (state, _) = on_current("cuOccupancyMaxActiveBlocksPerMultiprocessor")?;
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: Pointer<i32>,
+        function: Handle,
+        threads: i32,
+        shared_bytes: usize,
+    ) {
+        let (state, _) = on_current(NAME)?;
         if !state.functions.contains_key(&(function.addr() as u64)) {
             return Err(code::INVALID_HANDLE);
         }
@@ -214,5 +195,5 @@ pub(crate) extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         let by_shared = 233_472_usize.checked_div(shared_bytes).unwrap_or(32);
         let most = if threads > 1_024 { 0 } else { (2_048 / threads).min(32).min(by_shared) };
         blocks.set(i32::try_from(most).unwrap_or(32))
-    })
+    }
 }

@@ -1,13 +1,13 @@
 //! What the driver knows of a pointer.
 
-use super::{Pointer, attribute_calmly, begin, finish};
+use super::{Pointer, attribute_calmly, begin};
 use crate::{code, memory::Kind, perform};
 
-pub(crate) extern "C" fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) -> u32 {
-    finish(|| {
+driver! {
+    fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) {
         let mut state = begin()?;
         let device = state.memory.find(pointer).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
-        attribute_calmly(&mut state, "cuPointerGetAttribute", device, true)?;
+        attribute_calmly(&mut state, NAME, device, true)?;
         let found = state.memory.find(pointer).ok_or(code::INVALID_VALUE)?;
         match attribute {
             1 => data.set(found.context),
@@ -38,5 +38,5 @@ pub(crate) extern "C" fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u3
             }),
             _ => Err(code::INVALID_VALUE),
         }
-    })
+    }
 }

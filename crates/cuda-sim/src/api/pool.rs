@@ -1,7 +1,7 @@
 //! Stream-ordered memory and its pools.
 
 use super::{
-    Handle, Pointer, Scope, attribute, begin, device_of, finish, memory::place, on_current_stream, on_device,
+    Handle, Pointer, Scope, attribute, begin, device_of, memory::place, on_current_stream, on_device,
 };
 use crate::{
     code::{self, Answer},
@@ -10,28 +10,6 @@ use crate::{
     scheduler,
     state::{Guard, Pool, State, charged},
 };
-
-pub(crate) extern "C" fn cuMemAllocAsync(pointer: Pointer<u64>, bytes: usize, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, scope, stream) = on_current_stream("cuMemAllocAsync", stream)?;
-        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
-        let pool = state.device(device).current_pool;
-        allocate(&mut state, "cuMemAllocAsync", scope, pointer, bytes, pool, stream)
-    })
-}
-
-pub(crate) extern "C" fn cuMemAllocFromPoolAsync(
-    pointer: Pointer<u64>,
-    bytes: usize,
-    pool: Handle,
-    stream: Handle,
-) -> u32 {
-    finish(|| {
-        let (mut state, scope, stream) = on_current_stream("cuMemAllocFromPoolAsync", stream)?;
-        let pool = find(&state, pool)?;
-        allocate(&mut state, "cuMemAllocFromPoolAsync", scope, pointer, bytes, pool, stream)
-    })
-}
 
 fn find(state: &State, pool: Handle) -> Answer<u64> {
     let pool = pool.addr() as u64;
@@ -119,25 +97,6 @@ fn trim(state: &mut State, pool: u64, keep: u64) {
     }
 }
 
-pub(crate) extern "C" fn cuMemFreeAsync(pointer: u64, stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, _, stream) = on_current_stream("cuMemFreeAsync", stream)?;
-        let allocation = state.memory.at_mut(pointer).ok_or(code::INVALID_VALUE)?;
-        if !matches!(allocation.kind, Kind::Pool(_)) {
-            return Err(code::INVALID_VALUE);
-        }
-        allocation.life = match allocation.life {
-            Life::Pending => Life::FreeQueued { reached: false },
-            Life::Live => Life::FreeQueued { reached: true },
-            Life::FreeQueued { .. } => return Err(code::INVALID_VALUE),
-        };
-        let (id, bytes) = (allocation.id, allocation.bytes);
-        let work = Work::Free { base: pointer, id, bytes };
-        scheduler::enqueue(&mut state, stream, "cuMemFreeAsync", work, Vec::new(), None);
-        Ok(())
-    })
-}
-
 /// The beginning of `CUmemPoolProps`; what follows is reserved.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -150,25 +109,6 @@ pub(crate) struct Properties {
     rest: [u8; 64],
 }
 
-pub(crate) extern "C" fn cuMemPoolCreate(pool: Pointer<usize>, properties: Pointer<Properties>) -> u32 {
-    finish(|| {
-        let mut state = begin()?;
-        let wanted = properties.get()?;
-        // Pinned memory (the only kind there is), on a device.
-        if pool.is_null() || wanted.allocation_type != 1 || wanted.location_type != 1 {
-            return Err(code::INVALID_VALUE);
-        }
-        let device = device_of(&state, wanted.location_id)?;
-        attribute(&mut state, "cuMemPoolCreate", device)?;
-        if !state.device(device).options.pools || wanted.handle_types != 0 {
-            return Err(code::NOT_SUPPORTED);
-        }
-        let handle = state.new_handle();
-        state.pools.insert(handle, Pool::new(device, true));
-        pool.set(handle as usize)
-    })
-}
-
 /// A call about a pool.
 fn on_pool(name: &str, pool: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
@@ -176,68 +116,6 @@ fn on_pool(name: &str, pool: Handle) -> Answer<(Guard, u64)> {
     let device = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?.device;
     attribute(&mut state, name, device)?;
     Ok((state, pool))
-}
-
-pub(crate) extern "C" fn cuMemPoolDestroy(pool: Handle) -> u32 {
-    finish(|| {
-        let (mut state, pool) = on_pool("cuMemPoolDestroy", pool)?;
-        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
-        if !found.created {
-            return Err(code::INVALID_VALUE);
-        }
-        // Memory still allocated stays; the pool goes with its last.
-        found.destroyed = true;
-        let device = found.device;
-        if state.device(device).current_pool == pool {
-            let owner = state.device_mut(device);
-            owner.current_pool = owner.default_pool;
-        }
-        if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
-            trim(&mut state, pool, 0);
-            state.pools.remove(&pool);
-        }
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuMemPoolTrimTo(pool: Handle, keep: usize) -> u32 {
-    finish(|| {
-        let (mut state, pool) = on_pool("cuMemPoolTrimTo", pool)?;
-        trim(&mut state, pool, keep as u64);
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) -> u32 {
-    finish(|| {
-        let (mut state, pool) = on_pool("cuMemPoolSetAttribute", pool)?;
-        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
-        match attribute {
-            1..=3 => found.reuse[attribute as usize - 1] = value.cast::<i32>().get()?,
-            4 => found.threshold = value.get()?,
-            // High-water marks can only be reset.
-            6 if value.get()? == 0 => found.reserved_high = found.reserved,
-            8 if value.get()? == 0 => found.used_high = found.used,
-            _ => return Err(code::INVALID_VALUE),
-        }
-        Ok(())
-    })
-}
-
-pub(crate) extern "C" fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) -> u32 {
-    finish(|| {
-        let (state, pool) = on_pool("cuMemPoolGetAttribute", pool)?;
-        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
-        match attribute {
-            1..=3 => value.cast::<i32>().set(found.reuse[attribute as usize - 1]),
-            4 => value.set(found.threshold),
-            5 => value.set(found.reserved),
-            6 => value.set(found.reserved_high),
-            7 => value.set(found.used),
-            8 => value.set(found.used_high),
-            _ => Err(code::INVALID_VALUE),
-        }
-    })
 }
 
 /// `CUmemAccessDesc`: a device, and 0 no access, 1 reading, 3 reading and writing.
@@ -257,13 +135,110 @@ pub(crate) struct Location {
     id: i32,
 }
 
-pub(crate) extern "C" fn cuMemPoolSetAccess(
-    pool: Handle,
-    map: Pointer<AccessDescription>,
-    count: usize,
-) -> u32 {
-    finish(|| {
-        let (mut state, pool) = on_pool("cuMemPoolSetAccess", pool)?;
+driver! {
+    fn cuMemAllocAsync(pointer: Pointer<u64>, bytes: usize, stream: Handle) {
+        let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
+        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let pool = state.device(device).current_pool;
+        allocate(&mut state, NAME, scope, pointer, bytes, pool, stream)
+    }
+
+    fn cuMemAllocFromPoolAsync(pointer: Pointer<u64>, bytes: usize, pool: Handle, stream: Handle) {
+        let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
+        let pool = find(&state, pool)?;
+        allocate(&mut state, NAME, scope, pointer, bytes, pool, stream)
+    }
+
+    fn cuMemFreeAsync(pointer: u64, stream: Handle) {
+        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
+        let allocation = state.memory.at_mut(pointer).ok_or(code::INVALID_VALUE)?;
+        if !matches!(allocation.kind, Kind::Pool(_)) {
+            return Err(code::INVALID_VALUE);
+        }
+        allocation.life = match allocation.life {
+            Life::Pending => Life::FreeQueued { reached: false },
+            Life::Live => Life::FreeQueued { reached: true },
+            Life::FreeQueued { .. } => return Err(code::INVALID_VALUE),
+        };
+        let (id, bytes) = (allocation.id, allocation.bytes);
+        let work = Work::Free { base: pointer, id, bytes };
+        scheduler::enqueue(&mut state, stream, NAME, work, Vec::new(), None);
+        Ok(())
+    }
+
+    fn cuMemPoolCreate(pool: Pointer<usize>, properties: Pointer<Properties>) {
+        let mut state = begin()?;
+        let wanted = properties.get()?;
+        // Pinned memory (the only kind there is), on a device.
+        if pool.is_null() || wanted.allocation_type != 1 || wanted.location_type != 1 {
+            return Err(code::INVALID_VALUE);
+        }
+        let device = device_of(&state, wanted.location_id)?;
+        attribute(&mut state, NAME, device)?;
+        if !state.device(device).options.pools || wanted.handle_types != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
+        let handle = state.new_handle();
+        state.pools.insert(handle, Pool::new(device, true));
+        pool.set(handle as usize)
+    }
+
+    fn cuMemPoolDestroy(pool: Handle) {
+        let (mut state, pool) = on_pool(NAME, pool)?;
+        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+        if !found.created {
+            return Err(code::INVALID_VALUE);
+        }
+        // Memory still allocated stays; the pool goes with its last.
+        found.destroyed = true;
+        let device = found.device;
+        if state.device(device).current_pool == pool {
+            let owner = state.device_mut(device);
+            owner.current_pool = owner.default_pool;
+        }
+        if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
+            trim(&mut state, pool, 0);
+            state.pools.remove(&pool);
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolTrimTo(pool: Handle, keep: usize) {
+        let (mut state, pool) = on_pool(NAME, pool)?;
+        trim(&mut state, pool, keep as u64);
+        Ok(())
+    }
+
+    fn cuMemPoolSetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) {
+        let (mut state, pool) = on_pool(NAME, pool)?;
+        let found = state.pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
+        match attribute {
+            1..=3 => found.reuse[attribute as usize - 1] = value.cast::<i32>().get()?,
+            4 => found.threshold = value.get()?,
+            // High-water marks can only be reset.
+            6 if value.get()? == 0 => found.reserved_high = found.reserved,
+            8 if value.get()? == 0 => found.used_high = found.used,
+            _ => return Err(code::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) {
+        let (state, pool) = on_pool(NAME, pool)?;
+        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
+        match attribute {
+            1..=3 => value.cast::<i32>().set(found.reuse[attribute as usize - 1]),
+            4 => value.set(found.threshold),
+            5 => value.set(found.reserved),
+            6 => value.set(found.reserved_high),
+            7 => value.set(found.used),
+            8 => value.set(found.used_high),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    fn cuMemPoolSetAccess(pool: Handle, map: Pointer<AccessDescription>, count: usize) {
+        let (mut state, pool) = on_pool(NAME, pool)?;
         let owner = state.pools.get(&pool).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
         for index in 0..count {
             let wanted = map.get_at(index)?;
@@ -282,16 +257,10 @@ pub(crate) extern "C" fn cuMemPoolSetAccess(
             }
         }
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuMemPoolGetAccess(
-    flags: Pointer<u32>,
-    pool: Handle,
-    location: Pointer<Location>,
-) -> u32 {
-    finish(|| {
-        let (state, pool) = on_pool("cuMemPoolGetAccess", pool)?;
+    fn cuMemPoolGetAccess(flags: Pointer<u32>, pool: Handle, location: Pointer<Location>) {
+        let (state, pool) = on_pool(NAME, pool)?;
         let location = location.get()?;
         if location.kind != 1 {
             return Err(code::INVALID_VALUE);
@@ -300,28 +269,24 @@ pub(crate) extern "C" fn cuMemPoolGetAccess(
         let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
         let own = if device == found.device { 3 } else { 0 };
         flags.set(found.access.get(&device).copied().unwrap_or(own))
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDeviceGetDefaultMemPool(pool: Pointer<usize>, device: i32) -> u32 {
-    finish(|| {
-        let (state, device) = on_device("cuDeviceGetDefaultMemPool", device)?;
+    fn cuDeviceGetDefaultMemPool(pool: Pointer<usize>, device: i32) {
+        let (state, device) = on_device(NAME, device)?;
         let device = state.device(device);
         if !device.options.pools {
             return Err(code::NOT_SUPPORTED);
         }
         pool.set(device.default_pool as usize)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuDeviceSetMemPool(device: i32, pool: Handle) -> u32 {
-    finish(|| {
-        let (mut state, device) = on_device("cuDeviceSetMemPool", device)?;
+    fn cuDeviceSetMemPool(device: i32, pool: Handle) {
+        let (mut state, device) = on_device(NAME, device)?;
         let pool = find(&state, pool)?;
         if state.pools.get(&pool).is_none_or(|found| found.device != device) {
             return Err(code::INVALID_VALUE);
         }
         state.device_mut(device).current_pool = pool;
         Ok(())
-    })
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, after_wait, finish, on_current, on_stream, pool};
+use super::{Handle, Pointer, after_wait, on_current, on_stream, pool};
 use crate::{
     code::{self, Answer},
     op::{HostCall, HostFunction, StreamCallback, Work},
@@ -11,18 +11,6 @@ use crate::{
 };
 
 const NON_BLOCKING: u32 = 1;
-
-pub(crate) extern "C" fn cuStreamCreate(stream: Pointer<usize>, flags: u32) -> u32 {
-    finish(|| create("cuStreamCreate", stream, flags, 0))
-}
-
-pub(crate) extern "C" fn cuStreamCreateWithPriority(
-    stream: Pointer<usize>,
-    flags: u32,
-    priority: i32,
-) -> u32 {
-    finish(|| create("cuStreamCreateWithPriority", stream, flags, priority))
-}
 
 fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answer {
     let (mut state, scope) = on_current(name)?;
@@ -36,12 +24,24 @@ fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answ
     stream.set(handle as usize)
 }
 
-pub(crate) extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
-    finish(|| {
+fn call_later(state: &mut Guard, name: &'static str, stream: u64, call: HostCall) {
+    scheduler::enqueue(state, stream, name, Work::Host(call), Vec::new(), None);
+}
+
+driver! {
+    fn cuStreamCreate(stream: Pointer<usize>, flags: u32) {
+        create(NAME, stream, flags, 0)
+    }
+
+    fn cuStreamCreateWithPriority(stream: Pointer<usize>, flags: u32, priority: i32) {
+        create(NAME, stream, flags, priority)
+    }
+
+    fn cuStreamDestroy_v2(stream: Handle) {
         if (stream.addr() as u64) <= 2 {
             return Err(code::INVALID_HANDLE);
         }
-        let (mut state, stream) = on_stream("cuStreamDestroy_v2", stream)?;
+        let (mut state, stream) = on_stream(NAME, stream)?;
         let own = state.streams.get_mut(&stream).ok_or(code::INVALID_HANDLE)?;
         if !own.created {
             return Err(code::INVALID_HANDLE);
@@ -52,12 +52,10 @@ pub(crate) extern "C" fn cuStreamDestroy_v2(stream: Handle) -> u32 {
             state.streams.remove(&stream);
         }
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuStreamQuery", stream)?;
+    fn cuStreamQuery(stream: Handle) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
         let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
         let point = scheduler::end_of(&state, stream);
         let known = scheduler::knowledge(&state, stream);
@@ -68,52 +66,40 @@ pub(crate) extern "C" fn cuStreamQuery(stream: Handle) -> u32 {
         }
         scheduler::learn(&mut state, known.as_ref());
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamSynchronize(stream: Handle) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuStreamSynchronize", stream)?;
+    fn cuStreamSynchronize(stream: Handle) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
         let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
         let point = scheduler::end_of(&state, stream);
         let waited = super::copy::wait(&mut state, stream, point);
         pool::settle(&mut state, device);
         waited
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamGetPriority(stream: Handle, priority: Pointer<i32>) -> u32 {
-    finish(|| {
-        let (state, stream) = on_stream("cuStreamGetPriority", stream)?;
+    fn cuStreamGetPriority(stream: Handle, priority: Pointer<i32>) {
+        let (state, stream) = on_stream(NAME, stream)?;
         priority.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.priority)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamGetFlags(stream: Handle, flags: Pointer<u32>) -> u32 {
-    finish(|| {
-        let (state, stream) = on_stream("cuStreamGetFlags", stream)?;
+    fn cuStreamGetFlags(stream: Handle, flags: Pointer<u32>) {
+        let (state, stream) = on_stream(NAME, stream)?;
         let kind = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.kind;
         flags.set(if kind == StreamKind::NonBlocking { NON_BLOCKING } else { 0 })
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamGetCtx(stream: Handle, context: Pointer<usize>) -> u32 {
-    finish(|| {
-        let (state, stream) = on_stream("cuStreamGetCtx", stream)?;
+    fn cuStreamGetCtx(stream: Handle, context: Pointer<usize>) {
+        let (state, stream) = on_stream(NAME, stream)?;
         context.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context as usize)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamGetId(stream: Handle, id: Pointer<u64>) -> u32 {
-    finish(|| {
-        let (_state, stream) = on_stream("cuStreamGetId", stream)?;
+    fn cuStreamGetId(stream: Handle, id: Pointer<u64>) {
+        let (_state, stream) = on_stream(NAME, stream)?;
         id.set(stream)
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuStreamWaitEvent", stream)?;
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
         // 1 asks for an external node in a captured graph.
         if flags > 1 {
             return Err(code::INVALID_VALUE);
@@ -129,41 +115,24 @@ pub(crate) extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, flags:
         let Some(point) = event.record else { return Ok(()) };
         let known = event.clock.clone();
         let after = vec![point];
-        scheduler::enqueue(&mut state, stream, "cuStreamWaitEvent", Work::Wait, after, known.as_deref());
+        scheduler::enqueue(&mut state, stream, NAME, Work::Wait, after, known.as_deref());
         Ok(())
-    })
-}
+    }
 
-fn call_later(state: &mut Guard, name: &'static str, stream: u64, call: HostCall) {
-    scheduler::enqueue(state, stream, name, Work::Host(call), Vec::new(), None);
-}
-
-pub(crate) extern "C" fn cuLaunchHostFunc(
-    stream: Handle,
-    function: Option<HostFunction>,
-    data: *mut c_void,
-) -> u32 {
-    finish(|| {
-        let (mut state, stream) = on_stream("cuLaunchHostFunc", stream)?;
+    fn cuLaunchHostFunc(stream: Handle, function: Option<HostFunction>, data: *mut c_void) {
+        let (mut state, stream) = on_stream(NAME, stream)?;
         let function = function.ok_or(code::INVALID_VALUE)?;
         let call = HostCall::Function { function, data: data.expose_provenance() };
-        call_later(&mut state, "cuLaunchHostFunc", stream, call);
+        call_later(&mut state, NAME, stream, call);
         Ok(())
-    })
-}
+    }
 
-pub(crate) extern "C" fn cuStreamAddCallback(
-    stream: Handle,
-    function: Option<StreamCallback>,
-    data: *mut c_void,
-    flags: u32,
-) -> u32 {
-    finish(|| {
+    fn cuStreamAddCallback(stream: Handle, function: Option<StreamCallback>, data: *mut c_void, flags: u32) {
         let handle = stream.expose_provenance();
-        let (mut state, stream) = on_stream("cuStreamAddCallback", stream)?;
+        let (mut state, stream) = on_stream(NAME, stream)?;
         let function = function.filter(|_| flags == 0).ok_or(code::INVALID_VALUE)?;
         let call = HostCall::Callback { function, stream: handle, data: data.expose_provenance() };
-        call_later(&mut state, "cuStreamAddCallback", stream, call);
+        call_later(&mut state, NAME, stream, call);
         Ok(())
-    })
+    }
 }
