@@ -34,10 +34,11 @@ impl HostStaged {
 
     fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
         let mut rings = self.rings.lock();
-        if let Some(ring) = rings.iter().find(|ring| ring.device() == device) {
+        if let Some(ring) = rings.iter().find(|ring| ring.is_of(device)) {
             return Arc::clone(ring);
         }
-        let ring = Arc::new(StagingRing::new(backend, device, usual_workers() * BUFFERS_PER_WORKER));
+        let ring =
+            Arc::new(StagingRing::new(&self.executor, backend, device, usual_workers() * BUFFERS_PER_WORKER));
         rings.push(Arc::clone(&ring));
         ring
     }
@@ -114,7 +115,7 @@ impl Method for HostStaged {
             None => Task::Down(lease(&route.backend, route.lane)?),
         };
         let ring = self.ring(&route.backend, route.lane);
-        start_staged(&self.executor, job, task, backends, Some(ring), route.lane)
+        start_staged(ring, job, task, backends, route.lane)
     }
 
     /// The ring needs no start: it is pinned by the transfers that use it.
@@ -142,11 +143,10 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 /// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range; what is in the way;
 /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses the first thread.
 pub(super) fn start_staged(
-    executor: &Executor,
+    ring: Arc<StagingRing>,
     job: &Job<'_>,
     task: Task,
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
-    ring: Option<Arc<StagingRing>>,
     lane: DeviceId,
 ) -> Result<Fence, Unsubmitted> {
     let (src, dst) = (job.src, job.dst);
@@ -160,9 +160,7 @@ pub(super) fn start_staged(
     let end = Arc::new(StagedTimeline::new(lane, job.timing));
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
-    let staged =
-        StagedTransfer::new(both, task, backends, after, ring, (executor, job.priority), Arc::clone(&end));
-    staged.start()?;
+    StagedTransfer::new(both, task, backends, after, ring, job.priority, Arc::clone(&end)).start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
     // copy.

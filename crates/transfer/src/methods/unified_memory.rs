@@ -15,16 +15,19 @@ use super::{
 };
 use crate::{
     request::Request,
-    staging::{Task, chunk_for, usual_workers},
+    staging::{StagingRing, Task, chunk_for, usual_workers},
 };
 
 pub(super) struct UnifiedMemory {
     executor: Executor,
+    /// Of turns: the host's threads copy, without a staging buffer.
+    ring: Arc<StagingRing>,
 }
 
 impl UnifiedMemory {
     pub(super) fn new(executor: Executor) -> Self {
-        Self { executor }
+        let ring = Arc::new(StagingRing::of_turns(&executor, usual_workers()));
+        Self { executor, ring }
     }
 }
 
@@ -91,7 +94,7 @@ impl Method for UnifiedMemory {
             }
         };
         let backends = smallvec![Arc::clone(&route.backend)];
-        start_staged(&self.executor, job, task, backends, None, route.lane)
+        start_staged(Arc::clone(&self.ring), job, task, backends, route.lane)
     }
 
     fn start(&self) -> Result<()> {

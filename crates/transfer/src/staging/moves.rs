@@ -1,13 +1,20 @@
 //! How one chunk is moved: by the host between two memories, or through a staging buffer by a queue.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, Timing,
+    Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority, Timing,
     host_access::{self, HostAccess},
 };
+use transload_executor::yield_now;
 
-use super::{StagedTransfer, ring::Staging, stream_copy::stream_copy, waits::Waits};
+use super::{
+    StagedTransfer,
+    ring::StagingBuffer,
+    stream_copy::stream_copy,
+    waits::{Waits, has_room, room},
+};
 use crate::lost::lost_on;
 
 /// What a staged transfer does.
@@ -25,107 +32,183 @@ pub(crate) enum Task {
     OutOfUnified(QueueLease),
 }
 
-impl StagedTransfer {
-    /// Moves a chunk of a task that needs no staging buffer.
-    pub(super) fn move_by_host(&self, range: Range<usize>) -> Result<()> {
-        let (src, dst) = (host_side(&self.src, range.start)?, host_side(&self.dst, range.start)?);
-        self.end.writes();
-        host_copy(src, dst, range.len());
-        Ok(())
+/// A chunk that was taken, with the staging buffer that it goes through.
+///
+/// Dropped before its end, it leaves the buffer and what uses it to the transfer, which then never counts all of its chunks.
+pub(super) struct Move {
+    transfer: Arc<StagedTransfer>,
+    range: Range<usize>,
+    /// There until the end.
+    buffer: Option<StagingBuffer>,
+    /// Whether the first copy was enqueued, or refused.
+    started: Option<Result<()>>,
+    /// What was enqueued and is not known to be over.
+    copies: SmallVec<[Fence; 2]>,
+}
+
+impl Move {
+    /// For a chunk of the transfer that nobody else takes.
+    pub(super) fn new(transfer: Arc<StagedTransfer>, range: Range<usize>, buffer: StagingBuffer) -> Self {
+        transfer.count_buffer(true);
+        Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
     }
 
-    /// Moves a chunk through a staging buffer, which is idle. What still uses the buffer afterwards is set in it.
-    pub(super) async fn move_through(
-        &self,
-        staging: &mut Staging,
-        range: Range<usize>,
-        waits: Waits<'_>,
-    ) -> Result<()> {
-        match &self.task {
+    pub(super) fn priority(&self) -> StreamPriority {
+        self.transfer.priority
+    }
+
+    /// Enqueues the first copy, if its queue has room; what the host copies before it only `with_host`.
+    pub(super) fn start(&mut self, with_host: bool) {
+        let transfer = Arc::clone(&self.transfer);
+        match &transfer.task {
+            Task::Up(queue) if with_host && has_room(&**queue) => self.started = Some(self.up(queue)),
+            Task::Down(queue) | Task::Across(queue, _) if has_room(&**queue) => {
+                self.started = Some(self.out_of(queue));
+            }
+            _ => {}
+        }
+    }
+
+    /// Moves this chunk, then as many as the ring has for the task. Other tasks have a turn after each.
+    pub(super) async fn run(self) {
+        let ring = Arc::clone(&self.transfer.ring);
+        let mut next = Some(self);
+        while let Some(chunk) = next {
+            next = chunk.finish(Waits::Task(ring.executor())).await;
+            yield_now().await;
+        }
+    }
+
+    /// Moves the chunk, and returns the buffer to the ring. The last one of a transfer ends it. Returns what the ring has for the
+    /// caller to move next.
+    pub(super) async fn finish(mut self, waits: Waits<'_>) -> Option<Self> {
+        let transfer = Arc::clone(&self.transfer);
+        let moved = self.carry(waits).await;
+        let arrived = self.arrive(waits).await;
+        let buffer = self.buffer.take()?;
+        transfer.count_buffer(false);
+        let is_last = transfer.count(moved.and(arrived));
+        // What ends the transfer, or only helps with it, takes no other one's chunk.
+        let mine = (!is_last && matches!(waits, Waits::Task(_))).then_some(transfer.priority);
+        let next = transfer.ring.put(buffer, mine);
+        if is_last {
+            transfer.end(waits).await;
+        }
+        next
+    }
+
+    async fn carry(&mut self, waits: Waits<'_>) -> Result<()> {
+        let transfer = Arc::clone(&self.transfer);
+        let is_started = match self.started.take() {
+            Some(started) => started.map(|()| true)?,
+            None => false,
+        };
+        match &transfer.task {
             Task::Up(queue) => {
-                waits.room(&**queue).await;
-                self.up(queue, staging, range)
+                if !is_started {
+                    room(&**queue, waits).await;
+                    self.up(queue)?;
+                }
+                Ok(())
             }
             Task::Down(queue) => {
-                waits.room(&**queue).await;
-                let copied = self.out_of(queue, staging, range.clone())?;
-                let populated = self.fresh.as_ref().and_then(|fresh| fresh.populate(range.clone(), waits));
-                let arrived = waits.fence(&copied).await;
+                if !is_started {
+                    room(&**queue, waits).await;
+                    self.out_of(queue)?;
+                }
+                let fresh = transfer.fresh.as_ref();
+                let populated = fresh.and_then(|fresh| fresh.populate(self.range.clone(), waits));
+                let arrived = self.arrive(waits).await;
                 if let Some(populated) = populated {
                     // Where no thread was to be had, the copy makes the pages.
                     let _refused = populated.await;
                 }
                 arrived?;
-                staging.set_busy(None);
-                let (_, address) = staging.slice(range.len())?;
-                let dst = host_side(&self.dst, range.start)?;
-                self.end.writes();
-                host_copy(address.as_ptr(), dst, range.len());
+                let (_, address) = self.staged()?;
+                let dst = host_side(&transfer.dst, self.range.start)?;
+                transfer.end.writes();
+                host_copy(address, dst, self.range.len());
                 Ok(())
             }
             Task::Across(from, to) => {
-                waits.room(&**from).await;
-                waits.room(&**to).await;
-                let copied = self.out_of(from, staging, range.clone())?;
-                if !to.can_wait_for(&copied) {
-                    waits.fence(&copied).await.map_err(|error| lost_on(from.device(), error))?;
+                if !is_started {
+                    room(&**from, waits).await;
+                    self.out_of(from)?;
                 }
-                self.into(to, staging, range, &[copied])
+                room(&**to, waits).await;
+                if !self.copies.iter().all(|copied| to.can_wait_for(copied)) {
+                    self.arrive(waits).await?;
+                }
+                self.into(to)?;
+                if transload_core::mutant!("transfer/keeps-first-half") {
+                    self.copies.drain(..self.copies.len() - 1);
+                }
+                Ok(())
             }
-            Task::IntoUnified(_) | Task::OutOfUnified(_) => self.move_by_host(range),
+            Task::IntoUnified(_) | Task::OutOfUnified(_) => {
+                let (src, dst) = (&transfer.src, &transfer.dst);
+                let (src, dst) = (host_side(src, self.range.start)?, host_side(dst, self.range.start)?);
+                transfer.end.writes();
+                host_copy(src, dst, self.range.len());
+                Ok(())
+            }
         }
     }
 
-    fn up(&self, queue: &QueueLease, staging: &mut Staging, range: Range<usize>) -> Result<()> {
-        let (_, address) = staging.slice(range.len())?;
-        host_copy(host_side(&self.src, range.start)?, address.as_ptr(), range.len());
-        self.into(queue, staging, range, &[])
-    }
-
-    /// Enqueues the copy of a chunk from the device into the staging buffer.
-    fn out_of(&self, queue: &QueueLease, staging: &mut Staging, range: Range<usize>) -> Result<Fence> {
-        let _attached = self.attach();
-        let (staged, _) = staging.slice(range.len())?;
-        let src = self.src.slice(range)?;
-        // SAFETY: the staging buffer is the caller's, and busy until the fence is over; the source is claimed for reading
-        // until the transfer's end, which waits for the fence; both lengths are the range's.
-        let copied = unsafe { queue.enqueue(&Operation::Copy { src: &src, dst: &staged }, &[], Timing::Off) }
-            .map_err(|error| lost_on(queue.device(), error))?;
-        staging.set_busy(Some(copied.clone()));
-        if !transload_core::mutant!("transfer/keeps-first-half") {
-            self.keep(copied.clone());
+    /// Waits for what was enqueued.
+    async fn arrive(&mut self, waits: Waits<'_>) -> Result<()> {
+        let mut outcome = Ok(());
+        while let Some(copy) = self.copies.first() {
+            let arrived = waits.fence(copy).await;
+            outcome = outcome.and(arrived.map_err(|error| lost_on(copy.timeline().device(), error)));
+            self.copies.remove(0);
         }
-        Ok(copied)
+        outcome
     }
 
-    /// Enqueues the copy of a chunk from the staging buffer to the device, behind `after`.
-    fn into(
-        &self,
-        queue: &QueueLease,
-        staging: &mut Staging,
-        range: Range<usize>,
-        after: &[Fence],
-    ) -> Result<()> {
-        let _attached = self.attach();
-        let (staged, _) = staging.slice(range.len())?;
-        let dst = self.dst.slice(range)?;
-        // SAFETY: as in `out_of`; the destination is claimed for writing.
-        let copied =
-            unsafe { queue.enqueue(&Operation::Copy { src: &staged, dst: &dst }, after, Timing::Off) }
-                .map_err(|error| lost_on(queue.device(), error))?;
-        self.end.writes();
-        staging.set_busy(Some(copied.clone()));
-        self.keep(copied);
+    fn staged(&self) -> Result<(RawBuffer, *mut u8)> {
+        let missing = || Error::new(ErrorKind::Interrupted, "the staging buffer was returned");
+        let (staged, address) = self.buffer.as_ref().ok_or_else(missing)?.slice(self.range.len())?;
+        Ok((staged, address.as_ptr()))
+    }
+
+    /// Copies the chunk into the staging buffer, and enqueues the copy from there.
+    fn up(&mut self, queue: &QueueLease) -> Result<()> {
+        let (_, address) = self.staged()?;
+        host_copy(host_side(&self.transfer.src, self.range.start)?, address, self.range.len());
+        self.into(queue)
+    }
+
+    /// Enqueues the copy of the chunk from the device into the staging buffer.
+    fn out_of(&mut self, queue: &QueueLease) -> Result<()> {
+        let (staged, _) = self.staged()?;
+        let src = self.transfer.src.slice(self.range.clone())?;
+        self.enqueue(queue, &src, &staged)
+    }
+
+    /// Enqueues the copy of the chunk from the staging buffer to the device, after what was enqueued before.
+    fn into(&mut self, queue: &QueueLease) -> Result<()> {
+        let (staged, _) = self.staged()?;
+        let dst = self.transfer.dst.slice(self.range.clone())?;
+        self.transfer.end.writes();
+        self.enqueue(queue, &staged, &dst)
+    }
+
+    fn enqueue(&mut self, queue: &QueueLease, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+        let _attached = self.transfer.attach();
+        // SAFETY: the staging buffer is this chunk's until `copies` are over; the other side is claimed until the transfer's
+        // end, which comes after that; both lengths are the range's.
+        let copy = unsafe { queue.enqueue(&Operation::Copy { src, dst }, &self.copies, Timing::Off) };
+        self.copies.push(copy.map_err(|error| lost_on(queue.device(), error))?);
         Ok(())
     }
+}
 
-    /// Moves unified memory to the host before the first chunk, or to its device after the last one.
-    pub(super) fn prefetch(&self, queue: &QueueLease, buffer: &RawBuffer, to: DeviceId) -> Result<Fence> {
-        let _attached = self.attach();
-        // SAFETY: moving pages keeps their bytes; the buffer is claimed until the transfer's end, which waits for the fence.
-        let moved = unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?;
-        self.keep(moved.clone());
-        Ok(moved)
+impl Drop for Move {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.transfer.leave(std::mem::take(&mut self.copies), Some(buffer));
+        }
     }
 }
 

@@ -1,16 +1,13 @@
-//! The ring: pinned buffers of a device, made when they are needed, kept, and bounded in number.
+//! The ring: a device's staging buffers, bounded in number, and the transfers that wait for one, which have turns.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    ptr::NonNull,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-};
+use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result};
+use smallvec::SmallVec;
+use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, StreamPriority};
 use transload_executor::{BlockingKey, Executor};
+
+use super::{StagedTransfer, moves::Move};
 
 /// Bytes of a staging buffer. Chunks of 4 MiB reach 0.97 of a link's rate where each is a copy of its own.
 pub(super) const STAGING_BUFFER: usize = 4 << 20;
@@ -18,24 +15,21 @@ pub(super) const STAGING_BUFFER: usize = 4 << 20;
 /// Turns after a shortage of pinned memory in which no further buffer is tried for.
 const PAUSE: u32 = 256;
 
-/// Pinned memory for one chunk.
-struct StagingBuffer {
-    buffer: RawBuffer,
-    /// Where the host sees it.
-    address: NonNull<u8>,
-    /// The last copy that uses it.
-    busy: Option<Fence>,
+/// Room for one chunk, which nothing uses while it is in the ring.
+pub(super) struct StagingBuffer {
+    /// Pinned memory, and where the host sees it; `None` in a ring of turns alone.
+    memory: Option<(RawBuffer, NonNull<u8>)>,
 }
 
 // SAFETY: the address is that of the buffer, which is Send; the holder of a staging buffer is its only user.
 unsafe impl Send for StagingBuffer {}
-// SAFETY: the address is only read through a shared reference.
-unsafe impl Sync for StagingBuffer {}
 
-/// The staging buffers of one device. A task that holds one never waits for another, so the ring cannot run dry for good.
+/// The staging buffers of one device. Whoever returns one is given the next chunk to move, of the next transfer in turn, so no
+/// task ever waits for a buffer.
 pub(crate) struct StagingRing {
-    backend: Arc<dyn Backend>,
-    device: DeviceId,
+    /// Who makes the buffers, for which device.
+    maker: Option<(Arc<dyn Backend>, DeviceId)>,
+    executor: Executor,
     most: usize,
     /// Bounds how many threads pin memory, or make the pages of a destination, at once.
     pub(super) blocking: BlockingKey,
@@ -44,310 +38,251 @@ pub(crate) struct StagingRing {
 
 #[derive(Default)]
 struct State {
-    free: VecDeque<StagingBuffer>,
+    free: Vec<StagingBuffer>,
     /// Buffers that exist or are being made.
     made: usize,
-    /// Tasks that wait, in order: only the first may take or make a buffer.
-    waiting: VecDeque<Waiting>,
-    last_turn: u64,
-    /// Turns until another buffer may be made beside those in use.
+    making: usize,
+    /// Transfers with chunks that nobody took yet, by priority, in turn.
+    transfers: [VecDeque<Arc<StagedTransfer>>; 3],
+    /// Turns until another buffer may be made beside those that there are.
     pause: u32,
 }
 
-/// The transfer that a buffer is for.
-#[derive(Clone, Copy)]
-pub(super) struct User {
-    /// The same for all of its tasks.
-    pub(super) id: usize,
-    /// Whether its chunks are so large that more buffers make it faster.
-    pub(super) is_large: bool,
-}
-
-struct Waiting {
-    turn: u64,
-    user: usize,
-    waker: Waker,
-}
-
-/// A staging buffer that its holder alone uses. Dropped, it goes back to the ring.
-pub(super) struct Staging {
-    ring: Arc<StagingRing>,
-    /// There until it is dropped.
-    held: Option<StagingBuffer>,
-}
-
-/// What comes of a task's turn.
-enum Turn {
-    /// With `grow` the task waits for a buffer in use while another one, which is counted, could be made.
-    Take { taken: StagingBuffer, grow: bool },
-    /// The task makes one, which is counted.
-    Make,
-    /// There is none and this task could not make any; or it needs none any more.
-    Leave,
-}
-
 impl StagingRing {
-    pub(crate) fn new(backend: &Arc<dyn Backend>, device: DeviceId, most: usize) -> Self {
-        let most = most.max(1);
-        let blocking = BlockingKey::new(most.div_ceil(2));
-        Self { backend: Arc::clone(backend), device, most, blocking, state: Mutex::default() }
-    }
-
-    pub(crate) fn device(&self) -> DeviceId {
-        self.device
-    }
-
-    /// Waits for a staging buffer that nothing uses. Only for a task that holds none. Returns `None` if `is_needed` is false by then.
-    ///
-    /// # Errors
-    /// That of allocating pinned memory, if there is no buffer at all; where there is one it is waited for instead.
-    pub(super) async fn take(
-        self: &Arc<Self>,
+    pub(crate) fn new(
         executor: &Executor,
-        user: User,
-        is_needed: impl Fn() -> bool,
-    ) -> Result<Option<Staging>> {
-        let mut shortage = None;
-        let mut place = Place { ring: self, turn: None };
-        let taken = loop {
-            let may_make = shortage.is_none();
-            match poll_fn(|context| place.poll(context, user, may_make, &is_needed)).await {
-                Turn::Take { taken, grow } => {
-                    if grow {
-                        self.make_beside(executor);
-                    }
-                    break taken;
-                }
-                Turn::Leave => return shortage.map_or(Ok(None), Err),
-                Turn::Make => {
-                    let making = Making::of(self);
-                    let ring = Arc::clone(self);
-                    match executor.spawn_blocking(&self.blocking, move || ring.make()).await {
-                        Ok(Ok(made)) => {
-                            making.disarm();
-                            break made;
-                        }
-                        // Fewer must do, if there are any.
-                        Ok(Err(error)) | Err(error) => shortage = Some(error),
-                    }
-                }
-            }
-        };
-        let mut staging = Staging { ring: Arc::clone(self), held: Some(taken) };
-        if let Some(fence) = staging.busy() {
-            // What it failed with is reported by its own transfer.
-            let _over = executor.fence(&fence).await;
-            staging.set_busy(None);
-        }
-        Ok(Some(staging))
+        backend: &Arc<dyn Backend>,
+        device: DeviceId,
+        most: usize,
+    ) -> Self {
+        let blocking = BlockingKey::new(most.div_ceil(2));
+        let (maker, executor) = (Some((Arc::clone(backend), device)), executor.clone());
+        Self { maker, executor, most: most.max(1), blocking, state: Mutex::default() }
     }
 
-    /// Returns a staging buffer that nothing uses, if there is one and no task waits for it.
-    pub(super) fn try_take(self: &Arc<Self>) -> Option<Staging> {
-        let mut state = self.state.lock();
-        if !state.waiting.is_empty() {
+    /// Returns a ring for transfers that need no staging buffer, of which so many chunks are moved at once.
+    pub(crate) fn of_turns(executor: &Executor, most: usize) -> Self {
+        let free: Vec<_> = (0..most.max(1)).map(|_| StagingBuffer { memory: None }).collect();
+        let (most, blocking) = (free.len(), BlockingKey::new(1));
+        let state = Mutex::new(State { free, made: most, ..State::default() });
+        Self { maker: None, executor: executor.clone(), most, blocking, state }
+    }
+
+    pub(crate) fn is_of(&self, device: DeviceId) -> bool {
+        self.maker.as_ref().is_some_and(|(_, of)| *of == device)
+    }
+
+    pub(super) fn executor(&self) -> &Executor {
+        &self.executor
+    }
+
+    /// Returns how many staging buffers a transfer may use at once: not all, since those that wait for a device that stands
+    /// still would keep every other transfer waiting.
+    pub(super) fn most_of_one(&self) -> usize {
+        let others = if self.maker.is_some() { (self.most / 8).max(1) } else { 0 };
+        self.most.saturating_sub(others).max(1)
+    }
+
+    /// Adds a transfer whose chunks may be moved from now on. Returns a chunk of that priority for the caller to move, if any.
+    pub(super) fn add(self: &Arc<Self>, transfer: Arc<StagedTransfer>) -> Option<Move> {
+        let priority = transfer.priority;
+        self.dispatch(Some(priority), |state| state.enter(transfer, VecDeque::push_back))
+    }
+
+    /// Takes a buffer back, and returns a chunk of that priority for the caller to move, if any.
+    pub(super) fn put(self: &Arc<Self>, buffer: StagingBuffer, mine: Option<StreamPriority>) -> Option<Move> {
+        if transload_core::mutant!("transfer/ring-wakes") {
+            self.state.lock().free.push(buffer);
             return None;
         }
-        let taken = state.pop_free()?;
-        drop(state);
-        let mut staging = Staging { ring: Arc::clone(self), held: Some(taken) };
-        if staging.busy().is_some_and(|fence| !fence.is_over()) {
+        self.dispatch(mine, |state| state.free.push(buffer))
+    }
+
+    /// Returns a chunk of the transfer, if there is one and a free buffer for it.
+    pub(super) fn take(&self, transfer: &Arc<StagedTransfer>) -> Option<Move> {
+        let mut state = self.state.lock();
+        if state.free.is_empty() {
             return None;
         }
-        staging.set_busy(None);
-        Some(staging)
+        let range = transfer.take_chunk()?;
+        Some(Move::new(Arc::clone(transfer), range, state.free.pop()?))
     }
 
-    /// Wakes the tasks of a transfer that needs no more buffers.
-    pub(super) fn dismiss(&self, user: usize) {
-        let state = self.state.lock();
-        let of_user = state.waiting.iter().filter(|waiting| waiting.user == user);
-        let wakers: Vec<_> = of_user.map(|waiting| waiting.waker.clone()).collect();
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Gives the free buffers back to the backend. Blocks on copies that use them.
-    pub(crate) fn release(&self) {
-        let mut state = self.state.lock();
-        let free = std::mem::take(&mut state.free);
-        state.made -= free.len();
-        let next = state.next();
-        drop(state);
-        next.into_iter().for_each(Waker::wake);
-        for buffer in free {
-            if let Some(fence) = &buffer.busy {
-                let _reported_by_its_transfer = fence.wait();
-            }
+    /// Forgets a transfer of the caller's of which no chunk is to be moved any more.
+    pub(super) fn forget(&self, transfer: &StagedTransfer) {
+        for transfers in &mut self.state.lock().transfers {
+            transfers.retain(|other| !std::ptr::eq(&**other, transfer));
         }
+    }
+
+    /// Changes the state, then gives every free buffer to a transfer that may have it, and has as many tasks move the chunks.
+    /// What the device does first is enqueued here. Of one chunk of priority `mine` the caller is that task.
+    fn dispatch(
+        self: &Arc<Self>,
+        mine: Option<StreamPriority>,
+        change: impl FnOnce(&mut State),
+    ) -> Option<Move> {
+        let mut moves = SmallVec::<[Move; 16]>::new();
+        // Their last handles may go here: outside the lock.
+        let mut taken = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
+        let mut state = self.state.lock();
+        change(&mut state);
+        while let Some(next) = state.next(&mut taken) {
+            moves.push(next);
+        }
+        let missing = state.missing(self.most);
+        drop(state);
+        (0..missing).for_each(|_| self.make_another());
+        moves.iter_mut().for_each(|next| next.start(false));
+        let own =
+            moves.iter().position(|next| Some(next.priority()) == mine).map(|index| moves.remove(index));
+        while let Some(priority) = moves.first().map(Move::priority) {
+            let (same, others): (SmallVec<_>, _) =
+                moves.into_iter().partition(|next| next.priority() == priority);
+            // There is a thread: the transfer was begun by one.
+            let _always = self.executor.spawn_all(priority, same.into_iter().map(Move::run));
+            moves = others;
+        }
+        own
     }
 
     /// Makes a buffer, which is counted, on a spare thread.
-    fn make_beside(self: &Arc<Self>, executor: &Executor) {
-        let (ring, making) = (Arc::clone(self), Making::of(self));
-        drop(executor.spawn_blocking(&self.blocking, move || match ring.make() {
-            Ok(made) => {
-                making.disarm();
-                ring.change(|state| state.free.push_back(made));
-            }
-            // There are fewer, and for a while no more are tried for.
-            Err(_shortage) => ring.state.lock().pause = PAUSE,
+    fn make_another(self: &Arc<Self>) {
+        let making = Making { ring: Arc::clone(self), outcome: Err(not_made("nothing could make it")) };
+        drop(self.executor.spawn_blocking(&self.blocking, move || {
+            let mut making = making;
+            making.outcome = making.ring.make();
         }));
     }
 
     fn make(&self) -> Result<StagingBuffer> {
-        let _attached = self.backend.attach_thread();
-        let buffer = self.backend.allocate(self.device, MemoryKind::Pinned, STAGING_BUFFER)?;
-        let Some(address) = buffer.host_address() else {
-            return Err(Error::new(ErrorKind::Unsupported, "pinned memory that the host cannot address"));
-        };
-        Ok(StagingBuffer { buffer, address, busy: None })
-    }
-
-    /// Changes the state, then wakes the first task that waits.
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        let mut state = self.state.lock();
-        change(&mut state);
-        let next = state.next();
-        drop(state);
-        if !transload_core::mutant!("transfer/ring-wakes") {
-            next.into_iter().for_each(Waker::wake);
+        let Some((backend, device)) = &self.maker else { return Err(not_made("this ring has none")) };
+        let _attached = backend.attach_thread();
+        let buffer = backend.allocate(*device, MemoryKind::Pinned, STAGING_BUFFER)?;
+        match buffer.host_address() {
+            Some(address) => Ok(StagingBuffer { memory: Some((buffer, address)) }),
+            None => Err(not_made("the host cannot address the pinned memory")),
         }
     }
+
+    /// Gives the free buffers back to the backend.
+    pub(crate) fn release(&self) {
+        let mut state = self.state.lock();
+        let free = mem::take(&mut state.free);
+        state.made -= free.len();
+        drop(state);
+    }
+}
+
+fn not_made(why: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("no staging buffer: {why}"))
 }
 
 impl State {
-    /// Returns the waker of the first task that waits.
-    fn next(&self) -> Option<Waker> {
-        self.waiting.front().map(|waiting| waiting.waker.clone())
-    }
-
-    /// Removes a free buffer: one that nothing uses, if that is known of any.
-    fn pop_free(&mut self) -> Option<StagingBuffer> {
-        let is_idle = |buffer: &StagingBuffer| buffer.busy.as_ref().is_none_or(Fence::is_known_done);
-        let index = self.free.iter().position(is_idle).unwrap_or(0);
-        self.free.remove(index)
-    }
-
-    fn turn(&mut self, most: usize, may_make: bool, is_large: bool) -> Option<Turn> {
-        let has_room = may_make && self.made < most;
-        if let Some(taken) = self.pop_free() {
-            // Large chunks take long enough on the device for the host to fill another buffer meanwhile.
-            let grow =
-                has_room && is_large && taken.busy.as_ref().is_some_and(|fence| !fence.is_known_done());
-            self.made += usize::from(grow);
-            return Some(Turn::Take { taken, grow });
+    /// Pairs a free buffer with the next chunk. Transfers without any are put into `taken`.
+    fn next(&mut self, taken: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<Move> {
+        while !self.free.is_empty() {
+            let may = |transfer: &Arc<StagedTransfer>| transfer.may_take_another();
+            let (transfers, index) = self
+                .transfers
+                .iter_mut()
+                .find_map(|transfers| transfers.iter().position(may).map(|index| (transfers, index)))?;
+            let transfer = transfers.remove(index)?;
+            let Some(range) = transfer.take_chunk() else {
+                taken.push(transfer);
+                continue;
+            };
+            let buffer = self.free.pop()?;
+            if !transfer.is_taken() {
+                // The others come first.
+                let first = transload_core::mutant!("transfer/turns");
+                let enter = if first { VecDeque::push_front } else { VecDeque::push_back };
+                self.enter(Arc::clone(&transfer), enter);
+            }
+            return Some(Move::new(transfer, range, buffer));
         }
-        if has_room {
-            self.made += 1;
-            return Some(Turn::Make);
-        }
-        (self.made == 0).then_some(Turn::Leave)
+        None
     }
-}
 
-/// A task's place among those that wait, if it has one.
-struct Place<'a> {
-    ring: &'a StagingRing,
-    turn: Option<u64>,
-}
-
-impl Place<'_> {
-    fn poll(
+    fn enter(
         &mut self,
-        context: &Context<'_>,
-        user: User,
-        may_make: bool,
-        is_needed: impl Fn() -> bool,
-    ) -> Poll<Turn> {
-        if !is_needed() {
-            self.leave();
-            return Poll::Ready(Turn::Leave);
-        }
-        let waker = context.waker().clone();
-        let mut state = self.ring.state.lock();
-        if state.waiting.front().is_none_or(|first| Some(first.turn) == self.turn)
-            && let Some(turn) = state.turn(self.ring.most, may_make, user.is_large)
-        {
-            drop(state);
-            self.leave();
-            return Poll::Ready(turn);
-        }
-        let turn = *self.turn.get_or_insert_with(|| {
-            state.last_turn += 1;
-            state.last_turn
-        });
-        match state.waiting.iter_mut().find(|waiting| waiting.turn == turn) {
-            Some(waiting) => waiting.waker = waker,
-            None => state.waiting.push_back(Waiting { turn, user: user.id, waker }),
-        }
-        Poll::Pending
+        transfer: Arc<StagedTransfer>,
+        enter: fn(&mut VecDeque<Arc<StagedTransfer>>, Arc<StagedTransfer>),
+    ) {
+        let [high, normal, low] = &mut self.transfers;
+        let transfers = match transfer.priority {
+            StreamPriority::High => high,
+            StreamPriority::Normal => normal,
+            StreamPriority::Low => low,
+        };
+        enter(transfers, transfer);
     }
 
-    /// Gives the place up. The next one has its turn.
-    fn leave(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            self.ring.change(|state| state.waiting.retain(|waiting| waiting.turn != turn));
+    /// Returns how many further buffers are of use, and counts them as being made.
+    fn missing(&mut self, most: usize) -> usize {
+        let room = most.saturating_sub(self.made);
+        if room == 0 || (self.pause > 0 && self.made > 0) {
+            self.pause = self.pause.saturating_sub(1);
+            return 0;
         }
+        let mut wanted = 0;
+        for transfer in self.transfers.iter().flatten() {
+            wanted += transfer.wants();
+            if wanted >= room + self.making {
+                break;
+            }
+        }
+        let missing = wanted.saturating_sub(self.making).min(room);
+        self.made += missing;
+        self.making += missing;
+        missing
     }
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.leave();
-    }
-}
-
-/// A buffer that is being made. Dropped, it was not: those that wait try for themselves.
-struct Making(Option<Arc<StagingRing>>);
-
-impl Making {
-    fn of(ring: &Arc<StagingRing>) -> Self {
-        Self(Some(Arc::clone(ring)))
-    }
-
-    fn disarm(mut self) {
-        self.0 = None;
-    }
+/// A buffer that is being made. Dropped, it was made or not.
+struct Making {
+    ring: Arc<StagingRing>,
+    outcome: Result<StagingBuffer>,
 }
 
 impl Drop for Making {
     fn drop(&mut self) {
-        if let Some(ring) = self.0.take() {
-            ring.change(|state| state.made -= 1);
+        let outcome = mem::replace(&mut self.outcome, Err(not_made("it was taken")));
+        let ring = &self.ring;
+        let error = match outcome {
+            Ok(made) => {
+                let _none = ring.dispatch(None, |state| {
+                    state.making -= 1;
+                    state.free.push(made);
+                });
+                return;
+            }
+            Err(error) => error,
+        };
+        let mut state = ring.state.lock();
+        state.making -= 1;
+        state.made -= 1;
+        // Fewer must do, if there are any.
+        state.pause = PAUSE;
+        let stranded = if state.made == 0 { mem::take(&mut state.transfers) } else { Default::default() };
+        drop(state);
+        for transfer in stranded.into_iter().flatten() {
+            let error = error.clone();
+            let failing = async move { transfer.fail(error).await };
+            let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
         }
     }
 }
 
-impl Staging {
+impl StagingBuffer {
     /// Returns the first `bytes` bytes, and where the host sees them.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`] for more than a staging buffer has.
     pub(super) fn slice(&self, bytes: usize) -> Result<(RawBuffer, NonNull<u8>)> {
-        match &self.held {
-            Some(held) => Ok((held.buffer.slice(..bytes)?, held.address)),
-            None => Err(Error::new(ErrorKind::Interrupted, "the staging buffer was given back")),
-        }
-    }
-
-    /// Returns the copy that uses it, if any.
-    pub(super) fn busy(&self) -> Option<Fence> {
-        self.held.as_ref().and_then(|held| held.busy.clone())
-    }
-
-    /// Sets the copy that uses it: the buffer serves no other before that is over.
-    pub(super) fn set_busy(&mut self, fence: Option<Fence>) {
-        if let Some(held) = &mut self.held {
-            held.busy = fence;
-        }
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            self.ring.change(|state| state.free.push_back(held));
+        match &self.memory {
+            Some((buffer, address)) => Ok((buffer.slice(..bytes)?, *address)),
+            None => Err(not_made("this ring has none")),
         }
     }
 }

@@ -1,24 +1,32 @@
-//! A staged transfer under way: tasks of the executor take its chunks until none is left.
+//! A staged transfer under way: its chunks are moved, in turn with those of others, by tasks of the executor.
 
 use std::{
     any::Any,
+    mem,
     ops::Range,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Fence, RawBuffer, Result, StreamPriority};
-use transload_executor::{AbsentPages, BlockingKey, Executor, yield_now};
+use transload_core::{
+    Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
+    Timing,
+};
+use transload_executor::{AbsentPages, BlockingKey};
 
 use super::{
     StagedTimeline, StagingRing, Task,
     chunks::{Chunks, chunk_for},
     fresh::Fresh,
-    ring::{Staging, User},
+    moves::Move,
+    ring::StagingBuffer,
     usual_workers,
-    waits::{Waits, run_here},
+    waits::{Waits, room, run_here},
 };
 use crate::lost::lost_on;
 
@@ -30,23 +38,25 @@ pub(crate) struct StagedTransfer {
     pub(super) src: RawBuffer,
     pub(super) dst: RawBuffer,
     pub(super) task: Task,
+    pub(super) ring: Arc<StagingRing>,
+    pub(super) priority: StreamPriority,
     /// Whose threads' state must be set up before they call it.
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     /// What must be over before the first byte moves.
     after: SmallVec<[Fence; 8]>,
-    /// The ring, for tasks that go through one.
-    ring: Option<Arc<StagingRing>>,
-    executor: Executor,
-    priority: StreamPriority,
     chunks: Chunks,
     /// The destination, if its pages are absent.
     pub(super) fresh: Option<Fresh>,
-    /// What was enqueued and is not known to be over: at most one for each staging buffer, and a prefetch.
-    operations: Mutex<SmallVec<[Fence; 16]>>,
+    /// How many staging buffers it uses; the ring counts them.
+    held: AtomicUsize,
+    /// What tasks that ended early left: operations, and the buffer that those use.
+    left: Mutex<SmallVec<[Left; 1]>>,
     /// When the first byte was about to move.
     begun: OnceLock<Instant>,
     pub(super) end: Arc<StagedTimeline>,
 }
+
+type Left = (SmallVec<[Fence; 2]>, Option<StagingBuffer>);
 
 impl StagedTransfer {
     pub(crate) fn new(
@@ -54,142 +64,131 @@ impl StagedTransfer {
         task: Task,
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         after: SmallVec<[Fence; 8]>,
-        ring: Option<Arc<StagingRing>>,
-        (executor, priority): (&Executor, StreamPriority),
+        ring: Arc<StagingRing>,
+        priority: StreamPriority,
         end: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let fresh = match (&task, &ring) {
-            (Task::Down(_), Some(ring)) => Fresh::of(&dst, &ring.blocking),
-            _ => None,
-        };
+        let is_down = matches!(task, Task::Down(_));
+        let fresh = is_down.then(|| Fresh::of(&dst, &ring.blocking)).flatten();
         let chunk = chunk_for(src.len(), usual_workers());
         // Two chunks of a fresh destination share no huge page.
         let chunk = if fresh.is_some() { chunk.next_multiple_of(AbsentPages::GRAIN) } else { chunk };
         let chunks = Chunks::new(src.len(), chunk);
-        let (executor, operations, begun) = (executor.clone(), Mutex::default(), OnceLock::new());
-        let transfer = Self {
-            src,
-            dst,
-            task,
-            backends,
-            after,
-            ring,
-            executor,
-            priority,
-            chunks,
-            fresh,
-            operations,
-            begun,
-            end,
-        };
+        let (held, left, begun) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
+        let transfer =
+            Self { src, dst, task, ring, priority, backends, after, chunks, fresh, held, left, begun, end };
         let transfer = Arc::new(transfer);
         transfer.end.belongs_to(Arc::downgrade(&transfer));
         transfer
     }
 
-    /// Starts its tasks.
+    /// Starts it.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the system refuses the first thread.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
-        let running = Running(Some(Arc::clone(self)));
-        self.executor.spawn_detached(self.priority, running.run(async |transfer| transfer.begin().await))
+        let transfer = Arc::clone(self);
+        self.ring.executor().spawn_detached(self.priority, async move {
+            if let Some(first) = transfer.begin().await {
+                drop(transfer);
+                first.run().await;
+            }
+        })
     }
 
-    /// Waits for what the transfer comes after, then takes chunks beside as many other tasks as are of use.
-    async fn begin(self: &Arc<Self>) {
-        let waits = Waits::Task(&self.executor);
+    /// Waits for what the transfer comes after, then has its chunks moved. Returns one for the caller to move.
+    async fn begin(self: &Arc<Self>) -> Option<Move> {
+        let waits = Waits::Task(self.ring.executor());
         for fence in &self.after {
             // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
             let _over = waits.fence(fence).await;
         }
-        if let Task::OutOfUnified(queue) = &self.task {
-            waits.room(&**queue).await;
-            let arrived = match self.prefetch(queue, &self.src, DeviceId::Cpu) {
-                Ok(fence) => waits.fence(&fence).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = arrived {
-                // Pages would still migrate one fault at a time; but what could not be done is an error, not a detour.
-                return self.fail(error).await;
-            }
+        if let Task::OutOfUnified(queue) = &self.task
+            && let Err(error) = self.prefetch(queue, &self.src, DeviceId::Cpu, waits).await
+        {
+            // Pages would still migrate one fault at a time; but what could not be done is an error, not a detour.
+            self.fail(error).await;
+            return None;
         }
         self.begun.get_or_init(Instant::now);
-        let others = (1..self.useful_tasks())
-            .map(|_| Running(Some(Arc::clone(self))).run(async |transfer| transfer.take_turns().await));
-        // There is a thread: this one. It wakes the others, which would be too long for the submitter.
-        let _always = self.executor.spawn_all(self.priority, others);
-        self.take_turns().await;
+        self.ring.add(Arc::clone(self))
     }
 
-    /// Returns how many tasks can work at once. Downloads have one for each staging buffer, so that the device fills some
-    /// while the host empties others.
-    fn useful_tasks(&self) -> usize {
-        let most = if let Task::Down(_) = self.task { usual_workers() * 2 } else { usual_workers() };
-        self.chunks.left_to_take().min(most)
+    /// Returns whether another chunk may be taken.
+    pub(super) fn may_take_another(&self) -> bool {
+        self.wants() > 0 || self.is_taken()
     }
 
-    /// Moves chunks until none is left. Other tasks have a turn after each.
-    async fn take_turns(self: &Arc<Self>) {
-        let user = User { id: Arc::as_ptr(self).addr(), is_large: self.chunks.size() >= LARGE };
-        while !self.chunks.are_taken() {
-            let waits = Waits::Task(&self.executor);
-            match &self.ring {
-                None => self.move_next(None, waits).await,
-                // The buffer comes first: a task that waits for one holds no chunk.
-                Some(ring) => match ring.take(&self.executor, user, || !self.chunks.are_taken()).await {
-                    Ok(Some(staging)) => self.move_next(Some(staging), waits).await,
-                    Ok(None) => return,
-                    Err(error) => return self.fail(error).await,
-                },
-            }
-            if !transload_core::mutant!("transfer/turns") {
-                yield_now().await;
-            }
-        }
+    /// Returns how many further staging buffers are of use.
+    pub(super) fn wants(&self) -> usize {
+        let held = self.held.load(Ordering::Relaxed);
+        // The device fills some buffers while the host empties others, or the other way round, where chunks are so large that
+        // this takes longer than a task's turn.
+        let most = if self.chunks.size() >= LARGE { self.ring.most_of_one() } else { usual_workers() };
+        self.chunks.left_to_take().min(most.saturating_sub(held))
     }
 
-    async fn move_next(self: &Arc<Self>, staging: Option<Staging>, waits: Waits<'_>) {
-        let Some(chunk) = self.take_chunk() else { return };
-        let outcome = match staging {
-            None => self.move_by_host(chunk.range.clone()),
-            // It goes back to the ring before the chunk counts as finished.
-            Some(mut staging) => self.move_through(&mut staging, chunk.range.clone(), waits).await,
+    pub(super) fn count_buffer(&self, is_held: bool) {
+        let _before = match is_held {
+            true => self.held.fetch_add(1, Ordering::Relaxed),
+            false => self.held.fetch_sub(1, Ordering::Relaxed),
         };
-        chunk.finish(outcome, waits).await;
     }
 
-    fn take_chunk(self: &Arc<Self>) -> Option<Chunk> {
-        let range = self.chunks.take()?;
-        Some(Chunk { transfer: Arc::clone(self), range, state: ChunkState::Taken })
+    pub(super) fn is_taken(&self) -> bool {
+        self.chunks.are_taken()
+    }
+
+    /// Returns a chunk that nobody else takes, to be [counted](Self::count).
+    pub(super) fn take_chunk(&self) -> Option<Range<usize>> {
+        self.chunks.take()
+    }
+
+    /// Counts a taken chunk as moved, or not. Of the last one it returns `true`: the caller [ends](Self::end) the transfer.
+    pub(super) fn count(&self, outcome: Result<()>) -> bool {
+        if let Err(error) = outcome {
+            self.end.fail(error);
+            self.chunks.cancel();
+            self.ring.forget(self);
+        }
+        self.chunks.finish()
     }
 
     /// Fails the transfer from a task that holds no chunk.
-    async fn fail(self: &Arc<Self>, error: Error) {
-        while let Some(chunk) = self.take_chunk() {
-            chunk.finish(Err(error.clone()), Waits::Task(&self.executor)).await;
+    pub(super) async fn fail(&self, error: Error) {
+        if self.take_chunk().is_some() && self.count(Err(error)) {
+            self.end(Waits::Task(self.ring.executor())).await;
         }
     }
 
     /// Ends the transfer, after its last chunk.
-    async fn end(&self, waits: Waits<'_>) {
+    pub(super) async fn end(&self, waits: Waits<'_>) {
         if let Task::IntoUnified(queue) = &self.task
             && !self.end.has_failed()
+            && let Err(error) = self.prefetch(queue, &self.dst, self.dst.place().device, waits).await
         {
-            waits.room(&**queue).await;
-            if let Err(error) = self.prefetch(queue, &self.dst, self.dst.place().device) {
-                self.end.fail(error);
-            }
-        }
-        let operations = std::mem::take(&mut *self.operations.lock());
-        for fence in &operations {
-            self.note(fence, waits.fence(fence).await);
-        }
-        if let Some(ring) = &self.ring {
-            // Tasks that wait for a buffer in vain would keep this transfer's memory.
-            ring.dismiss(std::ptr::from_ref(self).addr());
+            self.end.fail(error);
         }
         self.end.reach(self.begun.get().map(Instant::elapsed).unwrap_or_default());
+    }
+
+    /// Moves unified memory to the host before the first chunk, or to its device after the last one.
+    async fn prefetch(
+        &self,
+        queue: &QueueLease,
+        buffer: &RawBuffer,
+        to: DeviceId,
+        waits: Waits<'_>,
+    ) -> Result<()> {
+        room(&**queue, waits).await;
+        let moved = {
+            let _attached = self.attach();
+            // SAFETY: moving pages keeps their bytes; the buffer is claimed until the transfer's end, which waits for the
+            // fence.
+            unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?
+        };
+        self.leave(SmallVec::from_iter([moved.clone()]), None);
+        waits.fence(&moved).await.map_err(|error| lost_on(queue.device(), error))
     }
 
     /// Takes chunks on the calling thread, which waits for the end, as long as staging buffers are free.
@@ -199,18 +198,21 @@ impl StagedTransfer {
         if arrives || !self.after.iter().all(Fence::is_known_done) {
             return;
         }
-        let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.executor.helping());
+        let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
         self.begun.get_or_init(Instant::now);
-        while !self.chunks.are_taken() {
-            let staging = match &self.ring {
-                None => None,
-                Some(ring) => match ring.try_take() {
-                    Some(staging) => Some(staging),
-                    // The device is behind; or the tasks wait for buffers, too.
-                    None => return,
-                },
-            };
-            run_here(self.move_next(staging, Waits::Thread));
+        // One more is started while the device has another.
+        let mut started = None;
+        loop {
+            let next = self.ring.take(self).map(|mut next| {
+                next.start(true);
+                next
+            });
+            let is_last = next.is_none();
+            if let Some(started) = mem::replace(&mut started, next) {
+                let _none = run_here(Move::finish(started, Waits::Thread));
+            } else if is_last {
+                return;
+            }
         }
     }
 
@@ -219,118 +221,33 @@ impl StagedTransfer {
         self.backends.iter().map(|backend| backend.attach_thread()).collect()
     }
 
-    /// Keeps the fence of an operation: the end comes after it, and its failure is the transfer's. Of a timeline that fails
-    /// single operations a later fence does not tell it.
-    pub(super) fn keep(&self, fence: Fence) {
-        let mut over = SmallVec::<[Fence; 4]>::new();
-        let mut operations = self.operations.lock();
-        operations.retain(|known| {
-            let is_over = known.is_known_done();
-            if is_over {
-                over.push(known.clone());
-            }
-            !is_over
-        });
-        operations.push(fence);
-        drop(operations);
-        over.iter().for_each(|fence| self.note(fence, fence.wait()));
+    /// Keeps operations, and a buffer that they use, until they are over, if the transfer ends early.
+    pub(super) fn leave(&self, operations: SmallVec<[Fence; 2]>, buffer: Option<StagingBuffer>) {
+        self.left.lock().push((operations, buffer));
     }
+}
 
-    /// Takes the outcome of an operation.
-    fn note(&self, fence: &Fence, outcome: Result<()>) {
-        if let Err(error) = outcome {
-            self.end.fail(lost_on(fence.timeline().device(), error));
+impl Drop for StagedTransfer {
+    /// Fails it on a spare thread if it did not end, since one of its tasks ended early.
+    fn drop(&mut self) {
+        if self.end.is_over() {
+            return;
         }
-    }
-
-    /// Fails what is left of the transfer on a spare thread, after one of its tasks ended early.
-    fn fail_anyway(self: Arc<Self>) {
-        let executor = self.executor.clone();
-        drop(executor.spawn_blocking(&BlockingKey::new(1), move || {
-            for fence in &self.after {
+        let (after, left) = (mem::take(&mut self.after), mem::take(self.left.get_mut()));
+        let (kept, ring, end) =
+            ((self.src.clone(), self.dst.clone()), Arc::clone(&self.ring), Arc::clone(&self.end));
+        drop(self.ring.executor().spawn_blocking(&BlockingKey::new(1), move || {
+            let operations = left.iter().flat_map(|(operations, _)| operations);
+            for fence in after.iter().chain(operations) {
                 let _over = fence.wait();
             }
-            while let Some(chunk) = self.take_chunk() {
-                run_here(chunk.finish(Err(ended_early()), Waits::Thread));
+            for buffer in left.into_iter().filter_map(|(_, buffer)| buffer) {
+                let _none = ring.put(buffer, None);
             }
+            let text = "a task of the staged transfer ended early, by a panic or for want of a waker";
+            end.fail(Error::new(ErrorKind::Interrupted, text));
+            end.reach(Default::default());
+            drop(kept);
         }));
-    }
-}
-
-fn ended_early() -> Error {
-    Error::new(
-        ErrorKind::Interrupted,
-        "a task of the staged transfer ended early, by a panic or for want of a waker",
-    )
-}
-
-/// A task of a transfer. Dropped before it ended, it fails the transfer.
-struct Running(Option<Arc<StagedTransfer>>);
-
-impl Running {
-    async fn run(mut self, body: impl AsyncFnOnce(&Arc<StagedTransfer>)) {
-        if let Some(transfer) = &self.0 {
-            body(transfer).await;
-        }
-        self.0 = None;
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(transfer) = self.0.take() {
-            transfer.fail_anyway();
-        }
-    }
-}
-
-/// A chunk that a thread took. Dropped before it was finished, it fails the transfer.
-struct Chunk {
-    transfer: Arc<StagedTransfer>,
-    range: Range<usize>,
-    state: ChunkState,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ChunkState {
-    Taken,
-    /// The last one, which has yet to end the transfer.
-    Ending,
-    Finished,
-}
-
-impl Chunk {
-    /// Counts it as finished. The last one ends the transfer.
-    async fn finish(mut self, outcome: Result<()>, waits: Waits<'_>) {
-        self.count(outcome);
-        if self.state == ChunkState::Ending {
-            self.transfer.end(waits).await;
-            self.state = ChunkState::Finished;
-        }
-    }
-
-    fn count(&mut self, outcome: Result<()>) {
-        let transfer = &self.transfer;
-        if let Err(error) = outcome {
-            transfer.end.fail(error);
-            transfer.chunks.cancel();
-        }
-        self.state = if transfer.chunks.finish() { ChunkState::Ending } else { ChunkState::Finished };
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        if self.state == ChunkState::Taken {
-            self.count(Err(ended_early()));
-        }
-        if self.state == ChunkState::Ending {
-            let transfer = Arc::clone(&self.transfer);
-            let executor = transfer.executor.clone();
-            drop(executor.spawn_blocking(&BlockingKey::new(1), move || {
-                transfer.end.fail(ended_early());
-                run_here(transfer.end(Waits::Thread));
-            }));
-        }
     }
 }

@@ -38,20 +38,25 @@ impl Waits<'_> {
             Self::Thread => fence.wait(),
         }
     }
+}
 
-    /// Waits until a queue has room for another operation.
-    pub(super) async fn room(self, queue: &dyn Queue) {
-        loop {
-            let outstanding = queue.outstanding();
-            let Some(excess) = outstanding.checked_sub(MOST_AHEAD) else { return };
-            let timeline = queue.timeline();
-            let fence = Fence::new(timeline.clone(), timeline.reached().saturating_add(excess + 1));
-            // A failed operation is reported by its own transfer.
-            let _over = self.fence(&fence).await;
-            if queue.outstanding() >= outstanding {
-                // Its count may lag behind its timeline.
-                return;
-            }
+/// Returns whether a queue has room for another operation.
+pub(super) fn has_room(queue: &dyn Queue) -> bool {
+    queue.outstanding() < MOST_AHEAD
+}
+
+/// Waits until a queue has room for another operation.
+pub(super) async fn room(queue: &dyn Queue, waits: Waits<'_>) {
+    loop {
+        let outstanding = queue.outstanding();
+        let Some(excess) = outstanding.checked_sub(MOST_AHEAD) else { return };
+        let timeline = queue.timeline();
+        let fence = Fence::new(timeline.clone(), timeline.reached().saturating_add(excess + 1));
+        // A failed operation is reported by its own transfer.
+        let _over = waits.fence(&fence).await;
+        if queue.outstanding() >= outstanding {
+            // Its count may lag behind its timeline.
+            return;
         }
     }
 }
