@@ -16,17 +16,20 @@ struct State {
 }
 
 impl Gate {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(State { id: next_timeline_id(), open: Mutex::default(), opened: Condvar::new() }))
+    }
+
     /// A gate that the next use of the buffer waits for.
     pub(crate) fn before(buffer: &RawBuffer) -> Self {
-        let gate =
-            Self(Arc::new(State { id: next_timeline_id(), open: Mutex::default(), opened: Condvar::new() }));
+        let gate = Self::new();
         let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
         // SAFETY: no work touches the range, and none came before it.
         unsafe { claims.commit(&gate.fence()) };
         gate
     }
 
-    fn fence(&self) -> Fence {
+    pub(crate) fn fence(&self) -> Fence {
         Fence::new(Arc::clone(&self.0) as Arc<dyn Timeline>, 1)
     }
 

@@ -38,6 +38,9 @@ pub(crate) struct Shared {
     at_once: AtomicBool,
     /// Devices whose operations all fail as lost.
     lost: Mutex<Vec<DeviceId>>,
+    /// What copies from a device to the host wait for.
+    closed: Mutex<Option<Fence>>,
+    enqueued: AtomicU64,
     pinned: Mutex<Pinned>,
     pinning: Condvar,
 }
@@ -174,6 +177,15 @@ impl MockBackend {
         self.shared.lost.lock().push(device);
     }
 
+    /// From now on copies from a device to the host wait for a fence.
+    pub(crate) fn close_downloads(&self, until: Fence) {
+        *self.shared.closed.lock() = Some(until);
+    }
+
+    pub(crate) fn enqueued(&self) -> u64 {
+        self.shared.enqueued.load(Ordering::SeqCst)
+    }
+
     /// The number of references to the backend during the last allocation.
     pub(crate) fn handles_when_asked(&self) -> u64 {
         self.handles.load(Ordering::SeqCst)
@@ -229,7 +241,11 @@ impl Backend for MockBackend {
         self.shared.leases.fetch_add(1, Ordering::SeqCst);
         let mine: Vec<_> = self.queues.iter().filter(|queue| queue.timeline.device == device).collect();
         let turn = self.next.fetch_add(1, Ordering::SeqCst) as usize;
-        Ok(QueueLease::new(Arc::clone(mine[turn % mine.len()]) as Arc<dyn Queue>))
+        let in_turn = mine.iter().cycle().skip(turn % mine.len()).take(mine.len());
+        let Some(least) = in_turn.min_by_key(|queue| queue.outstanding()) else {
+            return Err(Error::new(ErrorKind::UnknownDevice, "a device without queues"));
+        };
+        Ok(QueueLease::new(Arc::clone(least) as Arc<dyn Queue>))
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -385,6 +401,10 @@ unsafe impl Timeline for MockTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
+        // Who was told that they are open asks no second time for the work behind them.
+        if self.shared.closed.lock().as_ref().is_some_and(Fence::is_known_done) {
+            self.perform_until(point);
+        }
         let reached = self.reached() >= point;
         self.outcome(point).map(|()| reached)
     }
@@ -394,7 +414,19 @@ unsafe impl Timeline for MockTimeline {
         self.outcome(point)
     }
 
-    fn wake_at(&self, point: u64, _: &Waker) -> bool {
+    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        let closed = self.shared.closed.lock().clone();
+        if let Some(closed) = closed
+            && self
+                .line
+                .lock()
+                .work
+                .iter()
+                .any(|work| work.after.iter().any(|fence| fence.timeline().id() == closed.timeline().id()))
+            && !closed.timeline().wake_at(closed.point(), waker)
+        {
+            return false;
+        }
         self.perform_until(point);
         true
     }
@@ -444,7 +476,11 @@ unsafe impl Queue for MockQueue {
             Some(memory) => memory.address() as usize + buffer.offset(),
             None => buffer.host_address().unwrap().as_ptr() as usize,
         };
-        let work = Work { src: address(src), dst: address(dst), len, after: after.to_vec(), timing };
+        let down = src.place().device == self.timeline.device && dst.place().device.is_cpu();
+        let closed = self.shared.closed.lock().clone().filter(|_| down);
+        let after = after.iter().cloned().chain(closed).collect();
+        let work = Work { src: address(src), dst: address(dst), len, after, timing };
+        self.shared.enqueued.fetch_add(1, Ordering::SeqCst);
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);
         let point = self.timeline.enqueued.fetch_add(1, Ordering::SeqCst) + 1;

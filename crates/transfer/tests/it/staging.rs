@@ -271,6 +271,32 @@ fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
 }
 
 #[test]
+fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
+    within("uploads beside a download whose copies stand still", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 3 * MIB);
+        let there = filled(&manager, MOCK, MemoryKind::Device, 256 * MIB, 7);
+        let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 256 * MIB, 0);
+        let gate = Gate::new();
+        backend.close_downloads(gate.fence());
+        let down = stage(&manager, &there, &back);
+        while backend.enqueued() == 0 {
+            thread::yield_now();
+        }
+        // By then it has all that it may have.
+        for _ in 0..50 {
+            pollster::block_on(stage(&manager, &src, &dst)).unwrap();
+        }
+        assert!(!down.is_over());
+        gate.open();
+        pollster::block_on(down).unwrap();
+        assert!(bytes(&back).iter().all(|byte| *byte == 7));
+        drop((src, dst, there, back));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
 fn a_staged_transfer_between_devices_blames_the_one_that_was_lost() {
     for (lost, healthy) in [(MOCK, OTHER), (OTHER, MOCK)] {
         within("transfers beside a lost device", move || {
