@@ -25,3 +25,4 @@ mod transfers;
 mod truth;
 mod turns;
 mod views;
+mod whereabouts;

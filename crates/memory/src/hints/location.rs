@@ -96,39 +96,3 @@ impl fmt::Display for MemoryLocation {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_number_that_the_driver_would_take_for_the_host_is_no_device() {
-        for ordinal in [u32::MAX, u32::MAX - 1, i32::MAX as u32 + 1] {
-            let there = MemoryLocation::Device(ordinal);
-            assert_eq!(there.to_raw().unwrap_err().kind(), ErrorKind::UnknownDevice);
-            assert_eq!(there.to_older().unwrap_err().kind(), ErrorKind::UnknownDevice);
-        }
-        assert_eq!(
-            MemoryLocation::HostNuma(u32::MAX).to_raw().unwrap_err().kind(),
-            ErrorKind::InvalidArgument
-        );
-    }
-
-    #[test]
-    fn an_older_driver_is_told_devices_and_the_host_but_no_numa_node() {
-        assert_eq!(MemoryLocation::Device(3).to_older().unwrap(), 3);
-        assert_eq!(MemoryLocation::Host.to_older().unwrap(), -1);
-        for node in [MemoryLocation::HostNuma(0), MemoryLocation::HostNumaCurrent] {
-            assert_eq!(node.to_older().unwrap_err().kind(), ErrorKind::MissingFunction);
-        }
-    }
-
-    #[test]
-    fn a_device_of_another_family_is_no_place_for_unified_memory() {
-        assert_eq!(MemoryLocation::try_from(DeviceId::Cpu).unwrap(), MemoryLocation::Host);
-        assert_eq!(MemoryLocation::try_from(DeviceId::Cuda(2)).unwrap(), MemoryLocation::Device(2));
-        let error = MemoryLocation::try_from(DeviceId::Wgpu(0)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("valid are cpu and cuda:N"), "{error}");
-    }
-}

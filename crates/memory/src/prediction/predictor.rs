@@ -199,7 +199,3 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "predictor_tests.rs"]
-mod tests;

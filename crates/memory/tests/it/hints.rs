@@ -108,6 +108,10 @@ fn advice_that_cannot_be_followed_is_refused_with_what_would_be_valid() {
             assert_eq!(error.kind(), ErrorKind::UnknownDevice, "{advice:?}: {error}");
         }
     }
+    let hints = ManagedMemoryHints::from_unified(&buffer).unwrap();
+    let error = hints.set_preferred_location(MemoryLocation::HostNuma(u32::MAX)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    drop(hints);
     for advice in advices(DeviceId::Wgpu(0)) {
         let error = advise(&buffer, advice).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);

@@ -10,6 +10,7 @@ mod hints;
 mod host_pages;
 mod migration_counts;
 mod pinned;
+mod policy;
 mod predictor;
 mod registration;
 mod registration_order;

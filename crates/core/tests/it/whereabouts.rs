@@ -1,0 +1,62 @@
+//! Who used unified memory last, as the count of its moves tells.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use transload_core::{Access, DeviceId, HostBytes, MemoryKind, RawBuffer, Reclaimer};
+
+const NEAR: DeviceId = DeviceId::Cuda(0);
+
+fn memory(kind: MemoryKind) -> RawBuffer {
+    let mut bytes = Box::new([0_u128; 4]);
+    let address = NonNull::from(&mut *bytes).cast();
+    // SAFETY: the owner keeps 64 aligned bytes at this address, and nobody else uses them.
+    let storage = unsafe { HostBytes::new(bytes, address, 64, kind, true) };
+    RawBuffer::new(Box::new(storage), &Arc::new(Reclaimer::new()))
+}
+
+#[test]
+fn a_device_that_alone_uses_it_sees_one_number() {
+    let memory = memory(MemoryKind::Unified);
+    let first = memory.moves_until_use_by(NEAR);
+    for _ in 0..3 {
+        memory.note_use_by(NEAR);
+        assert_eq!(memory.moves_until_use_by(NEAR), first);
+    }
+}
+
+#[test]
+fn a_use_elsewhere_is_seen_however_often_and_only_until_the_next_use() {
+    for other in [DeviceId::Cpu, DeviceId::Cuda(1), DeviceId::Wgpu(0), DeviceId::Cuda(u32::MAX)] {
+        let memory = memory(MemoryKind::Unified);
+        memory.note_use_by(NEAR);
+        let before = memory.moves_until_use_by(NEAR);
+        for _ in 0..3 {
+            memory.note_use_by(other);
+            assert_ne!(memory.moves_until_use_by(NEAR), before, "{other}");
+        }
+        let expected = memory.moves_until_use_by(NEAR);
+        memory.note_use_by(NEAR);
+        assert_eq!(memory.moves_until_use_by(NEAR), expected, "the use itself was counted");
+    }
+}
+
+#[test]
+fn a_loan_is_seen_even_between_two_others() {
+    let memory = memory(MemoryKind::Unified);
+    memory.note_use_by(NEAR);
+    let mut seen = vec![memory.moves_until_use_by(NEAR)];
+    for _ in 0..3 {
+        drop(memory.lend(Access::Read).unwrap());
+        seen.push(memory.moves_until_use_by(NEAR));
+    }
+    assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
+}
+
+#[test]
+fn memory_that_does_not_migrate_never_moves() {
+    let memory = memory(MemoryKind::Pinned);
+    let before = memory.moves_until_use_by(NEAR);
+    memory.note_use_by(DeviceId::Cpu);
+    drop(memory.lend(Access::Write).unwrap());
+    assert_eq!(memory.moves_until_use_by(NEAR), before);
+}
