@@ -44,6 +44,7 @@ mod manager;
 mod migrations;
 mod prediction;
 mod promised;
+mod ranges;
 mod resource;
 mod sync;
 mod tally;
@@ -64,8 +65,8 @@ pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
 pub use prediction::{
-    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, LastPrefetch, PredictedAccess,
-    PredictionLimits, PredictionStatistics,
+    AccessPredictor, AutoPrefetcher, DeclaredAccess, DeviceResidency, PredictedAccess, PredictionLimits,
+    PredictionStatistics,
 };
 pub use resource::{
     CudaResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry, LoggingResource,

@@ -1,18 +1,24 @@
 //! Predictions turned into prefetches, within bounds.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Operation, Queue, RawBuffer, Result,
-    Timing, Unsubmitted, WeakBuffer, try_submit,
+    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, Operation, Queue, RawBuffer, Result, Timing,
+    Unsubmitted, WeakBuffer, try_submit,
 };
 use transload_cuda_sys::Context;
 
 use super::{
-    AccessPredictor, DeclaredAccess, DeviceResidency, LastPrefetch, PredictedAccess, familiar::Familiar,
-    known::ByBuffer, room::Room,
+    AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, known::ByBuffer, residency::migrates,
+    room::Room,
 };
 use crate::{CudaDevice, CudaFeature};
 
@@ -76,9 +82,13 @@ pub struct PredictionStatistics {
 /// prefetcher of its own. Dropping it cuts no prefetch short.
 pub struct AutoPrefetcher {
     able: bool,
-    familiar: Familiar,
-    last: LastPrefetch,
     device: DeviceId,
+    /// Launches in a row of nothing but memory that lay on the device, up to the depth: what was predicted before has been
+    /// used by then.
+    in_a_row: AtomicUsize,
+    depth: usize,
+    /// Ranges of launches that were passed over.
+    passed_over: AtomicU64,
     context: Context,
     queue: Arc<dyn Queue>,
     residency: Arc<DeviceResidency>,
@@ -133,8 +143,9 @@ impl AutoPrefetcher {
             context: device.context()?.clone(),
             queue,
             able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
-            familiar: Familiar::new(device.id(), limits.depth),
-            last: LastPrefetch::default(),
+            in_a_row: AtomicUsize::new(0),
+            depth: limits.depth,
+            passed_over: AtomicU64::new(0),
             residency,
             noted: true,
             state: Mutex::new(State {
@@ -151,26 +162,28 @@ impl AutoPrefetcher {
     ///
     /// What cannot be prefetched is left alone, and never an error: the launch works all the same.
     pub fn observe(&self, uses: &[&RawBuffer]) -> usize {
-        self.observe_each(uses.iter().copied())
+        let uses = uses.iter().copied();
+        let passes = !self.able || self.passes_over(self.residency.declare(uses.clone()));
+        if passes { 0 } else { self.look_at(uses) }
     }
 
-    /// As [`observe`](Self::observe), from an iterator.
-    pub fn observe_each<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> usize {
-        let uses = uses.into_iter();
-        if self.passes_over(uses.clone()) { 0 } else { self.look_at(uses) }
-    }
-
-    /// The first half of [`observe`](Self::observe): declares the uses of the launch that is enqueued next, and answers
-    /// whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next, once; it may come after
-    /// the launch.
+    /// The first half of [`observe`](Self::observe), with what the residency [says](DeviceResidency::declare) of the launch that
+    /// is enqueued next: answers whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next,
+    /// once; it may come after the launch.
     #[must_use]
-    pub fn passes_over<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer, IntoIter: Clone>) -> bool {
-        let ranges = uses.into_iter().filter(|buffer| migrates(buffer));
-        let passes = !self.able || self.familiar.declare(ranges, |range| self.residency.around(range));
-        if passes {
-            self.last.not_needed();
+    pub fn passes_over(&self, there: Option<u64>) -> bool {
+        let before = self.in_a_row.load(Ordering::Relaxed);
+        match there {
+            Some(0) => return true,
+            Some(count) if before >= self.depth => {
+                self.passed_over
+                    .store(self.passed_over.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+                return true;
+            }
+            Some(_) => self.in_a_row.store(before + 1, Ordering::Relaxed),
+            None => self.in_a_row.store(0, Ordering::Relaxed),
         }
-        passes
+        false
     }
 
     /// The second half of [`observe`](Self::observe): predicts from the uses that were declared last, and prefetches.
@@ -190,9 +203,6 @@ impl AutoPrefetcher {
                 enqueued += usize::from(self.bring(&predicted, &range));
             }
         }
-        if enqueued == 0 {
-            self.last.not_needed();
-        }
         enqueued
     }
 
@@ -201,7 +211,7 @@ impl AutoPrefetcher {
     pub fn statistics(&self) -> PredictionStatistics {
         let state = self.state.lock();
         let (hits, misses) = state.predictor.judged();
-        let (seen, passed_over) = (state.statistics.observed, self.familiar.passed());
+        let (seen, passed_over) = (state.statistics.observed, self.passed_over.load(Ordering::Relaxed));
         let observed = seen.saturating_add(passed_over);
         PredictionStatistics { observed, passed_over, hits, misses, ..state.statistics }
     }
@@ -263,8 +273,7 @@ impl AutoPrefetcher {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
         match try_submit(&*self.queue, &operation, Timing::Off) {
             Ok(fence) => {
-                self.last.sent(fence);
-                self.familiar.forget(range.id());
+                self.residency.sent(range, fence, true);
                 true
             }
             // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
@@ -282,12 +291,6 @@ impl AutoPrefetcher {
         self.state.lock().room = room;
         has
     }
-}
-
-/// Whether the buffer is unified memory that can be prefetched: the host has an address of it only then.
-#[inline]
-fn migrates(buffer: &RawBuffer) -> bool {
-    buffer.place().kind == MemoryKind::Unified && !buffer.is_empty() && buffer.host_address().is_some()
 }
 
 impl fmt::Debug for AutoPrefetcher {

@@ -13,11 +13,12 @@ use transload_cuda_sys::Context;
 
 use super::{
     UnifiedMode,
-    state::{Placing, State, bytes_of},
+    state::{Placing, State},
 };
 use crate::{
     CudaDevice, CudaMemoryManager,
     janitor::{Janitor, Unsent},
+    ranges::bytes_of,
 };
 
 pub(crate) struct Body {

@@ -9,7 +9,8 @@ use transload_core::{
     Access, Claims, Error, ErrorKind, Fence, Hold, Operation, Queue, RawBuffer, Result, Timing,
 };
 
-use super::{body::Body, holders::HolderId, state::bytes_of};
+use super::{body::Body, holders::HolderId};
+use crate::ranges::bytes_of;
 
 impl Body {
     /// Sends what the host wrote to the device, in the place of the hold. Does not wait. Where the driver refuses, the hold

@@ -10,7 +10,7 @@
 //! | `device_access`, `role` | a device's access, and the advice that goes with its purpose |
 //! | `copies` | without shared memory: what is copied up when a slice closes, and down when one opens |
 //! | `movement`, `advice` | prefetch and advice |
-//! | `state`, `holders`, `ranges` | who has which range, and where its newest bytes are; nothing here calls the driver |
+//! | `state`, `holders` | who has which range, and where its newest bytes are; nothing here calls the driver |
 
 mod advice;
 mod body;
@@ -21,7 +21,6 @@ mod holders;
 mod host;
 mod mode;
 mod movement;
-mod ranges;
 mod role;
 mod slices;
 mod state;

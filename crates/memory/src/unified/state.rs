@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use transload_core::{DeviceId, Fence, Hold, RawBuffer};
 
-use super::{Role, holders::Holders, ranges::Ranges};
+use super::{Role, holders::Holders};
+use crate::ranges::{Ranges, bytes_of};
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
@@ -50,10 +51,6 @@ pub(crate) struct Placing {
     pub(crate) roles: Vec<(Role, DeviceId)>,
 }
 
-pub(crate) fn bytes_of(buffer: &RawBuffer) -> Range<usize> {
-    buffer.offset()..buffer.offset().saturating_add(buffer.len())
-}
-
 impl State {
     /// Takes notice of how often the device's memory was written so far; `own` of those were slices of this buffer that were
     /// opened under the same lock since the last look.
@@ -86,7 +83,7 @@ impl State {
 }
 
 impl HostCopy {
-    pub(crate) fn missing(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+    pub(crate) fn missing(&self, range: &Range<usize>) -> Ranges {
         self.valid.missing(range)
     }
 

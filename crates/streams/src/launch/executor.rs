@@ -6,8 +6,7 @@ use transload_core::{
     Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
 };
 use transload_memory::{
-    AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, LastPrefetch, PredictionLimits,
-    PredictionStatistics,
+    AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, PredictionLimits, PredictionStatistics,
 };
 
 use super::{Launch, roles::Advised};
@@ -56,7 +55,6 @@ pub struct LaunchExecutor {
     device: CudaDevice,
     /// Prefetches towards the device, and back: on a stream each, since the link carries both ways at once.
     there: CudaStream,
-    last_there: LastPrefetch,
     back: CudaStream,
     concurrent: bool,
     resident: Arc<DeviceResidency>,
@@ -73,7 +71,6 @@ impl LaunchExecutor {
         Ok(Self {
             device: device.clone(),
             there: CudaStream::new(device)?,
-            last_there: LastPrefetch::default(),
             back: CudaStream::new(device)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             resident: Arc::new(DeviceResidency::new(device.id())),
@@ -137,9 +134,11 @@ impl LaunchExecutor {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         launch.check(stream)?;
-        let looks = self.prediction.as_ref().filter(|auto| !auto.passes_over(buffers(&launch)));
+        let there = if self.concurrent { self.resident.declare(buffers(&launch)) } else { Some(0) };
+        let looks = self.prediction.as_ref().filter(|auto| !auto.passes_over(there));
         // SAFETY: the caller's promise; the launch was just checked.
-        let enqueued = self.bring(&launch).and_then(|()| unsafe { launch.enqueue_checked(stream) });
+        let enqueued =
+            self.bring(&launch, there.is_some()).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
         if let Some(auto) = looks {
             auto.look_at(buffers(&launch));
@@ -159,27 +158,22 @@ impl LaunchExecutor {
         self.send(buffer, DeviceId::Cpu)
     }
 
-    fn bring(&self, launch: &Launch<'_>) -> Result<()> {
+    fn bring(&self, launch: &Launch<'_>, all_there: bool) -> Result<()> {
         for (buffer, role) in launch.roles() {
             if self.migrates(buffer) {
                 self.advised.apply(buffer, *role, self.device.id())?;
             }
         }
-        let mut brought = None;
-        for (buffer, _) in launch.uses() {
+        for (buffer, _) in launch.uses().iter().filter(|_| !all_there) {
             if !self.migrates(buffer) || self.resident.expect(buffer) {
                 continue;
             }
             match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
-                Ok(fence) => brought = Some(fence),
+                Ok(fence) => self.resident.sent(buffer, fence, false),
                 // The host looks at it. Whether the launch may do so too is decided where it is claimed.
                 Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
                 Err(error) => return Err(error),
             }
-        }
-        match brought {
-            Some(fence) => self.last_there.sent(fence),
-            None => self.last_there.not_needed(),
         }
         Ok(())
     }

@@ -2,52 +2,77 @@
 
 use std::ops::Range;
 
+use smallvec::SmallVec;
+use transload_core::RawBuffer;
+
 /// Sorted ranges with gaps between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ranges(Vec<Range<usize>>);
+pub(crate) struct Ranges(SmallVec<[Range<usize>; 2]>);
+
+/// Returns the bytes of its allocation that a buffer has.
+pub(crate) fn bytes_of(buffer: &RawBuffer) -> Range<usize> {
+    buffer.offset()..buffer.offset().saturating_add(buffer.len())
+}
 
 impl Ranges {
-    pub(crate) fn insert(&mut self, range: Range<usize>) {
+    pub(crate) fn insert(&mut self, mut range: Range<usize>) {
         if range.is_empty() {
             return;
         }
         // What touches it becomes part of it.
         let from = self.0.partition_point(|other| other.end < range.start);
         let to = self.0.partition_point(|other| other.start <= range.end);
-        let merged = match self.0.get(from..to) {
-            Some([first, .., last]) => range.start.min(first.start)..range.end.max(last.end),
-            Some([only]) => range.start.min(only.start)..range.end.max(only.end),
-            _ => range,
-        };
-        self.0.splice(from..to, [merged]);
+        for other in self.0.drain(from..to) {
+            range = range.start.min(other.start)..range.end.max(other.end);
+        }
+        self.0.insert(from, range);
     }
 
     pub(crate) fn remove(&mut self, range: &Range<usize>) {
-        let parts = |other: &Range<usize>| {
-            if range.is_empty() || range.end <= other.start || other.end <= range.start {
-                return [other.clone(), 0..0];
-            }
-            [other.start..range.start.max(other.start), range.end.min(other.end)..other.end]
-        };
-        self.0 = self.0.iter().flat_map(parts).filter(|part| !part.is_empty()).collect();
+        let from = self.0.partition_point(|other| other.end <= range.start);
+        let to = self.0.partition_point(|other| other.start < range.end);
+        if from >= to || range.is_empty() {
+            return;
+        }
+        let ends = self.0[from].start..self.0[to - 1].end;
+        self.0.drain(from..to);
+        let left = [ends.start..range.start, range.end..ends.end];
+        self.0.insert_many(from, left.into_iter().filter(|left| !left.is_empty()));
     }
 
     /// What of the range is not in the set.
-    pub(crate) fn missing(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+    pub(crate) fn missing(&self, range: &Range<usize>) -> Self {
         let mut rest = Self::default();
         rest.insert(range.clone());
         let from = self.0.partition_point(|known| known.end <= range.start);
-        let near = self.0.get(from..).unwrap_or_default();
-        near.iter().take_while(|known| known.start < range.end).for_each(|known| rest.remove(known));
-        rest.0
+        self.0[from..]
+            .iter()
+            .take_while(|known| known.start < range.end)
+            .for_each(|known| rest.remove(known));
+        rest
     }
 
     pub(crate) fn covers(&self, range: &Range<usize>) -> bool {
-        range.is_empty() || self.0.iter().any(|known| known.start <= range.start && range.end <= known.end)
+        let at = self.0.partition_point(|known| known.end < range.end);
+        range.is_empty() || self.0.get(at).is_some_and(|known| known.start <= range.start)
+    }
+
+    /// Returns how many ranges there are.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub(crate) fn clear(&mut self) {
         self.0.clear();
+    }
+}
+
+impl IntoIterator for Ranges {
+    type Item = Range<usize>;
+    type IntoIter = smallvec::IntoIter<[Range<usize>; 2]>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }
 
@@ -82,6 +107,8 @@ mod tests {
                 for at in asked {
                     assert_eq!(known[at], bytes[at], "byte {at} of {ranges:?}");
                 }
+                assert_eq!(ranges.len(), ranges.clone().into_iter().count());
+                assert!(ranges.0.iter().all(|range| !range.is_empty()), "{ranges:?}");
                 assert!(ranges.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
             }
         }
