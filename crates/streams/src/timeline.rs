@@ -73,7 +73,6 @@ pub(crate) struct StreamTimeline {
     reactor: &'static Reactor,
     /// Who is told before the stream is destroyed.
     pub(crate) endings: Endings,
-    this: Weak<Self>,
 }
 
 impl StreamTimeline {
@@ -105,13 +104,7 @@ impl StreamTimeline {
             reactor,
             endings: Endings::default(),
             joins: AtomicBool::new(false),
-            this: Weak::clone(this),
         }))
-    }
-
-    /// A handle that does not keep it alive.
-    pub(crate) fn weak(&self) -> Weak<Self> {
-        Weak::clone(&self.this)
     }
 
     pub(crate) fn stream(&self) -> &Stream {

@@ -6,7 +6,7 @@
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
 use super::{
-    arenas::resume,
+    gather::Reach,
     questions::first_of_each,
     shared::{Shared, Taken},
     size::Want,
@@ -17,57 +17,42 @@ impl Shared {
     /// A block that nothing in flight uses; where the bound is reached, the one that is over first. `None` where the stream
     /// has none at all.
     #[cold]
-    pub(super) fn take_ahead(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        ahead: u64,
-    ) -> Result<Option<Taken>> {
-        let Some(arena) = self.arenas.get(index) else { return Ok(None) };
-        let rested = {
-            let mut state = arena.lock();
-            resume(&mut state, &stream.own);
-            state.rest_reached(stream.own.reached())
-        };
-        if (rested || self.ask_the_oldest(stream, index, want))
-            && let Some(taken) = self.take_own(stream, index, want)?
-        {
+    pub(super) fn take_ahead(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Option<Taken>> {
+        let rested = self.serving(stream)?.state.rest_reached(stream.own.reached());
+        if rested && let Some(taken) = self.take_own(stream, want)? {
             return Ok(Some(taken));
         }
-        // What is found above may all have been too small.
-        if rested
-            && self.ask_the_oldest(stream, index, want)
-            && let Some(taken) = self.take_own(stream, index, want)?
-        {
-            return Ok(Some(taken));
-        }
-        if self.absorb_ended(index)
-            && let Some(taken) = self.take_own(stream, index, want)?
+        if self.ask_the_oldest(stream, want)?
+            && let Some(taken) = self.take_own(stream, want)?
         {
             return Ok(Some(taken));
         }
         // Also with nothing of its own in flight: what other streams have in flight would be given next.
-        let busy = arena.lock().busy();
-        if busy.saturating_add(want.size) <= ahead {
-            match self.take_unused(stream, index, want) {
-                Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
-                other => return other.map(Some),
-            }
+        let busy = self.serving(stream)?.state.busy();
+        let reaches_bound = busy.saturating_add(want.size) > ahead;
+        let unused = if reaches_bound {
+            self.gather(stream, want, Reach::Ended)
+        } else {
+            self.grow_without_waiting(stream, want)
+        };
+        match unused {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
+            Ok(None) => {}
+            other => return other,
         }
-        let node = arena.lock().take_in_flight(want);
-        node.map(|node| self.hand_out(stream, index, node, Vec::new())).transpose()
+        let mut own = self.serving(stream)?;
+        let node = own.state.take_in_flight(want);
+        node.map(|node| self.hand_out(stream, own, node, Vec::new())).transpose()
     }
 
     /// Asks the driver about the blocks that were likely used first. Answers whether any became free by that.
-    fn ask_the_oldest(&self, stream: &CudaStream, index: u32, want: Want) -> bool {
+    fn ask_the_oldest(&self, stream: &CudaStream, want: Want) -> Result<bool> {
         /// Of so many streams that use blocks of this one.
         const ASKED: usize = 4;
-        let Some(arena) = self.arenas.get(index) else { return false };
         let _held = self.hold();
         let mut dropped = Vec::new();
         let (first, of_others) = {
-            let state = arena.lock();
+            let state = self.serving(stream)?.state;
             let fits = |node: u32| {
                 let node = state.blocks.node(node);
                 node.size >= want.size && node.small == want.small
@@ -84,29 +69,11 @@ impl Shared {
         for fence in &of_others {
             let _over = fence.is_over();
         }
-        let mut state = arena.lock();
+        let mut state = self.serving(stream)?.state;
         let before = state.waiting.len();
         state.rest_where(Fence::is_known_done, &mut dropped);
         let rested = state.rest_reached(stream.own.reached()) || state.waiting.len() < before;
         drop(state);
-        rested
-    }
-
-    /// Memory that nothing uses, of other streams or new.
-    ///
-    /// # Errors
-    /// `OutOfMemory` where there is none without waiting.
-    fn take_unused(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
-        for (other, _) in self.arenas.iter().filter(|(other, _)| *other != index) {
-            self.ask(other);
-        }
-        let from_others = {
-            let _held = self.hold();
-            self.take_over(stream, index, want)?
-        };
-        match from_others {
-            Some(taken) => Ok(taken),
-            None => self.grow_without_waiting(stream, index, want),
-        }
+        Ok(rested)
     }
 }

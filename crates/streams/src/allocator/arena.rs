@@ -9,7 +9,7 @@ use transload_core::mutant;
 
 use super::{
     block::FreeError,
-    blocks::{Blocks, Holder, Order, State},
+    blocks::{Blocks, Holder, Order, Piece, State},
     in_flight::InFlight,
     size::Want,
     sync::{Mutex, MutexGuard},
@@ -26,8 +26,6 @@ pub(crate) struct ArenaState<O, F, U> {
     /// Another number for each stream that the arena served.
     pub(crate) life: u64,
     pub(crate) owner: O,
-    /// Whether the stream was released, and may be used again: no other one gets the arena.
-    pub(crate) is_kept: bool,
     pub(crate) blocks: Blocks,
     /// How many frees there were in stream order.
     pub(crate) freed: u64,
@@ -44,7 +42,7 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) dependencies: Vec<F>,
     /// Streams recorded as further users of live blocks.
     pub(crate) users: HashMap<u32, Vec<U>>,
-    /// Whether the stream was recorded as a user of another one's block.
+    /// Whether the stream was recorded as a user of another one's block: then its end is kept.
     pub(crate) is_user: bool,
     /// The last known point of the stream at which one of its free blocks was used.
     pub(crate) last_point: u64,
@@ -96,7 +94,6 @@ impl<O, F, U> Arena<O, F, U> {
             state: Mutex::new(ArenaState {
                 life: 0,
                 owner,
-                is_kept: false,
                 blocks: Blocks::new(),
                 freed: 0,
                 seal: Seal::default(),
@@ -117,22 +114,29 @@ impl<O, F, U> Arena<O, F, U> {
         self.state.lock()
     }
 
-    /// Sees to it that every free so far is covered by a point: `record` marks one behind all work enqueued so far. What is
-    /// freed meanwhile is not covered.
-    pub(crate) fn seal<E>(&self, record: impl FnOnce() -> Result<u64, E>) -> Result<Seal, E> {
-        let (life, freed) = {
+    /// Sees to it that every free so far is covered by a point: `record` marks one behind all work enqueued so far by the stream
+    /// of this life. What is freed meanwhile is not covered. `None` where the arena serves another stream by now.
+    pub(crate) fn seal<E>(
+        &self,
+        life: u64,
+        record: impl FnOnce() -> Result<u64, E>,
+    ) -> Result<Option<Seal>, E> {
+        let freed = {
             let state = self.lock();
-            if state.seal.freed == state.freed {
-                return Ok(state.seal);
+            if state.life != life {
+                return Ok(None);
             }
-            (state.life, state.freed)
+            if state.seal.freed == state.freed {
+                return Ok(Some(state.seal));
+            }
+            state.freed
         };
         let seal = Seal { freed, point: record()? };
         let mut state = self.lock();
         if state.life == life && state.seal.freed < freed {
             state.seal = seal;
         }
-        Ok(seal)
+        Ok(Some(seal))
     }
 }
 
@@ -209,6 +213,26 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.blocks.give(node, Order { freed: self.freed, point: 0 });
     }
 
+    /// Frees a live block in an order of the stream, once the fences are over.
+    pub(crate) fn give_behind(&mut self, node: u32, order: Order, until: Vec<F>) {
+        if until.is_empty() {
+            self.blocks.give(node, order);
+        } else {
+            self.blocks.give_waiting(node, order);
+            self.waiting.push(Waiting { node, until });
+        }
+    }
+
+    /// Takes a range in that is free once the fences are over.
+    pub(crate) fn insert_behind(&mut self, piece: Piece, until: Vec<F>) {
+        if until.is_empty() {
+            self.blocks.insert_free(piece);
+        } else {
+            let node = self.blocks.insert_waiting(piece);
+            self.waiting.push(Waiting { node, until });
+        }
+    }
+
     /// Blocks that waited for fences which are over are free; the fences are put into `dropped`, for when the lock is open.
     pub(crate) fn rest_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
         let mut index = 0;
@@ -242,19 +266,6 @@ impl<O, F, U> ArenaState<O, F, U> {
             any = true;
         }
         any
-    }
-
-    /// The first block in flight that is large enough is free for whoever waits. Answers whether there is one.
-    pub(crate) fn rest_first(&mut self, size: u64, small: bool) -> bool {
-        let Self { in_flight, blocks, .. } = self;
-        let fits = |node: u32| blocks.node(node).size >= size && blocks.node(node).small == small;
-        let first = in_flight.take_first(fits);
-        first.map(|node| blocks.merge(node)).is_some()
-    }
-
-    /// As [`rest_first`](Self::rest_first); where none is large enough, but all together are, all of them.
-    pub(crate) fn rest_for(&mut self, size: u64, small: bool) -> bool {
-        self.rest_first(size, small) || (self.in_flight.bytes() >= size && self.rest_reached(u64::MAX))
     }
 
     /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.

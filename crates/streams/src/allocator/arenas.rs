@@ -25,21 +25,14 @@ pub(crate) enum Owner {
     Ended(Arc<EndOfStream>),
 }
 
-/// Whether the arena serves the stream just now: it does not where the stream was released.
+/// Whether the arena serves the stream: it does not once the stream was released.
 #[inline]
 pub(crate) fn serves(state: &ArenaState, stream: &CudaStream) -> bool {
     matches!(&state.owner, Owner::Stream(own) if std::ptr::eq(own.as_ptr(), Arc::as_ptr(&stream.own)))
 }
 
-/// A stream that was released is used again. The arena is its own still, and nothing of it was in flight.
-pub(crate) fn resume(state: &mut ArenaState, stream: &StreamTimeline) {
-    if state.is_kept {
-        state.is_kept = false;
-        state.owner = Owner::Stream(stream.weak());
-    }
-}
-
 /// A stream that was recorded as a user of a block.
+#[derive(Clone, Copy)]
 pub(crate) struct User {
     pub(crate) id: TimelineId,
     /// Its own arena, where the stream is, or the event of its end.
@@ -128,7 +121,6 @@ pub(crate) struct Directory {
     of: HashMap<TimelineId, u32>,
     vacant: Vec<u32>,
     lives: u64,
-    is_closed: bool,
 }
 
 impl Directory {
@@ -136,12 +128,16 @@ impl Directory {
         self.of.get(&stream).copied()
     }
 
-    /// An arena for a stream that has none. `None` after some hundred million streams at a time.
-    pub(crate) fn enter(&mut self, arenas: &Arenas, stream: &CudaStream) -> Option<u32> {
+    /// The arena of a stream, which is another one's own before. `None` after some hundred million streams at a time.
+    pub(crate) fn enter(&mut self, arenas: &Arenas, stream: &CudaStream, is_hosts: bool) -> Option<u32> {
+        if let Some(index) = self.find(stream.id()) {
+            return Some(index);
+        }
         let index = self.vacant.pop().or_else(|| arenas.add())?;
         let mut state = arenas.get(index)?.lock();
         self.lives += 1;
         state.life = self.lives;
+        state.is_hosts = is_hosts;
         state.owner = Owner::Stream(Arc::downgrade(&stream.own));
         drop(state);
         self.of.insert(stream.id(), index);
@@ -152,18 +148,20 @@ impl Directory {
         self.of.remove(&stream)
     }
 
-    pub(crate) fn vacate(&mut self, index: u32) {
-        self.vacant.push(index);
+    /// Leaves an arena to another stream if its own one ended, its work is over, and it has no block. What is left over is for
+    /// when all locks are open.
+    #[must_use]
+    pub(crate) fn vacate(&mut self, index: u32, state: &mut ArenaState) -> Option<(Owner, Vec<Fence>)> {
+        let is_over = matches!(&state.owner, Owner::Ended(end) if end.is_known_over());
+        (is_over && state.blocks.is_empty()).then(|| {
+            self.vacant.push(index);
+            state.vacate(Owner::Vacant)
+        })
     }
 
     /// The allocator is gone: no stream's end is of interest any more.
     pub(crate) fn close(&mut self) {
         self.of.clear();
-        self.is_closed = true;
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         Self { freed: self.freed.max(other.freed), point: self.point.max(other.point) }
     }
 }
@@ -131,11 +131,6 @@ impl Blocks {
     /// Every block by address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {
         self.by_address.values().map(|index| (*index, self.node(*index)))
-    }
-
-    /// The merged free blocks.
-    pub(crate) fn free_ones(&self) -> impl Iterator<Item = u32> {
-        self.free.iter().flatten().map(|(.., index)| *index)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -5,13 +5,13 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Recycler, Result, Storage, TimelineId};
 
 use super::{
-    arena::{Handle, Waiting},
-    arenas::resume,
+    arena::Handle,
+    arenas::Owner,
     blocks::Order,
     shared::{Shared, Taken},
     size::Want,
 };
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::CudaStream;
 
 /// A block that a buffer owns.
 struct Pooled {
@@ -46,9 +46,7 @@ impl Shared {
     #[inline(never)]
     fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         let want = Want::buffer(bytes)?.within(self.options.max_split);
-        let (index, _) = self.arena_of(stream)?;
-        let own = self.take_own(stream, index, want)?;
-        let taken = match own {
+        let taken = match self.take_own(stream, want)? {
             Some(taken) => taken,
             None => {
                 // Of other lengths, which may make a block of this one together.
@@ -133,33 +131,23 @@ impl Drop for Pooled {
     fn drop(&mut self) {
         let Some(arena) = self.shared.arenas.get(self.arena) else { return };
         // The stream's own order needs no fence, only the point for others.
-        let (mut point, mut others) = (0, Vec::new());
-        for fence in self.until.iter().filter(|fence| !fence.is_known_done()) {
-            if fence.timeline().id() == self.stream {
-                point = point.max(fence.point());
-            } else {
-                others.push(fence.clone());
-            }
-        }
+        let is_own = |fence: &Fence| fence.timeline().id() == self.stream;
+        self.until.retain(|fence| !fence.is_known_done());
+        let own: Vec<Fence> = self.until.extract_if(.., |fence| is_own(fence)).collect();
+        let mut point = own.iter().map(Fence::point).max().unwrap_or(0);
+        let mut others = std::mem::take(&mut self.until);
         let mut state = arena.lock();
-        if state.is_kept && point > 0 {
-            // Used after it was released: from here on it counts again.
-            let own = self.until.iter().find(|fence| fence.timeline().id() == self.stream);
-            let own = own.and_then(|fence| fence.timeline().as_any().downcast_ref::<StreamTimeline>());
-            if let Some(own) = own {
-                resume(&mut state, own);
-            }
-        }
         let Ok(node) = state.live(self.handle, self.address) else { return };
-        let order = Order { freed: 0, point };
+        if !matches!(state.owner, Owner::Stream(_)) {
+            // Used after it was released.
+            others.extend(own.iter().cloned());
+            point = 0;
+        }
         state.last_point = state.last_point.max(point);
         if others.is_empty() && point > 0 && state.is_hosts {
             state.free_in_flight(node, point);
-        } else if others.is_empty() {
-            state.blocks.give(node, order);
         } else {
-            state.blocks.give_waiting(node, order);
-            state.waiting.push(Waiting { node, until: others });
+            state.give_behind(node, Order { freed: 0, point }, others);
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Fence, Result, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, Stream};
+use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, RelaxedCapture, Stream};
 use transload_memory::lift;
 
 use crate::loss::is_of_a_capture;
@@ -26,8 +26,8 @@ pub(crate) trait AtEnd: Send + Sync {
     /// the last handle of anything.
     fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence>;
 
-    /// Whether it need not be told any more.
-    fn is_closed(&self) -> bool;
+    /// Whether it waits for the end of this stream.
+    fn expects(&self, id: TimelineId) -> bool;
 }
 
 /// Who is to be told. Kept alive by this: of an allocator that goes at the same moment, each side would else find the other
@@ -38,11 +38,12 @@ pub(crate) struct Endings {
 }
 
 impl Endings {
-    pub(crate) fn add(&self, who: Arc<dyn AtEnd>) {
+    /// Adds `who` to those that are told of the end of stream `id`, which this is of.
+    pub(crate) fn add(&self, id: TimelineId, who: Arc<dyn AtEnd>) {
         // Dropped after the lock.
         let mut closed = Vec::new();
         let mut told = self.told.lock();
-        closed.extend(told.extract_if(.., |known| known.is_closed()));
+        closed.extend(told.extract_if(.., |known| !known.expects(id)));
         told.push(who);
         drop(told);
     }
@@ -57,6 +58,8 @@ impl Endings {
 /// A timeline of one point: the end of all work of a stream that is gone.
 pub(crate) struct EndOfStream {
     id: TimelineId,
+    /// The stream.
+    pub(crate) of: TimelineId,
     device: DeviceId,
     /// `None` where the work was waited for because nothing could be recorded.
     event: Option<Event>,
@@ -65,7 +68,11 @@ pub(crate) struct EndOfStream {
 
 impl EndOfStream {
     /// Marks the end of everything enqueued on `stream`.
-    pub(crate) fn of(stream: &Stream) -> Arc<Self> {
+    pub(crate) fn of(id: TimelineId, stream: &Stream) -> Arc<Self> {
+        let is_idle = RelaxedCapture::enter().and_then(|_capture| stream.is_idle());
+        if is_idle.is_ok_and(|is_idle| is_idle) {
+            return Self::over(id, stream);
+        }
         let recorded = Event::new(stream.context(), EventTiming::Disabled)
             .and_then(|event| event.record(stream).map(|()| event));
         let event = match recorded {
@@ -75,14 +82,18 @@ impl EndOfStream {
                 None
             }
         };
-        let device = DeviceId::Cuda(stream.context().device().ordinal());
-        let over = AtomicBool::new(event.is_none());
-        Arc::new(Self { id: next_timeline_id(), device, event, over })
+        Self::new(id, stream, event)
     }
 
     /// Of a stream whose work is over.
-    pub(crate) fn over(device: DeviceId) -> Arc<Self> {
-        Arc::new(Self { id: next_timeline_id(), device, event: None, over: AtomicBool::new(true) })
+    pub(crate) fn over(id: TimelineId, stream: &Stream) -> Arc<Self> {
+        Self::new(id, stream, None)
+    }
+
+    fn new(of: TimelineId, stream: &Stream, event: Option<Event>) -> Arc<Self> {
+        let device = DeviceId::Cuda(stream.context().device().ordinal());
+        let over = AtomicBool::new(event.is_none());
+        Arc::new(Self { id: next_timeline_id(), of, device, event, over })
     }
 
     pub(crate) fn event(&self) -> Option<&Event> {

@@ -5,7 +5,7 @@ use transload_core::{ErrorKind, Fence, Result};
 use super::{
     after_capture::AfterCapture,
     arena::Waiting,
-    arenas::{Arena, ArenaState, User, Whose, resume, serves, whose},
+    arenas::{Arena, ArenaState, Owner, User, Whose, serves, whose},
     block::{BlockRef, FreeError},
     blocks::{Holder, Order},
     shared::Shared,
@@ -24,18 +24,18 @@ fn find(state: &ArenaState, block: BlockRef) -> Result<u32, FreeError> {
 impl Shared {
     #[inline]
     pub(super) fn free_on(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
-        let (index, arena) = self.arena_of(stream)?;
+        let mut own = self.serving(stream)?;
         let is_here = match block {
-            BlockRef::Block(block) => block.arena == index && block.allocator == self.id,
+            BlockRef::Block(block) => block.arena == own.index && block.allocator == self.id,
             BlockRef::Address(_) => true,
         };
         if is_here {
-            let mut state = arena.lock();
-            let found = find(&state, block);
-            if serves(&state, stream) && state.free_of_one_stream(found) {
+            let found = find(&own.state, block);
+            if own.state.free_of_one_stream(found) {
                 return Ok(());
             }
         }
+        drop(own);
         self.free_slowly(block, Some(stream))
     }
 
@@ -72,24 +72,21 @@ impl Shared {
     pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        if let Some(stream) = stream {
-            let (index, _) = self.arena_of(stream)?;
-            self.resume(stream, index);
-        }
         let _held = self.hold();
-        let (node, users) = {
+        let (node, mut users, again) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(refuse)?;
-            let is_its_own = |stream: &CudaStream| serves(&state, stream);
-            let uses_it = |stream: &CudaStream| {
-                let id = stream.id();
-                state.users.get(&node).is_some_and(|users| users.iter().any(|user| user.id == id))
-            };
-            if stream.is_some_and(|stream| !is_its_own(stream) && !uses_it(stream)) {
+            let is_its_own = stream.is_none_or(|stream| serves(&state, stream));
+            // The block's stream was released, and is used again.
+            let again =
+                stream.filter(|stream| matches!(&state.owner, Owner::Ended(end) if end.of == stream.id()));
+            let recorded = state.users.get(&node).map_or(&[][..], Vec::as_slice);
+            let uses_it = |stream: &CudaStream| recorded.iter().any(|user| user.id == stream.id());
+            if !is_its_own && again.is_none() && !stream.is_some_and(uses_it) {
                 return Err(refuse(FreeError::WrongStream));
             }
             let users = state.users.remove(&node).unwrap_or_default();
-            if users.is_empty() {
+            if users.is_empty() && again.is_none() {
                 state.free(node);
                 return Ok(());
             }
@@ -97,9 +94,13 @@ impl Shared {
             let order = Order { freed: state.freed, point: 0 };
             // Neither live nor to be had by anyone until its fences are known.
             state.blocks.give_waiting(node, order);
-            (node, users)
+            (node, users, again)
         };
-        match self.ends_of(&users) {
+        let again = again.map(|stream| self.user(stream)).transpose();
+        match again.and_then(|again| {
+            users.extend(again);
+            self.ends_of(&users)
+        }) {
             Ok(until) => {
                 let mut state = arena.lock();
                 if until.is_empty() {
@@ -142,20 +143,19 @@ impl Shared {
         Ok(until)
     }
 
+    fn user(&self, stream: &CudaStream) -> Result<User> {
+        let mut own = self.serving(stream)?;
+        own.state.is_user = true;
+        Ok(User { id: stream.id(), arena: own.index, life: own.state.life })
+    }
+
     pub(super) fn record_use(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        let (index, of_user) = self.arena_of(stream)?;
-        if std::ptr::eq(arena, of_user) {
+        if serves(&arena.lock(), stream) {
             return Ok(());
         }
-        let life = {
-            let mut state = of_user.lock();
-            resume(&mut state, &stream.own);
-            state.is_user = true;
-            state.life
-        };
-        let user = User { id: stream.id(), arena: index, life };
+        let user = self.user(stream)?;
         let mut state = arena.lock();
         let node = find(&state, block).map_err(refuse)?;
         state.blocks.node_mut(node).holder = Holder::CallerAndUsers;

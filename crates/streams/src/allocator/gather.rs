@@ -1,19 +1,32 @@
-//! Looking at all streams at once: joining neighbours that different streams freed, and giving whole segments back.
+//! Looking at all streams at once: memory that other streams freed, also joined to one block, and segments to give back.
 
 use std::ops::RangeInclusive;
 
-use transload_core::{ErrorKind, Fence, Result, mutant};
+use transload_core::{ErrorKind, Fence, Result, Timeline, mutant};
 
 use super::{
-    arena::Seal,
-    arenas::{ArenaState, Owner, alive},
+    arena::{Ordered, Seal},
+    arenas::{ArenaState, Owner, serves},
     blocks::{Node, Order, Piece, State},
-    reuse::{Source, over},
+    reuse::{Found, Source, stream_of},
     shared::{Shared, Taken},
     size::Want,
     sync::MutexGuard,
 };
 use crate::CudaStream;
+
+/// Which memory a search may take; each includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reach {
+    /// What streams left that are gone, if their work is over.
+    Ended,
+    /// What is over, or what the stream comes after anyway.
+    Over,
+    /// One block behind a wait on the device.
+    OneBlock,
+    /// Neighbours of any streams, behind waits.
+    Any,
+}
 
 /// An arena that is locked.
 struct Locked<'a> {
@@ -21,13 +34,38 @@ struct Locked<'a> {
     state: MutexGuard<'a, ArenaState>,
 }
 
-/// A free block that may be joined with its neighbours.
+/// What a search is for.
+struct Search<'a> {
+    /// By index of their arena: streams that were there, and whether a wait for them can be enqueued.
+    streams: &'a [Option<(CudaStream, bool)>],
+    /// The arena of the stream that asks.
+    own: u32,
+    /// What that stream comes after.
+    ordered: Vec<Ordered>,
+    reach: Reach,
+    buffer: bool,
+}
+
+/// A free block that may be taken.
 struct Candidate {
-    arena: usize,
+    at: usize,
     node: u32,
     address: u64,
     size: u64,
     segment: u32,
+    /// Whether nothing has to be waited for but what the block itself names.
+    is_ready: bool,
+}
+
+/// A piece of memory that was taken out of an arena.
+struct Part {
+    index: u32,
+    life: u64,
+    piece: Piece,
+    until: Vec<Fence>,
+    is_ready: bool,
+    /// The end of the arena's stream, if it ended.
+    end: Option<Fence>,
 }
 
 impl Shared {
@@ -37,65 +75,129 @@ impl Shared {
     }
 
     /// The streams that are there, by index of their arena. To be dropped when no arena is locked.
-    fn streams(&self) -> Vec<Option<CudaStream>> {
-        let of = |state: &ArenaState| match &state.owner {
-            Owner::Stream(weak) => alive(weak),
-            _ => None,
-        };
-        // Collected one by one: a stream that ends here would want its arena's lock.
+    fn streams(&self, wait: bool) -> Vec<Option<(CudaStream, bool)>> {
         let mut streams = Vec::new();
         for (_, arena) in self.arenas.iter() {
-            let stream = of(&arena.lock());
-            streams.push(stream);
+            // One by one: a stream that ends here would want its arena's lock.
+            let stream = stream_of(&arena.lock());
+            streams.push(stream.map(|stream| {
+                let can_be_waited_for = wait && !stream.is_captured();
+                (stream, can_be_waited_for)
+            }));
         }
         streams
     }
 
-    /// Joins free neighbours of all streams to one block that is large enough, the smallest such. With `wait` also those
-    /// whose work is in flight, behind waits.
-    pub(super) fn gather(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        wait: bool,
-    ) -> Result<Option<Taken>> {
-        /// How often blocks that were freed while the others were looked at are looked at again.
-        const ROUNDS: usize = 16;
-        let wait = wait && !stream.is_captured();
-        let _held = self.hold();
-        for _ in 0..ROUNDS {
-            let streams = self.streams();
-            if wait {
-                self.seal_others(&streams, index);
-            }
-            for (other, _) in self.arenas.iter() {
-                self.ask(other);
-            }
-            let mut behind = Vec::new();
-            let piece = {
-                let mut locked = self.lock_all();
-                let found = candidates(&mut locked, &streams, index, wait, want.buffer);
-                let most = if wait { u64::MAX } else { want.most };
-                match smallest_run(&found, want.size..=most) {
-                    Some(run) => join(&mut locked, &streams, index, run, &mut behind),
-                    None if wait && freed_meanwhile(&locked, index) => continue,
-                    None => None,
-                }
-            };
-            let Some(piece) = piece else { return Ok(None) };
-            return self.place(stream, index, piece, behind, want, Source::Gathered).map(Some);
+    /// Takes free memory of any stream: the smallest block that is large enough, or else the smallest neighbours that are it
+    /// together.
+    pub(super) fn gather(&self, stream: &CudaStream, want: Want, reach: Reach) -> Result<Option<Taken>> {
+        let wait = reach > Reach::Over;
+        // A captured stream cannot wait for work outside of its graph.
+        if wait && stream.is_captured() {
+            return Ok(None);
         }
-        Ok(None)
+        let _held = self.hold();
+        let (own, life, ordered) = {
+            let own = self.serving(stream)?;
+            let ordered = if want.buffer { Vec::new() } else { own.state.ordered.clone() };
+            (own.index, own.state.life, ordered)
+        };
+        for (other, _) in self.arenas.iter().filter(|(other, _)| *other != own) {
+            self.ask(other);
+        }
+        let streams = self.streams(wait);
+        let search = Search { streams: &streams, own, ordered, reach, buffer: want.buffer };
+        let mut left = Vec::new();
+        let parts: Vec<Part> = {
+            let mut directory = self.directory.lock();
+            let mut locked = self.lock_all();
+            let found = candidates(&mut locked, &search);
+            let most = if reach == Reach::Any { u64::MAX } else { want.most };
+            let Some(run) = smallest(&found, want.size..=most, reach) else { return Ok(None) };
+            let parts = take_out(&mut locked, run, want.size);
+            for Locked { index, state } in &mut locked {
+                left.extend(directory.vacate(*index, state));
+            }
+            parts
+        };
+        drop(left);
+        let mut found: Option<Found> = None;
+        let mut notes = Vec::new();
+        let mut behind = Vec::new();
+        for part in &parts {
+            behind.extend(part.until.iter().cloned());
+            let is_own = (part.index, part.life) == (own, life);
+            if !is_own && !part.is_ready {
+                let other =
+                    streams.get(part.index as usize).and_then(Option::as_ref).map(|(stream, _)| stream);
+                match self.end_of(part, other, &mut notes) {
+                    Ok(end) => behind.extend(end),
+                    Err(_) => {
+                        // The memory stays with its streams, whose errors are told to who uses them.
+                        parts.into_iter().for_each(|part| self.put_back(part));
+                        return Ok(None);
+                    }
+                }
+            }
+            let order = if is_own { part.piece.order } else { Order::default() };
+            match &mut found {
+                None => {
+                    let piece = Piece { order, ..part.piece };
+                    found = Some(Found { piece, life, behind: Vec::new() });
+                }
+                Some(found) => {
+                    found.piece.size += part.piece.size;
+                    found.piece.order = found.piece.order.and(order);
+                }
+            }
+        }
+        let Some(found) = found else { return Ok(None) };
+        let source = match (parts.len(), behind.is_empty()) {
+            (1, true) => Source::OtherStreamOver,
+            (1, false) => Source::OtherStreamBehindWait,
+            _ => Source::Gathered,
+        };
+        drop(parts);
+        let taken = self.place(stream, Found { behind, ..found }, want, source)?;
+        if !want.buffer {
+            let mut own = self.serving(stream)?;
+            notes.into_iter().for_each(|ordered| own.state.note_order(ordered));
+        }
+        Ok(Some(taken))
     }
 
-    /// Has points recorded behind what other streams freed.
-    fn seal_others(&self, streams: &[Option<CudaStream>], index: u32) {
-        for ((other, arena), stream) in self.arenas.iter().zip(streams) {
-            if let Some(stream) = stream.as_ref().filter(|stream| other != index && !stream.is_captured()) {
-                // Blocks that no point covers are left out.
-                let _covered = self.seal(arena, stream);
-            }
+    /// A fence behind what the stream that freed the memory does with it. An event is recorded only if none covers it yet.
+    fn end_of(
+        &self,
+        part: &Part,
+        stream: Option<&CudaStream>,
+        notes: &mut Vec<Ordered>,
+    ) -> Result<Option<Fence>> {
+        let (Some(stream), Some(arena)) = (stream, self.arenas.get(part.index)) else {
+            return Ok(part.end.clone());
+        };
+        let order = part.piece.order;
+        let mut known = {
+            let state = arena.lock();
+            // Another life: the stream was released meanwhile, and its work is over.
+            (state.life == part.life).then_some(state.seal)
+        };
+        if known.is_some_and(|seal| seal.freed < order.freed) {
+            known = self.seal(arena, part.life, stream)?;
+        }
+        Ok(known.map(|seal| {
+            let (freed, sealed) = if order.freed > 0 { (seal.freed, seal.point) } else { (0, 0) };
+            let point = sealed.max(order.point);
+            notes.push(Ordered { life: part.life, freed, point });
+            Fence::new(std::sync::Arc::clone(&stream.timeline), point)
+        }))
+    }
+
+    fn put_back(&self, part: Part) {
+        let Part { index, piece, mut until, end, .. } = part;
+        until.extend(end);
+        if let Some(arena) = self.arenas.get(index) {
+            arena.lock().insert_behind(piece, until);
         }
     }
 
@@ -103,10 +205,12 @@ impl Shared {
     pub(super) fn trim(&self) -> u64 {
         self.empty_caches();
         let _held = self.hold();
-        let streams = self.streams();
+        let streams = self.streams(false);
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
             self.ask(other);
-            let Some(stream) = stream.as_ref().filter(|stream| !stream.is_captured()) else { continue };
+            let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.is_captured()) else {
+                continue;
+            };
             let (life, freed) = {
                 let state = arena.lock();
                 (state.life, state.freed)
@@ -123,10 +227,18 @@ impl Shared {
                 }
             }
         }
-        let mut removed = Vec::new();
+        let search = Search {
+            streams: &streams,
+            own: u32::MAX,
+            ordered: Vec::new(),
+            reach: Reach::Over,
+            buffer: false,
+        };
+        let (mut removed, mut left) = (Vec::new(), Vec::new());
         {
+            let mut directory = self.directory.lock();
             let mut locked = self.lock_all();
-            let candidates = candidates(&mut locked, &streams, u32::MAX, false, false);
+            let candidates = candidates(&mut locked, &search);
             let mut segments = self.segments.lock();
             for run in candidates.chunk_by(|one, next| one.segment == next.segment) {
                 let Some(segment) = run.first().map(|first| first.segment) else { continue };
@@ -135,9 +247,12 @@ impl Shared {
                     continue;
                 }
                 for candidate in run {
-                    let _gone = locked[candidate.arena].state.blocks.extract(candidate.node, candidate.size);
+                    let _gone = locked[candidate.at].state.blocks.extract(candidate.node, candidate.size);
                 }
                 removed.extend(segments.remove(segment));
+            }
+            for Locked { index, state } in &mut locked {
+                left.extend(directory.vacate(*index, state));
             }
         }
         let bytes = removed.iter().map(|segment| segment.reserved).sum();
@@ -146,118 +261,104 @@ impl Shared {
     }
 }
 
-/// Whether the node's order is over.
-fn is_over(order: Order, (freed, point): (u64, u64)) -> bool {
-    order.freed <= freed && order.point <= point
+/// How much of a stream's life is over: frees up to a number, and uses up to a point.
+pub(super) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
+    match &state.owner {
+        Owner::Vacant => (u64::MAX, u64::MAX),
+        Owner::Ended(end) if end.is_known_over() => (u64::MAX, u64::MAX),
+        Owner::Ended(_) => (0, 0),
+        Owner::Stream(_) => {
+            let reached =
+                stream.filter(|stream| serves(state, stream)).map_or(0, |stream| stream.own.reached());
+            (if state.seal.point <= reached { state.seal.freed } else { 0 }, reached)
+        }
+    }
 }
 
-/// Whether some other stream freed blocks that its last seal does not cover.
-fn freed_meanwhile(locked: &[Locked<'_>], own: u32) -> bool {
-    let uncovered = |Locked { index, state }: &Locked<'_>| {
-        *index != own && matches!(state.owner, Owner::Stream(_)) && state.freed > state.seal.freed
-    };
-    locked.iter().any(uncovered)
-}
-
-/// What may be joined, by segment and address.
-fn candidates(
-    locked: &mut [Locked<'_>],
-    streams: &[Option<CudaStream>],
-    own: u32,
-    wait: bool,
-    buffer: bool,
-) -> Vec<Candidate> {
+/// What may be taken, by segment and address.
+fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> {
     let mut candidates = Vec::new();
-    for (arena, Locked { index, state }) in locked.iter_mut().enumerate() {
-        if wait {
-            state.rest_reached(u64::MAX);
+    for (at, Locked { index, state }) in locked.iter_mut().enumerate() {
+        if search.reach == Reach::Ended && *index != search.own && !matches!(state.owner, Owner::Ended(_)) {
+            continue;
         }
         state.blocks.flush();
-        let stream = streams.get(arena).and_then(Option::as_ref);
-        let until = over(state, stream);
-        // What is freed after the seal is not behind it. A stream that was not there when they were collected, or is just
-        // ending, gives no fence: of it only what is over will do.
-        let covered = match &state.owner {
-            Owner::Vacant | Owner::Ended(_) => Some(u64::MAX),
-            Owner::Stream(_) => stream.is_some().then_some(state.seal.freed),
-        };
-        let in_order = |order: Order| {
-            *index == own
-                || is_over(order, until)
-                || (wait && covered.is_some_and(|covered| order.freed <= covered))
-        };
-        let fits = |node: u32, block: &Node| match block.state {
-            State::Free => in_order(block.order),
-            State::Waiting => {
-                let can_wait = |fence: &Fence| CudaStream::can_be_behind(fence, buffer);
+        // A stream that was not there when they were collected, or is just ending, gives no fence: of it only what is over
+        // will do.
+        let stream = search.streams.get(at).and_then(Option::as_ref);
+        let stream = stream.filter(|(stream, _)| serves(state, stream));
+        let (mut freed, mut point) = over(state, stream.map(|(stream, _)| stream));
+        if let Some(known) = search.ordered.iter().find(|known| known.life == state.life) {
+            (freed, point) = (freed.max(known.freed), point.max(known.point));
+        }
+        let can_wait = search.reach > Reach::Over
+            && match &state.owner {
+                Owner::Vacant | Owner::Ended(_) => true,
+                Owner::Stream(_) => stream.is_some_and(|(_, can_be_waited_for)| *can_be_waited_for),
+            };
+        let is_ready = |order: Order| *index == search.own || (order.freed <= freed && order.point <= point);
+        let may_be_taken = |node: u32, block: &Node| match block.state {
+            State::Free => true,
+            State::Waiting if search.reach > Reach::Over => {
+                let can_wait = |fence: &Fence| CudaStream::can_be_behind(fence, search.buffer);
                 let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
-                wait && listed.any(|waiting| waiting.until.iter().all(can_wait)) && in_order(block.order)
+                listed.any(|waiting| waiting.until.iter().all(can_wait)) || state.in_flight.contains(node)
             }
             _ => false,
         };
-        for (node, block) in state.blocks.iter().filter(|(node, block)| fits(*node, block)) {
-            let Node { address, size, segment, .. } = *block;
-            candidates.push(Candidate { arena, node, address, size, segment });
+        for (node, block) in state.blocks.iter().filter(|(node, block)| may_be_taken(*node, block)) {
+            let Node { address, size, segment, order, .. } = *block;
+            let is_ready = is_ready(order);
+            if is_ready || can_wait {
+                candidates.push(Candidate { at, node, address, size, segment, is_ready });
+            }
         }
     }
     candidates.sort_unstable_by_key(|candidate| (candidate.segment, candidate.address));
     candidates
 }
 
-fn smallest_run(candidates: &[Candidate], sizes: RangeInclusive<u64>) -> Option<&[Candidate]> {
+fn smallest(candidates: &[Candidate], sizes: RangeInclusive<u64>, reach: Reach) -> Option<&[Candidate]> {
+    let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
     let beside = |one: &Candidate, next: &Candidate| {
         one.segment == next.segment && one.address + one.size == next.address
     };
-    let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
-    candidates.chunk_by(beside).filter(|run| sizes.contains(&bytes(run))).min_by_key(bytes)
+    let single = candidates.chunks(1).filter(|run| sizes.contains(&bytes(run))).min_by_key(bytes);
+    single.or_else(|| {
+        let runs = candidates.chunk_by(beside).filter(|run| sizes.contains(&bytes(run)));
+        if reach == Reach::OneBlock { None } else { runs.min_by_key(bytes) }
+    })
 }
 
-/// Takes the blocks of a run out of their arenas as one piece of the arena `own`.
-fn join(
-    locked: &mut [Locked<'_>],
-    streams: &[Option<CudaStream>],
-    own: u32,
-    run: &[Candidate],
-    behind: &mut Vec<Fence>,
-) -> Option<Piece> {
-    let mut joined: Option<Piece> = None;
+/// Takes so many bytes of a run out of their arenas.
+fn take_out(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<Part> {
+    let (mut parts, mut missing) = (Vec::new(), bytes);
     for candidate in run {
-        let Locked { index, state } = &mut locked[candidate.arena];
-        if let Some(at) = state.waiting.iter().position(|waiting| waiting.node == candidate.node) {
-            behind.extend(state.waiting.swap_remove(at).until);
+        if missing == 0 {
+            break;
         }
-        let piece = state.blocks.extract(candidate.node, candidate.size);
-        let order = if *index == own {
-            piece.order
-        } else {
-            let stream = streams.get(candidate.arena).and_then(Option::as_ref);
-            if !is_over(piece.order, over(state, stream)) {
-                match (&state.owner, stream) {
-                    (Owner::Ended(end), _) => behind.push(end.fence()),
-                    (_, Some(stream)) => {
-                        let sealed = if piece.order.freed > 0 { state.seal.point } else { 0 };
-                        let point = sealed.max(piece.order.point);
-                        behind.push(Fence::new(std::sync::Arc::clone(&stream.timeline), point));
-                    }
-                    // No candidate then.
-                    (_, None) => {}
-                }
+        let Locked { index, state } = &mut locked[candidate.at];
+        let mut until = Vec::new();
+        if state.blocks.node(candidate.node).state == State::Waiting {
+            let _in_flight = state.in_flight.take_first(|node| node == candidate.node);
+            if let Some(at) = state.waiting.iter().position(|waiting| waiting.node == candidate.node) {
+                until = state.waiting.swap_remove(at).until;
             }
-            Order::default()
+        }
+        let (size, end) = match &state.owner {
+            Owner::Stream(_) => (missing.min(candidate.size), None),
+            // Nobody else takes the rest.
+            Owner::Ended(end) => (candidate.size, Some(end.fence())),
+            Owner::Vacant => (candidate.size, None),
         };
-        match &mut joined {
-            None => joined = Some(Piece { order, ..piece }),
-            Some(joined) => {
-                joined.size += piece.size;
-                joined.order.freed = joined.order.freed.max(order.freed);
-                joined.order.point = joined.order.point.max(order.point);
-            }
-        }
+        let piece = state.blocks.extract(candidate.node, size);
+        missing = missing.saturating_sub(piece.size);
+        parts.push(Part { index: *index, life: state.life, piece, until, is_ready: candidate.is_ready, end });
     }
-    joined
+    parts
 }
 
-/// For statistics and snapshots.
+/// For statistics.
 pub(super) fn each_arena(shared: &Shared, mut look: impl FnMut(u32, &ArenaState)) {
     for Locked { index, state } in shared.lock_all() {
         look(index, &state);

@@ -49,6 +49,10 @@ impl InFlight {
         Some(entry.node)
     }
 
+    pub(crate) fn contains(&self, node: u32) -> bool {
+        self.list.iter().any(|entry| entry.node == node)
+    }
+
     /// Bytes of all of them.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes

@@ -10,8 +10,8 @@ use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result
 use super::{
     arenas::{Whose, whose},
     blocks::{Order, Piece},
-    builder::CrossStreamReuse,
-    reuse::Source,
+    gather::Reach,
+    reuse::{Found, Source},
     segments::Segment,
     shared::{Shared, Taken},
     size::{GRAIN, Want},
@@ -23,22 +23,16 @@ thread_local! {
     static IN_CALLBACKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-fn is_shortage(error: &Error) -> bool {
-    error.kind() == ErrorKind::OutOfMemory
-}
-
 impl Shared {
-    pub(super) fn grow(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+    pub(super) fn grow(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
         self.refuse_what_never_fits(want)?;
-        match self.climb(stream, index, want) {
-            Err(error) if is_shortage(&error) => {}
-            other => return other,
+        if let Some(taken) = self.climb(stream, want)? {
+            return Ok(taken);
         }
         // Another thread may have had in hand what was missing.
         self.wait_briefly_for_hands();
-        match self.climb(stream, index, want) {
-            Err(error) if is_shortage(&error) => {}
-            other => return other,
+        if let Some(taken) = self.climb(stream, want)? {
+            return Ok(taken);
         }
         let shortage = self.shortage(want);
         for callback in self.callbacks_for_a_shortage() {
@@ -46,74 +40,57 @@ impl Shared {
                 let _inside = Inside::enter(self.id);
                 callback(&shortage)
             };
-            if freed {
-                match self.climb(stream, index, want) {
-                    Err(error) if is_shortage(&error) => {}
-                    other => return other,
-                }
+            if freed && let Some(taken) = self.climb(stream, want)? {
+                return Ok(taken);
             }
         }
         Err(Error::out_of_memory(self.upstream.place(), self.shortage(want)))
     }
 
-    /// Memory that nothing uses: joined of what is over anywhere, or of a new segment.
-    ///
-    /// # Errors
-    /// `OutOfMemory` where there is none without waiting for work or giving anything back.
-    pub(super) fn grow_without_waiting(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+    /// Memory that nothing uses: joined of what is over anywhere, or of a new segment. `None` where there is none without
+    /// waiting for work.
+    pub(super) fn grow_without_waiting(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
         self.refuse_what_never_fits(want)?;
-        if self.free_bytes() >= want.size
-            && let Some(taken) = self.gather(stream, index, want, false)?
-        {
-            return Ok(taken);
+        if let Some(taken) = self.gather(stream, want, Reach::Over)? {
+            return Ok(Some(taken));
         }
-        match self.grow_by(stream, index, want, self.next_segment(want)) {
-            Err(error) if is_shortage(&error) => {}
-            other => return other,
+        let next = self.options.segments.next(want, self.reserved.load(Ordering::Relaxed));
+        if let Some(taken) = self.grow_by(stream, want, next)? {
+            return Ok(Some(taken));
         }
         if self.empty_caches()
-            && let Some(taken) = self.take_own(stream, index, want)?
+            && let Some(taken) = self.gather(stream, want, Reach::Over)?
         {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
-        self.grow_by(stream, index, want, want.size)
+        self.grow_by(stream, want, want.size)
     }
 
-    fn next_segment(&self, want: Want) -> u64 {
-        self.options.segments.next(want, self.reserved.load(Ordering::Relaxed))
-    }
-
-    /// Tries everything once, from what costs least to what costs most.
-    fn climb(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Taken> {
+    /// Tries everything once, from what costs least to what costs most. `None` where memory is short.
+    fn climb(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
+        // Kept buffers first: memory of this stream, in most cases.
         if self.empty_caches()
-            && let Some(taken) = self.take_own(stream, index, want)?
+            && let Some(taken) = self.take_own(stream, want)?
         {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
-        if self.options.reuse == CrossStreamReuse::BeforeGrowing
-            && self.free_bytes() >= want.size
-            && let Some(taken) = self.gather(stream, index, want, false)?
-        {
-            return Ok(taken);
-        }
-        let sizes = [self.next_segment(want), want.size];
-        for size in sizes {
-            match self.grow_by(stream, index, want, size) {
-                Err(error) if is_shortage(&error) => {}
-                other => return other,
+        let next = self.options.segments.next(want, self.reserved.load(Ordering::Relaxed));
+        for size in [next, want.size] {
+            if let Some(taken) = self.grow_by(stream, want, size)? {
+                return Ok(Some(taken));
             }
         }
-        if let Some(taken) = self.gather(stream, index, want, true)? {
-            return Ok(taken);
+        if let Some(taken) = self.gather(stream, want, Reach::Any)? {
+            return Ok(Some(taken));
         }
         self.wait_for_everything_free();
-        if let Some(taken) = self.gather(stream, index, want, false)? {
-            return Ok(taken);
+        if let Some(taken) = self.gather(stream, want, Reach::Over)? {
+            return Ok(Some(taken));
         }
         self.trim();
         // If giving back fails too, it is still memory that the caller lacks.
         let _told_by_the_next_try = self.upstream.trim();
-        self.grow_by(stream, index, want, want.size)
+        self.grow_by(stream, want, want.size)
     }
 
     fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
@@ -155,31 +132,21 @@ impl Shared {
         }
     }
 
-    fn free_bytes(&self) -> u64 {
-        let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
-        self.reserved.load(Ordering::Relaxed).saturating_sub(in_use)
-    }
-
-    fn grow_by(&self, stream: &CudaStream, index: u32, want: Want, size: u64) -> Result<Taken> {
+    /// A block of a new segment of so many bytes. `None` where there is no memory for it.
+    fn grow_by(&self, stream: &CudaStream, want: Want, size: u64) -> Result<Option<Taken>> {
         let _held = self.hold();
-        let segment = self.new_segment(size, want.small)?;
-        if segment.size < want.size {
+        let made = self.new_segment(size, want.small).and_then(|segment| {
+            if segment.size >= want.size {
+                return Ok(segment);
+            }
             // The resource's beginning was no multiple of the grain.
-            let more = size.saturating_add(GRAIN);
             self.forget_segment(segment);
-            let segment = self.new_segment(more, want.small)?;
-            return self.take_of_segment(stream, index, want, segment);
-        }
-        self.take_of_segment(stream, index, want, segment)
-    }
-
-    fn take_of_segment(
-        &self,
-        stream: &CudaStream,
-        index: u32,
-        want: Want,
-        segment: Segment,
-    ) -> Result<Taken> {
+            self.new_segment(size.saturating_add(GRAIN), want.small)
+        });
+        let segment = match made {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(None),
+            made => made?,
+        };
         let (address, size, small) = (segment.base, segment.size, segment.small);
         if size < want.size {
             self.forget_segment(segment);
@@ -190,7 +157,8 @@ impl Shared {
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        self.place(stream, index, piece, Vec::new(), want, Source::NewSegment)
+        let found = Found { piece, life: 0, behind: Vec::new() };
+        self.place(stream, found, want, Source::NewSegment).map(Some)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -230,7 +198,7 @@ impl Shared {
     pub(super) fn wait_for_all_work(&self) -> Result<()> {
         let mut outcome = Ok(());
         self.empty_caches();
-        for (index, arena) in self.arenas.iter() {
+        for (_, arena) in self.arenas.iter() {
             let fences_where = |is_wanted: fn(&Fence) -> bool| -> Vec<Fence> {
                 let state = arena.lock();
                 let until = state.waiting.iter().flat_map(|waiting| &waiting.until);
@@ -247,7 +215,6 @@ impl Shared {
             for fence in fences_where(CudaStream::can_come_after) {
                 outcome = outcome.and(fence.wait());
             }
-            self.ask(index);
         }
         self.wait_for_everything_free();
         outcome
@@ -257,9 +224,9 @@ impl Shared {
     /// something that this thread has still to do; it counts as not available.
     fn wait_for_everything_free(&self) {
         let _held = self.hold();
-        for (_, arena) in self.arenas.iter() {
+        for (index, arena) in self.arenas.iter() {
             let mut fences: Vec<Fence> = Vec::new();
-            let (_, owner) = whose(arena);
+            let (life, owner) = whose(arena);
             {
                 let state = arena.lock();
                 fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
@@ -272,7 +239,7 @@ impl Shared {
                 Whose::Ended(end) => fences.push(end),
                 Whose::Stream(stream) if stream.is_captured() => {}
                 Whose::Stream(stream) => {
-                    if let Ok(seal) = self.seal(arena, &stream) {
+                    if let Ok(Some(seal)) = self.seal(arena, life, &stream) {
                         fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
                     }
                 }
@@ -281,6 +248,7 @@ impl Shared {
                 // An error means that the work is over as well.
                 let _over = fence.wait();
             }
+            self.ask(index);
         }
     }
 }

@@ -141,24 +141,18 @@ impl StreamOrderedAllocator {
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
         let want = Want::block(bytes)?.within(self.shared.options.max_split);
-        let (index, arena) = self.shared.arena_of(stream)?;
-        let block = |address, handle| StreamBlock {
-            address,
-            bytes: want.requested,
-            allocator: self.shared.id,
-            handle,
-            arena: index,
+        let block = |arena, address, handle| {
+            let (bytes, allocator) = (want.requested, self.shared.id);
+            StreamBlock { address, bytes, allocator, handle, arena }
         };
         {
-            let mut state = arena.lock();
-            if arenas::serves(&state, stream)
-                && let Some((handle, address)) = state.take_block(want)
-            {
-                return Ok(block(address, handle));
+            let mut own = self.shared.serving(stream)?;
+            if let Some((handle, address)) = own.state.take_block(want) {
+                return Ok(block(own.index, address, handle));
             }
         }
-        let taken = self.shared.take_slowly(stream, index, want)?;
-        Ok(block(taken.address, taken.handle))
+        let taken = self.shared.take_slowly(stream, want)?;
+        Ok(block(taken.arena, taken.address, taken.handle))
     }
 
     /// Gives a block back, behind what is enqueued so far on the stream on which it was allocated and on all streams that
@@ -227,23 +221,21 @@ impl StreamOrderedAllocator {
     /// # Errors
     /// The driver's; `InvalidArgument` for streams of another device; `Busy` while someone captures one of them into a graph.
     pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
-        let ((index, own), (of_other, other)) = (self.shared.arena_of(stream)?, self.shared.arena_of(on)?);
-        if index == of_other {
-            return Ok(());
-        }
-        self.shared.resume(stream, index);
-        self.shared.resume(on, of_other);
-        let _held = self.shared.hold();
-        let (life, freed) = {
-            let state = other.lock();
-            (state.life, state.freed)
+        let own = self.shared.serving(stream)?.index;
+        let (other, life, freed) = {
+            let other = self.shared.serving(on)?;
+            if other.index == own {
+                return Ok(());
+            }
+            (other.arena, other.state.life, other.state.freed)
         };
+        let _held = self.shared.hold();
         let fence = on.fence()?;
         stream.come_after(&fence)?;
         let point = fence.point();
         {
             let mut state = other.lock();
-            if state.seal.freed < freed {
+            if state.life == life && state.seal.freed < freed {
                 state.seal = arena::Seal { freed, point };
             }
         }
@@ -252,7 +244,7 @@ impl StreamOrderedAllocator {
         };
         // What need not be kept is dropped with the lock open.
         let mut dropped = Vec::new();
-        let mut state = own.lock();
+        let mut state = self.shared.serving(stream)?.state;
         state.note_order(Ordered { life, freed, point });
         dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_done()));
         state.depend(fence, implies, &mut dropped);
@@ -264,24 +256,23 @@ impl StreamOrderedAllocator {
     /// nothing, also where this allocator could not serve it.
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
-        let Some(arena) = self.shared.known_arena_of(stream) else { return true };
         let _held = self.shared.hold();
-        let fences = arena.lock().dependencies.clone();
+        let fences = self.shared.known(stream).map_or_else(Vec::new, |own| own.state.dependencies.clone());
         let over = fences.iter().all(Fence::is_over);
         let mut dropped = Vec::new();
-        dropped.extend(arena.lock().dependencies.extract_if(.., |fence| fence.is_known_done()));
+        if let Some(mut own) = self.shared.known(stream) {
+            dropped.extend(own.state.dependencies.extract_if(.., |fence| fence.is_known_done()));
+        }
         over
     }
 
     /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
     pub fn clear_dependencies(&self, stream: &CudaStream) {
-        let Some(arena) = self.shared.known_arena_of(stream) else { return };
         let _held = self.shared.hold();
-        let _dropped = {
-            let mut state = arena.lock();
-            state.ordered.clear();
-            std::mem::take(&mut state.dependencies)
-        };
+        let _dropped = self.shared.known(stream).map(|mut own| {
+            own.state.ordered.clear();
+            std::mem::take(&mut own.state.dependencies)
+        });
     }
 
     /// Blocks until the stream's work is done, lets go of its fences, and waits for other threads that are just looking after

@@ -2,23 +2,16 @@
 
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
-use super::{
-    after_capture::AfterCapture,
-    arena::Seal,
-    arenas::{Arena, Owner},
-    ending::EndOfStream,
-    shared::Shared,
-};
+use super::{after_capture::AfterCapture, arenas::Owner, ending::EndOfStream, shared::Shared};
 use crate::CudaStream;
 
 impl Shared {
     pub(super) fn release(&self, stream: &CudaStream) -> Result<()> {
-        /// Whoever began to look after the streams before has at most put a fence back that it had in hand.
+        /// Whoever had fences in hand before has at most put them back.
         const ROUNDS: usize = 2;
-        let arena = self.known_arena_of(stream);
         self.empty_caches();
         let outcome = loop {
-            let freed = arena.map_or(0, |arena| arena.lock().freed);
+            let freed = self.known(stream).map_or(0, |own| own.state.freed);
             let outcome = stream.synchronize();
             if let Err(error) = &outcome
                 && (error.kind() == ErrorKind::Busy || stream.own.outstanding() > 0)
@@ -26,7 +19,7 @@ impl Shared {
                 return outcome;
             }
             self.wait_for_its_captures(stream);
-            if arena.is_none_or(|arena| leave(arena, freed, stream)) {
+            if self.leave(stream, freed) {
                 break outcome;
             }
             // Used meanwhile.
@@ -65,19 +58,25 @@ impl Shared {
             arena.lock().forget_where(Fence::is_known_done, &mut dropped);
         }
     }
-}
 
-/// Has the arena no longer name the stream, whose work is over up to so many frees. Answers `false` where there was more.
-fn leave(arena: &Arena, freed: u64, stream: &CudaStream) -> bool {
-    let mut state = arena.lock();
-    if state.is_kept {
-        return true;
+    /// Has the stream's arena be as if the stream had ended, whose work is over up to so many frees. Answers `false` where there
+    /// was more.
+    fn leave(&self, stream: &CudaStream, freed: u64) -> bool {
+        let end = EndOfStream::over(stream.id(), stream.own.stream());
+        let mut directory = self.directory.lock();
+        let found = directory.find(stream.id());
+        let Some((index, arena)) = found.and_then(|index| Some((index, self.arenas.get(index)?))) else {
+            return true;
+        };
+        let mut state = arena.lock();
+        if state.freed != freed || state.last_point > stream.own.reached() {
+            return false;
+        }
+        directory.forget(stream.id());
+        state.owner = Owner::Ended(end);
+        let left = (std::mem::take(&mut state.dependencies), directory.vacate(index, &mut state));
+        drop((state, directory));
+        drop(left);
+        true
     }
-    if state.freed != freed || state.last_point > stream.own.reached() {
-        return false;
-    }
-    state.seal = Seal { freed, point: 0 };
-    state.owner = Owner::Ended(EndOfStream::over(stream.device()));
-    state.is_kept = true;
-    true
 }

@@ -16,13 +16,14 @@ use transload_memory::MemoryResource;
 use super::{
     after_capture::AfterCapture,
     arena::{self, Seal},
-    arenas::{Arena, Arenas, Directory, Owner, Whose, recent, remember, resume, whose},
-    blocks::{Blocks, Holder},
+    arenas::{Arena, ArenaState, Arenas, Directory, Owner, Whose, recent, remember, serves, whose},
+    blocks::{Blocks, Holder, Node},
     builder::Options,
     cache::Caches,
     ending::{AtEnd, EndOfStream},
     segments::Segments,
     size::Want,
+    sync::MutexGuard,
 };
 use crate::CudaStream;
 
@@ -51,6 +52,13 @@ pub(super) struct Shared {
     in_hand: RwLock<()>,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
+}
+
+/// The arena that serves a stream.
+pub(super) struct Serving<'a> {
+    pub(super) index: u32,
+    pub(super) arena: &'a Arena,
+    pub(super) state: MutexGuard<'a, ArenaState>,
 }
 
 /// A live block on its way to the caller.
@@ -102,24 +110,30 @@ impl Shared {
         drop(self.in_hand.try_write_for(Duration::from_millis(20)));
     }
 
-    /// The arena of a stream, and its index.
+    /// The arena that serves a stream, locked. No other arena may be locked.
     #[inline]
-    pub(super) fn arena_of(&self, stream: &CudaStream) -> Result<(u32, &Arena)> {
-        let index = match recent(self.id, stream) {
-            Some(index) => index,
-            None => self.look_up(stream)?,
-        };
-        self.arenas.get(index).map(|arena| (index, arena)).ok_or_else(too_many)
+    pub(super) fn serving(&self, stream: &CudaStream) -> Result<Serving<'_>> {
+        if let Some(index) = recent(self.id, stream)
+            && let Some(arena) = self.arenas.get(index)
+        {
+            let state = arena.lock();
+            if serves(&state, stream) {
+                return Ok(Serving { index, arena, state });
+            }
+        }
+        self.look_up(stream)
     }
 
-    /// The arena of a stream that was used here before. The caller has a handle of the stream, so it remains its own.
-    pub(super) fn known_arena_of(&self, stream: &CudaStream) -> Option<&Arena> {
-        let index = self.directory.lock().find(stream.id())?;
-        self.arenas.get(index)
+    /// Like [`serving`](Self::serving), but `None` for a stream that was not used here since it was released.
+    pub(super) fn known(&self, stream: &CudaStream) -> Option<Serving<'_>> {
+        let found = self.directory.lock().find(stream.id());
+        let (index, arena) = found.and_then(|index| Some((index, self.arenas.get(index)?)))?;
+        let state = arena.lock();
+        serves(&state, stream).then_some(Serving { index, arena, state })
     }
 
     #[cold]
-    fn look_up(&self, stream: &CudaStream) -> Result<u32> {
+    fn look_up(&self, stream: &CudaStream) -> Result<Serving<'_>> {
         if let Some(device) = self.upstream.device().filter(|device| *device != stream.device()) {
             let text = format!(
                 "a stream of {} cannot order memory of {device}; valid are streams of {device}",
@@ -134,67 +148,54 @@ impl Shared {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let id = stream.id();
-        let (index, is_new) = {
-            let mut directory = self.directory.lock();
-            match directory.find(id) {
-                Some(index) => (index, false),
-                None => (directory.enter(&self.arenas, stream).ok_or_else(too_many)?, true),
+        loop {
+            let known = self.directory.lock().find(id);
+            let index = match known {
+                Some(index) => index,
+                None => {
+                    let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
+                    stream.own.endings.add(id, Arc::new(Ends { arenas, directory }));
+                    let entered = self.directory.lock().enter(&self.arenas, stream, self.ahead > 0);
+                    entered.ok_or_else(too_many)?
+                }
+            };
+            let arena = self.arenas.get(index).ok_or_else(too_many)?;
+            let state = arena.lock();
+            if serves(&state, stream) {
+                remember(self.id, stream, index);
+                return Ok(Serving { index, arena, state });
             }
-        };
-        if is_new {
-            if let Some(arena) = self.arenas.get(index) {
-                arena.lock().is_hosts = self.ahead > 0;
-            }
-            let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
-            stream.own.endings.add(Arc::new(Ends { arenas, directory }));
+            // Released meanwhile.
         }
-        remember(self.id, stream, index);
-        Ok(index)
     }
 
-    /// A live block with what its users must come after, for the buffer layer; `None` where there is none in the stream.
-    pub(super) fn take_own(&self, stream: &CudaStream, index: u32, want: Want) -> Result<Option<Taken>> {
-        let Some(arena) = self.arenas.get(index) else { return Ok(None) };
-        let node = {
-            let mut state = arena.lock();
-            resume(&mut state, &stream.own);
-            state.take_own(want)
-        };
-        node.map(|node| self.hand_out(stream, index, node, Vec::new())).transpose()
+    /// A live block with what its users must come after, if there is one in the stream.
+    pub(super) fn take_own(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
+        let mut own = self.serving(stream)?;
+        let node = own.state.take_own(want);
+        node.map(|node| self.hand_out(stream, own, node, Vec::new())).transpose()
     }
 
     /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
     pub(super) fn hand_out(
         &self,
         stream: &CudaStream,
-        index: u32,
+        own: Serving<'_>,
         node: u32,
         mut behind: Vec<Fence>,
     ) -> Result<Taken> {
-        let arena = self.arenas.get(index).ok_or_else(too_many)?;
-        let (taken, order, mut seal) = {
-            let state = arena.lock();
-            let block = state.blocks.node(node);
-            let handle = arena::Handle { node, serial: block.serial };
-            let (address, segment) = (block.address, block.segment);
-            let taken = Taken { arena: index, handle, address, segment, behind: Vec::new() };
-            let order = (block.holder == Holder::Buffer).then_some(block.order);
-            (taken, order, state.seal)
-        };
-        if let Some(order) = order {
-            // Another stream may be the first to use it, so what this one still does to it must be a fence.
+        let Serving { index, arena, state } = own;
+        let (block, mut seal, life) = (state.blocks.node(node).clone(), state.seal, state.life);
+        drop(state);
+        // Another stream may be the first to use a buffer, so what this one still does to it must be a fence.
+        if block.holder == Holder::Buffer {
+            let order = block.order;
             if order.freed > seal.freed {
-                seal = match self.seal(arena, stream) {
-                    Ok(seal) => seal,
+                seal = match self.seal(arena, life, stream) {
+                    Ok(seal) => seal.unwrap_or_default(),
                     Err(error) => {
-                        let mut state = arena.lock();
                         // What it came behind from other streams it comes behind still.
-                        if behind.is_empty() {
-                            state.blocks.give(node, order);
-                        } else {
-                            state.blocks.give_waiting(node, order);
-                            state.waiting.push(super::arena::Waiting { node, until: behind });
-                        }
+                        arena.lock().give_behind(node, order, behind);
                         return Err(error);
                     }
                 };
@@ -204,12 +205,13 @@ impl Shared {
                 behind.push(Fence::new(Arc::clone(&stream.timeline), point));
             }
         }
-        Ok(Taken { behind, ..taken })
+        let Node { address, segment, serial, .. } = block;
+        Ok(Taken { arena: index, handle: arena::Handle { node, serial }, address, segment, behind })
     }
 
     /// A point behind everything freed on the stream so far.
-    pub(super) fn seal(&self, arena: &Arena, stream: &CudaStream) -> Result<Seal> {
-        arena.seal(|| stream.fence().map(|fence| fence.point()))
+    pub(super) fn seal(&self, arena: &Arena, life: u64, stream: &CudaStream) -> Result<Option<Seal>> {
+        arena.seal(life, || stream.fence().map(|fence| fence.point()))
     }
 }
 
@@ -225,35 +227,25 @@ struct Ends {
 
 impl AtEnd for Ends {
     fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence> {
-        let Some(index) = self.directory.lock().find(id) else { return Vec::new() };
-        let Some(arena) = self.arenas.get(index) else { return Vec::new() };
+        let found = self.directory.lock().find(id);
+        let Some((index, arena)) = found.and_then(|index| Some((index, self.arenas.get(index)?))) else {
+            return Vec::new();
+        };
         let needed = {
             let state = arena.lock();
-            if state.is_kept {
-                // It was released, and its owner may have destroyed it by now.
-                drop(state);
-                self.directory.lock().forget(id);
-                arena.lock().is_kept = false;
-                return Vec::new();
-            }
             !state.blocks.is_empty() || state.is_user
         };
         // The driver is called with no lock held. Nobody allocates from the arena any more, since the stream is gone.
-        let owner = if needed { Owner::Ended(EndOfStream::of(stream)) } else { Owner::Vacant };
+        let end = if needed { EndOfStream::of(id, stream) } else { EndOfStream::over(id, stream) };
         let mut directory = self.directory.lock();
         directory.forget(id);
         let mut state = arena.lock();
-        if needed {
-            state.owner = owner;
-            return Vec::new();
-        }
-        directory.vacate(index);
-        let (_was, left) = state.vacate(owner);
-        left
+        state.owner = Owner::Ended(end);
+        directory.vacate(index, &mut state).map_or_else(Vec::new, |(_ended, left)| left)
     }
 
-    fn is_closed(&self) -> bool {
-        self.directory.lock().is_closed()
+    fn expects(&self, id: TimelineId) -> bool {
+        self.directory.lock().find(id).is_some()
     }
 }
 
@@ -280,7 +272,7 @@ impl Drop for Shared {
         let segments = self.segments.lock().take_all();
         let mut fences = Vec::new();
         for (_, arena) in self.arenas.iter() {
-            let (_, owner) = whose(arena);
+            let owner = whose(arena).1;
             let mut state = arena.lock();
             fences.extend(state.waiting.drain(..).flat_map(|waiting| waiting.until));
             // What streams keep of this allocator until they end shall be little, and keep none of them alive.

@@ -134,7 +134,7 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
             thread::spawn(move || use_once(&arena, &enqueued))
         };
         let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
-        let Ok(seal) = arena.seal(record);
+        let Ok(Some(seal)) = arena.seal(0, record) else { unreachable!("it is the first life") };
         let taken = {
             let mut state = arena.lock();
             state.blocks.flush();
