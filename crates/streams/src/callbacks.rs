@@ -10,6 +10,7 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver, Sender},
     },
     task::{Wake, Waker},
     thread,
@@ -83,7 +84,7 @@ impl Callbacks {
     /// The point of a callback is over. Gives the runner what is next, and has become due.
     fn become_due(self: &Arc<Self>, point: u64, outcome: Result<()>) {
         // The thread was started before anything was registered.
-        let Ok(runner) = Runner::get() else { return };
+        let Ok(runner) = runner() else { return };
         // Locked until the runner has them, so that they stay in order whoever else hands over meanwhile.
         let mut queue = self.queue.lock();
         if let Some(due) = queue.waiting.iter_mut().find(|waiting| waiting.point == point) {
@@ -93,7 +94,8 @@ impl Callbacks {
             queue.waiting.pop_front_if(|waiting| waiting.outcome.is_some())
         {
             queue.handed.push_back(point);
-            runner.take(Job { of: Arc::clone(self), callback, outcome });
+            let _it_lives_as_long_as_the_process =
+                runner.send(Job { of: Arc::clone(self), callback, outcome });
         }
     }
 
@@ -141,7 +143,7 @@ pub(crate) fn come_from_here() {
 
 /// Starts the thread, so that registering cannot fail after the work was marked.
 pub(crate) fn prepare() -> Result<()> {
-    Runner::get().map(|_| ())
+    runner().map(drop)
 }
 
 /// A callback that becomes due. Keeps its stream alive until then, and no longer: who is told by the callback may expect
@@ -166,46 +168,23 @@ struct Job {
     outcome: Result<()>,
 }
 
-/// The thread that runs callbacks.
-struct Runner {
-    due: Mutex<VecDeque<Job>>,
-    wake_up: Condvar,
+/// The way to the thread that runs callbacks, which is started at the first call. It lives as long as the process, and ends
+/// with it: what has not run by then never does.
+fn runner() -> Result<&'static Sender<Job>> {
+    static RUNNER: OnceLock<Result<Sender<Job>>> = OnceLock::new();
+    let started = RUNNER.get_or_init(|| {
+        let (sender, due) = mpsc::channel();
+        let spawned = thread::Builder::new().name("transload-callbacks".to_owned()).spawn(|| run(due));
+        let failed = |error| Error::caused_by(ErrorKind::Io, "starting the callbacks' thread", error);
+        spawned.map(|_| sender).map_err(failed)
+    });
+    started.as_ref().map_err(Clone::clone)
 }
 
-impl Runner {
-    /// Started at the first call. It lives as long as the process, and ends with it: what has not run by then never does.
-    fn get() -> Result<&'static Self> {
-        static RUNNER: Runner = Runner { due: Mutex::new(VecDeque::new()), wake_up: Condvar::new() };
-        static STARTED: OnceLock<Result<()>> = OnceLock::new();
-        let started = STARTED.get_or_init(|| {
-            let spawned =
-                thread::Builder::new().name("transload-callbacks".to_owned()).spawn(|| RUNNER.run());
-            spawned
-                .map(|_| ())
-                .map_err(|error| Error::caused_by(ErrorKind::Io, "starting the callbacks' thread", error))
-        });
-        started.clone().map(|()| &RUNNER)
-    }
-
-    fn take(&self, job: Job) {
-        self.due.lock().push_back(job);
-        self.wake_up.notify_one();
-    }
-
-    fn run(&self) {
-        come_from_here();
-        loop {
-            let Job { of, callback, outcome } = {
-                let mut due = self.due.lock();
-                loop {
-                    match due.pop_front() {
-                        Some(job) => break job,
-                        None => self.wake_up.wait(&mut due),
-                    }
-                }
-            };
-            let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(panic_text);
-            of.end(panicked);
-        }
+fn run(due: Receiver<Job>) {
+    come_from_here();
+    for Job { of, callback, outcome } in due {
+        let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(panic_text);
+        of.end(panicked);
     }
 }

@@ -80,7 +80,6 @@ pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use metrics::{MetricsSampling, StreamMetrics};
 pub use pool::{
-    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Ready, Split, StreamLease,
-    WorkloadSummary,
+    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Split, StreamLease, WorkloadSummary,
 };
 pub use stream::CudaStream;

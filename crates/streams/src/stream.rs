@@ -138,15 +138,6 @@ impl CudaStream {
         self.own.stream().priority().map_err(lift)
     }
 
-    /// Whether the stream takes part in the implicit ordering of the legacy default stream; ours do not.
-    ///
-    /// # Errors
-    /// The driver's.
-    pub fn is_blocking(&self) -> Result<bool> {
-        self.own.check_here()?;
-        self.own.stream().is_blocking().map_err(lift)
-    }
-
     /// Whether everything enqueued so far is done; it is not while someone captures the stream into a graph.
     ///
     /// # Errors

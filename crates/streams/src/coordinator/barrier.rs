@@ -29,14 +29,6 @@ impl MultiStreamCoordinator {
     pub fn create_barrier(&self) -> Result<Barrier, CoordinatorError> {
         join(&self.streams())
     }
-
-    /// As [`create_barrier`](Self::create_barrier), over these streams only. One that is named twice counts once.
-    ///
-    /// # Errors
-    /// As for [`create_barrier`](Self::create_barrier), and [`CoordinatorError::NotRegistered`].
-    pub fn barrier_of(&self, streams: &[&CudaStream]) -> Result<Barrier, CoordinatorError> {
-        join(&self.chosen(streams)?)
-    }
 }
 
 fn join(streams: &[CudaStream]) -> Result<Barrier, CoordinatorError> {

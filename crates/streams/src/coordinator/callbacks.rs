@@ -50,17 +50,12 @@ impl MultiStreamCoordinator {
         if !self.is_registered(stream.id()) {
             return Err(CoordinatorError::unknown(stream));
         }
-        self.add_fence_callback(&stream.fence()?, callback);
-        Ok(())
-    }
-
-    /// As [`add_completion_callback`](Self::add_completion_callback), for any fence: of one operation, of a barrier, of another
-    /// backend's queue.
-    pub fn add_fence_callback(&self, fence: &Fence, callback: impl FnOnce(CoreResult<()>) + Send + 'static) {
+        let (fence, callback) = (stream.fence()?, Box::new(callback));
         let mut pending = self.callbacks.0.lock();
         let number = pending.next;
         pending.next += 1;
-        pending.entries.push(Entry { number, fence: fence.clone(), callback: Box::new(callback) });
+        pending.entries.push(Entry { number, fence, callback });
+        Ok(())
     }
 
     /// Runs the callbacks whose work is over, on this thread, in the order in which they were added; the others stay. Never
@@ -84,12 +79,6 @@ impl MultiStreamCoordinator {
             }
         }
         executed
-    }
-
-    /// How many callbacks have not been taken to run.
-    #[must_use]
-    pub fn pending_callbacks(&self) -> usize {
-        self.callbacks.0.lock().entries.len()
     }
 }
 

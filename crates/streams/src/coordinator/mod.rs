@@ -114,21 +114,6 @@ impl MultiStreamCoordinator {
         self.registry.lock().streams.clone()
     }
 
-    /// The streams given, each once; all must be registered.
-    fn chosen(&self, streams: &[&CudaStream]) -> Result<Vec<CudaStream>, CoordinatorError> {
-        let registry = self.registry.lock();
-        let mut chosen: Vec<CudaStream> = Vec::with_capacity(streams.len());
-        for stream in streams {
-            if !registry.plan.has_stream(stream.id()) {
-                return Err(CoordinatorError::unknown(stream));
-            }
-            if chosen.iter().all(|known| known.id() != stream.id()) {
-                chosen.push((*stream).clone());
-            }
-        }
-        Ok(chosen)
-    }
-
     fn is_registered(&self, stream: TimelineId) -> bool {
         self.registry.lock().plan.has_stream(stream)
     }

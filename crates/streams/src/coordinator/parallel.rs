@@ -60,47 +60,21 @@ impl MultiStreamCoordinator {
         F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
         T: Send,
     {
-        execute(&self.streams(), tasks)
-    }
-
-    /// As [`execute_parallel`](Self::execute_parallel), on these streams, which must be registered.
-    ///
-    /// # Errors
-    /// [`CoordinatorError::NoStreams`], [`CoordinatorError::NotRegistered`].
-    pub fn execute_parallel_on<T, F>(
-        &self,
-        streams: &[&CudaStream],
-        tasks: impl IntoIterator<Item = F>,
-    ) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
-    where
-        F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
-        T: Send,
-    {
-        execute(&self.chosen(streams)?, tasks)
-    }
-}
-
-fn execute<T, F>(
-    streams: &[CudaStream],
-    tasks: impl IntoIterator<Item = F>,
-) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
-where
-    F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
-    T: Send,
-{
-    if streams.is_empty() {
-        return Err(CoordinatorError::NoStreams);
-    }
-    let mut shares: Vec<Share<'_, F>> =
-        streams.iter().map(|stream| Share { stream, tasks: Mutex::default() }).collect();
-    for (share, (task, run)) in (0..streams.len()).cycle().zip(tasks.into_iter().enumerate()) {
-        if let Some(share) = shares.get_mut(share) {
-            share.tasks.get_mut().push((task, run));
+        let streams = self.streams();
+        if streams.is_empty() {
+            return Err(CoordinatorError::NoStreams);
         }
+        let mut shares: Vec<Share<'_, F>> =
+            streams.iter().map(|stream| Share { stream, tasks: Mutex::default() }).collect();
+        for (share, (task, run)) in (0..streams.len()).cycle().zip(tasks.into_iter().enumerate()) {
+            if let Some(share) = shares.get_mut(share) {
+                share.tasks.get_mut().push((task, run));
+            }
+        }
+        let mut submitted = submit_all(&shares);
+        submitted.sort_unstable_by_key(|submitted| submitted.task);
+        Ok(submitted.into_iter().map(Submitted::outcome).collect())
     }
-    let mut submitted = submit_all(&shares);
-    submitted.sort_unstable_by_key(|submitted| submitted.task);
-    Ok(submitted.into_iter().map(Submitted::outcome).collect())
 }
 
 /// The tasks of one stream. Behind a lock so that the caller can take them where no thread could be started.

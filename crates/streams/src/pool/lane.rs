@@ -216,8 +216,8 @@ impl Lane {
 
     /// Looks at each stream, told its place and how many leases it has. Runs `look` without a lock; the stream may be retired
     /// meanwhile.
-    pub(crate) fn look(&self, among: u64, mut look: impl FnMut(usize, &CudaStream, usize)) {
-        for index in (0..self.places.len()).filter(|index| among & bit(*index) != 0) {
+    pub(crate) fn look(&self, mut look: impl FnMut(usize, &CudaStream, usize)) {
+        for index in 0..self.places.len() {
             if let Some((stream, leases)) = self.places.look(index) {
                 look(index, &stream, leases);
             }

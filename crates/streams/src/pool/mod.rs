@@ -30,7 +30,6 @@ pub use builder::PoolBuilder;
 pub use completions::WorkloadSummary;
 pub use lease::StreamLease;
 pub use optimize::Optimization;
-pub use ready::Ready;
 pub use strategy::{AllocationStrategy, Split};
 
 use completions::Completions;
@@ -210,7 +209,7 @@ impl AdvancedStreamPool {
     pub fn leases(&self) -> usize {
         let mut leases = 0_usize;
         for lane in &self.lanes {
-            lane.look(u64::MAX, |_, _, held| leases += held);
+            lane.look(|_, _, held| leases += held);
         }
         leases
     }
@@ -220,7 +219,7 @@ impl AdvancedStreamPool {
     pub fn outstanding(&self) -> u64 {
         let mut outstanding = 0_u64;
         for lane in &self.lanes {
-            lane.look(u64::MAX, |_, stream, _| {
+            lane.look(|_, stream, _| {
                 outstanding = outstanding.saturating_add(transload_core::Queue::outstanding(stream));
             });
         }
@@ -240,7 +239,7 @@ impl AdvancedStreamPool {
     pub fn synchronize(&self) -> Result<()> {
         let mut streams: Vec<CudaStream> = Vec::new();
         for lane in &self.lanes {
-            lane.look(u64::MAX, |_, stream, _| streams.push(CudaStream::clone(stream)));
+            lane.look(|_, stream, _| streams.push(CudaStream::clone(stream)));
         }
         let mut outcome = Ok(());
         // Every stream is waited for, also after an error.

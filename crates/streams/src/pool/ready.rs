@@ -2,10 +2,8 @@
 
 use std::{
     cell::OnceCell,
-    future::Future,
-    pin::Pin,
     sync::Arc,
-    task::{Context as TaskContext, Poll, Wake, Waker},
+    task::{Wake, Waker},
     thread::{self, Thread},
     time::{Duration, Instant},
 };
@@ -23,13 +21,10 @@ enum State {
     Broken(Error),
 }
 
-/// Which streams will do.
-type Wanted = Option<(StreamPriority, WorkloadType)>;
-
 enum Found {
     Lease(StreamLease),
-    /// One more may be made for these.
-    Room(StreamPriority, WorkloadType),
+    /// One more may be made of this priority.
+    Room(StreamPriority),
     /// All are busy until one of these is over.
     Busy(Vec<Fence>),
 }
@@ -41,7 +36,7 @@ impl AdvancedStreamPool {
     /// # Errors
     /// The error that broke the streams, where all are broken; the driver's.
     pub fn has_ready_streams(&self) -> Result<bool> {
-        self.find(None).map(|found| !matches!(found, Found::Busy(_)))
+        self.find().map(|found| !matches!(found, Found::Busy(_)))
     }
 
     /// Leases a stream that has no work in flight, of whatever priority; waits for one until the timeout. `None` after it. See
@@ -50,36 +45,13 @@ impl AdvancedStreamPool {
     /// # Errors
     /// As for `has_ready_streams`; `Busy` where all streams are being captured into graphs.
     pub fn wait_for_any_ready(&self, timeout: Duration) -> Result<Option<StreamLease>> {
-        self.wait_for(None, timeout)
-    }
-
-    /// As [`wait_for_any_ready`](Self::wait_for_any_ready), among the streams of a priority for a workload.
-    ///
-    /// # Errors
-    /// As for [`wait_for_any_ready`](Self::wait_for_any_ready).
-    pub fn wait_for_ready(
-        &self,
-        priority: StreamPriority,
-        workload: WorkloadType,
-        timeout: Duration,
-    ) -> Result<Option<StreamLease>> {
-        self.wait_for(Some((priority, workload)), timeout)
-    }
-
-    /// Leases a stream that has no work in flight, among those of a priority for a workload, once there is one. Asks the
-    /// driver whenever it is polled.
-    pub fn ready(&self, priority: StreamPriority, workload: WorkloadType) -> Ready<'_> {
-        Ready { pool: self, wanted: (priority, workload) }
-    }
-
-    fn wait_for(&self, wanted: Wanted, timeout: Duration) -> Result<Option<StreamLease>> {
         // A timeout too long to be represented has no end.
         let deadline = Instant::now().checked_add(timeout);
         let waker = this_thread();
         loop {
-            let fences = match self.find(wanted)? {
+            let fences = match self.find()? {
                 Found::Lease(lease) => return Ok(Some(lease)),
-                Found::Room(priority, workload) => return self.lease(priority, workload).map(Some),
+                Found::Room(priority) => return self.lease(priority, WorkloadType::Mixed).map(Some),
                 Found::Busy(fences) => fences,
             };
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -96,19 +68,14 @@ impl AdvancedStreamPool {
     }
 
     /// Streams that nobody leased come first, then one that may be made, then leased ones that do nothing.
-    fn find(&self, wanted: Wanted) -> Result<Found> {
+    fn find(&self) -> Result<Found> {
         let mut fences = Vec::new();
         let (mut broken, mut streams) = (None, 0_usize);
         for free in [true, false] {
             let mut room = None;
             for (lane, priority) in self.lanes.iter().zip(PRIORITIES) {
-                let (among, workload) = match wanted {
-                    Some((of, _)) if of != priority => continue,
-                    Some((_, workload)) => (lane.allowed(workload), workload),
-                    None => (u64::MAX, WorkloadType::Mixed),
-                };
                 let mut found = None;
-                lane.look(among, |index, stream, leases| {
+                lane.look(|index, stream, leases| {
                     if found.is_some() || (leases == 0) != free {
                         return;
                     }
@@ -127,8 +94,8 @@ impl AdvancedStreamPool {
                 if let Some(lease) = found {
                     return lease.map(Found::Lease);
                 }
-                if (wanted.is_some() || lane.streams() > 0) && lane.room(workload) {
-                    room = room.or(Some(Found::Room(priority, workload)));
+                if lane.streams() > 0 && lane.room(WorkloadType::Mixed) {
+                    room = room.or(Some(Found::Room(priority)));
                 }
             }
             // A device that broke streams makes no others.
@@ -138,10 +105,7 @@ impl AdvancedStreamPool {
         }
         match broken {
             Some(error) if fences.is_empty() => Err(error),
-            None if streams == 0 => {
-                let (priority, workload) = wanted.unwrap_or((StreamPriority::Normal, WorkloadType::Mixed));
-                Ok(Found::Room(priority, workload))
-            }
+            None if streams == 0 => Ok(Found::Room(StreamPriority::Normal)),
             _ => Ok(Found::Busy(fences)),
         }
     }
@@ -198,29 +162,4 @@ fn this_thread() -> Waker {
     }
     let made = || Waker::from(Arc::new(Unpark(thread::current())));
     WAKER.try_with(|waker| waker.get_or_init(made).clone()).unwrap_or_else(|_| made())
-}
-
-/// A lease to come: see [`AdvancedStreamPool::ready`]. Dropped early, it leases nothing.
-#[derive(Debug)]
-#[must_use = "a future does nothing unless awaited"]
-pub struct Ready<'a> {
-    pool: &'a AdvancedStreamPool,
-    wanted: (StreamPriority, WorkloadType),
-}
-
-impl Future for Ready<'_> {
-    type Output = Result<StreamLease>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        match self.pool.find(Some(self.wanted))? {
-            Found::Lease(lease) => Poll::Ready(Ok(lease)),
-            Found::Room(priority, workload) => Poll::Ready(self.pool.lease(priority, workload)),
-            Found::Busy(fences) => {
-                if !arranged(&fences, context.waker())? {
-                    context.waker().wake_by_ref();
-                }
-                Poll::Pending
-            }
-        }
-    }
 }

@@ -1,13 +1,6 @@
 //! Streams that are ready: none while all are busy, and whoever waits for one sleeps until there is.
 
 use std::{
-    future::Future,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    task::{Context, Poll, Wake, Waker},
     thread,
     time::{Duration, Instant},
 };
@@ -129,50 +122,6 @@ fn the_first_stream_to_be_done_wakes_whoever_waits() {
         drop(ready);
         work.into_iter().for_each(|work| drop(work.wait().unwrap()));
         drop((pool, there));
-        setup.finish();
-    });
-}
-
-#[test]
-fn a_task_is_woken_when_a_stream_of_its_lane_is_ready_and_not_polled_before() {
-    struct Count(AtomicUsize, thread::Thread);
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-            self.1.unpark();
-        }
-    }
-    limited(|| {
-        let setup = Setup::new();
-        let pool = pool(&setup, 1);
-        let there = setup.device(64);
-        let lease = pool.lease(StreamPriority::High, WorkloadType::Memory).unwrap();
-        let gate = Gate::before(&setup.device, &[&lease]);
-        let fill = lease.memset_async(&there, Pattern::U8(1));
-        drop(lease);
-        let count = Arc::new(Count(AtomicUsize::new(0), thread::current()));
-        let waker = Waker::from(Arc::clone(&count));
-        let mut ready = pin!(pool.ready(StreamPriority::High, WorkloadType::Memory));
-        assert!(ready.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        assert_eq!(count.0.load(Ordering::SeqCst), 0);
-        gate.open();
-        while count.0.load(Ordering::SeqCst) == 0 {
-            thread::park_timeout(LONG);
-        }
-        loop {
-            match ready.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(lease) => {
-                    assert_eq!(lease.unwrap().priority(), StreamPriority::High);
-                    break;
-                }
-                // The driver may need a moment from the event to an idle stream.
-                Poll::Pending => thread::yield_now(),
-            }
-        }
-        fill.wait().unwrap();
-        let other = pollster::block_on(pool.ready(StreamPriority::Low, WorkloadType::Compute)).unwrap();
-        assert_eq!(other.priority(), StreamPriority::Low);
-        drop((pool, other, there));
         setup.finish();
     });
 }

@@ -28,21 +28,21 @@ fn callbacks_run_on_the_callers_thread_in_order_once_their_work_is_over() {
     };
     coordinator.add_completion_callback(&held, note("held")).unwrap();
     coordinator.add_completion_callback(&free, note("free")).unwrap();
-    let barrier = coordinator.create_barrier().unwrap();
-    coordinator.add_fence_callback(barrier.fence(), note("barrier"));
+    drop(coordinator.create_barrier().unwrap());
     coordinator.add_completion_callback(&free, note("last")).unwrap();
-    assert_eq!(coordinator.pending_callbacks(), 4);
     // The first fence of `free` is before the barrier.
-    while coordinator.execute_callbacks().ran == 0 {
+    let mut ran_early = 0;
+    while ran_early == 0 {
         std::thread::yield_now();
+        ran_early = coordinator.execute_callbacks().ran;
     }
-    assert_eq!(coordinator.pending_callbacks(), 3, "the others' work is behind the gate");
+    assert_eq!(ran_early, 1, "the others' work is behind the gate");
     gate.open();
     coordinator.create_barrier().unwrap().wait().unwrap();
     let executed = coordinator.execute_callbacks();
-    assert_eq!((executed.ran, executed.panics.len(), coordinator.pending_callbacks()), (3, 0, 0));
+    assert_eq!((executed.ran, executed.panics.len()), (2, 0));
     let here = std::thread::current().id();
-    let expected = ["free", "held", "barrier", "last"].map(|name| (name, here));
+    let expected = ["free", "held", "last"].map(|name| (name, here));
     assert_eq!(*ran.lock().unwrap(), expected);
     assert_eq!(coordinator.execute_callbacks().ran, 0, "each runs once");
 }
@@ -63,7 +63,7 @@ fn a_panic_in_a_callback_is_reported_and_the_others_run() {
     }
     stream.synchronize().unwrap();
     let executed = coordinator.execute_callbacks();
-    assert_eq!((executed.ran, ran.load(Ordering::Relaxed), coordinator.pending_callbacks()), (5, 3, 0));
+    assert_eq!((executed.ran, ran.load(Ordering::Relaxed)), (5, 3));
     let texts: Vec<_> = executed.panics.iter().map(ToString::to_string).collect();
     assert!(
         texts.len() == 2 && texts[0].contains("planted 1") && texts[1].contains("planted 3"),
@@ -87,7 +87,7 @@ fn a_callback_may_use_the_coordinator_and_its_streams() {
     coordinator.add_completion_callback(&one, callback).unwrap();
     one.synchronize().unwrap();
     let executed = coordinator.execute_callbacks();
-    assert_eq!((executed.ran, executed.panics.len(), coordinator.pending_callbacks()), (1, 0, 1));
+    assert_eq!((executed.ran, executed.panics.len()), (1, 0));
     assert_eq!(coordinator.execute_callbacks().ran, 1);
 }
 

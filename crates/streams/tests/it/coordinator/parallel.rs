@@ -113,7 +113,7 @@ fn tasks_of_different_streams_run_at_the_same_time_and_those_of_one_in_order() {
     }
     // On one stream no thread is needed.
     let here = thread::current().id();
-    let on_one = coordinator.execute_parallel_on(&[&own[1]], [|_: &CudaStream| Ok(thread::current().id())]);
+    let on_one = raw::over([&own[1]]).execute_parallel([|_: &CudaStream| Ok(thread::current().id())]);
     assert_eq!(*on_one.unwrap()[0].as_ref().unwrap(), here);
     let none = MultiStreamCoordinator::new().execute_parallel([|_: &CudaStream| Ok(())]);
     assert!(matches!(none, Err(CoordinatorError::NoStreams)));
