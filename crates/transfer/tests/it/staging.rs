@@ -275,8 +275,8 @@ fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
     within("uploads beside a download whose copies stand still", || {
         let (manager, backend) = with(Mock::default());
         let (src, dst) = pair(&manager, 3 * MIB);
-        let there = filled(&manager, MOCK, MemoryKind::Device, 256 * MIB, 7);
-        let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 256 * MIB, 0);
+        let there = filled(&manager, MOCK, MemoryKind::Device, 40 * MIB, 7);
+        let back = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, 40 * MIB, 0);
         let gate = Gate::new();
         backend.close_downloads(gate.fence());
         let down = stage(&manager, &there, &back);
