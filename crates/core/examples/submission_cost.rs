@@ -1,7 +1,8 @@
 //! Measures what `submit` costs on the host: claims and commits of copies on a queue whose operations do nothing.
 //!
 //! `cargo run --release -p transload-core --example submission_cost` prints one line a case, in nanoseconds per copy: the
-//! least of many short runs, since other load on the machine only ever adds.
+//! least of many short runs, since other load on the machine only ever adds. With two numbers, of parts and of passes, it
+//! runs these alone, for a program that counts instructions.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -148,7 +149,7 @@ fn of_one_pair(queues: &[NoOpQueue]) -> f64 {
 }
 
 /// Copies of `n` parts of one allocation to as many of another, on eight queues, all in flight together.
-fn of_parts(n: usize) -> f64 {
+fn of_parts(n: usize, passes: usize) -> f64 {
     const PART: usize = 4096;
     let (src, dst) = (buffer(n * PART), buffer(n * PART));
     let parts: Vec<_> = (0..n)
@@ -158,7 +159,7 @@ fn of_parts(n: usize) -> f64 {
         })
         .collect();
     let queues: Vec<_> = (0..8).map(|_| NoOpQueue::new()).collect();
-    least(if n > 2000 { 5 } else { 20 }, n, || {
+    least(passes, n, || {
         for (index, (src, dst)) in parts.iter().enumerate() {
             copy(&queues[index % 8], src, dst);
         }
@@ -167,9 +168,14 @@ fn of_parts(n: usize) -> f64 {
 }
 
 fn main() {
+    let counts: Vec<usize> = std::env::args().skip(1).map(|text| text.parse().unwrap()).collect();
+    if let [n, passes] = counts.as_slice() {
+        of_parts(*n, *passes);
+        return;
+    }
     println!("one pair, one queue             {:8.1} ns", of_one_pair(&[NoOpQueue::new()]));
     println!("one pair, two queues in turn    {:8.1} ns", of_one_pair(&[NoOpQueue::new(), NoOpQueue::new()]));
-    for n in [250, 1000, 8000] {
-        println!("{n:5} parts in flight           {:8.1} ns", of_parts(n));
+    for (n, passes) in [(250, 20), (1000, 20), (8000, 5)] {
+        println!("{n:5} parts in flight           {:8.1} ns", of_parts(n, passes));
     }
 }

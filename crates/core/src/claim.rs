@@ -275,14 +275,14 @@ impl<'a> Claims<'a> {
             &inherited
         };
         let mut woken = Woken::default();
-        for one in &self.held {
-            one.buffer.is_used_behind(fence);
-            let Some(ticket) = one.ticket else { continue };
-            if self.keeps && one.access == Access::Write && !crate::mutant!("core/prefetch-keeps-marks") {
-                one.buffer.hazards().commit_keeping(&one.range, ticket, fence, &mut woken);
-            } else {
-                one.buffer.hazards().commit(&one.range, ticket, fence, &mut woken);
-            }
+        let keeps = self.keeps && !crate::mutant!("core/prefetch-keeps-marks");
+        let mut rest = self.held.as_slice();
+        while let Some(first) = rest.first() {
+            let (group, others) = rest.split_at(of_one_buffer(rest));
+            first.buffer.is_used_behind(fence);
+            let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket?)));
+            first.buffer.hazards().commit(claims, fence, keeps, &mut woken);
+            rest = others;
         }
         // They are no claims any more.
         self.held.clear();

@@ -141,6 +141,16 @@ impl Fence {
         self.sources.as_deref()
     }
 
+    /// Returns whether both have the very same sources, or none.
+    #[inline]
+    pub(crate) fn has_sources_of(&self, other: &Self) -> bool {
+        match (&self.sources, &other.sources) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
     /// Returns how the work ended, or `None` while it is not complete. Asks the driver.
     pub(crate) fn outcome(&self) -> Option<Result<()>> {
         match self.timeline.poll(self.point) {

@@ -98,7 +98,8 @@ impl Hold {
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_behind(fence);
-            self.buffer.hazards().commit(&self.buffer.range(), ticket, fence, &mut Woken::default());
+            let claims = [(&self.buffer.range(), ticket)];
+            self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
         }
     }
 }

@@ -57,7 +57,8 @@ impl Loan {
     pub unsafe fn end_behind(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
-            self.buffer.hazards().commit(&self.buffer.range(), ticket, fence, &mut Woken::default());
+            let claims = [(&self.buffer.range(), ticket)];
+            self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
         }
     }
 

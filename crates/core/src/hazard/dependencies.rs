@@ -1,10 +1,10 @@
 //! The fences that work must come after: one for each timeline, its last point.
 
-use std::{cmp::Reverse, ops::Deref};
+use std::{cmp::Reverse, ops::Deref, sync::Arc};
 
 use smallvec::SmallVec;
 
-use crate::Fence;
+use crate::{Fence, Timeline};
 
 /// How many fences are searched one by one before another is added.
 const SEARCHED: usize = 16;
@@ -18,23 +18,30 @@ pub(crate) struct Dependencies {
 }
 
 impl Dependencies {
-    /// Adds a fence. The search for another point of its timeline takes a bounded number of steps, so that it may run under
+    /// Adds a point of a timeline. The search for another point of it takes a bounded number of steps, so that it may run under
     /// a lock; what it misses is folded later.
-    pub(crate) fn add(&mut self, fence: &Fence) {
+    pub(crate) fn add(&mut self, timeline: &Arc<dyn Timeline>, point: u64) {
         let mut searched = self.fences.iter_mut().take(SEARCHED);
-        match searched.find(|known| known.is_of_timeline(fence.timeline())) {
-            Some(known) if known.point() < fence.point() && !crate::mutant!("core/fold-to-last") => {
-                known.move_to(fence.point());
+        match searched.find(|known| known.is_of_timeline(timeline)) {
+            Some(known) if known.point() < point && !crate::mutant!("core/fold-to-last") => {
+                known.move_to(point);
             }
             Some(_) => {}
-            None => self.fences.push(fence.without_sources()),
+            None => self.fences.push(Fence::new(Arc::clone(timeline), point)),
         }
     }
 
     /// Leaves one fence for each timeline. Drops fences, so it must not run under a lock. Sorts only after the list has
     /// doubled, which keeps the cost of all calls together at O(n log n).
+    #[inline]
     pub(crate) fn fold(&mut self) {
-        if self.fences.len() > SEARCHED.max(2 * self.folded) {
+        if self.fences.len() > SEARCHED {
+            self.fold_many();
+        }
+    }
+
+    fn fold_many(&mut self) {
+        if self.fences.len() > 2 * self.folded {
             self.fences.sort_unstable_by_key(|fence| (fence.timeline_address(), Reverse(fence.point())));
             self.fences.dedup_by(|later, kept| later.is_of_timeline(kept.timeline()));
             self.folded = self.fences.len();

@@ -72,16 +72,6 @@ impl Holds {
         self.few.is_empty() && self.many.is_empty()
     }
 
-    /// Returns whether nothing but `held` is held; then releases it.
-    #[inline]
-    pub(super) fn release_only(&mut self, held: &Held) -> bool {
-        let is_only = self.many.is_empty() && matches!(self.few.as_slice(), [only] if only == held);
-        if is_only {
-            self.few.clear();
-        }
-        is_only
-    }
-
     /// An empty range has no byte to conflict about, so it is not kept.
     #[inline]
     pub(super) fn add(&mut self, held: Held) {
@@ -91,15 +81,23 @@ impl Holds {
         if self.many.is_empty() && self.few.len() < FEW {
             self.few.push(held);
         } else {
-            self.few.drain(..).chain([held]).for_each(|held| change(&mut self.many, &held, true));
+            self.add_to_many(held);
         }
     }
 
+    #[inline(never)]
+    fn add_to_many(&mut self, held: Held) {
+        self.few.drain(..).chain([held]).for_each(|held| change(&mut self.many, &held, true));
+    }
+
+    #[inline]
     pub(super) fn release(&mut self, held: &Held) {
         if held.range.is_empty() {
             return;
         }
-        if !self.many.is_empty() {
+        if self.few.last() == Some(held) {
+            self.few.pop();
+        } else if !self.many.is_empty() {
             change(&mut self.many, held, false);
         } else if let Some(index) = self.few.iter().position(|known| known == held) {
             self.few.swap_remove(index);

@@ -12,6 +12,7 @@ mod segments;
 mod settling;
 mod table;
 mod turns;
+mod uses;
 mod views;
 mod waiting;
 mod woken;
@@ -31,12 +32,12 @@ pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
-use segments::Removed;
 #[cfg(test)]
 pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, Found, STEPS, Table};
+use table::{Blocked, New, STEPS, Table};
 pub(crate) use turns::TurnId;
+use uses::Removed;
 pub(crate) use woken::{Woken, wake};
 
 /// The uses of one allocation that are not known to be over.
@@ -109,8 +110,8 @@ impl Hazards {
         before: &mut Earlier,
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
-        if let ([one], Some(own), false) = (&mut *group, asked.own, asked.keeps)
-            && let Some(ticket) = table.claim_after_own(&one.range, one.access, own)
+        if let ([one], false) = (&mut *group, asked.keeps)
+            && let Some(ticket) = table.claim_free(&one.range, one.access, asked.own)
         {
             one.ticket = Some(ticket);
             return Ok(Attempt::Held(()));
@@ -119,17 +120,17 @@ impl Hazards {
     }
 
     #[inline(never)]
-    fn claim_among_others(
-        &self,
-        table: BriefGuard<'_, Table>,
+    fn claim_among_others<'t>(
+        &'t self,
+        mut table: BriefGuard<'t, Table>,
         group: &mut [Claimed<'_>],
         asked: &Asked<'_>,
         before: &mut Earlier,
     ) -> Result<Attempt<()>> {
-        let mut removed = Removed::default();
-        let mut locked = Some(table);
-        for one in group {
-            let mut table = locked.take().unwrap_or_else(|| self.table.lock());
+        // To be dropped after the lock, as the table is before.
+        let (mut removed, mut read, mut kept) = (Removed::default(), None, None);
+        let mut steps = STEPS;
+        for one in &mut *group {
             match table.try_hold(&one.range, one.access, Holder::Pending, asked.turn, &mut removed) {
                 Ok(ticket) => one.ticket = Some(ticket),
                 Err(blocked) => {
@@ -137,31 +138,37 @@ impl Hazards {
                     return told(blocked, &one.range).map(Attempt::Blocked);
                 }
             }
-            table.sweep(&mut removed);
-            let (mut rest, access) = (one.range.clone(), one.access);
-            let reads = access == Access::Read;
-            let mut found = (reads || asked.keeps).then(Found::default);
-            // What is held keeps conflicting uses away, so the rest may be collected a part at a time.
+            let mut rest = one.range.clone();
+            steps = steps.saturating_sub(1);
             loop {
-                let next = table.collect(&rest, access, asked.own, &mut before.after, None, found.as_mut());
+                let found = match one.access {
+                    Access::Read => Some(&mut read),
+                    Access::Write => Some(&mut kept).filter(|_| asked.keeps),
+                };
+                let after = &mut before.after;
+                let next = table.collect(&rest, one.access, asked.own, &mut steps, after, found);
+                if next.is_none() && steps > 0 {
+                    break;
+                }
+                // What is held keeps conflicting uses away, so the rest may be collected a part at a time.
                 drop(table);
                 before.after.fold();
-                let Some(end) = next else { break };
-                rest.end = end;
                 table = self.table.lock();
+                steps = STEPS;
+                let Some(next) = next else { break };
+                rest.start = next;
             }
-            self.settle(&removed.unsettled);
-            removed = Removed::default();
-            let Some(Found { writes, mark }) = found else { continue };
-            if reads
-                && let Some(mark) = mark
-                && !crate::mutant!("core/refuse-damaged-source")
-            {
-                mark.wait()?;
-            }
-            for write in writes {
-                self.add_source(one, write, reads, &mut before.sources)?;
-            }
+        }
+        table.sweep(&mut removed);
+        drop(table);
+        before.after.fold();
+        if let Some(rest) = removed {
+            self.settle(&rest.unsettled);
+        }
+        if let Some(first) = group.first()
+            && (read.is_some() || kept.is_some())
+        {
+            self.add_sources(first.buffer, read, kept, &mut before.sources)?;
         }
         Ok(Attempt::Held(()))
     }
@@ -188,48 +195,60 @@ impl Hazards {
         }
     }
 
-    /// Turns a claim into a use that is complete when `fence` is.
+    /// Turns claims into uses that are complete when `fence` is. Of those that are to write and `keep` the bytes, marks stay.
     #[inline]
-    pub(crate) fn commit(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence, woken: &mut Woken) {
+    pub(crate) fn commit<'a>(
+        &self,
+        claims: impl IntoIterator<Item = (&'a Range<usize>, Ticket)>,
+        fence: &Fence,
+        keeps: bool,
+        woken: &mut Woken,
+    ) {
         let mut table = self.table.lock();
-        if !table.move_on(range, ticket, fence) {
-            self.commit_among_others(table, range, ticket, fence, woken);
+        let mut steps = STEPS;
+        for (range, ticket) in claims {
+            if keeps || !table.commit_alone(range, ticket, fence) {
+                (table, steps) = self.commit_among_others(table, range, ticket, fence, keeps, steps);
+            }
         }
+        self.close(table, woken);
     }
 
     #[inline(never)]
-    fn commit_among_others(
-        &self,
-        table: BriefGuard<'_, Table>,
+    fn commit_among_others<'t>(
+        &'t self,
+        mut table: BriefGuard<'t, Table>,
         range: &Range<usize>,
         ticket: Ticket,
         fence: &Fence,
-        woken: &mut Woken,
-    ) {
-        let (mut locked, mut from) = (Some(table), range.start);
+        keeps: bool,
+        mut steps: usize,
+    ) -> (BriefGuard<'t, Table>, usize) {
+        let (mut from, Ticket { claim, access, .. }) = (range.start, ticket);
+        let new = New { fence, claim, access, keeps };
         loop {
-            // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
-            let mut table = locked.take().unwrap_or_else(|| self.table.lock());
-            if table.commit(range, ticket, fence, &mut from, &mut removed) {
-                self.close(table, woken);
-                return;
+            let is_complete = table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed);
+            if is_complete && removed.is_none() {
+                return (table, steps);
             }
+            // What was removed is dropped without the lock.
             drop(table);
+            drop(removed);
+            (table, steps) = (self.table.lock(), STEPS);
+            if is_complete {
+                return (table, steps);
+            }
         }
     }
 
-    /// Adds a use beside what is there.
-    fn add(&self, range: &Range<usize>, ticket: Ticket, fence: &Fence) {
-        let mut from = range.start;
-        loop {
+    /// Does something under the lock, from `start` on: [`STEPS`] segments at a time, until it says that nothing is left.
+    fn in_steps(&self, start: usize, mut step: impl FnMut(&mut Table, usize, &mut Removed) -> Option<usize>) {
+        let mut next = Some(start);
+        while let Some(from) = next {
+            // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
-            let mut table = self.table.lock();
-            let is_added = table.add(range, ticket.used(fence), &mut from, &mut removed);
-            drop(table);
-            if is_added {
-                return;
-            }
+            next = step(&mut self.table.lock(), from, &mut removed);
         }
     }
 
@@ -254,7 +273,14 @@ impl Hazards {
     /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are
     /// complete, and until what was there before is.
     pub(crate) fn close_behind(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
-        fences.iter().for_each(|fence| self.add(range, ticket, fence));
+        let Ticket { claim, access, .. } = ticket;
+        for fence in fences {
+            let new = New { fence, claim, access, keeps: false };
+            self.in_steps(range.start, |table, mut from, removed| {
+                let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS }, removed);
+                (!is_complete).then_some(from)
+            });
+        }
         self.withdraw(range, ticket, &mut Woken::default());
     }
 
@@ -270,38 +296,19 @@ impl Hazards {
 
     /// The fences of the uses of a range that are not known to be over; `None` while another thread enqueues one.
     pub(crate) fn in_flight(&self, range: &Range<usize>) -> Option<Dependencies> {
-        // Both declared before the lock, so dropped after it.
-        let (mut removed, mut found) = (Removed::default(), Dependencies::default());
-        let mut rest = range.clone();
-        loop {
-            let mut table = self.table.lock();
-            if table.holds.is_pending(range) {
-                return None;
-            }
-            let next = table.collect(&rest, Access::Write, None, &mut found, Some(&mut removed), None);
-            drop(table);
-            removed = Removed::default();
-            found.fold();
-            let Some(next) = next else { return Some(found) };
-            rest.end = next;
-        }
+        let (mut found, mut is_pending) = (Dependencies::default(), false);
+        self.in_steps(range.start, |table, from, _| {
+            is_pending |= table.holds.is_pending(range);
+            table.collect(&(from..range.end), Access::Write, None, &mut { STEPS }, &mut found, None)
+        });
+        found.fold();
+        (!is_pending).then_some(found)
     }
 
     /// The fences of all uses that are not known to be over: also several of one timeline, since each may have failed.
     pub(crate) fn outstanding(&self) -> SmallVec<[Fence; 8]> {
-        let (mut found, mut from) = (SmallVec::new(), Some(0));
-        while let Some(next) = from {
-            let table = self.table.lock();
-            from = None;
-            for (index, segment) in table.uses.iter_from(next).enumerate() {
-                if index == STEPS {
-                    from = Some(segment.start);
-                    break;
-                }
-                let open = segment.uses.iter().map(|used| &used.fence).filter(|fence| !fence.is_known_done());
-                found.extend(open.cloned());
-            }
-        }
+        let mut found = SmallVec::new();
+        self.in_steps(0, |table, from, _| table.outstanding(from, &mut found));
         found
     }
 }

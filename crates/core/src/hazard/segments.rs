@@ -1,230 +1,202 @@
-//! The uses of an allocation by disjoint ranges, ordered by address: a short list, or a tree if there are many.
+//! The uses of an allocation by disjoint ranges, ordered by address, in blocks of bounded length.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::ops::Range;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use crate::{Access, Fence};
+use super::uses::{Use, Uses};
 
-/// How many segments are kept as a list. One of them is inline, with two uses.
-pub(super) const FEW: usize = 16;
+/// How many segments a block has at most.
+const BLOCK: usize = 32;
 
-/// A use that was enqueued. It is complete when the fence is.
-#[derive(Clone, Debug)]
-pub(super) struct Use {
-    pub(super) fence: Fence,
-    /// Number of the claim that it was made by.
-    pub(super) claim: u32,
-    pub(super) access: Access,
-    pub(super) kind: Kind,
-}
-
-/// What the end of a use means for the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Nothing: it can fail only with its device.
-    Sure,
-    /// It can fail by itself.
-    Failing,
-    /// Nothing: it is work on an earlier allocation of the memory.
-    Earlier,
-    /// It has failed, and this is what stays.
-    Mark,
-}
-
-impl Use {
-    pub(super) fn new(fence: &Fence, claim: u32, access: Access) -> Self {
-        let can_fail = fence.sources().is_some() || fence.timeline().can_fail();
-        let kind = if can_fail { Kind::Failing } else { Kind::Sure };
-        Self { fence: fence.clone(), claim, access, kind }
-    }
-
-    pub(super) fn is_mark(&self) -> bool {
-        self.kind == Kind::Mark
-    }
-
-    /// Returns whether the bytes are as they should only if it succeeds.
-    #[inline]
-    pub(super) fn may_damage(&self) -> bool {
-        self.access == Access::Write && self.kind == Kind::Failing
-    }
-
-    pub(super) fn written(&self, range: Range<usize>) -> Written {
-        Written { range, fence: self.fence.clone(), claim: self.claim }
-    }
-
-    /// Returns whether nothing needs to be known of it any more.
-    pub(super) fn is_forgettable(&self) -> bool {
-        self.kind != Kind::Mark && !self.may_damage() && self.fence.is_known_done()
-    }
-
-    fn is_same_as(&self, other: &Self) -> bool {
-        (self.access, self.kind) == (other.access, other.kind)
-            && self.fence.point() == other.fence.point()
-            && self.fence.is_of_timeline(other.fence.timeline())
-    }
-}
-
-/// A range whose bytes all have the same uses: most often at most one write, and the reads after it, one for each timeline.
-#[derive(Clone, Debug)]
+/// A range whose bytes all have the same uses.
+#[derive(Debug)]
 pub(super) struct Segment {
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) uses: SmallVec<[Use; 2]>,
+    pub(super) uses: Uses,
 }
 
 impl Segment {
-    /// Returns whether it has this use and no other.
-    pub(super) fn has_only(&self, used: &Use) -> bool {
-        matches!(self.uses.as_slice(), [only] if only.is_same_as(used))
+    pub(super) fn new(range: Range<usize>, used: Use) -> Self {
+        Self { start: range.start, end: range.end, uses: smallvec![used] }
     }
 
-    /// Returns whether both have the same uses, so that they may become one segment.
-    fn has_uses_of(&self, other: &Self) -> bool {
-        self.uses.len() == other.uses.len()
+    /// Returns whether the other one begins where this ends, with the same uses: then they belong to the same fences.
+    pub(super) fn joins(&self, other: &Self) -> bool {
+        self.end == other.start
+            && self.uses.len() == other.uses.len()
             && self.uses.iter().zip(&other.uses).all(|(one, other)| one.is_same_as(other))
     }
 }
 
-/// What is left to do once the lock is released.
+type Block = SmallVec<[Segment; 1]>;
+
+/// Disjoint segments, none of them empty. To find one takes two searches by halves; to add one moves at most a block, and at
+/// times the list of blocks.
 #[derive(Debug, Default)]
-pub(super) struct Removed {
-    /// Fences to be dropped: one may be the last handle of its stream.
-    fences: SmallVec<[Fence; 8]>,
-    /// Writes that are complete and may have failed, to be asked.
-    pub(super) unsettled: Writes,
-}
-
-/// Writes that can fail. Inline up to two.
-pub(super) type Writes = SmallVec<[Written; 2]>;
-
-/// A write that can fail, and the bytes in question.
-#[derive(Clone, Debug)]
-pub(super) struct Written {
-    pub(super) range: Range<usize>,
-    pub(super) fence: Fence,
-    pub(super) claim: u32,
-}
-
-impl Removed {
-    pub(super) fn push(&mut self, fence: Fence) {
-        self.fences.push(fence);
-    }
-
-    pub(super) fn extend(&mut self, fences: impl IntoIterator<Item = Fence>) {
-        self.fences.extend(fences);
-    }
-}
-
-/// Disjoint segments, none of them empty.
-#[derive(Debug, Default)]
-#[repr(C)]
 pub(super) struct Segments {
-    /// All segments, sorted, unless they are in the tree.
-    few: SmallVec<[Segment; 1]>,
-    /// All segments by their start, once there were more than [`FEW`] and until there are none.
-    tree: BTreeMap<usize, Segment>,
+    first: Block,
+    /// The blocks after it, none of them empty, each with a byte at or before which its first segment starts, and which all
+    /// segments of earlier blocks start before.
+    rest: Vec<(usize, Block)>,
+}
+
+/// The place of a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct At {
+    pub(super) block: usize,
+    pub(super) index: usize,
 }
 
 impl Segments {
-    /// Returns the segments if they are in a list.
+    /// Returns how many there are, unless they are more than a block has.
     #[inline]
-    pub(super) fn listed(&self) -> Option<&[Segment]> {
-        if self.tree.is_empty() { Some(&self.few) } else { None }
+    pub(super) fn few(&self) -> Option<usize> {
+        if self.rest.is_empty() { Some(self.first.len()) } else { None }
     }
 
-    /// Returns the segment if it is the only one, and in the list.
-    #[inline]
-    pub(super) fn single_mut(&mut self) -> Option<&mut Segment> {
-        match self.few.as_mut_slice() {
-            [single] => Some(single),
-            _ => None,
+    fn block(&self, block: usize) -> Option<&Block> {
+        match block.checked_sub(1) {
+            None => Some(&self.first),
+            Some(later) => self.rest.get(later).map(|(_, block)| block),
         }
     }
 
-    /// Returns the segments that start at `from` or later, in order.
-    pub(super) fn iter_from(&self, from: usize) -> impl Iterator<Item = &Segment> {
-        let in_list = self.few.partition_point(|segment| segment.start < from);
-        let few = self.few.get(in_list..).unwrap_or_default().iter();
-        few.chain(self.tree.range(from..).map(|(_, segment)| segment)).inspect(|_| steps::count())
+    #[inline]
+    pub(super) fn block_mut(&mut self, block: usize) -> Option<&mut Block> {
+        match block.checked_sub(1) {
+            None => Some(&mut self.first),
+            Some(later) => self.rest.get_mut(later).map(|(_, block)| block),
+        }
     }
 
-    /// Returns the segments that overlap the range, from the last to the first: that takes one search in a tree.
+    #[inline]
+    pub(super) fn get_mut(&mut self, at: At) -> Option<&mut Segment> {
+        self.block_mut(at.block)?.get_mut(at.index)
+    }
+
+    /// Returns whether [`seek`](Self::seek) would find this place; `false` at times where it would.
+    #[inline]
+    fn is_place(&self, at: At, byte: usize) -> bool {
+        let Some(list) = self.block(at.block) else { return false };
+        let is_after = match list.get(at.index) {
+            Some(segment) => segment.end > byte,
+            None => at.index == list.len() && at.block == self.rest.len(),
+        };
+        is_after
+            && match at.index.checked_sub(1) {
+                None => at.block == 0,
+                Some(before) => list.get(before).is_some_and(|before| before.end <= byte),
+            }
+    }
+
+    /// Like [`seek`](Self::seek), where `at` was found for the same byte some time ago.
+    #[inline]
+    pub(super) fn seek_again(&self, at: At, byte: usize) -> At {
+        if !self.rest.is_empty() && self.is_place(at, byte) { at } else { self.seek(byte) }
+    }
+
+    /// Returns the place of the first segment that ends after `byte`.
+    #[inline]
+    pub(super) fn seek(&self, byte: usize) -> At {
+        steps::count();
+        let index = match self.first.as_slice() {
+            _ if !self.rest.is_empty() => return self.seek_among_blocks(byte),
+            [only] => usize::from(only.end <= byte),
+            few => few.partition_point(|segment| segment.end <= byte),
+        };
+        At { block: 0, index }
+    }
+
+    fn seek_among_blocks(&self, byte: usize) -> At {
+        let block = self.rest.partition_point(|(start, _)| *start <= byte);
+        let list = self.block(block).map_or(&[][..], |list| list);
+        let index = list.partition_point(|segment| segment.end <= byte);
+        if index == 0
+            && let Some(before) = block.checked_sub(1)
+            && let Some(list) = self.block(before)
+            && list.last().is_some_and(|last| last.end > byte)
+        {
+            return At { block: before, index: list.len() - 1 };
+        }
+        let is_next = index == list.len() && block < self.rest.len();
+        if is_next { At { block: block + 1, index: 0 } } else { At { block, index } }
+    }
+
+    /// Returns the segments that have bytes in common with a range, in order. An empty range has none.
+    #[inline]
     pub(super) fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = &Segment> {
         let Range { start, end } = *range;
-        // An empty range has no byte in common with any.
-        let end = if start < end { end } else { 0 };
-        let in_list = self.few.partition_point(|segment| segment.start < end);
-        let few = self.few.get(..in_list).unwrap_or_default().iter().rev();
-        let tree = self.tree.range(..end).rev().map(|(_, segment)| segment);
-        let all = few.chain(tree).inspect(|_| steps::count());
-        all.take_while(move |segment| segment.end > start)
+        let (end, at) = if start < end { (end, self.seek(start)) } else { (0, At { block: 0, index: 0 }) };
+        let (first, rest) = match at.block.checked_sub(1) {
+            None => (self.first.get(at.index..), self.rest.as_slice()),
+            Some(later) => {
+                let rest = self.rest.get(later..).unwrap_or_default();
+                let first = rest.first().and_then(|(_, list)| list.get(at.index..));
+                (first, rest.get(1..).unwrap_or_default())
+            }
+        };
+        let rest = rest.iter().flat_map(|(_, list)| list.iter());
+        let all = first.unwrap_or_default().iter().chain(rest);
+        all.take_while(move |segment| segment.start < end).inspect(|_| steps::count())
     }
 
-    /// Returns the last segment that starts before `end`.
-    #[inline]
-    pub(super) fn last_before_mut(&mut self, end: usize) -> Option<&mut Segment> {
+    /// Adds a segment that overlaps none, where [`seek`](Self::seek) has found the one that follows it.
+    pub(super) fn insert(&mut self, at: At, segment: Segment) {
         steps::count();
-        if self.tree.is_empty() {
-            return self.few.iter_mut().rev().find(|segment| segment.start < end);
+        let At { mut block, mut index } = at;
+        if index == 0
+            && let Some(before) = block.checked_sub(1)
+            && self.rest.get(before).is_some_and(|(start, _)| segment.start < *start)
+        {
+            (block, index) = (before, usize::MAX);
         }
-        self.tree.range_mut(..end).next_back().map(|(_, segment)| segment)
-    }
-
-    /// Returns the segment that starts at `start`.
-    pub(super) fn get_mut(&mut self, start: usize) -> Option<&mut Segment> {
-        steps::count();
-        if self.tree.is_empty() {
-            let index = self.few.binary_search_by_key(&start, |segment| segment.start).ok()?;
-            return self.few.get_mut(index);
-        }
-        self.tree.get_mut(&start)
-    }
-
-    /// Adds a segment that overlaps none.
-    pub(super) fn insert(&mut self, segment: Segment) {
-        steps::count();
-        if self.tree.is_empty() && self.few.len() < FEW {
-            let index = self.few.partition_point(|known| known.start < segment.start);
-            self.few.insert(index, segment);
+        let is_last = block == self.rest.len();
+        let Some(list) = self.block_mut(block) else { return };
+        index = index.min(list.len());
+        if list.len() < BLOCK {
+            list.insert(index, segment);
+        } else if is_last && index == list.len() {
+            // Where addresses grow, blocks stay full.
+            let mut list = Block::with_capacity(BLOCK);
+            let start = segment.start;
+            list.push(segment);
+            self.rest.push((start, list));
         } else {
-            self.tree.extend(self.few.drain(..).chain([segment]).map(|segment| (segment.start, segment)));
-        }
-    }
-
-    pub(super) fn remove(&mut self, start: usize) -> Option<Segment> {
-        steps::count();
-        if self.tree.is_empty() {
-            let index = self.few.binary_search_by_key(&start, |segment| segment.start).ok()?;
-            return Some(self.few.remove(index));
-        }
-        self.tree.remove(&start)
-    }
-
-    /// Cuts a segment that has bytes on both sides of `at`.
-    pub(super) fn split(&mut self, at: usize) {
-        if let Some(left) = self.last_before_mut(at).filter(|left| left.end > at) {
-            let right = Segment { start: at, end: left.end, uses: left.uses.clone() };
-            left.end = at;
-            self.insert(right);
-        }
-    }
-
-    /// Joins the segments that meet at `at`, if they have the same uses: then they belong to the same fences.
-    pub(super) fn join(&mut self, at: usize, removed: &mut Removed) {
-        let bytes = at.saturating_sub(1)..at.saturating_add(1);
-        let mut around = self.overlapping(&bytes);
-        let (Some(right), Some(left)) = (around.next(), around.next()) else { return };
-        if left.has_uses_of(right) {
-            let (start, end) = (left.start, right.end);
-            drop(around);
-            if let Some(right) = self.remove(at) {
-                removed.extend(right.uses.into_iter().map(|used| used.fence));
+            let mut upper = Block::with_capacity(BLOCK);
+            upper.extend(list.drain(BLOCK / 2..));
+            match index.checked_sub(BLOCK / 2) {
+                Some(index) if index > 0 => upper.insert(index, segment),
+                _ => list.insert(index, segment),
             }
-            if let Some(left) = self.get_mut(start) {
-                left.end = end;
+            if let Some(start) = upper.first().map(|first| first.start) {
+                self.rest.insert(block, (start, upper));
             }
         }
+    }
+
+    /// Removes a block if it has no segments any more. Returns whether it had none.
+    pub(super) fn drop_empty(&mut self, block: usize) -> bool {
+        let is_empty = self.block(block).is_some_and(SmallVec::is_empty);
+        if is_empty && !self.rest.is_empty() {
+            let (_, next) = self.rest.remove(block.saturating_sub(1));
+            if block == 0 {
+                self.first = next;
+            }
+        }
+        is_empty
+    }
+
+    /// Joins a segment to the one before it, if they are [alike](Segment::joins). Returns the uses that are there once less.
+    pub(super) fn join(&mut self, at: At) -> Option<Uses> {
+        let list = self.block_mut(at.block)?;
+        let [before, segment] = list.get_mut(at.index.checked_sub(1)?..=at.index)? else { return None };
+        if !before.joins(segment) {
+            return None;
+        }
+        before.end = segment.end;
+        Some(list.remove(at.index).uses)
     }
 }
 

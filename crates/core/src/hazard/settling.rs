@@ -3,21 +3,44 @@
 use std::ops::Range;
 
 use super::{
-    Dependencies, Hazards, Ticket, Woken,
-    segments::{Removed, Use, Written},
-    table::Found,
+    Dependencies, Hazards,
+    table::{Found, STEPS},
+    uses::{Kind, Written},
 };
 use crate::{
-    Access, Error, ErrorKind, Fence, Result,
-    claim::Claimed,
+    Access, Error, ErrorKind, RawBuffer, Result,
     source::{SourceList, add_sources, source_failed},
 };
 
 impl Hazards {
-    /// Adds a write that can fail to the sources of an operation that reads, unless it has ended well.
-    pub(super) fn add_source(
+    /// Adds the writes that can fail to the sources of an operation, of what it reads and of what it may keep.
+    #[cold]
+    pub(super) fn add_sources(
         &self,
-        reader: &Claimed<'_>,
+        buffer: &RawBuffer,
+        read: Option<Box<Found>>,
+        kept: Option<Box<Found>>,
+        sources: &mut SourceList,
+    ) -> Result<()> {
+        for (found, refuses) in [(read, true), (kept, false)] {
+            let Some(found) = found else { continue };
+            if let Some(mark) = found.mark.filter(|_| refuses)
+                && !crate::mutant!("core/refuse-damaged-source")
+            {
+                mark.wait()?;
+            }
+            found
+                .writes
+                .into_iter()
+                .try_for_each(|write| self.add_source(buffer, write, refuses, sources))?;
+        }
+        Ok(())
+    }
+
+    /// Adds a write that can fail to the sources of an operation that reads, unless it has ended well.
+    fn add_source(
+        &self,
+        reader: &RawBuffer,
         write: Written,
         refuses: bool,
         sources: &mut SourceList,
@@ -32,7 +55,7 @@ impl Hazards {
             return refused;
         }
         if !crate::mutant!("core/inherit-sources") {
-            let of = (reader.buffer.id(), reader.buffer.place());
+            let of = (reader.id(), reader.place());
             add_sources(sources, &write.fence, of, write.range);
         }
         Ok(())
@@ -45,54 +68,26 @@ impl Hazards {
             let failure = outcome
                 .err()
                 .filter(|error| damages(write, error) && !crate::mutant!("core/mark-failed-writes"));
-            let (mut removed, mut rest) = (Removed::default(), Some(write.range.clone()));
-            while let Some(range) = rest {
-                let end = self.table.lock().settle(&range, write, failure.as_ref(), &mut removed);
-                rest = end.map(|end| range.start..end);
-                removed = Removed::default();
-            }
+            self.in_steps(write.range.start, |table, from, removed| {
+                table.settle(&(from..write.range.end), write, failure.as_ref(), removed)
+            });
         }
     }
 
     /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
     pub(crate) fn assume_written(&self, range: &Range<usize>) {
         // What has failed unseen leaves its marks first.
-        let mut rest = Some(range.clone());
-        while let Some(range) = rest {
-            let (mut found, mut after) = (Found::default(), Dependencies::default());
-            let end =
-                self.table.lock().collect(&range, Access::Write, None, &mut after, None, Some(&mut found));
-            self.settle(&found.writes);
-            rest = end.map(|end| range.start..end);
-        }
-        self.prune_within(range, Use::is_mark);
-    }
-
-    /// Removes the uses of a range that `which` chooses, and cuts them where it begins and ends.
-    pub(super) fn prune_within(&self, range: &Range<usize>, which: impl Fn(&Use) -> bool) {
-        let mut rest = Some(range.clone());
-        while let Some(range) = rest {
-            // Declared before the lock, so dropped after it.
-            let mut removed = Removed::default();
-            let mut table = self.table.lock();
-            table.cut_out(&range);
-            let end = table.prune_within(&range, &mut removed, &which);
-            drop(table);
-            rest = end.map(|end| range.start..end);
-        }
-    }
-
-    /// Like [`commit`](Self::commit), of a write that leaves the bytes as they are: marks stay.
-    pub(crate) fn commit_keeping(
-        &self,
-        range: &Range<usize>,
-        ticket: Ticket,
-        fence: &Fence,
-        woken: &mut Woken,
-    ) {
-        self.prune_within(range, |used| !used.is_mark());
-        self.add(range, ticket, fence);
-        self.withdraw(range, ticket, woken);
+        let mut found = None;
+        self.in_steps(range.start, |table, from, _| {
+            let (rest, mut after) = (from..range.end, Dependencies::default());
+            table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found))
+        });
+        self.settle(&Found::writes(found));
+        self.in_steps(range.start, |table, from, removed| {
+            let rest = from..range.end;
+            table.cut_out(&rest);
+            table.prune(&rest, removed, |_, used| used.kind == Kind::Mark)
+        });
     }
 }
 

@@ -2,29 +2,32 @@
 
 use std::{ops::Range, sync::Arc};
 
-use smallvec::SmallVec;
-
 use super::{
     Dependencies,
     holder::Holder,
     holds::{Conflict, Held, Holds},
     mark::mark,
-    segments::{FEW, Kind, Removed, Segment, Segments, Use, Writes, Written},
+    segments::{At, Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
+    uses::{Kind, Origins, Removed, Use, Uses, Written},
 };
 use crate::{Access, Error, Fence, Timeline};
 
 /// How many segments one call handles before it releases the lock for a moment.
 pub(super) const STEPS: usize = 256;
 
-/// How many segments are checked for completion in one sweep: more than a list has.
+/// Up to how many segments are swept with every claim.
+const SHORT: usize = 16;
+
+/// How many segments are checked for completion in one sweep of a longer table.
 const SWEPT: usize = 32;
 
 /// A long table is swept with one claim of so many while that finds something, which makes four segments a claim; a commit
 /// adds three at most. While it finds nothing, the pause doubles up to the second number.
 const SWEPT_EVERY: (u32, u32) = (8, 64);
 
-const _: () = assert!(FEW < SWEPT);
+/// No segment reaches further.
+const ALL: Range<usize> = 0..usize::MAX;
 
 /// A claim, a view or a loan of a range, until it is committed, withdrawn or closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub(crate) struct Ticket {
     pub(super) by: Holder,
     /// The low bits of its number.
     pub(super) claim: u32,
+    /// Where its segment is likely to be.
+    pub(super) at: At,
 }
 
 impl Ticket {
@@ -40,10 +45,15 @@ impl Ticket {
     pub(super) fn held(self, range: Range<usize>) -> Held {
         Held { range, access: self.access, by: self.by }
     }
+}
 
-    pub(super) fn used(self, fence: &Fence) -> Use {
-        Use::new(fence, self.claim, self.access)
-    }
+/// A use that takes the place of a ticket.
+pub(super) struct New<'a> {
+    pub(super) fence: &'a Fence,
+    pub(super) claim: u32,
+    pub(super) access: Access,
+    /// Whether a write leaves some of the bytes as they are.
+    pub(super) keeps: bool,
 }
 
 /// Why a range cannot be held now.
@@ -66,7 +76,8 @@ pub(super) struct Table {
     /// Present while a thread or a task waits for a claim to end.
     pub(super) waiting: Option<Box<Waiting>>,
     pub(super) holds: Holds,
-    pub(super) uses: Segments,
+    segments: Segments,
+    origins: Origins,
     /// Where the next sweep of a long table begins, after how many claims, and how many claims were between the last two.
     sweep_from: usize,
     sweep_in: u32,
@@ -78,16 +89,16 @@ impl Table {
     pub(super) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
-            let written = |fence: &Fence| {
-                let used = Use::new(fence, 0, Access::Write);
-                if crate::mutant!("core/new-block-is-unmarked") {
-                    used
-                } else {
-                    Use { kind: Kind::Earlier, ..used }
+            let mut written = |fence: &Fence| {
+                let mut used = table.origins.make(fence, 0, Access::Write);
+                if !crate::mutant!("core/new-block-is-unmarked") {
+                    used.kind = Kind::Earlier;
                 }
+                used
             };
-            let uses = fences.iter().map(written).collect();
-            table.uses.insert(Segment { start: range.start, end: range.end, uses });
+            let uses = fences.iter().map(&mut written).collect();
+            let at = table.segments.seek(range.start);
+            table.segments.insert(at, Segment { start: range.start, end: range.end, uses });
         }
         table
     }
@@ -96,13 +107,13 @@ impl Table {
     /// forgotten by its holder, who cannot use it any more; marks end with the buffer that they were about.
     #[inline]
     pub(super) fn renew(&mut self) -> bool {
-        let in_flight = |used: &Use| !used.fence.is_known_done();
-        if self.uses.iter_from(0).any(|segment| segment.uses.iter().any(in_flight))
+        let mut in_flight = |used: &Use| !self.origins.is_done(used);
+        if self.segments.overlapping(&ALL).any(|segment| segment.uses.iter().any(&mut in_flight))
             && !crate::mutant!("core/recycle-in-flight")
         {
             return false;
         }
-        if self.claims > 0 || self.uses.listed().is_none_or(|few| !few.is_empty()) {
+        if self.claims > 0 || self.segments.few() != Some(0) {
             *self = Self::default();
         }
         true
@@ -112,7 +123,7 @@ impl Table {
     pub(super) fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
         self.claims += 1;
         self.writes += u64::from(access == Access::Write);
-        let ticket = Ticket { access, by, claim: self.claims as u32 };
+        let ticket = Ticket { access, by, claim: self.claims as u32, at: At::default() };
         self.holds.add(ticket.held(range));
         ticket
     }
@@ -123,27 +134,42 @@ impl Table {
         self.writes -= u64::from(access == Access::Write);
     }
 
-    /// Claims a range for work of the timeline `own` if nothing is held, nobody waits and the few uses are of that timeline:
-    /// then nothing needs to be waited for. A use of its own that is complete may stay; the next one takes its place.
+    /// Claims a range if nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
     #[inline]
-    pub(super) fn claim_after_own(
+    pub(super) fn claim_free(
         &mut self,
         range: &Range<usize>,
         access: Access,
-        own: &Arc<dyn Timeline>,
+        own: Option<&Arc<dyn Timeline>>,
     ) -> Option<Ticket> {
-        let is_own = |segment: &Segment| match segment.uses.as_slice() {
-            // What it reads must not be in doubt.
-            [only] => only.fence.is_of_timeline(own) && (access == Access::Write || !only.may_damage()),
-            _ => false,
-        };
-        let free = self.holds.is_empty()
-            && self.waiting.is_none()
-            && self.uses.listed().is_some_and(|few| few.len() <= 2 && few.iter().all(is_own));
-        free.then(|| self.hold(range.clone(), access, Holder::Pending))
+        if self.waiting.is_some() || !self.holds.is_empty() {
+            return None;
+        }
+        match self.segments.few() {
+            Some(0 | 1) => {}
+            Some(2..=SHORT) => return None,
+            _ => self.sweep_in = self.sweep_in.checked_sub(1)?,
+        }
+        let at = self.segments.seek(range.start);
+        let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
+        if let Some(segment) = next {
+            let is_free = |used: &Use| {
+                !access.conflicts_with(used.access)
+                    || self.origins.of(used).is_some_and(|origin| {
+                        (access == Access::Write || used.is_sound())
+                            && (own.is_some_and(|own| origin.is_of(own)) || origin.is_reached(used.point))
+                    })
+            };
+            if segment.end < range.end || !segment.uses.iter().all(is_free) {
+                return None;
+            }
+        }
+        let ticket = self.hold(range.clone(), access, Holder::Pending);
+        Some(Ticket { at, ..ticket })
     }
 
     /// Holds a range if nothing conflicts with that.
+    #[inline]
     pub(super) fn try_hold(
         &mut self,
         range: &Range<usize>,
@@ -152,9 +178,11 @@ impl Table {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<Ticket, Blocked> {
-        self.check(range, access, turn, removed)?;
-        if let Some(waiting) = &mut self.waiting {
-            waiting.overtake(range, access, turn);
+        if self.waiting.is_some() || !self.holds.is_empty() {
+            self.check(range, access, turn, removed)?;
+            if let Some(waiting) = &mut self.waiting {
+                waiting.overtake(range, access, turn);
+            }
         }
         Ok(self.hold(range.clone(), access, by))
     }
@@ -180,97 +208,147 @@ impl Table {
     }
 
     /// Adds the fences of the uses in conflict that are not known to be complete, but for those of the timeline `own`. Adds
-    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark.
-    /// Removes those that are complete into `prune`, if there is such. Begins with the last segment; returns the end of what
-    /// is left to do after [`STEPS`] of them.
+    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark. Returns
+    /// where to go on once there are no `steps` left, of which each segment takes one.
+    #[inline]
     pub(super) fn collect(
         &mut self,
         range: &Range<usize>,
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
+        steps: &mut usize,
         after: &mut Dependencies,
-        prune: Option<&mut Removed>,
-        mut found: Option<&mut Found>,
+        mut found: Option<&mut Option<Box<Found>>>,
     ) -> Option<usize> {
-        let mut complete = SmallVec::<[usize; 8]>::new();
-        let mut rest = None;
-        for (index, segment) in self.uses.overlapping(range).enumerate() {
-            if index == STEPS {
-                rest = Some(segment.end.min(range.end));
-                break;
+        for segment in self.segments.overlapping(range) {
+            let shared = range.start.max(segment.start)..range.end.min(segment.end);
+            if *steps == 0 {
+                return Some(shared.start);
             }
+            *steps -= 1;
             for used in segment.uses.iter().filter(|used| access.conflicts_with(used.access)) {
-                if let Some(found) = &mut found
-                    && (used.may_damage() || used.kind == Kind::Mark)
-                {
-                    found.add(used, range.start.max(segment.start)..range.end.min(segment.end));
+                let Some(origin) = self.origins.of(used) else { continue };
+                if let Some(found) = &mut found {
+                    if used.kind == Kind::Mark {
+                        found.get_or_insert_default().mark = Some(origin.fence(used));
+                    } else if used.may_damage() {
+                        let written = origin.written(used, shared.clone());
+                        found.get_or_insert_default().writes.push(written);
+                    }
                 }
-                if own.is_some_and(|own| used.fence.is_of_timeline(own)) {
-                    continue;
-                }
-                if !used.fence.is_known_done() {
-                    after.add(&used.fence);
-                } else if prune.is_some() && complete.last() != Some(&segment.start) {
-                    complete.push(segment.start);
+                if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
+                    after.add(origin.timeline(), used.point);
                 }
             }
         }
-        if let Some(removed) = prune {
-            complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
+        None
+    }
+
+    /// Adds the fences of all uses from a byte on that are not known to be complete. Returns where to go on after [`STEPS`]
+    /// segments.
+    pub(super) fn outstanding(&mut self, from: usize, found: &mut impl Extend<Fence>) -> Option<usize> {
+        for (index, segment) in self.segments.overlapping(&(from..usize::MAX)).enumerate() {
+            if index == STEPS {
+                return Some(segment.start);
+            }
+            for used in &segment.uses {
+                if !self.origins.is_done(used) {
+                    found.extend(self.origins.of(used).map(|origin| origin.fence(used)));
+                }
+            }
         }
-        rest
+        None
     }
 
     /// Removes uses that are complete: all of a short table, some of a long one, the next ones with the next call.
+    #[inline]
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
-        // The commit sees to a single one.
-        if self.uses.listed().is_some_and(|few| few.len() <= 1) {
-            return;
-        }
-        let is_long = self.uses.listed().is_none();
-        if is_long && self.sweep_in > 0 {
-            self.sweep_in -= 1;
-            return;
-        }
-        let mut complete = SmallVec::<[usize; SWEPT]>::new();
-        let from = if is_long { self.sweep_from } else { 0 };
-        self.sweep_from = 0;
-        for (index, segment) in self.uses.iter_from(from).enumerate() {
-            if index == SWEPT {
-                self.sweep_from = segment.start;
-                break;
-            }
-            if segment.uses.iter().any(Use::is_forgettable) {
-                complete.push(segment.start);
-            }
-            for used in segment.uses.iter().filter(|used| used.may_damage() && used.fence.is_known_done()) {
-                removed.unsettled.push(used.written(segment.start..segment.end));
+        match self.segments.few() {
+            // The commit sees to a single one.
+            Some(0 | 1) => {}
+            Some(2..=SHORT) => _ = self.sweep_some(0, removed),
+            _ if self.sweep_in > 0 => {}
+            _ => {
+                let (shortest, longest) = SWEPT_EVERY;
+                let finds = self.sweep_some(self.sweep_from, removed);
+                self.sweep_pause =
+                    if finds { shortest } else { (2 * self.sweep_pause).clamp(shortest, longest) };
+                self.sweep_in = self.sweep_pause - 1;
             }
         }
-        let (shortest, longest) = SWEPT_EVERY;
-        let found = !(complete.is_empty() && removed.unsettled.is_empty());
-        self.sweep_pause = if found { shortest } else { (2 * self.sweep_pause).clamp(shortest, longest) };
-        self.sweep_in = self.sweep_pause - 1;
-        complete.into_iter().for_each(|start| self.prune(start, removed, Use::is_forgettable));
     }
 
-    /// Removes the uses of a range that `which` chooses. Returns the end of what is left to do after
-    /// [`STEPS`] segments.
-    pub(super) fn prune_within(
+    #[inline(never)]
+    fn sweep_some(&mut self, from: usize, removed: &mut Removed) -> bool {
+        let mut finds = false;
+        let next = self.change(&(from..usize::MAX), &mut { SWEPT }, |origins, segment| {
+            let range = segment.start..segment.end;
+            origins.remove(&mut segment.uses, removed, |origins, used| {
+                let is_done = used.kind != Kind::Mark && origins.is_done(used);
+                finds |= is_done;
+                is_done && !used.may_damage()
+            });
+            for used in segment.uses.iter().filter(|used| used.may_damage()) {
+                if origins.is_done(used) {
+                    let written = origins.of(used).map(|origin| origin.written(used, range.clone()));
+                    removed.get_or_insert_default().unsettled.extend(written);
+                }
+            }
+        });
+        self.sweep_from = next.unwrap_or(0);
+        finds
+    }
+
+    /// Changes the segments that overlap a range, each as a whole, and drops those left without uses. Returns where to go on
+    /// once there are no `steps` left.
+    fn change(
+        &mut self,
+        range: &Range<usize>,
+        steps: &mut usize,
+        mut change: impl FnMut(&mut Origins, &mut Segment),
+    ) -> Option<usize> {
+        if range.is_empty() {
+            return None;
+        }
+        let mut block = self.segments.seek(range.start).block;
+        loop {
+            let list = self.segments.block_mut(block)?;
+            let (mut next, mut is_last) = (None, false);
+            list.retain(|segment| {
+                is_last |= segment.start >= range.end;
+                if is_last || next.is_some() || segment.end <= range.start {
+                    return true;
+                }
+                if *steps == 0 {
+                    next = Some(segment.start.max(range.start));
+                    return true;
+                }
+                super::segments::steps::count();
+                *steps -= 1;
+                change(&mut self.origins, segment);
+                !segment.uses.is_empty()
+            });
+            let is_dropped = self.segments.drop_empty(block);
+            if next.is_some() || is_last || (is_dropped && self.segments.few() == Some(0)) {
+                return next;
+            }
+            block += usize::from(!is_dropped);
+        }
+    }
+
+    /// Removes the uses of a range that `which` chooses. Returns where to go on after [`STEPS`] segments.
+    pub(super) fn prune(
         &mut self,
         range: &Range<usize>,
         removed: &mut Removed,
-        which: impl Fn(&Use) -> bool,
+        mut which: impl FnMut(&mut Origins, &Use) -> bool,
     ) -> Option<usize> {
-        let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
-        let rest = if found.len() > STEPS { found.pop() } else { None };
-        found.into_iter().for_each(|(start, _)| self.prune(start, removed, &which));
-        rest.map(|(_, end)| end.min(range.end))
+        self.change(range, &mut { STEPS }, |origins, segment| {
+            origins.remove(&mut segment.uses, removed, &mut which);
+        })
     }
 
-    /// Ends a write that can fail: forgets it, or puts a mark in its place. Returns the end of what is left to do after
-    /// [`STEPS`] segments.
+    /// Ends a write that can fail: forgets it, or puts a mark in its place. Returns where to go on after [`STEPS`] segments.
     pub(super) fn settle(
         &mut self,
         range: &Range<usize>,
@@ -278,81 +356,84 @@ impl Table {
         failure: Option<&Error>,
         removed: &mut Removed,
     ) -> Option<usize> {
-        let is_it = |used: &Use| used.may_damage() && used.fence.is_same_as(&write.fence);
-        let Some(error) = failure else { return self.prune_within(range, removed, is_it) };
-        let found = self.uses.overlapping(range).map(|segment| (segment.start, segment.end));
-        let mut found: SmallVec<[_; 8]> = found.take(STEPS + 1).collect();
-        let rest = if found.len() > STEPS { found.pop() } else { None };
-        for (start, end) in found {
-            let Some(segment) = self.uses.get_mut(start) else { continue };
-            for used in segment.uses.iter_mut().filter(|used| is_it(used)) {
-                removed.push(std::mem::replace(&mut used.fence, mark(&(start..end), used.claim, error)));
-                used.kind = Kind::Mark;
+        let is_it = |origins: &mut Origins, used: &Use| {
+            used.may_damage()
+                && used.point == write.fence.point()
+                && origins.of(used).is_some_and(|origin| origin.is_of(write.fence.timeline()))
+        };
+        let Some(error) = failure else { return self.prune(range, removed, is_it) };
+        self.change(range, &mut { STEPS }, |origins, segment| {
+            let range = segment.start..segment.end;
+            for used in &mut segment.uses {
+                if is_it(origins, used) {
+                    origins.release(used, removed);
+                    *used = origins.make(&mark(&range, used.claim, error), used.claim, Access::Write);
+                    used.kind = Kind::Mark;
+                }
             }
-        }
-        rest.map(|(_, end)| end.min(range.end))
+        })
     }
 
     /// Cuts segments where the range begins and ends.
     pub(super) fn cut_out(&mut self, range: &Range<usize>) {
-        self.uses.split(range.start);
-        self.uses.split(range.end);
+        self.cut(range.start);
+        self.cut(range.end);
     }
 
-    /// Removes the uses of one segment that `which` chooses.
-    pub(super) fn prune(&mut self, start: usize, removed: &mut Removed, which: impl Fn(&Use) -> bool) {
-        let Some(segment) = self.uses.get_mut(start) else { return };
-        let mut index = 0;
-        while let Some(used) = segment.uses.get(index) {
-            if which(used) {
-                removed.push(segment.uses.remove(index).fence);
-            } else {
-                index += 1;
-            }
-        }
-        if segment.uses.is_empty() {
-            let _without_uses = self.uses.remove(start);
-        }
+    /// Cuts a segment that has bytes on both sides of `byte`.
+    fn cut(&mut self, byte: usize) {
+        let at = self.segments.seek(byte);
+        let Some(left) = self.segments.get_mut(at).filter(|segment| segment.start < byte) else { return };
+        let right = Segment { start: byte, end: left.end, uses: left.uses.clone() };
+        left.end = byte;
+        right.uses.iter().for_each(|used| self.origins.share(used));
+        let next = self.segments.seek(byte);
+        self.segments.insert(next, right);
     }
 
-    /// Releases a held range in favour of a use if that moves the only use on to a later point of its timeline. Calls
-    /// nothing.
+    /// Replaces a held range by a use where that removes no origin and there is at most one segment with one use, of the same
+    /// range. Returns whether it did.
     #[inline]
-    pub(super) fn move_on(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
-        let Some(single) = self.uses.single_mut() else { return false };
-        let [used] = single.uses.as_mut_slice() else { return false };
-        let of_sources = fence.sources().is_some() || used.fence.sources().is_some();
-        let covered = range.start <= single.start && single.end <= range.end;
-        let replaces = ticket.access == Access::Write || used.access == Access::Read;
-        let moves = covered
-            && !of_sources
-            && used.kind != Kind::Earlier
-            && replaces
-            && self.waiting.is_none()
-            && used.fence.is_of_timeline(fence.timeline())
-            && self.holds.release_only(&ticket.held(range.clone()));
-        if moves {
-            (single.start, single.end) = (range.start, range.end);
-            (used.access, used.claim) = (ticket.access, ticket.claim);
-            used.fence.move_to(used.fence.point().max(fence.point()));
+    pub(super) fn commit_alone(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
+        let at = self.segments.seek_again(ticket.at, range.start);
+        let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
+        let Some(used) = self.origins.find(fence, ticket.claim, ticket.access) else { return false };
+        match next {
+            None if !range.is_empty() => {
+                self.origins.share(&used);
+                self.segments.insert(at, Segment::new(range.clone(), used));
+            }
+            Some(Segment { start, end, uses }) if (*start, *end) == (range.start, range.end) => {
+                match uses.as_mut_slice() {
+                    [old]
+                        if (used.access == Access::Write || used.replaces(old))
+                            && self.origins.exchange(old, &used) =>
+                    {
+                        *old = used;
+                    }
+                    _ => return false,
+                }
+            }
+            _ => return false,
         }
-        moves
+        self.holds.release(&ticket.held(range.clone()));
+        true
     }
 
-    /// Replaces a held range by a use. What is held keeps conflicting uses away until this has returned `true`; it returns
-    /// `false` after [`STEPS`] segments, to be called again with `from` as it left it.
+    /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
+    /// with other `steps`. What is held keeps conflicting uses away until then. Of a write that keeps the bytes, marks stay.
+    #[inline]
     pub(super) fn commit(
         &mut self,
         range: &Range<usize>,
-        ticket: Ticket,
-        fence: &Fence,
+        (ticket, new): (Ticket, &New<'_>),
         from: &mut usize,
+        steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
-        let used = ticket.used(fence);
         let is_complete = match ticket.access {
-            Access::Write => self.commit_write(range, used, removed),
-            Access::Read => self.add(range, used, from, removed),
+            Access::Write if !new.keeps => self.commit_write(range, new, steps, removed),
+            _ => self.add(from, range.end, new, steps, removed),
         };
         if is_complete {
             self.holds.release(&ticket.held(range.clone()));
@@ -361,134 +442,132 @@ impl Table {
     }
 
     /// What was there before is implied: the write comes after it.
-    fn commit_write(&mut self, range: &Range<usize>, used: Use, removed: &mut Removed) -> bool {
+    #[inline]
+    fn commit_write(
+        &mut self,
+        range: &Range<usize>,
+        new: &New<'_>,
+        steps: &mut usize,
+        removed: &mut Removed,
+    ) -> bool {
         let Range { start, end } = *range;
         if start == end {
             return true;
         }
-        match self.uses.last_before_mut(end).filter(|last| last.end > start) {
-            None => {
-                self.uses.insert(Segment { start, end, uses: SmallVec::from_iter([used]) });
-                return true;
+        let cuts = !crate::mutant!("core/write-keeps-the-rest");
+        loop {
+            let at = self.segments.seek(start);
+            match self.segments.get_mut(at).filter(|segment| segment.start < end) {
+                None => {
+                    let used = self.origins.make(new.fence, new.claim, Access::Write);
+                    self.segments.insert(at, Segment::new(range.clone(), used));
+                    return true;
+                }
+                Some(exact) if (exact.start, exact.end) == (start, end) => {
+                    let used = self.origins.make(new.fence, new.claim, Access::Write);
+                    exact.uses.drain(..).for_each(|old| self.origins.release(&old, removed));
+                    exact.uses.push(used);
+                    return true;
+                }
+                Some(segment) if segment.start < start && cuts => self.cut(start),
+                Some(_) => {
+                    if cuts {
+                        self.cut(end);
+                    }
+                    let all = |origins: &mut Origins, segment: &mut Segment| {
+                        segment.uses.drain(..).for_each(|old| origins.release(&old, removed));
+                    };
+                    if self.change(range, steps, all).is_some() {
+                        return false;
+                    }
+                }
             }
-            Some(exact) if (exact.start, exact.end) == (start, end) => {
-                removed.extend(exact.uses.drain(..).map(|old| old.fence));
-                exact.uses.push(used);
-                return true;
-            }
-            Some(_) => {}
         }
-        if !crate::mutant!("core/write-keeps-the-rest") {
-            self.uses.split(start);
-            self.uses.split(end);
-        }
-        let mut steps = 0..STEPS;
-        while let Some(last) = self.uses.last_before_mut(end).filter(|last| last.end > start) {
-            if steps.next().is_none() {
-                return false;
-            }
-            let at = last.start;
-            let old = self.uses.remove(at).map(|old| old.uses);
-            removed.extend(old.into_iter().flatten().map(|old| old.fence));
-        }
-        self.uses.insert(Segment { start, end, uses: SmallVec::from_iter([used]) });
-        self.uses.join(start, removed);
-        self.uses.join(end, removed);
-        true
     }
 
     /// Adds a use beside what is there. It takes the place of those of its own timeline with the same access.
     pub(super) fn add(
         &mut self,
-        range: &Range<usize>,
-        used: Use,
         from: &mut usize,
+        end: usize,
+        new: &New<'_>,
+        steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
-        if *from >= range.end {
-            return true;
-        }
-        match self.uses.last_before_mut(range.end).filter(|last| last.end >= *from) {
-            Some(left) if left.end == *from && left.has_only(&used) => {
-                left.end = range.end;
-                removed.push(used.fence);
-                return true;
-            }
-            last if last.as_ref().is_none_or(|left| left.end == *from) => {
-                let uses = SmallVec::from_iter([used]);
-                self.uses.insert(Segment { start: *from, end: range.end, uses });
-                return true;
-            }
-            Some(exact) if (exact.start, exact.end) == (*from, range.end) => {
-                add_use(&mut exact.uses, used, removed);
-                self.uses.join(*from, removed);
-                return true;
-            }
-            _ => {}
-        }
-        self.uses.split(*from);
-        self.uses.split(range.end);
-        let mut steps = 0..STEPS;
-        while *from < range.end {
-            if steps.next().is_none() {
+        while *from < end {
+            if *steps == 0 {
                 return false;
             }
-            let at = *from;
-            let next = self.uses.iter_from(at).next().map(|next| (next.start, next.end));
-            *from = match next {
-                Some((start, end)) if start == at => {
-                    if let Some(segment) = self.uses.get_mut(start) {
-                        add_use(&mut segment.uses, used.clone(), removed);
-                    }
-                    end
+            *steps -= 1;
+            let at = self.segments.seek(*from);
+            match self.segments.get_mut(at) {
+                Some(segment) if segment.start < *from => self.cut(*from),
+                Some(segment) if segment.start == *from && segment.end > end => self.cut(end),
+                Some(segment) if segment.start == *from => {
+                    *from = segment.end;
+                    let used = self.origins.make(new.fence, new.claim, new.access);
+                    let forgets =
+                        |used: &Use| new.keeps && new.access == Access::Write && used.kind != Kind::Mark;
+                    add_use(&mut self.origins, &mut segment.uses, used, forgets, removed);
+                    self.join(at, removed);
                 }
                 // No use yet, up to the next segment.
                 next => {
-                    let end = next.map_or(range.end, |(start, _)| start.min(range.end));
-                    let uses = SmallVec::from_iter([used.clone()]);
-                    self.uses.insert(Segment { start: at, end, uses });
-                    end
+                    let until = next.map_or(end, |next| next.start.min(end));
+                    let used = self.origins.make(new.fence, new.claim, new.access);
+                    self.segments.insert(at, Segment::new(*from..until, used));
+                    *from = until;
                 }
-            };
-            self.uses.join(at, removed);
+            }
         }
-        self.uses.join(range.end, removed);
         true
+    }
+
+    fn join(&mut self, at: At, removed: &mut Removed) {
+        let joined = self.segments.join(at);
+        joined.iter().flatten().for_each(|used| self.origins.release(used, removed));
     }
 }
 
 /// Writes that can fail, of a range that is to be read.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) writes: Writes,
+    pub(super) writes: Vec<Written>,
     pub(super) mark: Option<Fence>,
 }
 
 impl Found {
-    fn add(&mut self, used: &Use, range: Range<usize>) {
-        if used.kind == Kind::Mark {
-            self.mark = Some(used.fence.clone());
-        } else {
-            self.writes.push(used.written(range));
-        }
+    pub(super) fn writes(found: Option<Box<Self>>) -> Vec<Written> {
+        found.map(|found| found.writes).unwrap_or_default()
     }
 }
 
-fn add_use(uses: &mut SmallVec<[Use; 2]>, new: Use, removed: &mut Removed) {
-    let mut index = 0;
-    while let Some(used) = uses.get(index) {
+fn add_use(
+    origins: &mut Origins,
+    uses: &mut Uses,
+    new: Use,
+    forgets: impl Fn(&Use) -> bool,
+    removed: &mut Removed,
+) {
+    if let [used] = uses.as_mut_slice()
+        && new.replaces(used)
+    {
+        origins.release(used, removed);
+        *used = new;
+        return;
+    }
+    let mut is_newest = true;
+    origins.remove(uses, removed, |origins, used| {
         // What each of two failing writes damaged is told by its own point.
         let same = (used.access, used.kind) == (new.access, new.kind)
             && !used.may_damage()
-            && used.fence.is_of_timeline(new.fence.timeline());
-        if same && used.fence.point() > new.fence.point() {
-            return removed.push(new.fence);
-        }
-        if same || used.is_forgettable() {
-            removed.push(uses.remove(index).fence);
-        } else {
-            index += 1;
-        }
+            && origins.are_of_one_timeline(used, &new);
+        is_newest &= !(same && used.point > new.point);
+        forgets(used) || (same && used.point <= new.point) || origins.is_forgettable(used)
+    });
+    if is_newest {
+        uses.push(new);
+    } else {
+        origins.release(&new, removed);
     }
-    uses.push(new);
 }

@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{holds::overlaps, segments::Removed};
+use super::{holds::overlaps, uses::Removed};
 use crate::{Access, Fence};
 
 /// How many conflicting uses may overtake a waiter.
@@ -80,14 +80,17 @@ impl Waiting {
             overtaken: 0,
             free_since: None,
         });
-        removed.extend(std::mem::replace(&mut turn.until, until));
+        let before = std::mem::replace(&mut turn.until, until);
+        if !before.is_empty() {
+            removed.get_or_insert_default().fences.extend(before);
+        }
         turn.free_since = None;
         id
     }
 
     pub(super) fn end_turn(&mut self, id: TurnId, removed: &mut Removed) {
         if let Some(turn) = self.turns.remove(&id) {
-            removed.extend(turn.until);
+            removed.get_or_insert_default().fences.extend(turn.until);
         }
     }
 
@@ -113,7 +116,7 @@ impl Waiting {
                 continue;
             }
             while let Some(complete) = turn.until.pop_if(|fence| fence.is_known_done()) {
-                removed.push(complete);
+                removed.get_or_insert_default().fences.push(complete);
             }
             if !turn.until.is_empty() {
                 found = TurnOf::Until(turn.until.iter().rev().take(LOOKED_AT).cloned().collect());
@@ -137,7 +140,7 @@ impl Waiting {
             let mut index = 0;
             while let Some(fence) = turn.until.get(index) {
                 if complete.iter().any(|known| known.is_same_as(fence)) {
-                    removed.push(turn.until.swap_remove(index));
+                    removed.get_or_insert_default().fences.push(turn.until.swap_remove(index));
                 } else {
                     index += 1;
                 }

@@ -1,16 +1,16 @@
 //! Host views and holds: ranges that are held where nothing conflicting is in flight.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{
     Attempt, Before, Dependencies, Hazards, Ticket, TurnId, Woken,
     holder::Holder,
     holds::Conflict,
-    segments::{Removed, Use},
-    table::Found,
+    table::{Found, STEPS},
     told,
+    uses::{Kind, Removed},
 };
-use crate::{Access, Fence, Result};
+use crate::{Access, Fence, Result, Timeline};
 
 /// How many fences that their timelines do not know to be complete are forgotten in one go.
 const FORGOTTEN: usize = 16;
@@ -46,7 +46,7 @@ impl Hazards {
         prunes: bool,
     ) -> Result<Attempt<Ticket>> {
         loop {
-            let (mut after, mut found) = (Dependencies::default(), Found::default());
+            let (mut after, mut found) = (Dependencies::default(), None);
             // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
             let mut table = self.table.lock();
@@ -62,24 +62,27 @@ impl Hazards {
                     return told(blocked, range).map(Attempt::Blocked);
                 }
             };
-            if prunes {
-                table.sweep(&mut removed);
-            }
             let mut rest = range.clone();
             // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
             loop {
-                let pruned = if prunes { Some(&mut removed) } else { None };
-                let next = table.collect(&rest, access, None, &mut after, pruned, Some(&mut found));
-                let Some(end) = next else { break };
+                let next = table.collect(&rest, access, None, &mut { STEPS }, &mut after, Some(&mut found));
+                let Some(next) = next else { break };
                 drop(table);
                 after.fold();
-                rest.end = end;
+                rest.start = next;
                 table = self.table.lock();
             }
+            let mut found = found.unwrap_or_default();
             // How these ended is to be found out first; who may ask no driver leaves that to who waits.
             found.writes.retain(|write| write.fence.is_known_done());
             if !prunes {
-                found.writes.drain(..).for_each(|write| after.add(&write.fence));
+                let open = found.writes.drain(..);
+                open.for_each(|write| after.add(write.fence.timeline(), write.fence.point()));
+            }
+            if prunes {
+                table.sweep(&mut removed);
+                // What is left of the range is for the next use.
+                let _rest = table.prune(range, &mut removed, |origins, used| origins.is_forgettable(used));
             }
             let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
             let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
@@ -91,7 +94,7 @@ impl Hazards {
             }
             self.close(table, &mut woken);
             if prunes {
-                self.settle(&removed.unsettled);
+                self.settle(&removed.unwrap_or_default().unsettled);
             }
             if opens {
                 return Ok(Attempt::Held(view));
@@ -108,29 +111,28 @@ impl Hazards {
 
     /// Removes uses of a range that were waited for: they are complete, also where their timelines do not say so.
     pub(crate) fn forget(&self, range: &Range<usize>, complete: &[Fence]) {
-        let mut removed = Removed::default();
-        let is_complete = |fence: &Fence| {
-            let is_known =
-                |known: &Fence| known.is_of_timeline(fence.timeline()) && fence.point() <= known.point();
+        let is_complete = |timeline: &Arc<dyn Timeline>, point| {
+            let is_known = |known: &Fence| known.is_of_timeline(timeline) && point <= known.point();
             // The rest is left to the next call: waiters try again as long as anything is left.
-            fence.is_known_done() || complete.iter().take(FORGOTTEN).any(is_known)
+            timeline.reached() >= point || complete.iter().take(FORGOTTEN).any(is_known)
         };
-        let mut rest = range.clone();
-        loop {
-            let (mut found, mut after) = (Found::default(), Dependencies::default());
-            let mut table = self.table.lock();
+        let mut found = None;
+        self.in_steps(range.start, |table, from, removed| {
+            let rest = from..range.end;
             if let Some(waiting) = &mut table.waiting {
-                waiting.forget(complete, &mut removed);
+                waiting.forget(complete, removed);
             }
-            let _as_below = table.collect(&rest, Access::Write, None, &mut after, None, Some(&mut found));
-            let may_go = |used: &Use| !used.is_mark() && !used.may_damage() && is_complete(&used.fence);
-            let next = table.prune_within(&rest, &mut removed, may_go);
-            drop(table);
-            removed = Removed::default();
-            found.writes.retain(|write| is_complete(&write.fence));
-            self.settle(&found.writes);
-            let Some(end) = next else { return };
-            rest.end = end;
-        }
+            let mut after = Dependencies::default();
+            let _as_below =
+                table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found));
+            table.prune(&rest, removed, |origins, used| {
+                let is_sure = used.kind != Kind::Mark && !used.may_damage();
+                let origin = origins.of(used).filter(|_| is_sure);
+                origin.is_some_and(|origin| is_complete(origin.timeline(), used.point))
+            })
+        });
+        let mut writes = Found::writes(found);
+        writes.retain(|write| is_complete(write.fence.timeline(), write.fence.point()));
+        self.settle(&writes);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, task::Waker};
 
-use super::{Hazards, TurnId, Woken, holds::Conflict, segments::Removed, table::Blocked, wake};
+use super::{Hazards, TurnId, Woken, holds::Conflict, table::Blocked, uses::Removed, wake};
 use crate::{Access, Fence, sync::yield_now};
 
 impl Hazards {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ErrorKind, MemoryKind, Operation, Timing, submit};
+use transload_core::{ErrorKind, MemoryKind, Operation, Pitched, Timing, submit};
 
 use crate::mock::{MockQueue, buffer, host_buffer, key};
 
@@ -41,6 +41,17 @@ fn reads_do_not_wait_for_reads() {
     first.copy(&shared, &a).unwrap();
     second.copy(&shared, &b).unwrap();
     assert_eq!(second.last_after(), []);
+}
+
+#[test]
+fn pitched_copy_hides_no_write_of_its_source() {
+    let [first, second, third] = [(); 3].map(|()| MockQueue::new());
+    let (src, a, b) = (buffer(64), buffer(64), buffer(64));
+    let write = first.write(&src).unwrap();
+    let rows = Pitched { width: 8, height: 2, src_pitch: 32, dst_pitch: 32 };
+    submit(&second, &Operation::CopyPitched { src: &src, dst: &a, rows }, Timing::Off).unwrap();
+    third.copy(&src, &b).unwrap();
+    assert_eq!(third.last_after(), [key(&write)]);
 }
 
 #[test]

@@ -1,0 +1,237 @@
+//! Uses that were enqueued, and the timelines that they are on.
+
+use std::{ops::Range, sync::Arc};
+
+use smallvec::SmallVec;
+
+use crate::{Access, Fence, Timeline};
+
+/// How many origins are searched for that of a fence before it gets another one.
+const SEARCHED: usize = 16;
+
+/// A use that was enqueued, complete when its timeline reaches the point. The timeline is in the table's [`Origins`], so that
+/// a use is copied and dropped without a count that threads share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    pub(super) point: u64,
+    /// Number of the claim that it was made by.
+    pub(super) claim: u32,
+    origin: u32,
+    pub(super) access: Access,
+    pub(super) kind: Kind,
+}
+
+/// What the end of a use means for the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing: it can fail only with its device.
+    Sure,
+    /// It can fail by itself.
+    Failing,
+    /// Nothing: it is work on an earlier allocation of the memory.
+    Earlier,
+    /// It has failed, and this is what stays.
+    Mark,
+}
+
+/// The uses of one range: most often at most one write, and the reads after it, one for each timeline.
+pub(super) type Uses = SmallVec<[Use; 2]>;
+
+impl Use {
+    /// Returns whether the bytes are as it wrote them, if it did.
+    #[inline]
+    pub(super) fn is_sound(&self) -> bool {
+        !matches!((self.access, self.kind), (Access::Write, Kind::Failing | Kind::Mark))
+    }
+
+    /// Returns whether the bytes are as they should only if it succeeds.
+    #[inline]
+    pub(super) fn may_damage(&self) -> bool {
+        self.access == Access::Write && self.kind == Kind::Failing
+    }
+
+    /// Returns whether this says all that the other one does.
+    #[inline]
+    pub(super) fn replaces(&self, other: &Self) -> bool {
+        (self.origin, self.access, self.kind) == (other.origin, other.access, other.kind)
+            && self.point >= other.point
+            && !other.may_damage()
+    }
+
+    /// Returns whether both are the same for the bytes, whichever claims they were made by.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        Self { claim: other.claim, ..*self } == *other
+    }
+}
+
+/// The timelines of a table's uses, each with the sources of those uses. One is dropped with its last use.
+#[derive(Debug, Default)]
+pub(super) struct Origins {
+    list: SmallVec<[Option<Origin>; 1]>,
+    vacant: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Origin {
+    /// At the last point that is known to be reached.
+    known: Fence,
+    can_fail: bool,
+    uses: usize,
+}
+
+impl Origin {
+    pub(super) fn timeline(&self) -> &Arc<dyn Timeline> {
+        self.known.timeline()
+    }
+
+    #[inline]
+    pub(super) fn is_of(&self, timeline: &Arc<dyn Timeline>) -> bool {
+        self.known.is_of_timeline(timeline)
+    }
+
+    /// Returns whether a point is known to be reached, without asking the driver.
+    #[inline]
+    pub(super) fn is_reached(&mut self, point: u64) -> bool {
+        if self.known.point() < point {
+            self.known.move_to(self.known.timeline().reached());
+        }
+        self.known.point() >= point
+    }
+
+    pub(super) fn fence(&self, used: &Use) -> Fence {
+        let mut fence = self.known.clone();
+        fence.move_to(used.point);
+        fence
+    }
+
+    pub(super) fn written(&self, used: &Use, range: Range<usize>) -> Written {
+        Written { range, fence: self.fence(used), claim: used.claim }
+    }
+}
+
+impl Origins {
+    /// Returns a use of a fence, if its origin is known. It is not counted.
+    #[inline]
+    pub(super) fn find(&self, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
+        let is_it = |origin: &Origin| origin.is_of(fence.timeline()) && origin.known.has_sources_of(fence);
+        let mut searched = self.list.iter().take(SEARCHED).zip(0..);
+        searched.find_map(|(origin, index)| {
+            let can_fail = origin.as_ref().filter(|origin| is_it(origin))?.can_fail;
+            let kind = if can_fail { Kind::Failing } else { Kind::Sure };
+            Some(Use { point: fence.point(), claim, origin: index, access, kind })
+        })
+    }
+
+    /// Makes a use of a fence, to be kept in one place or to be [released](Self::release).
+    #[inline]
+    pub(super) fn make(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
+        let used = match self.find(fence, claim, access) {
+            Some(used) => used,
+            None => self.add(fence, claim, access),
+        };
+        self.share(&used);
+        used
+    }
+
+    #[inline(never)]
+    fn add(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
+        let can_fail = fence.sources().is_some() || fence.timeline().can_fail();
+        let kind = if can_fail { Kind::Failing } else { Kind::Sure };
+        let mut known = fence.clone();
+        known.move_to(0);
+        let origin = Some(Origin { known, can_fail, uses: 0 });
+        let index = self.vacant.pop().unwrap_or(self.list.len() as u32);
+        match self.list.get_mut(index as usize) {
+            Some(vacant) => *vacant = origin,
+            None => self.list.push(origin),
+        }
+        Use { point: fence.point(), claim, origin: index, access, kind }
+    }
+
+    #[inline]
+    pub(super) fn of(&mut self, used: &Use) -> Option<&mut Origin> {
+        self.list.get_mut(used.origin as usize)?.as_mut()
+    }
+
+    pub(super) fn are_of_one_timeline(&self, one: &Use, other: &Use) -> bool {
+        let origin = |used: &Use| self.list.get(used.origin as usize)?.as_ref();
+        one.origin == other.origin
+            || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
+    }
+
+    /// Counts one use instead of another, if that removes no origin. Returns whether it did.
+    #[inline]
+    pub(super) fn exchange(&mut self, old: &Use, new: &Use) -> bool {
+        if old.origin != new.origin {
+            let Some(origin) = self.of(old).filter(|origin| origin.uses > 1) else { return false };
+            origin.uses -= 1;
+            self.share(new);
+        }
+        true
+    }
+
+    /// Counts a copy of a use.
+    #[inline]
+    pub(super) fn share(&mut self, used: &Use) {
+        if let Some(origin) = self.of(used) {
+            origin.uses += 1;
+        }
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self, used: &Use, removed: &mut Removed) {
+        let Some(place) = self.list.get_mut(used.origin as usize) else { return };
+        let Some(origin) = place else { return };
+        origin.uses -= 1;
+        if origin.uses == 0 {
+            removed.get_or_insert_default().fences.extend(place.take().map(|origin| origin.known));
+            self.vacant.push(used.origin);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_done(&mut self, used: &Use) -> bool {
+        self.of(used).is_none_or(|origin| origin.is_reached(used.point))
+    }
+
+    /// Returns whether nothing needs to be known of a use any more.
+    #[inline]
+    pub(super) fn is_forgettable(&mut self, used: &Use) -> bool {
+        used.kind != Kind::Mark && !used.may_damage() && self.is_done(used)
+    }
+
+    /// Removes the uses that `which` chooses.
+    pub(super) fn remove(
+        &mut self,
+        uses: &mut Uses,
+        removed: &mut Removed,
+        mut which: impl FnMut(&mut Self, &Use) -> bool,
+    ) {
+        uses.retain(|used| {
+            let goes = which(self, used);
+            if goes {
+                self.release(used, removed);
+            }
+            !goes
+        });
+    }
+}
+
+/// What is left to do once the lock is released: most often nothing, which takes no time to see.
+pub(super) type Removed = Option<Box<Rest>>;
+
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// Fences to be dropped: one may be the last handle of its stream.
+    pub(super) fences: Vec<Fence>,
+    /// Writes that are complete and may have failed, to be asked.
+    pub(super) unsettled: Vec<Written>,
+}
+
+/// A write that can fail, and the bytes in question.
+#[derive(Clone, Debug)]
+pub(super) struct Written {
+    pub(super) range: Range<usize>,
+    pub(super) fence: Fence,
+    pub(super) claim: u32,
+}
