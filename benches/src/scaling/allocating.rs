@@ -1,6 +1,6 @@
 //! Allocating and dropping warm buffers of the backend: alone, with a copy in between, and by eight threads.
 
-use std::time::Instant;
+use std::{hint::black_box, time::Instant};
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
@@ -30,7 +30,7 @@ const COPIED: usize = 4096;
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let library = Library::new(rig)?;
-    let mut rows = Vec::new();
+    let mut rows = vec![private_loop(rig)?];
     for kind in KINDS {
         for bytes in SIZES {
             rows.extend(alone(rig, &library, kind, bytes)?);
@@ -131,10 +131,43 @@ fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<R
 
 /// What a pair takes each of eight threads.
 fn crowded(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Row> {
+    let work = || move || pair(library, kind, bytes);
+    let id = format!("allocate-and-drop/{kind}/{bytes}/threads-{THREADS}");
+    let what = format!(
+        "allocating {bytes} bytes of {kind} memory and dropping them, warm, {THREADS} threads, for each of them"
+    );
+    Ok(beside_one(rig, &id, &what, "allocate and drop", work)?.with_goal(Some(Goal::RatioAtMost(CROWDED))))
+}
+
+/// What the machine itself makes of eight threads that share nothing, beside one: each copies within its own nearest cache.
+fn private_loop(rig: &Rig<'_>) -> Result<Row> {
+    const BYTES: usize = 4096;
+    let work = || {
+        let (from, mut to) = (vec![1_u8; BYTES], vec![0_u8; BYTES]);
+        move || {
+            to.copy_from_slice(black_box(&from));
+            black_box(&mut to);
+            Ok(())
+        }
+    };
+    let id = format!("allocate-and-drop/private-loop/threads-{THREADS}");
+    let what = format!("a copy of {BYTES} bytes in the nearest cache, {THREADS} threads, for each of them");
+    beside_one(rig, &id, &what, "memcpy", work)
+}
+
+/// What the work that `make` makes for each thread takes each of eight threads, beside what it takes one.
+fn beside_one<'a, W: FnMut() -> Result<()> + 'a>(
+    rig: &Rig<'_>,
+    id: &str,
+    what: &str,
+    method: &str,
+    make: impl Fn() -> W + Sync,
+) -> Result<Row> {
     let many = rig.amount(2000);
     let each = |threads: usize| -> Result<Summary> {
-        let make = |_thread: usize| -> Result<Vec<Round<'_>>> {
-            Ok(vec![Box::new(|| (0..many).try_for_each(|_| pair(library, kind, bytes)))])
+        let make = |_thread: usize| -> Result<Vec<Round<'a>>> {
+            let mut work = make();
+            Ok(vec![Box::new(move || (0..many).try_for_each(|_| work()))])
         };
         let seconds = together(threads, 1, rig.repetitions(40), make)?;
         let Summary { p10, p50, p90 } = *seconds.first().context("no way was measured")?;
@@ -142,10 +175,5 @@ fn crowded(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> 
         Ok(Summary { p10: value(p10), p50: value(p50), p90: value(p90) })
     };
     let (one, all) = (each(1)?, each(THREADS)?);
-    let id = format!("allocate-and-drop/{kind}/{bytes}/threads-{THREADS}");
-    let what = format!(
-        "allocating {bytes} bytes of {kind} memory and dropping them, warm, {THREADS} threads, for each of them"
-    );
-    let row = rig.row(&id, &what, "allocate and drop", "ns", all).against("the same, 1 thread", one);
-    Ok(row.with_goal(Some(Goal::RatioAtMost(CROWDED))))
+    Ok(rig.row(id, what, method, "ns", all).against("the same, 1 thread", one))
 }

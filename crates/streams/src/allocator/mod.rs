@@ -22,6 +22,7 @@ mod quick;
 mod release;
 mod reuse;
 mod segments;
+mod shard;
 mod shared;
 mod size;
 mod statistics;

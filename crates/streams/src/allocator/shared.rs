@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use transload_core::{
-    Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, Timeline, TimelineId,
+    Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, SpareBuffer, Timeline, TimelineId,
 };
 use transload_cuda_sys::Stream;
 use transload_memory::MemoryResource;
@@ -19,9 +19,10 @@ use super::{
     arenas::{Arena, ArenaState, Arenas, Directory, Owner, Whose, recent, remember, serves, whose},
     blocks::{Blocks, Holder, Node},
     builder::Options,
-    cache::Caches,
+    cache,
     ending::{AtEnd, EndOfStream},
     segments::Segments,
+    shard::Shard,
     size::Want,
     sync::MutexGuard,
 };
@@ -46,7 +47,8 @@ pub(super) struct Shared {
     pub(super) peak_reserved: AtomicU64,
     pub(super) callbacks: Mutex<Vec<(u64, Arc<Callback>)>>,
     pub(super) last_callback: AtomicU64,
-    pub(super) caches: Caches,
+    /// What each thread keeps of dropped idle buffers.
+    pub(super) shards: Box<[Shard<SpareBuffer>]>,
     /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: whoever is short of
     /// memory, or releases a stream, lets it put them down first.
     in_hand: RwLock<()>,
@@ -88,7 +90,7 @@ impl Shared {
             peak_reserved: AtomicU64::new(0),
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
-            caches: Caches::new(),
+            shards: cache::shards(),
             in_hand: RwLock::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })

@@ -89,9 +89,11 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     let mut classes = [SizeClassStatistics::default(); CLASSES];
     let mut free: Vec<(u32, u64, u64)> = Vec::new();
     let mut used: Vec<u32> = Vec::new();
-    for (class, served) in classes.iter_mut().zip(shared.caches.served()) {
-        class.allocations += served;
-        numbers.served.same_size += served;
+    for shard in &shared.shards {
+        for (class, served) in classes.iter_mut().zip(shard.served()) {
+            class.allocations += served;
+            numbers.served.same_size += served;
+        }
     }
     each_arena(shared, |_, state| {
         let tally = &state.blocks.tally;

@@ -1,4 +1,5 @@
-//! Every interleaving, at two preemptions, of what threads do to an arena: its state is the library's, its lock is loom's.
+//! Every interleaving, at two preemptions, of what threads do to an arena, and to the buffers that threads keep: the state is the
+//! library's, its lock is loom's.
 #![cfg(any(target_os = "linux", windows))]
 #![allow(
     clippy::unwrap_used,
@@ -17,6 +18,8 @@ mod blocks;
 mod in_flight;
 #[path = "../../src/allocator/quick.rs"]
 mod quick;
+#[path = "../../src/allocator/shard.rs"]
+mod shard;
 #[path = "../../src/allocator/size.rs"]
 mod size;
 #[path = "../../src/allocator/tally.rs"]
@@ -51,6 +54,7 @@ use loom::{
 
 use arena::Handle;
 use blocks::{Order, Piece};
+use shard::{Kept, Shard, Use};
 use size::Want;
 
 type Arena = arena::Arena<(), (), ()>;
@@ -166,6 +170,76 @@ fn of_two_fences_of_one_stream_the_later_one_is_kept() {
         depend(&arena, &last_point);
         other.join().unwrap();
         assert_eq!(arena.lock().dependencies, [2]);
+    });
+}
+
+const LEN: usize = 4096;
+
+fn take_kept(shard: &Shard<u32>) -> Option<u32> {
+    match shard.take(LEN) {
+        Kept::Idle(buffer) | Kept::Busy(buffer) => Some(buffer),
+        Kept::Nothing => None,
+    }
+}
+
+/// A thread drops two buffers while the allocator's last handle is dropped: each is freed once, and none stays kept.
+#[test]
+fn closed_shard_keeps_nothing_and_loses_nothing() {
+    model(|| {
+        let shard = Arc::new(Shard::new());
+        let other = {
+            let shard = Arc::clone(&shard);
+            thread::spawn(move || {
+                let mut freed = shard.put(LEN, 1, Use::Idle);
+                freed.extend(shard.put(LEN, 2, Use::Busy));
+                freed
+            })
+        };
+        let mut freed = shard.take_all(true);
+        freed.extend(other.join().unwrap());
+        freed.sort_unstable();
+        assert_eq!(freed, [1, 2]);
+        assert!(take_kept(&shard).is_none());
+    });
+}
+
+/// Two threads that share a shard, and a third that empties it: a kept buffer goes to exactly one of them.
+#[test]
+fn kept_buffer_is_taken_by_one_thread_only() {
+    model(|| {
+        let shard = Arc::new(Shard::new());
+        assert!(shard.put(LEN, 1, Use::Idle).is_empty());
+        let takes = {
+            let shard = Arc::clone(&shard);
+            thread::spawn(move || take_kept(&shard))
+        };
+        let empties = {
+            let shard = Arc::clone(&shard);
+            thread::spawn(move || shard.take_all(false))
+        };
+        let here = take_kept(&shard);
+        let mut found: Vec<u32> = here.into_iter().chain(takes.join().unwrap()).collect();
+        found.extend(empties.join().unwrap());
+        assert_eq!(found, [1]);
+    });
+}
+
+/// A thread finds the buffer dropped first still in flight and puts it back, while another drops one: the order stays.
+#[test]
+fn buffers_in_flight_stay_in_the_order_of_their_drops() {
+    model(|| {
+        let shard = Arc::new(Shard::new());
+        assert!(shard.put(LEN, 1, Use::Busy).is_empty());
+        let other = {
+            let shard = Arc::clone(&shard);
+            thread::spawn(move || assert!(shard.put(LEN, 2, Use::Busy).is_empty()))
+        };
+        if let Kept::Busy(buffer) = shard.take(LEN) {
+            assert_eq!(buffer, 1);
+            assert!(shard.put(LEN, buffer, Use::StillBusy).is_empty());
+        }
+        other.join().unwrap();
+        assert_eq!([take_kept(&shard), take_kept(&shard), take_kept(&shard)], [Some(1), Some(2), None]);
     });
 }
 
