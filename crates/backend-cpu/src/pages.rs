@@ -107,28 +107,3 @@ impl Drop for Pages {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_zeroed_and_aligned_by_its_size() {
-        for (bytes, alignment) in
-            [(1, 64), (65_535, 64), (65_536, 4096), (4 << 20, 4096), ((5 << 20) + 3, 4096)]
-        {
-            let pages = Pages::new(bytes).unwrap();
-            assert!(pages.address().as_ptr().addr().is_multiple_of(alignment), "{bytes}");
-            // SAFETY: the pages have so many initialised bytes.
-            let content = unsafe { std::slice::from_raw_parts(pages.address().as_ptr(), bytes) };
-            assert!(content.iter().all(|byte| *byte == 0));
-        }
-    }
-
-    #[test]
-    fn absurd_sizes_are_none_not_an_abort() {
-        for bytes in [0, usize::MAX, isize::MAX as usize, usize::MAX - (2 << 20) + 2, 1 << 46] {
-            assert!(Pages::new(bytes).is_none(), "{bytes}");
-        }
-    }
-}

@@ -78,7 +78,7 @@ pub use operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use pattern::Pattern;
 pub use place::{MemoryKind, Place, TransferPath};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
-pub use raw_buffer::{RawBuffer, WeakBuffer};
+pub use raw_buffer::{RawBuffer, WeakBuffer, range_within};
 pub use reclaim::Reclaimer;
 pub use recorded::{Recorded, merge_uses, merged_uses};
 pub use report::{QueuedBefore, TransferReport};

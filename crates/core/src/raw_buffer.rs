@@ -3,7 +3,7 @@
 use std::{
     fmt,
     mem::ManuallyDrop,
-    ops::{Bound, RangeBounds},
+    ops::{Bound, Range, RangeBounds},
     ptr::NonNull,
     sync::{Arc, Weak},
 };
@@ -217,29 +217,8 @@ impl RawBuffer {
     /// # Errors
     /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
-        let start = match range.start_bound() {
-            Bound::Included(start) => Some(*start),
-            Bound::Excluded(before) => before.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.checked_add(1),
-            Bound::Excluded(end) => Some(*end),
-            Bound::Unbounded => Some(self.len),
-        };
-        match (start, end) {
-            (Some(start), Some(end)) if start <= end && end <= self.len => {
-                Ok(Self { block: self.block.clone(), offset: self.offset + start, len: end - start })
-            }
-            _ => Err(Error::new(
-                ErrorKind::OutOfRange,
-                format!(
-                    "bytes {} are not within this buffer of {1} bytes; use a range in 0..{1}",
-                    text_of(&range),
-                    self.len
-                ),
-            )),
-        }
+        let Range { start, end } = range_within(&range, self.len, "bytes")?;
+        Ok(Self { block: self.block.clone(), offset: self.offset + start, len: end - start })
     }
 
     /// A view of both where one begins at the byte at which the other ends, in one allocation; else `None`.
@@ -418,7 +397,7 @@ impl RawBuffer {
     }
 
     #[inline]
-    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+    pub(crate) fn range(&self) -> Range<usize> {
         self.offset..self.offset + self.len
     }
 
@@ -445,18 +424,38 @@ impl RawBuffer {
     }
 }
 
-/// Returns a range as it would be written in Rust.
-fn text_of(range: &impl RangeBounds<usize>) -> String {
+/// Returns a range as start and end, for types that offer ranges of `len` units such as `bytes`.
+///
+/// # Errors
+/// [`ErrorKind::OutOfRange`] where it is reversed or leaves `0..len`.
+pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> Result<Range<usize>> {
     let start = match range.start_bound() {
-        Bound::Included(start) => start.to_string(),
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => len.max(start),
+    };
+    if start <= end && end <= len {
+        return Ok(start..end);
+    }
+    // As it would be written in Rust.
+    let from = match range.start_bound() {
         Bound::Excluded(before) => format!("(after {before})"),
+        Bound::Included(start) => start.to_string(),
         Bound::Unbounded => String::new(),
     };
-    match range.end_bound() {
-        Bound::Included(last) => format!("{start}..={last}"),
-        Bound::Excluded(end) => format!("{start}..{end}"),
-        Bound::Unbounded => format!("{start}.."),
-    }
+    let to = match range.end_bound() {
+        Bound::Included(last) => format!("={last}"),
+        Bound::Excluded(end) => end.to_string(),
+        Bound::Unbounded => String::new(),
+    };
+    let text =
+        format!("{unit} {from}..{to} are not within this buffer of {len} {unit}; use a range in 0..{len}");
+    Err(Error::new(ErrorKind::OutOfRange, text))
 }
 
 /// An allocation that lives as long as somebody else has a [`RawBuffer`] of it.

@@ -41,23 +41,3 @@ fn refused(stream: i64) -> Error {
     );
     Error::new(ErrorKind::InvalidArgument, text)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn streams_are_read_as_the_standard_says() {
-        let of = ConsumerStream::from_protocol;
-        assert_eq!(of(None).unwrap(), ConsumerStream::LegacyDefault);
-        assert_eq!(of(Some(1)).unwrap(), ConsumerStream::LegacyDefault);
-        assert_eq!(of(Some(2)).unwrap(), ConsumerStream::PerThreadDefault);
-        assert_eq!(of(Some(0x5000)).unwrap(), ConsumerStream::Handle(0x5000));
-        assert_eq!(of(Some(-1)).unwrap(), ConsumerStream::NoSync);
-        for wrong in [0, -2, i64::MIN] {
-            let error = of(Some(wrong)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-            assert!(error.to_string().contains("valid are None or 1"), "{error}");
-        }
-    }
-}

@@ -6,51 +6,69 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
 };
 
+use concurrent_queue::ConcurrentQueue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Fence, Result, Timeline};
+use transload_core::{Fence, Result, Timeline, TimelineId};
 
 use crate::{
     guarded::{catch_panic, wake},
     workers::Workers,
 };
 
+/// Up to so many timelines are all polled by an idle worker, which sees an end earlier than a waker tells it. Of more, each
+/// gets a waker at once and is asked again when that is called: what n fences cost in all is proportional to n.
+const POLLED: usize = 16;
+
 /// Fences that are awaited.
-#[derive(Default)]
 pub(crate) struct Fences {
+    /// In the order of their timelines.
     lanes: Mutex<Vec<Lane>>,
     /// How many timelines there are in `lanes`.
     awaited: AtomicUsize,
-    /// Whether a poll must come before the last worker sleeps: a timeline has not the waker for its earliest point.
-    unregistered: AtomicBool,
-    /// Whether a timeline woke a worker since the last poll.
-    due: AtomicBool,
+    /// How many of them nobody calls and have not the waker for their earliest point. Changed under the lock.
+    unregistered: AtomicUsize,
+    /// Timelines that called their waker, since the last poll.
+    due: ConcurrentQueue<TimelineId>,
+}
+
+impl Default for Fences {
+    fn default() -> Self {
+        Self {
+            lanes: Mutex::default(),
+            awaited: AtomicUsize::new(0),
+            unregistered: AtomicUsize::new(0),
+            due: ConcurrentQueue::unbounded(),
+        }
+    }
 }
 
 /// Waits for one timeline.
 struct Lane {
+    id: TimelineId,
     timeline: Arc<dyn Timeline>,
+    /// In the order of their points.
     waits: SmallVec<[(u64, Waker); 4]>,
     /// Whether a worker is calling the timeline.
     called: bool,
-    /// Whether a timeline woke the workers during that call, which may have been too early to see it.
+    /// Whether the timeline called a waker during that call, which may have been too early to see it.
     recall: bool,
-    /// The point for which the timeline has the workers' waker.
+    /// The point for which the timeline has a waker.
     registered: Option<u64>,
 }
 
 impl Lane {
     fn earliest(&self) -> Option<u64> {
-        self.waits.iter().map(|(point, _)| *point).min()
+        self.waits.first().map(|(point, _)| *point)
     }
 
-    fn is_registered(&self) -> bool {
-        self.registered.is_some() && self.registered == self.earliest()
+    fn is_unregistered(&self) -> bool {
+        !self.called && (self.registered.is_none() || self.registered != self.earliest())
     }
 }
 
@@ -70,44 +88,58 @@ impl Fences {
 
     /// Returns whether no worker may sleep before it polled, or registered its waker.
     pub(crate) fn need_a_poll(&self) -> bool {
-        self.unregistered.load(Ordering::Relaxed) || self.due.load(Ordering::Relaxed)
+        self.unregistered.load(Ordering::Relaxed) > 0 || !self.due.is_empty()
     }
 
     /// A timeline says that a point is complete; a worker must be told as well.
-    pub(crate) fn set_due(&self) {
-        self.due.store(true, Ordering::Relaxed);
+    pub(crate) fn set_due(&self, timeline: TimelineId) {
+        // It is neither bounded nor ever closed.
+        let _always = self.due.push(timeline);
     }
 
-    /// Polls each timeline that no other worker is calling. Returns whether any wait ended.
+    /// Polls timelines that no other worker is calling: all if they are few, else those that called their waker or never had
+    /// one. Returns whether any wait ended.
     ///
     /// `around` runs each call of a timeline, which may take long. It is told whether another timeline has no one to poll it
-    /// meanwhile.
-    pub(crate) fn poll(&self, around: impl FnMut(bool, &mut dyn FnMut())) -> bool {
-        if !self.are_awaited() {
-            return false;
+    /// meanwhile. `waker` makes the waker of a timeline.
+    pub(crate) fn poll(
+        &self,
+        waker: impl Fn(TimelineId) -> Waker,
+        around: impl FnMut(bool, &mut dyn FnMut()),
+    ) -> bool {
+        while let Ok(id) = self.due.pop() {
+            let mut lanes = self.lanes.lock();
+            if let Ok(at) = find(&lanes, id) {
+                self.change(&mut lanes, at, |lane| {
+                    lane.registered = None;
+                    // Another worker may have asked too early, and is still calling.
+                    lane.recall = lane.called;
+                });
+            }
         }
-        if self.due.swap(false, Ordering::Relaxed) {
-            // The wake may be for a timeline that another worker asked too early, and is still calling.
-            self.lanes.lock().iter_mut().filter(|lane| lane.called).for_each(|lane| lane.recall = true);
+        match self.awaited.load(Ordering::Relaxed) {
+            0 => false,
+            1..=POLLED => self.each(|_| true, around, |call| call.over = call.fence.is_over()),
+            _ => self.register(waker, around),
         }
-        self.each(|_| true, around, |call| call.over = call.fence.is_over())
     }
 
-    /// Gives the waker to each timeline that has it not. Returns whether any wait ended. `around` is as for
+    /// Gives a waker to each timeline that has none. Returns whether any wait ended. The arguments are as for
     /// [`poll`](Self::poll).
-    pub(crate) fn register(&self, waker: &Waker, around: impl FnMut(bool, &mut dyn FnMut())) -> bool {
-        if !self.unregistered.load(Ordering::Relaxed) {
+    pub(crate) fn register(
+        &self,
+        waker: impl Fn(TimelineId) -> Waker,
+        around: impl FnMut(bool, &mut dyn FnMut()),
+    ) -> bool {
+        if self.unregistered.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        self.each(
-            |lane| !lane.is_registered(),
-            around,
-            |call| {
-                call.over = !transload_core::mutant!("executor/register")
-                    && call.fence.timeline().wake_at(call.fence.point(), waker);
-                call.registered = !call.over;
-            },
-        )
+        self.each(Lane::is_unregistered, around, |call| {
+            let timeline = call.fence.timeline();
+            call.over = !transload_core::mutant!("executor/register")
+                && timeline.wake_at(call.fence.point(), &waker(timeline.id()));
+            call.registered = !call.over;
+        })
     }
 
     fn each(
@@ -116,17 +148,20 @@ impl Fences {
         mut around: impl FnMut(bool, &mut dyn FnMut()),
         ask: impl Fn(&mut Call<'_>),
     ) -> bool {
-        let (mut index, mut ended) = (0, false);
+        let (mut last, mut ended) = (None, false);
         loop {
             let mut lanes = self.lanes.lock();
-            let free = |(_, lane): &(usize, &mut Lane)| !lane.called && is_meant(lane);
-            let Some((at, lane)) = lanes.iter_mut().enumerate().skip(index).find(free) else { return ended };
-            let Some(point) = lane.earliest() else { return ended };
-            lane.called = !transload_core::mutant!("executor/one-caller");
-            let fence = Fence::new(Arc::clone(&lane.timeline), point);
-            let others = lanes.iter().any(|lane| !lane.called && !lane.is_registered());
+            let from = last.map_or(0, |last| lanes.partition_point(|lane| lane.id <= last));
+            let free = |lane: &Lane| !lane.called && is_meant(lane);
+            let Some(at) = lanes.iter().skip(from).position(free) else { return ended };
+            let called = |lane: &mut Lane| {
+                lane.called = !transload_core::mutant!("executor/one-caller");
+                lane.earliest().map(|point| Fence::new(Arc::clone(&lane.timeline), point))
+            };
+            let Some(fence) = self.change(&mut lanes, from + at, called).flatten() else { return ended };
             drop(lanes);
-            index = at + 1;
+            last = Some(fence.timeline().id());
+            let others = self.unregistered.load(Ordering::Relaxed) > 0;
             let mut call = Call { fences: self, fence, over: false, registered: false };
             // A timeline that panics breaks its promise, but ends no thread.
             around(others, &mut || drop(catch_panic(|| ask(&mut call))));
@@ -137,68 +172,70 @@ impl Fences {
     /// Adds a wait. Returns whether it is new, so that a worker must be told.
     fn add(&self, fence: &Fence, waker: Waker) -> bool {
         let mut lanes = self.lanes.lock();
-        let id = fence.timeline().id();
-        let lane = match lanes.iter().position(|lane| lane.timeline.id() == id) {
-            Some(index) => lanes.get_mut(index),
-            None => {
-                let timeline = Arc::clone(fence.timeline());
-                lanes.push(Lane {
-                    timeline,
-                    waits: SmallVec::new(),
-                    called: false,
-                    recall: false,
-                    registered: None,
-                });
-                lanes.last_mut()
+        let (id, point) = (fence.timeline().id(), fence.point());
+        let at = find(&lanes, id).unwrap_or_else(|at| {
+            let (timeline, waits) = (Arc::clone(fence.timeline()), SmallVec::new());
+            lanes.insert(at, Lane { id, timeline, waits, called: false, recall: false, registered: None });
+            self.unregistered.fetch_add(1, Ordering::Relaxed);
+            self.awaited.store(lanes.len(), Ordering::Relaxed);
+            at
+        });
+        let added = self.change(&mut lanes, at, |lane| {
+            let from = lane.waits.partition_point(|(known, _)| *known < point);
+            let mut same = lane.waits.iter().skip(from).take_while(|(known, _)| *known == point);
+            let is_new = !same.any(|(_, known)| known.will_wake(&waker));
+            if is_new {
+                lane.waits.insert(from, (point, waker));
             }
-        };
-        let Some(lane) = lane else { return false };
-        let is_known =
-            lane.waits.iter().any(|(point, known)| *point == fence.point() && known.will_wake(&waker));
-        if !is_known {
-            lane.waits.push((fence.point(), waker));
-        }
-        self.recount(&lanes);
-        !is_known
+            is_new
+        });
+        added.unwrap_or(false)
     }
 
-    fn recount(&self, lanes: &[Lane]) {
-        self.awaited.store(lanes.len(), Ordering::Relaxed);
-        let unregistered = lanes.iter().any(|lane| !lane.called && !lane.is_registered());
-        self.unregistered.store(unregistered, Ordering::Relaxed);
+    /// Changes a lane, and counts it again.
+    fn change<T>(&self, lanes: &mut [Lane], at: usize, change: impl FnOnce(&mut Lane) -> T) -> Option<T> {
+        let lane = lanes.get_mut(at)?;
+        let before = usize::from(lane.is_unregistered());
+        let changed = change(lane);
+        let after = usize::from(lane.is_unregistered());
+        let count = self.unregistered.load(Ordering::Relaxed);
+        self.unregistered.store(count + after - before, Ordering::Relaxed);
+        Some(changed)
     }
+}
+
+/// Where a timeline's lane is, or would be.
+fn find(lanes: &[Lane], id: TimelineId) -> std::result::Result<usize, usize> {
+    lanes.binary_search_by_key(&id, |lane| lane.id)
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        let mut due = SmallVec::<[Waker; 4]>::new();
+        let (timeline, point) = (self.fence.timeline(), self.fence.point());
         let mut lanes = self.fences.lanes.lock();
-        let id = self.fence.timeline().id();
-        let Some(index) = lanes.iter().position(|lane| lane.timeline.id() == id) else { return };
-        let mut empty = None;
-        if let Some(lane) = lanes.get_mut(index) {
+        let Ok(at) = find(&lanes, timeline.id()) else { return };
+        let ended = |lane: &mut Lane| {
             lane.called = false;
-            if std::mem::take(&mut lane.recall) && !self.over && !transload_core::mutant!("executor/recall") {
-                self.fences.set_due();
+            let recalled = std::mem::take(&mut lane.recall) && !transload_core::mutant!("executor/recall");
+            if self.registered && !recalled {
+                lane.registered = Some(point);
             }
-            if self.registered {
-                lane.registered = Some(self.fence.point());
-            }
-            if self.over {
-                let reached = self.fence.timeline().reached().max(self.fence.point());
-                while let Some(index) = lane.waits.iter().position(|(point, _)| *point <= reached) {
-                    due.push(lane.waits.swap_remove(index).1);
-                }
-                if lane.waits.is_empty() {
-                    empty = Some(lanes.swap_remove(index));
-                }
-            }
-        }
-        self.fences.recount(&lanes);
+            let reached = if self.over { timeline.reached().max(point) } else { 0 };
+            let due = lane.waits.partition_point(|(point, _)| *point <= reached);
+            let due: SmallVec<[(u64, Waker); 4]> = lane.waits.drain(..due).collect();
+            (due, lane.waits.is_empty())
+        };
+        let Some((due, is_empty)) = self.fences.change(&mut lanes, at, ended) else { return };
+        let empty = is_empty.then(|| {
+            // Without a wait it has no earliest point, so it counts among the unregistered.
+            self.fences.unregistered.fetch_sub(1, Ordering::Relaxed);
+            lanes.remove(at)
+        });
+        self.fences.awaited.store(lanes.len(), Ordering::Relaxed);
         drop(lanes);
         // The timeline may be the last of its stream: it goes outside the lock.
         drop(empty);
-        due.into_iter().for_each(wake);
+        due.into_iter().for_each(|(_, waker)| wake(waker));
     }
 }
 

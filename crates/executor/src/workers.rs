@@ -14,7 +14,7 @@ use std::{
 
 use async_task::Runnable;
 use concurrent_queue::ConcurrentQueue;
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, TimelineId};
 
 use crate::{blocking::Spare, fences::Fences, guarded::catch_panic, idle::Idle};
 
@@ -207,8 +207,7 @@ impl Workers {
     fn work(self: &Arc<Self>) {
         enter();
         WORKER.set(true);
-        let waker = Waker::from(Arc::clone(self));
-        while let Some(runnable) = self.search(&waker) {
+        while let Some(runnable) = self.search() {
             if self.idle.found(|| self.is_ready() || self.fences.need_a_poll()) {
                 self.grow();
             }
@@ -232,7 +231,7 @@ impl Workers {
                 false => drop(waker),
             }
             if self.fences.are_awaited() && self.idle.searching() == 0 && polled.elapsed() >= POLLING {
-                self.fences.poll(|_, call| call());
+                self.fences.poll(|id| self.waker(id), |_, call| call());
                 polled = Instant::now();
                 if self.fences.need_a_poll() {
                     self.announce();
@@ -243,7 +242,7 @@ impl Workers {
     }
 
     /// Finds a task; `None` when there will be none any more.
-    fn search(self: &Arc<Self>, waker: &Waker) -> Option<Runnable> {
+    fn search(self: &Arc<Self>) -> Option<Runnable> {
         let mut begun = Instant::now();
         loop {
             if let Some(runnable) = self.pop() {
@@ -252,7 +251,7 @@ impl Workers {
             if self.is_over() {
                 return None;
             }
-            if self.fences.poll(|others, call| self.call(others, call)) {
+            if self.fences.poll(|id| self.waker(id), |others, call| self.call(others, call)) {
                 begun = Instant::now();
                 continue;
             }
@@ -266,16 +265,14 @@ impl Workers {
                 }
                 continue;
             }
-            if self.fences.register(waker, |others, call| self.call(others, call)) {
+            if self.fences.register(|id| self.waker(id), |others, call| self.call(others, call)) {
                 continue;
             }
             self.idle.park(|| self.is_ready() || self.fences.need_a_poll() || self.is_over());
             begun = Instant::now();
         }
     }
-}
 
-impl Workers {
     /// Calls a driver. As long as that takes, the caller is no searcher: another worker is woken for what comes meanwhile.
     fn call(self: &Arc<Self>, others: bool, call: &mut dyn FnMut()) {
         if self.idle.found(|| others || self.is_ready()) {
@@ -284,16 +281,21 @@ impl Workers {
         call();
         self.idle.begin();
     }
+
+    fn waker(self: &Arc<Self>, timeline: TimelineId) -> Waker {
+        Waker::from(Arc::new(Reached { workers: Arc::clone(self), timeline }))
+    }
 }
 
-/// Given to timelines: a fence that somebody awaits is complete.
-impl Wake for Workers {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
+/// Given to a timeline: a fence that somebody awaits is complete.
+struct Reached {
+    workers: Arc<Workers>,
+    timeline: TimelineId,
+}
 
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.fences.set_due();
-        self.announce();
+impl Wake for Reached {
+    fn wake(self: Arc<Self>) {
+        self.workers.fences.set_due(self.timeline);
+        self.workers.announce();
     }
 }

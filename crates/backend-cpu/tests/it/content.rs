@@ -2,11 +2,31 @@
 
 use proptest::prelude::*;
 use transload_backend_cpu::CpuBackend;
-use transload_core::{Operation, Pattern, Pitched, Timing, submit};
+use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Pitched, Timing, submit};
 
 use crate::{allocate, backend, lease, noise};
 
 const SIZES: [usize; 10] = [0, 1, 3, 255, 4097, 65_535, 65_536, 65_537, (1 << 20) + 3, (5 << 20) + 7];
+
+#[test]
+fn memory_is_zeroed_and_aligned_by_its_size() {
+    let backend = backend(1, usize::MAX);
+    for (bytes, alignment) in [(1, 64), (65_535, 64), (65_536, 4096), (4 << 20, 4096), ((5 << 20) + 3, 4096)]
+    {
+        let buffer = allocate(&backend, bytes);
+        let address = buffer.host_address().unwrap().as_ptr().addr();
+        assert!(address.is_multiple_of(alignment), "{bytes}");
+        assert!(buffer.read().unwrap().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn absurd_sizes_are_errors_not_an_abort() {
+    for bytes in [usize::MAX, isize::MAX as usize, usize::MAX - (2 << 20) + 2, 1 << 46] {
+        let error = backend(1, usize::MAX).allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{bytes}");
+    }
+}
 
 fn run(backend: &CpuBackend, operation: &Operation<'_>) {
     submit(&*lease(backend), operation, Timing::Off).unwrap().wait().unwrap();

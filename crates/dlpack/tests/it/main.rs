@@ -6,6 +6,7 @@
     reason = "helpers of tests fail their tests"
 )]
 
+mod consumer_stream;
 #[cfg(any(target_os = "linux", windows))]
 mod cuda;
 #[cfg(any(target_os = "linux", windows))]

@@ -171,3 +171,37 @@ fn dropped_wait_leaves_the_timeline_to_its_owner_after_the_point() {
         thread::yield_now();
     });
 }
+
+#[test]
+fn each_of_hundreds_of_parked_fences_is_asked_for_a_bounded_number_of_times() {
+    const FENCES: usize = 400;
+    within_limit(String::new, || {
+        let executor = executor(2);
+        let gates: Vec<_> = (0..FENCES).map(|_| Gate::new()).collect();
+        let tasks: Vec<_> = gates
+            .iter()
+            .map(|gate| {
+                let wait = executor.fence(&gate.fence(1));
+                executor.spawn(async move { wait.await.unwrap() })
+            })
+            .collect();
+        let registered = || gates.iter().all(|gate| gate.registered.load(Ordering::SeqCst) > 0);
+        until("a waker for each timeline", registered);
+        let questions = || {
+            let of =
+                |gate: &Arc<Gate>| gate.polls.load(Ordering::SeqCst) + gate.registered.load(Ordering::SeqCst);
+            gates.iter().map(of).sum::<usize>()
+        };
+        let (mut ended, mut last) = (0, questions());
+        // Those that are few at the end may be polled as often as an idle worker likes.
+        for (gate, task) in gates.iter().zip(tasks).take(FENCES - 20) {
+            gate.reach(1);
+            task.wait().unwrap();
+            ended += 1;
+            last = questions();
+        }
+        assert!(last <= 4 * FENCES, "{last} questions for {ended} of {FENCES} fences");
+        gates.iter().for_each(|gate| gate.reach(1));
+        executor.drain().unwrap();
+    });
+}

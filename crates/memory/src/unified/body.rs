@@ -1,13 +1,14 @@
 //! A unified buffer without its element type: its memory, its queue, and what is known of both sides.
 
 use std::{
-    ops::{Bound, Range, RangeBounds},
+    ops::{Range, RangeBounds},
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use transload_core::{
-    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill, submit,
+    Error, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, RawBuffer, Result, Timing, fill,
+    range_within, submit,
 };
 use transload_cuda_sys::Context;
 
@@ -126,26 +127,9 @@ impl Body {
     /// # Errors
     /// `OutOfRange`.
     pub(crate) fn bytes(&self, range: impl RangeBounds<usize>, size: usize) -> Result<Range<usize>> {
-        let len = self.raw.len() / size.max(1);
-        let start = match range.start_bound() {
-            Bound::Included(start) => Some(*start),
-            Bound::Excluded(before) => before.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let end = match range.end_bound() {
-            Bound::Included(last) => last.checked_add(1),
-            Bound::Excluded(end) => Some(*end),
-            Bound::Unbounded => Some(len),
-        };
-        match (start, end) {
-            // No overflow: the last element's end is the buffer's.
-            (Some(start), Some(end)) if start <= end && end <= len => Ok(start * size..end * size),
-            (start, end) => {
-                let (start, end) = (start.unwrap_or(usize::MAX), end.unwrap_or(usize::MAX));
-                let text = format!("elements {start} to {end} are not within this buffer of {len} elements");
-                Err(Error::new(ErrorKind::OutOfRange, text))
-            }
-        }
+        // No overflow: the last element's end is the buffer's.
+        let Range { start, end } = range_within(&range, self.raw.len() / size.max(1), "elements")?;
+        Ok(start * size..end * size)
     }
 }
 
