@@ -137,11 +137,6 @@ pub(crate) struct Graphs {
     pub(crate) execs: BTreeMap<u64, Exec>,
 }
 
-/// What an end of a capture gives.
-pub(crate) struct Ended {
-    pub(crate) nodes: Vec<Node>,
-}
-
 impl Graphs {
     pub(crate) const fn new() -> Self {
         Self {
@@ -224,7 +219,7 @@ impl Graphs {
     }
 
     /// Ends the capture that began on `stream`; its streams run their work again.
-    pub(crate) fn end(&mut self, stream: u64, thread: u64) -> Answer<Ended> {
+    pub(crate) fn end(&mut self, stream: u64, thread: u64) -> Answer<Vec<Node>> {
         let front = self.streams.get(&stream).cloned().ok_or(code::ILLEGAL_STATE)?;
         let capture = self.captures.get(&front.capture).ok_or(code::ILLEGAL_STATE)?;
         if capture.origin != stream {
@@ -245,7 +240,7 @@ impl Graphs {
         match (capture.valid, joined) {
             (false, _) => Err(code::STREAM_CAPTURE_INVALIDATED),
             (true, false) => Err(code::STREAM_CAPTURE_UNJOINED),
-            (true, true) => Ok(Ended { nodes: capture.nodes }),
+            (true, true) => Ok(capture.nodes),
         }
     }
 

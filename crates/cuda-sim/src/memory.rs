@@ -84,7 +84,7 @@ pub(crate) enum Life {
 /// Residency and advice of one managed allocation.
 #[derive(Debug)]
 pub(crate) struct Managed {
-    pages: Vec<Residency>,
+    pub(crate) pages: Vec<Residency>,
     pub(crate) advice: Advice,
     pub(crate) counted: Vec<Migrations>,
 }
@@ -108,17 +108,6 @@ impl Managed {
         let first = (offset / PAGE) as usize;
         let last = (offset + bytes).div_ceil(PAGE) as usize;
         first.min(self.pages.len())..last.min(self.pages.len())
-    }
-
-    /// Moves the pages of a range; answers how many bytes had to move.
-    pub(crate) fn migrate(&mut self, offset: u64, bytes: u64, to: Residency) -> u64 {
-        let range = self.pages_of(offset, bytes);
-        let mut moved = 0;
-        for page in &mut self.pages[range] {
-            moved += u64::from(*page != to) * PAGE;
-            *page = to;
-        }
-        moved
     }
 }
 

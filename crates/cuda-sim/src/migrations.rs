@@ -40,7 +40,7 @@ pub(crate) enum Cause {
 }
 
 impl Managed {
-    /// As [`migrate`](Self::migrate), counted. `base` is the allocation's address.
+    /// Moves the pages of a range, and counts them. `base` is the allocation's address.
     pub(crate) fn bring(&mut self, base: u64, offset: u64, bytes: u64, to: Residency, cause: Cause) {
         for page in self.pages_of(offset, bytes) {
             let from = self.at(page as u64 * PAGE);
@@ -63,11 +63,9 @@ impl Managed {
                 _ => 0,
             };
             cupti::note(base + page as u64 * PAGE, device, happened);
-            if let Some(counted) = self.counted.get_mut(page) {
-                *counted += happened;
-            }
+            self.counted[page] += happened;
+            self.pages[page] = to;
         }
-        self.migrate(offset, bytes, to);
     }
 
     pub(crate) fn migrations(&self, range: Range<usize>) -> Migrations {

@@ -103,15 +103,13 @@ impl Copy {
     }
 }
 
-/// A fill of `height` rows of `width` elements.
+/// A fill of `width` elements.
 #[derive(Clone, Debug)]
 pub(crate) struct Fill {
     pub(crate) address: u64,
     pub(crate) pattern: [u8; 4],
     pub(crate) element: usize,
     pub(crate) width: usize,
-    pub(crate) height: usize,
-    pub(crate) pitch: usize,
 }
 
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
@@ -137,12 +135,7 @@ impl Work {
         match self {
             Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Prefetch { .. } => Vec::new(),
             Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
-            Self::Fill(fill) => (0..fill.height as u64)
-                .map(|row| {
-                    let start = fill.address + row * fill.pitch as u64;
-                    (start, fill.width * fill.element, AccessKind::Write)
-                })
-                .collect(),
+            Self::Fill(fill) => vec![(fill.address, fill.width * fill.element, AccessKind::Write)],
             Self::Kernel(run) => (run.twin.accesses)(&run.launch)
                 .into_iter()
                 .map(|access| (access.address, access.bytes, access.kind))

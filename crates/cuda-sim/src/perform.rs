@@ -157,21 +157,15 @@ fn move_row(memory: &Memory, copy: &Copy, (from, to): (usize, usize), bytes: usi
 
 fn fill_now(memory: &Memory, fill: &Fill) -> Result<(), u32> {
     let bytes = fill.width * fill.element;
-    for row in 0..fill.height {
-        if bytes == 0 {
-            break;
-        }
-        let start = memory.touch(fill.address + (row * fill.pitch) as u64, bytes)?;
-        let start = start.as_ptr();
-        let mut done = fill.element.min(fill.pattern.len());
-        // SAFETY: the range of `bytes`, at least one element, was just found live; the pattern is not part of it.
-        unsafe { std::ptr::copy_nonoverlapping(fill.pattern.as_ptr(), start, done) };
-        while done < bytes {
-            let more = done.min(bytes - done);
-            // SAFETY: `done + more` lies within `bytes`, and the halves do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(start, start.add(done), more) };
-            done += more;
-        }
+    let start = memory.touch(fill.address, bytes)?.as_ptr();
+    let mut done = fill.element.min(fill.pattern.len());
+    // SAFETY: the range of `bytes`, at least one element, was just found live; the pattern is not part of it.
+    unsafe { std::ptr::copy_nonoverlapping(fill.pattern.as_ptr(), start, done) };
+    while done < bytes {
+        let more = done.min(bytes - done);
+        // SAFETY: `done + more` lies within `bytes`, and the halves do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(start, start.add(done), more) };
+        done += more;
     }
     Ok(())
 }

@@ -21,12 +21,17 @@ use crate::{
     graph::Node,
     op::{Op, Point, Work},
     perform::{self, Progress},
-    state::{CHANGED, Guard, State, StreamKind},
+    state::{CHANGED, Guard, State, Stream, StreamKind},
     timing,
 };
 
+/// Like [`enqueue_after`], behind nothing but the stream's own order.
+pub(crate) fn enqueue(guard: &mut Guard, stream: u64, name: &'static str, work: Work) -> Point {
+    enqueue_after(guard, stream, name, work, Vec::new(), None)
+}
+
 /// Like [`append`], but waits first while as much is in flight on the stream as its device's launch queue holds.
-pub(crate) fn enqueue(
+pub(crate) fn enqueue_after(
     guard: &mut Guard,
     stream: u64,
     name: &'static str,
@@ -51,40 +56,29 @@ pub(crate) fn append(
     stream: u64,
     name: &'static str,
     work: Work,
-    after: Vec<Point>,
+    mut after: Vec<Point>,
     known: Option<&Clock>,
 ) -> Point {
+    let Some(own) = state.streams.get(&stream) else { return Point { stream, position: 0 } };
+    let (context, device) = (own.context, own.device);
     if state.graphs.is_capturing(stream) {
-        capture(state, stream, name, work);
+        state.graphs.append(stream, Node { name, work, after: BTreeSet::new(), context, device });
         return end_of(state, stream);
     }
     let sequence = state.next_sequence();
-    let mut after = after;
     let barrier = implicit_barrier(state, stream);
-    let mut clock = None;
-    if state.recording {
-        clock = Some(step_clock(state, stream, &barrier, known));
-    }
+    let clock = state.recording.then(|| Arc::new(step_clock(state, stream, &barrier, known)));
     after.extend(barrier);
     after.retain(|point| !is_reached(state, *point));
-    let clock = clock.map(Arc::new);
     if let Some(clock) = &clock {
         check(state, stream, name, sequence, &work, clock);
     }
-    let Some(target) = state.streams.get(&stream) else { return Point { stream, position: 0 } };
-    let enqueued_at = state.device(target.device).now;
+    let enqueued_at = state.device(device).now;
     let Some(target) = state.streams.get_mut(&stream) else { return Point { stream, position: 0 } };
     target.enqueued += 1;
     let position = target.enqueued;
     target.queue.push_back(Op { name, position, after, enqueued_at, clock, work, cost: None });
     Point { stream, position }
-}
-
-/// Makes work a node of the graph that the stream is captured into.
-fn capture(state: &mut State, stream: u64, name: &'static str, work: Work) {
-    let Some(own) = state.streams.get(&stream) else { return };
-    let (context, device) = (own.context, own.device);
-    state.graphs.append(stream, Node { name, work, after: BTreeSet::new(), context, device });
 }
 
 /// What the legacy default stream makes an operation of `stream` wait for.
@@ -300,36 +294,28 @@ fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> boo
 /// Runs everything that is enqueued on a device's streams, as calls do that free memory. That they wait is not documented,
 /// so the host learns nothing by it.
 pub(crate) fn force_device(guard: &mut Guard, device: u32) {
-    let mut points: Vec<Point> = guard
-        .streams
-        .iter()
-        .filter(|(_, stream)| stream.device == device)
-        .map(|(id, stream)| Point { stream: *id, position: stream.enqueued })
-        .collect();
-    guard.device_mut(device).rng.shuffle(&mut points);
-    for point in points {
-        force(guard, point);
-    }
+    force_streams(guard, device, |stream| stream.device == device);
 }
 
 /// Runs everything that is enqueued in a context, and lets the host know.
 pub(crate) fn force_context(guard: &mut Guard, context: u64) {
-    let mut points: Vec<Point> = guard
-        .streams
-        .iter()
-        .filter(|(_, stream)| stream.context == context)
-        .map(|(id, stream)| Point { stream: *id, position: stream.enqueued })
-        .collect();
-    let known: Vec<Clock> = points.iter().filter_map(|point| knowledge(guard, point.stream)).collect();
-    if let Some(device) = guard.contexts.get(&context).map(|found| found.device) {
-        guard.device_mut(device).rng.shuffle(&mut points);
+    let Some(device) = guard.contexts.get(&context).map(|found| found.device) else { return };
+    for clock in force_streams(guard, device, |stream| stream.context == context) {
+        learn(guard, Some(&clock));
     }
+}
+
+/// Runs everything that is enqueued on some of a device's streams; returns what is known of each by then.
+fn force_streams(guard: &mut Guard, device: u32, which: impl Fn(&Stream) -> bool) -> Vec<Clock> {
+    let chosen = guard.streams.iter().filter(|(_, stream)| which(stream));
+    let mut points: Vec<Point> =
+        chosen.map(|(id, stream)| Point { stream: *id, position: stream.enqueued }).collect();
+    let known = points.iter().filter_map(|point| knowledge(guard, point.stream)).collect();
+    guard.device_mut(device).rng.shuffle(&mut points);
     for point in points {
         force(guard, point);
     }
-    for clock in &known {
-        learn(guard, Some(clock));
-    }
+    known
 }
 
 /// A question about `point`: gives the device some time, as much as the seed says but never nothing three times in a

@@ -72,9 +72,7 @@ pub(crate) struct Device {
     /// Bytes of device memory taken.
     pub(crate) used: u64,
     pub(crate) primary: Option<Primary>,
-    pub(crate) primary_flags: u32,
     pub(crate) default_pool: u64,
-    pub(crate) current_pool: u64,
     /// The host's virtual time as far as this device saw it, in nanoseconds.
     pub(crate) now: u64,
     pub(crate) engines: Engines,
@@ -212,14 +210,9 @@ impl State {
         let ordinal = u32::try_from(self.devices.len()).unwrap_or(u32::MAX);
         let pool = self.new_handle();
         self.pools.insert(pool, Pool::new(ordinal, false));
-        if options.record {
-            self.recording = true;
-        }
-        if options.record || !options.concurrent_managed {
-            WATCHED.store(true, Ordering::Release);
-        }
-        if options.managed {
-            // Residency follows the host's touches as well.
+        self.recording |= options.record;
+        // Residency follows the host's touches as well.
+        if options.record || options.managed || !options.concurrent_managed {
             WATCHED.store(true, Ordering::Release);
         }
         self.devices.push(Device {
@@ -227,9 +220,7 @@ impl State {
             space: AddressSpace::reserve(options.total_memory as u64, ordinal),
             used: 0,
             primary: None,
-            primary_flags: 0,
             default_pool: pool,
-            current_pool: pool,
             now: 0,
             engines: Engines::default(),
             faults: Faults::default(),

@@ -72,10 +72,7 @@ pub(crate) fn cost(
             }
             (engine, total)
         }
-        Work::Fill(fill) => {
-            let bytes = fill.width * fill.element * fill.height;
-            (Engine::Compute, 2_000 + time(bytes, LOCAL_GBPS))
-        }
+        Work::Fill(fill) => (Engine::Compute, 2_000 + time(fill.width * fill.element, LOCAL_GBPS)),
         Work::Kernel(run) => {
             let mut total = 3_000_u64;
             for access in (run.twin.accesses)(&run.launch) {

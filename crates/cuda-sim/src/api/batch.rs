@@ -53,7 +53,7 @@ driver! {
             }
             copies.push(Copy::linear(Place::Known(from), Place::Known(to), bytes));
         }
-        scheduler::enqueue(&mut state, handle, NAME, Work::Copies(copies), Vec::new(), None);
+        scheduler::enqueue(&mut state, handle, NAME, Work::Copies(copies));
         Ok(())
     }
 }

@@ -1,8 +1,6 @@
 //! The thread's stack of contexts, and what is asked of the current one.
 
-use super::{
-    CONTEXTS, Handle, Pointer, after_wait, attribute_calmly, begin, current_scope, device_of, on_current, top,
-};
+use super::{CONTEXTS, Handle, Pointer, after_wait, attribute_calmly, begin, current_scope, on_current, top};
 use crate::{
     code::{self, Answer},
     graph, scheduler,
@@ -89,25 +87,6 @@ driver! {
         device.set(i32::try_from(scope.device).unwrap_or(i32::MAX))
     }
 
-    fn cuCtxGetFlags(flags: Pointer<u32>) {
-        let (state, scope) = on_current(NAME)?;
-        flags.set(state.device(scope.device).primary_flags)
-    }
-
-    fn cuCtxGetApiVersion(context: Handle, version: Pointer<u32>) {
-        let state = begin()?;
-        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
-        alive(&state, context)?;
-        version.set(3020)
-    }
-
-    fn cuCtxGetId(context: Handle, id: Pointer<u64>) {
-        let state = begin()?;
-        let context = if context.is_null() { current_scope(&state)?.context } else { context.addr() as u64 };
-        state.contexts.get(&context).ok_or(code::CONTEXT_IS_DESTROYED)?;
-        id.set(context)
-    }
-
     fn cuCtxGetStreamPriorityRange(least: Pointer<i32>, greatest: Pointer<i32>) {
         let (state, scope) = on_current(NAME)?;
         let range = state.device(scope.device).options.priorities;
@@ -139,29 +118,11 @@ driver! {
         if own.peers.insert(peer) { Ok(()) } else { Err(code::PEER_ACCESS_ALREADY_ENABLED) }
     }
 
-    fn cuCtxDisablePeerAccess(peer: Handle) {
-        let (mut state, scope) = on_current(NAME)?;
-        let peer = state.contexts.get(&(peer.addr() as u64)).ok_or(code::INVALID_CONTEXT)?.device;
-        let own = state.contexts.get_mut(&scope.context).ok_or(code::INVALID_CONTEXT)?;
-        if own.peers.remove(&peer) { Ok(()) } else { Err(code::PEER_ACCESS_NOT_ENABLED) }
-    }
-
     fn cuMemGetInfo_v2(free: Pointer<usize>, total: Pointer<usize>) {
         let (state, scope) = on_current(NAME)?;
         let device = state.device(scope.device);
         let all = device.options.total_memory;
         free.set(all.saturating_sub(usize::try_from(device.used).unwrap_or(usize::MAX)))?;
         total.set(all)
-    }
-
-    fn cuDeviceGetMemPool(pool: Pointer<usize>, device: i32) {
-        let mut state = begin()?;
-        let device = device_of(&state, device)?;
-        attribute_calmly(&mut state, NAME, device, true)?;
-        let device = state.device(device);
-        if !device.options.pools {
-            return Err(code::NOT_SUPPORTED);
-        }
-        pool.set(device.current_pool as usize)
     }
 }

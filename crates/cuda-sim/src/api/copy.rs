@@ -157,7 +157,7 @@ pub(crate) fn copy(
     let Shape { width, height, from_pitch, to_pitch } = shape;
     let copy = Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0, corrupts };
     let work = Work::Copies(vec![copy]);
-    let point = scheduler::enqueue(state, stream, name, work, Vec::new(), None);
+    let point = scheduler::enqueue(state, stream, name, work);
     match waits {
         Wait::No => Ok(()),
         Wait::Unpromised => {
@@ -365,11 +365,5 @@ driver! {
     fn cuMemcpy2DAsync_v2(wanted: Pointer<Copy2D>, stream: Handle) {
         let (mut state, _, stream) = on_current_stream(NAME, stream)?;
         copy_2d(&mut state, NAME, stream, wanted, Mode::Asynchronous)
-    }
-
-    fn cuMemcpy2D_v2(wanted: Pointer<Copy2D>) {
-        let (mut state, scope) = on_current(NAME)?;
-        let stream = legacy(&state, scope)?;
-        copy_2d(&mut state, NAME, stream, wanted, Mode::Synchronous)
     }
 }

@@ -41,79 +41,43 @@ fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> Answer {
 fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
     let options = &device.options;
     Ok(match attribute {
-        // Largest block, and its dimensions.
+        // Threads of a block, its dimensions, and those of a grid.
         1..=3 => 1024,
         4 => 64,
-        // Largest grid.
         5 => i32::MAX,
         6 | 7 => 65_535,
         // Shared memory of a block, constant memory, warp size, pitch, registers of a block, clock rate.
         8 => 49_152,
-        9 => 65_536,
+        9 | 12 => 65_536,
         10 => 32,
         11 => i32::MAX,
-        12 => 65_536,
         13 => 1_980_000,
-        // Texture alignment; copies overlap with kernels.
-        14 => 512,
-        15 => i32::from(options.copy_engines > 0),
         16 => options.multiprocessors,
         // No time limit on kernels; not integrated; can map host memory; default compute mode.
         17 | 18 | 20 => 0,
         19 => 1,
-        // Concurrent kernels; no ECC; PCI bus and device numbers; no TCC driver.
-        31 => 1,
-        32 | 35 => 0,
+        // PCI bus and device numbers, and the domain.
         33 => (ordinal & 0xFF) as i32,
         34 => 0,
-        // Memory clock, bus width, level-2 cache, threads of a multiprocessor.
-        36 => 3_201_000,
-        37 => 6_144,
-        38 => 62_914_560,
-        39 => 2_048,
-        40 => options.copy_engines,
-        // Unified addressing; PCI domain.
-        41 => 1,
         50 => (0xF000 + (ordinal >> 8)) as i32,
+        40 => options.copy_engines,
+        41 => 1,
         75 => options.capability.0,
         76 => options.capability.1,
-        // Stream priorities; level-1 caching of globals and locals.
         78 => i32::from(options.priorities.0 != options.priorities.1),
-        79 | 80 => 1,
-        // Shared memory and registers of a multiprocessor.
-        81 => 233_472,
-        82 => 65_536,
         83 => i32::from(options.managed),
-        // Not one of several on a board.
-        84 => 0,
-        85 => i32::try_from(ordinal).unwrap_or(0),
-        // Native atomics over the link; ratio of single to double precision.
-        86 => i32::from(options.coherent),
-        87 => 2,
+        // Atomics over the link, page tables of the host, direct managed access from the host.
+        86 | 100 | 101 => i32::from(options.coherent),
         88 => i32::from(options.pageable_access),
         89 => i32::from(options.concurrent_managed),
-        90 => 1,
         // A registered host pointer is the device's pointer too.
         91 => 1,
-        // Stream memory operations (three numbers of the old interface), cooperative launches.
-        92..=96 => 0,
-        97 => 232_448,
-        // Flushing remote writes; registering host memory.
-        98 => 0,
         99 => i32::from(options.host_register),
-        // Page tables of the host; direct managed access from the host.
-        100 | 101 => i32::from(options.coherent),
-        // Virtual memory management and its handles.
-        102..=105 => 0,
-        106 => 32,
-        // Persisting cache, reserved shared memory, sparse arrays.
-        108..=112 | 114 => 0,
+        // Virtual memory management.
+        102 => 0,
         113 => i32::from(options.read_only_register),
         115 => i32::from(options.pools),
-        // Direct RDMA and sharing between processes.
-        116..=119 => 0,
-        // NUMA placement.
-        130 => 0,
+        // No NUMA node is near.
         134 => -1,
         _ => return Err(code::INVALID_VALUE),
     })
@@ -173,20 +137,9 @@ driver! {
         put_uuid(NAME, uuid, device)
     }
 
-    fn cuDeviceGetUuid_v2(uuid: Pointer<[u8; 16]>, device: i32) {
-        put_uuid(NAME, uuid, device)
-    }
-
     fn cuDeviceTotalMem_v2(bytes: Pointer<usize>, device: i32) {
         let (state, device) = on_device(NAME, device)?;
         bytes.set(state.device(device).options.total_memory)
-    }
-
-    fn cuDeviceComputeCapability(major: Pointer<i32>, minor: Pointer<i32>, device: i32) {
-        let (state, device) = on_device(NAME, device)?;
-        let capability = state.device(device).options.capability;
-        major.set(capability.0)?;
-        minor.set(capability.1)
     }
 
     fn cuDeviceGetAttribute(value: Pointer<i32>, attribute: u32, device: i32) {
@@ -198,21 +151,6 @@ driver! {
         let (state, device) = on_device(NAME, device)?;
         let peer = device_of(&state, peer)?;
         can.set(i32::from(can_reach(&state, device, peer)))
-    }
-
-    fn cuDeviceGetP2PAttribute(value: Pointer<i32>, attribute: u32, source: i32, target: i32) {
-        let (state, source) = on_device(NAME, source)?;
-        let target = device_of(&state, target)?;
-        if source == target {
-            return Err(code::INVALID_DEVICE);
-        }
-        let reach = i32::from(can_reach(&state, source, target));
-        value.set(match attribute {
-            // Rank 0 is the best there is; access, and native atomics with it; access to arrays.
-            1 => 0,
-            2..=4 => reach,
-            _ => return Err(code::INVALID_VALUE),
-        })
     }
 
     fn cuDevicePrimaryCtxRetain(context: Pointer<usize>, device: i32) {
@@ -239,25 +177,10 @@ driver! {
         Ok(())
     }
 
-    fn cuDevicePrimaryCtxReset_v2(device: i32) {
-        let (mut state, device) = on_device(NAME, device)?;
-        if let Some(context) = state.device(device).primary.as_ref().map(|primary| primary.context) {
-            crate::scheduler::force_context(&mut state, context);
-            state.destroy_context(context);
-        }
-        Ok(())
-    }
-
     fn cuDevicePrimaryCtxGetState(device: i32, flags: Pointer<u32>, active: Pointer<i32>) {
         let (state, device) = on_device(NAME, device)?;
         let device = state.device(device);
-        flags.set(device.primary_flags)?;
+        flags.set(0)?;
         active.set(i32::from(device.primary.is_some()))
-    }
-
-    fn cuDevicePrimaryCtxSetFlags_v2(device: i32, flags: u32) {
-        let (mut state, device) = on_device(NAME, device)?;
-        state.device_mut(device).primary_flags = flags;
-        Ok(())
     }
 }

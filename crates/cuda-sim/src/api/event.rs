@@ -22,47 +22,6 @@ fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
     Ok((state, event))
 }
 
-fn record(name: &'static str, event: Handle, stream: Handle, flags: u32) -> Answer {
-    let (mut state, event) = on_event(name, event)?;
-    let stream = find_stream(&mut state, stream)?;
-    let context = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context;
-    let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
-    if found.context != context {
-        return Err(code::INVALID_HANDLE);
-    }
-    if state.graphs.record(event, stream)? {
-        // External nodes are not simulated.
-        return if flags == 0 { Ok(()) } else { Err(code::NOT_SUPPORTED) };
-    }
-    let found = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
-    found.generation += 1;
-    found.time = None;
-    let work = Work::Record { event, generation: found.generation };
-    let point = scheduler::enqueue(&mut state, stream, name, work, Vec::new(), None);
-    let clock = scheduler::knowledge(&state, stream).map(Arc::new);
-    if let Some(found) = state.events.get_mut(&event) {
-        found.record = Some(point);
-        found.clock = clock;
-    }
-    Ok(())
-}
-
-fn elapsed(name: &str, milliseconds: Pointer<f32>, start: Handle, end: Handle) -> Answer {
-    let (mut state, start) = on_event(name, start)?;
-    state.graphs.ask(start)?;
-    state.graphs.ask(end.addr() as u64)?;
-    let first = state.events.get(&start).ok_or(code::INVALID_HANDLE)?;
-    let second = state.events.get(&(end.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
-    let usable = |event: &Event| event.timing && event.record.is_some();
-    if !usable(first) || !usable(second) || first.context != second.context {
-        return Err(code::INVALID_HANDLE);
-    }
-    let (Some(first), Some(second)) = (first.time, second.time) else { return Err(code::NOT_READY) };
-    let nanoseconds = second as f64 - first as f64;
-    // The resolution that the driver promises is about half a microsecond.
-    milliseconds.set(((nanoseconds / 500.0).round() * 500.0 / 1e6) as f32)
-}
-
 driver! {
     fn cuEventCreate(event: Pointer<usize>, flags: u32) {
         let (mut state, scope) = on_current(NAME)?;
@@ -92,14 +51,27 @@ driver! {
     }
 
     fn cuEventRecord(event: Handle, stream: Handle) {
-        record(NAME, event, stream, 0)
-    }
-
-    fn cuEventRecordWithFlags(event: Handle, stream: Handle, flags: u32) {
-        if flags > 1 {
-            return Err(code::INVALID_VALUE);
+        let (mut state, event) = on_event(NAME, event)?;
+        let stream = find_stream(&mut state, stream)?;
+        let context = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context;
+        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        if found.context != context {
+            return Err(code::INVALID_HANDLE);
         }
-        record(NAME, event, stream, flags)
+        if state.graphs.record(event, stream)? {
+            return Ok(());
+        }
+        let found = state.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
+        found.generation += 1;
+        found.time = None;
+        let work = Work::Record { event, generation: found.generation };
+        let point = scheduler::enqueue(&mut state, stream, NAME, work);
+        let clock = scheduler::knowledge(&state, stream).map(Arc::new);
+        if let Some(found) = state.events.get_mut(&event) {
+            found.record = Some(point);
+            found.clock = clock;
+        }
+        Ok(())
     }
 
     fn cuEventQuery(event: Handle) {
@@ -130,10 +102,18 @@ driver! {
     }
 
     fn cuEventElapsedTime(milliseconds: Pointer<f32>, start: Handle, end: Handle) {
-        elapsed(NAME, milliseconds, start, end)
-    }
-
-    fn cuEventElapsedTime_v2(milliseconds: Pointer<f32>, start: Handle, end: Handle) {
-        elapsed(NAME, milliseconds, start, end)
+        let (mut state, start) = on_event(NAME, start)?;
+        state.graphs.ask(start)?;
+        state.graphs.ask(end.addr() as u64)?;
+        let first = state.events.get(&start).ok_or(code::INVALID_HANDLE)?;
+        let second = state.events.get(&(end.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let usable = |event: &Event| event.timing && event.record.is_some();
+        if !usable(first) || !usable(second) || first.context != second.context {
+            return Err(code::INVALID_HANDLE);
+        }
+        let (Some(first), Some(second)) = (first.time, second.time) else { return Err(code::NOT_READY) };
+        let nanoseconds = second as f64 - first as f64;
+        // The resolution that the driver promises is about half a microsecond.
+        milliseconds.set(((nanoseconds / 500.0).round() * 500.0 / 1e6) as f32)
     }
 }

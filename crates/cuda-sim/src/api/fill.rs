@@ -9,19 +9,17 @@ use crate::{
 };
 
 fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchronous: bool) -> Answer {
-    if fill.width == 0 || fill.height == 0 {
+    let bytes = fill.width.checked_mul(fill.element).ok_or(code::INVALID_VALUE)?;
+    if bytes == 0 {
         return Ok(());
     }
-    let row = fill.width.checked_mul(fill.element).ok_or(code::INVALID_VALUE)?;
-    let rows = (fill.height - 1).checked_mul(fill.pitch).ok_or(code::INVALID_VALUE)?;
-    if !fill.address.is_multiple_of(fill.element as u64) || (fill.height > 1 && fill.pitch < row) {
+    if !fill.address.is_multiple_of(fill.element as u64) {
         return Err(code::INVALID_VALUE);
     }
-    let span = rows.checked_add(row).ok_or(code::INVALID_VALUE)?;
-    let target = state.memory.resolve(fill.address, span)?.ok_or(code::INVALID_VALUE)?;
+    let target = state.memory.resolve(fill.address, bytes)?.ok_or(code::INVALID_VALUE)?;
     // Only a fill of host memory makes the host wait.
     let waits = synchronous && !target.is_device();
-    let point = scheduler::enqueue(state, stream, name, Work::Fill(fill), Vec::new(), None);
+    let point = scheduler::enqueue(state, stream, name, Work::Fill(fill));
     if waits { copy::wait(state, stream, point) } else { Ok(()) }
 }
 
@@ -37,16 +35,16 @@ fn enqueued(name: &'static str, wanted: Fill, stream: Handle) -> Answer {
 }
 
 fn bytes(address: u64, value: u8, width: usize) -> Fill {
-    Fill { address, pattern: [value; 4], element: 1, width, height: 1, pitch: 0 }
+    Fill { address, pattern: [value; 4], element: 1, width }
 }
 
 fn shorts(address: u64, value: u16, width: usize) -> Fill {
     let [low, high] = value.to_ne_bytes();
-    Fill { address, pattern: [low, high, low, high], element: 2, width, height: 1, pitch: 0 }
+    Fill { address, pattern: [low, high, low, high], element: 2, width }
 }
 
 fn words(address: u64, value: u32, width: usize) -> Fill {
-    Fill { address, pattern: value.to_ne_bytes(), element: 4, width, height: 1, pitch: 0 }
+    Fill { address, pattern: value.to_ne_bytes(), element: 4, width }
 }
 
 driver! {
@@ -72,9 +70,5 @@ driver! {
 
     fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) {
         enqueued(NAME, words(address, value, count), stream)
-    }
-
-    fn cuMemsetD2D8Async(address: u64, pitch: usize, value: u8, width: usize, height: usize, stream: Handle) {
-        enqueued(NAME, Fill { pitch, height, ..bytes(address, value, width) }, stream)
     }
 }

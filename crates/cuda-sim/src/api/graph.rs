@@ -39,8 +39,14 @@ fn launch(
     known: Option<Clock>,
 ) -> (Point, Option<Clock>) {
     let name = "cuGraphLaunch";
-    let start =
-        scheduler::enqueue(state, stream, name, Work::Wait, before.into_iter().collect(), known.as_ref());
+    let start = scheduler::enqueue_after(
+        state,
+        stream,
+        name,
+        Work::Wait,
+        before.into_iter().collect(),
+        known.as_ref(),
+    );
     let started = scheduler::knowledge(state, stream);
     let mut ends: Vec<(Point, Option<Clock>)> = Vec::with_capacity(nodes.len());
     for (node, lane) in nodes.iter().zip(streams) {
@@ -62,22 +68,18 @@ fn launch(
     (end, scheduler::knowledge(state, stream))
 }
 
-/// Gives an executable the nodes of a graph; answers how they differ, 0 where it could.
-fn update(state: &mut State, exec: u64, graph: Handle) -> Answer<u32> {
+/// Gives an executable the nodes of a graph, and tells how they differ, 0 where it could.
+fn update(state: &mut State, exec: u64, graph: Handle, tell: impl FnOnce(u32) -> Answer) -> Answer {
     let graph = state.graphs.graphs.get(&(graph.addr() as u64)).ok_or(code::INVALID_VALUE)?;
     let nodes = graph.nodes.clone();
     let old = &state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?.nodes;
     let difference = graph::difference(state, old, &nodes);
-    if difference == 0
-        && let Some(exec) = state.graphs.execs.get_mut(&exec)
-    {
-        exec.nodes = nodes;
+    tell(difference)?;
+    if difference != 0 {
+        return Err(code::GRAPH_EXEC_UPDATE_FAILURE);
     }
-    Ok(difference)
-}
-
-fn told(difference: u32) -> Answer {
-    if difference == 0 { Ok(()) } else { Err(code::GRAPH_EXEC_UPDATE_FAILURE) }
+    state.graphs.execs.get_mut(&exec).ok_or(code::INVALID_VALUE)?.nodes = nodes;
+    Ok(())
 }
 
 /// `CUgraphExecUpdateResultInfo`.
@@ -118,12 +120,12 @@ driver! {
         }
         let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
         let (context, device) = (own.context, own.device);
-        let ended = state.graphs.end(stream, thread_number())?;
+        let nodes = state.graphs.end(stream, thread_number())?;
         if out.is_null() {
             return Err(code::INVALID_VALUE);
         }
         let handle = state.new_handle();
-        state.graphs.graphs.insert(handle, Graph { context, device, nodes: ended.nodes });
+        state.graphs.graphs.insert(handle, Graph { context, device, nodes });
         out.set(handle as usize)
     }
 
@@ -200,16 +202,13 @@ driver! {
 
     fn cuGraphExecUpdate(exec: Handle, graph: Handle, node: Pointer<usize>, result: Pointer<u32>) {
         let (mut state, exec) = on_exec(NAME, exec)?;
-        let difference = update(&mut state, exec, graph)?;
         node.set(0)?;
-        result.set(difference)?;
-        told(difference)
+        update(&mut state, exec, graph, |difference| result.set(difference))
     }
 
     fn cuGraphExecUpdate_v2(exec: Handle, graph: Handle, info: Pointer<UpdateResult>) {
         let (mut state, exec) = on_exec(NAME, exec)?;
-        let result = update(&mut state, exec, graph)?;
-        info.set(UpdateResult { result, node: 0, from_node: 0 })?;
-        told(result)
+        let tell = |result| info.set(UpdateResult { result, node: 0, from_node: 0 });
+        update(&mut state, exec, graph, tell)
     }
 }

@@ -4,38 +4,30 @@ use std::{ffi::c_void, ptr::NonNull};
 
 use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
-    code::{self, Answer},
+    code,
     memory::{Block, Entry, Kind, Life},
 };
 
-fn allocate(name: &str, pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) -> Answer {
-    /// Portable, device-mapped, write-combined.
-    const KNOWN: u32 = 1 | 2 | 4;
-    let (mut state, scope) = on_current(name)?;
-    if pointer.is_null() || bytes == 0 || flags & !KNOWN != 0 {
-        return Err(code::INVALID_VALUE);
-    }
-    let block = Block::new(bytes)?;
-    let start = block.start().as_ptr();
-    // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
-    let entry = Entry {
-        bytes,
-        device: scope.device,
-        context: scope.context,
-        kind: Kind::Pinned { flags },
-        life: Life::Live,
-    };
-    state.memory.insert(None, block, entry);
-    pointer.set(start.cast())
-}
-
 driver! {
     fn cuMemHostAlloc(pointer: Pointer<*mut c_void>, bytes: usize, flags: u32) {
-        allocate(NAME, pointer, bytes, flags)
-    }
-
-    fn cuMemAllocHost_v2(pointer: Pointer<*mut c_void>, bytes: usize) {
-        allocate(NAME, pointer, bytes, 0)
+        /// Portable, device-mapped, write-combined.
+        const KNOWN: u32 = 1 | 2 | 4;
+        let (mut state, scope) = on_current(NAME)?;
+        if pointer.is_null() || bytes == 0 || flags & !KNOWN != 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let block = Block::new(bytes)?;
+        let start = block.start().as_ptr();
+        // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
+        let entry = Entry {
+            bytes,
+            device: scope.device,
+            context: scope.context,
+            kind: Kind::Pinned { flags },
+            life: Life::Live,
+        };
+        state.memory.insert(None, block, entry);
+        pointer.set(start.cast())
     }
 
     fn cuMemFreeHost(pointer: *mut c_void) {

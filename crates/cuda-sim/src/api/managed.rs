@@ -85,7 +85,7 @@ fn prefetch(
         Spot::Device(ordinal) => Residency::Device(ordinal),
         _ => Residency::Host,
     };
-    scheduler::enqueue(&mut state, stream, name, Work::Prefetch { address, bytes, to }, Vec::new(), None);
+    scheduler::enqueue(&mut state, stream, name, Work::Prefetch { address, bytes, to });
     Ok(())
 }
 

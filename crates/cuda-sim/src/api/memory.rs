@@ -76,13 +76,4 @@ driver! {
         release(&mut state, pointer);
         waited
     }
-
-    fn cuMemGetAddressRange_v2(base: Pointer<u64>, bytes: Pointer<usize>, pointer: u64) {
-        let (state, _) = on_current(NAME)?;
-        let allocation = state.memory.find(pointer).ok_or(code::NOT_FOUND)?;
-        if !base.is_null() {
-            base.set(allocation.base)?;
-        }
-        if bytes.is_null() { Ok(()) } else { bytes.set(allocation.bytes) }
-    }
 }

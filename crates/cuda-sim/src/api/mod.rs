@@ -238,13 +238,8 @@ pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
 
 /// A call that needs a current context and enqueues on a stream, which may be another context's.
 pub(crate) fn on_current_stream(name: &str, handle: Handle) -> Answer<(Guard, Scope, u64)> {
-    let mut state = begin()?;
-    let scope = current_scope(&state)?;
-    let stream = find_stream(&mut state, handle)?;
-    let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
-    wait_for_free(&mut state, device);
-    attribute(&mut state, name, device)?;
-    crate::graph::admit_on_stream(&mut state, name, stream)?;
+    let scope = current_scope(&*begin()?)?;
+    let (state, stream) = on_stream(name, handle)?;
     Ok((state, scope, stream))
 }
 

@@ -140,7 +140,7 @@ driver! {
         if !state.graphs.is_capturing(stream) {
             load_now(&mut state, module, device);
         }
-        scheduler::enqueue(&mut state, stream, NAME, work, Vec::new(), None);
+        scheduler::enqueue(&mut state, stream, NAME, work);
         Ok(())
     }
 

@@ -49,7 +49,7 @@ fn allocate(
     let entry = Entry { bytes, device, context: scope.context, kind: Kind::Pool(pool), life: Life::Pending };
     let base = place(state, entry)?;
     let id = state.memory.at(base).map_or(0, |found| found.id);
-    scheduler::enqueue(state, stream, name, Work::Allocate { base, id, bytes }, Vec::new(), None);
+    scheduler::enqueue(state, stream, name, Work::Allocate { base, id, bytes });
     pointer.set(base)
 }
 
@@ -127,19 +127,11 @@ pub(crate) struct AccessDescription {
     flags: u32,
 }
 
-/// `CUmemLocation`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Location {
-    kind: u32,
-    id: i32,
-}
-
 driver! {
     fn cuMemAllocAsync(pointer: Pointer<u64>, bytes: usize, stream: Handle) {
         let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
         let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
-        let pool = state.device(device).current_pool;
+        let pool = state.device(device).default_pool;
         allocate(&mut state, NAME, scope, pointer, bytes, pool, stream)
     }
 
@@ -162,7 +154,7 @@ driver! {
         };
         let (id, bytes) = (allocation.id, allocation.bytes);
         let work = Work::Free { base: pointer, id, bytes };
-        scheduler::enqueue(&mut state, stream, NAME, work, Vec::new(), None);
+        scheduler::enqueue(&mut state, stream, NAME, work);
         Ok(())
     }
 
@@ -191,11 +183,6 @@ driver! {
         }
         // Memory still allocated stays; the pool goes with its last.
         found.destroyed = true;
-        let device = found.device;
-        if state.device(device).current_pool == pool {
-            let owner = state.device_mut(device);
-            owner.current_pool = owner.default_pool;
-        }
         if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
             trim(&mut state, pool, 0);
             state.pools.remove(&pool);
@@ -259,18 +246,6 @@ driver! {
         Ok(())
     }
 
-    fn cuMemPoolGetAccess(flags: Pointer<u32>, pool: Handle, location: Pointer<Location>) {
-        let (state, pool) = on_pool(NAME, pool)?;
-        let location = location.get()?;
-        if location.kind != 1 {
-            return Err(code::INVALID_VALUE);
-        }
-        let device = device_of(&state, location.id)?;
-        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
-        let own = if device == found.device { 3 } else { 0 };
-        flags.set(found.access.get(&device).copied().unwrap_or(own))
-    }
-
     fn cuDeviceGetDefaultMemPool(pool: Pointer<usize>, device: i32) {
         let (state, device) = on_device(NAME, device)?;
         let device = state.device(device);
@@ -278,15 +253,5 @@ driver! {
             return Err(code::NOT_SUPPORTED);
         }
         pool.set(device.default_pool as usize)
-    }
-
-    fn cuDeviceSetMemPool(device: i32, pool: Handle) {
-        let (mut state, device) = on_device(NAME, device)?;
-        let pool = find(&state, pool)?;
-        if state.pools.get(&pool).is_none_or(|found| found.device != device) {
-            return Err(code::INVALID_VALUE);
-        }
-        state.device_mut(device).current_pool = pool;
-        Ok(())
     }
 }

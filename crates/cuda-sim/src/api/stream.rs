@@ -25,7 +25,7 @@ fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answ
 }
 
 fn call_later(state: &mut Guard, name: &'static str, stream: u64, call: HostCall) {
-    scheduler::enqueue(state, stream, name, Work::Host(call), Vec::new(), None);
+    scheduler::enqueue(state, stream, name, Work::Host(call));
 }
 
 driver! {
@@ -93,11 +93,6 @@ driver! {
         context.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context as usize)
     }
 
-    fn cuStreamGetId(stream: Handle, id: Pointer<u64>) {
-        let (_state, stream) = on_stream(NAME, stream)?;
-        id.set(stream)
-    }
-
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
         let (mut state, stream) = on_stream(NAME, stream)?;
         // 1 asks for an external node in a captured graph.
@@ -115,7 +110,7 @@ driver! {
         let Some(point) = event.record else { return Ok(()) };
         let known = event.clock.clone();
         let after = vec![point];
-        scheduler::enqueue(&mut state, stream, NAME, Work::Wait, after, known.as_deref());
+        scheduler::enqueue_after(&mut state, stream, NAME, Work::Wait, after, known.as_deref());
         Ok(())
     }
 
