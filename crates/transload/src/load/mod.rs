@@ -69,7 +69,7 @@ impl Runtime {
     /// # Errors
     /// As for [`load`]; for a device that is not there that of [`explain`](Self::explain).
     pub fn load(&self, path: impl AsRef<Path>, options: &LoadOptions) -> Result<LoadedModel> {
-        self.device(options.wanted_place().device)?;
+        self.device(options.place.device)?;
         load(self.manager(), path, options)
     }
 }
@@ -93,9 +93,9 @@ pub fn load(
 ) -> Result<LoadedModel> {
     let begun = Instant::now();
     options.check()?;
-    manager.backend(options.wanted_place().device)?;
+    manager.backend(options.place.device)?;
     let source = Arc::new(Source::open(path.as_ref())?);
-    let header = if options.is_raw() { Header::raw(&source)? } else { Header::read(&source)? };
+    let header = if options.raw { Header::raw(&source)? } else { Header::read(&source)? };
     let placed = Placed::allocate(manager, &header, options)?;
     let mut pipeline = Pipeline::new(manager, &placed, options)?;
     let mut report = LoadReport { preparing: begun.elapsed(), ..pipeline.report(&header, &source) };

@@ -16,7 +16,24 @@ const HOST_ALIGNMENT: usize = 64;
 const MOST_ALIGNMENT: usize = 2 << 20;
 
 /// Called with how far a load is; see [`LoadOptions::progress`].
-type Listener = Arc<dyn Fn(LoadProgress) + Send + Sync>;
+#[derive(Clone)]
+struct Listener(Arc<dyn Fn(LoadProgress) + Send + Sync>);
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Listener")
+    }
+}
+
+macro_rules! setters {
+    ($( $(#[$attribute:meta])* $field:ident: $type:ty; )*) => { $(
+        $(#[$attribute])*
+        pub fn $field(mut self, $field: $type) -> Self {
+            self.$field = $field;
+            self
+        }
+    )* };
+}
 
 /// How a model file is to be loaded. Each method changes one thing; the defaults are meant to be good.
 ///
@@ -28,20 +45,20 @@ type Listener = Arc<dyn Fn(LoadProgress) + Send + Sync>;
 ///     eprintln!("{} of {} bytes", so_far.bytes, so_far.total);
 /// });
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct LoadOptions {
-    place: Place,
-    chunk: usize,
-    buffers: usize,
-    readers: Option<usize>,
+    pub(super) place: Place,
+    pub(super) chunk: usize,
+    pub(super) buffers: usize,
+    pub(super) readers: Option<usize>,
     alignment: usize,
-    segment: usize,
-    staging: Option<MemoryKind>,
-    checksum: bool,
-    verify: bool,
-    raw: bool,
-    transfer: TransferOptions,
+    pub(super) segment: usize,
+    pub(super) staging: Option<MemoryKind>,
+    pub(super) checksum: bool,
+    pub(super) verify: bool,
+    pub(super) raw: bool,
+    pub(super) transfer: TransferOptions,
     progress: Option<Listener>,
 }
 
@@ -86,17 +103,28 @@ impl LoadOptions {
         }
     }
 
-    /// How many bytes are read and sent at once, at most; 16 MiB.
-    pub fn chunk(mut self, bytes: usize) -> Self {
-        self.chunk = bytes;
-        self
-    }
-
-    /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load. To the host's
-    /// own memory there is no ring, but where [`staging`](Self::staging) asks for it: so many chunks are read at once.
-    pub fn buffers(mut self, count: usize) -> Self {
-        self.buffers = count;
-        self
+    setters! {
+        /// How many bytes are read and sent at once, at most; 16 MiB.
+        chunk: usize;
+        /// How many buffers of that size the ring has, at most; 4. Together they bound the host memory of a load. To the host's
+        /// own memory there is no ring, but where [`staging`](Self::staging) asks for it: so many chunks are read at once.
+        buffers: usize;
+        /// What each tensor's address is a multiple of: a power of two of at most 2 MiB. At least 256 on devices, and at least
+        /// 64 on the host, whatever is given here.
+        alignment: usize;
+        /// How large an allocation is, at most, where one for all tensors cannot be had; 4 GiB. A tensor that is larger has an
+        /// allocation of its own.
+        segment: usize;
+        /// Whether the XXH3 hash (64 bits, seed 0) of each tensor is taken while the file is read, and compared with that of
+        /// the bytes read back from the device; off. The hash is then in [`LoadedTensor::checksum`](super::LoadedTensor).
+        checksum: bool;
+        /// Whether the file is read again and compared, byte by byte, with what the device holds; off.
+        verify: bool;
+        /// Whether the file is any file, whose bytes become one tensor of type U8 with the file's path as its name, instead of a
+        /// safetensors file; off.
+        raw: bool;
+        /// How the chunks are transferred: priority, methods that may be taken.
+        transfer: TransferOptions;
     }
 
     /// Sets how many threads read the file at once. The default is one for each processor, at most 16, and fewer for small
@@ -106,55 +134,15 @@ impl LoadOptions {
         self
     }
 
-    /// What each tensor's address is a multiple of: a power of two of at most 2 MiB. At least 256 on devices, and at least
-    /// 64 on the host, whatever is given here.
-    pub fn alignment(mut self, bytes: usize) -> Self {
-        self.alignment = bytes;
-        self
-    }
-
-    /// How large an allocation is, at most, where one for all tensors cannot be had; 4 GiB. A tensor that is larger has an
-    /// allocation of its own.
-    pub fn segment(mut self, bytes: usize) -> Self {
-        self.segment = bytes;
-        self
-    }
-
     /// The kind of the ring's memory. Without it there is none to the host's memory; elsewhere it is pinned where the device offers it and has some left, else pageable.
     pub fn staging(mut self, kind: MemoryKind) -> Self {
         self.staging = Some(kind);
         self
     }
 
-    /// Whether the XXH3 hash (64 bits, seed 0) of each tensor is taken while the file is read, and compared with that of
-    /// the bytes read back from the device; off. The hash is then in [`LoadedTensor::checksum`](super::LoadedTensor).
-    pub fn checksum(mut self, on: bool) -> Self {
-        self.checksum = on;
-        self
-    }
-
-    /// Whether the file is read again and compared, byte by byte, with what the device holds; off.
-    pub fn verify(mut self, on: bool) -> Self {
-        self.verify = on;
-        self
-    }
-
-    /// Whether the file is any file, whose bytes become one tensor of type U8 with the file's path as its name, instead of a
-    /// safetensors file; off.
-    pub fn raw(mut self, on: bool) -> Self {
-        self.raw = on;
-        self
-    }
-
-    /// How the chunks are transferred: priority, methods that may be taken.
-    pub fn transfer(mut self, options: TransferOptions) -> Self {
-        self.transfer = options;
-        self
-    }
-
     /// Called on the loading thread after each chunk, with no lock held.
     pub fn progress(mut self, listener: impl Fn(LoadProgress) + Send + Sync + 'static) -> Self {
-        self.progress = Some(Arc::new(listener));
+        self.progress = Some(Listener(Arc::new(listener)));
         self
     }
 
@@ -187,22 +175,6 @@ impl LoadOptions {
         }
     }
 
-    pub(super) fn wanted_place(&self) -> Place {
-        self.place
-    }
-
-    pub(super) fn wanted_chunk(&self) -> usize {
-        self.chunk
-    }
-
-    pub(super) fn wanted_buffers(&self) -> usize {
-        self.buffers
-    }
-
-    pub(super) fn wanted_readers(&self) -> Option<usize> {
-        self.readers
-    }
-
     pub(super) fn wanted_alignment(&self) -> usize {
         self.alignment.max(self.given_alignment())
     }
@@ -212,56 +184,13 @@ impl LoadOptions {
         if self.place.device.is_cpu() { HOST_ALIGNMENT } else { DEVICE_ALIGNMENT }
     }
 
-    pub(super) fn wanted_segment(&self) -> usize {
-        self.segment
-    }
-
-    pub(super) fn wanted_staging(&self) -> Option<MemoryKind> {
-        self.staging
-    }
-
-    pub(super) fn wants_checksum(&self) -> bool {
-        self.checksum
-    }
-
-    pub(super) fn wants_verification(&self) -> bool {
-        self.verify
-    }
-
-    pub(super) fn is_raw(&self) -> bool {
-        self.raw
-    }
-
     pub(super) fn reads_back(&self) -> bool {
         self.checksum || self.verify
     }
 
-    pub(super) fn wanted_transfer(&self) -> &TransferOptions {
-        &self.transfer
-    }
-
     pub(super) fn tell(&self, phase: LoadPhase, bytes: u64, total: u64) {
-        if let Some(listener) = &self.progress {
+        if let Some(Listener(listener)) = &self.progress {
             listener(LoadProgress { phase, bytes, total });
         }
-    }
-}
-
-impl fmt::Debug for LoadOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoadOptions")
-            .field("place", &self.place)
-            .field("chunk", &self.chunk)
-            .field("buffers", &self.buffers)
-            .field("readers", &self.readers)
-            .field("alignment", &self.wanted_alignment())
-            .field("segment", &self.segment)
-            .field("staging", &self.staging)
-            .field("checksum", &self.checksum)
-            .field("verify", &self.verify)
-            .field("raw", &self.raw)
-            .field("transfer", &self.transfer)
-            .field("progress", &self.progress.is_some())
-            .finish()
     }
 }

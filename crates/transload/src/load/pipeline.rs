@@ -53,14 +53,14 @@ impl<'a> Pipeline<'a> {
         options: &'a LoadOptions,
     ) -> Result<Self> {
         let longest = placed.layout.segments.iter().copied().max().unwrap_or(1);
-        let chunk = options.wanted_chunk().min(longest);
-        let most = placed.layout.chunks(chunk).take(options.wanted_buffers()).count();
-        let no_ring = options.wanted_place().device.is_cpu() && options.wanted_staging().is_none();
+        let chunk = options.chunk.min(longest);
+        let most = placed.layout.chunks(chunk).take(options.buffers).count();
+        let no_ring = options.place.device.is_cpu() && options.staging.is_none();
         let (in_place, count) = if no_ring { (most, 0) } else { (0, most) };
         let ring = |kind| ring(manager, options, kind, count, chunk);
-        let ring = match options.wanted_staging() {
+        let ring = match options.staging {
             Some(kind) => ring(kind)?,
-            None if offers_pinned(manager, options.wanted_place().device) => match ring(MemoryKind::Pinned) {
+            None if offers_pinned(manager, options.place.device) => match ring(MemoryKind::Pinned) {
                 Err(error) if error.kind() == ErrorKind::OutOfMemory => ring(MemoryKind::Pageable)?,
                 outcome => outcome?,
             },
@@ -72,9 +72,9 @@ impl<'a> Pipeline<'a> {
     /// What is known before anything is moved.
     pub(super) fn report(&self, header: &Header, source: &Source) -> LoadReport {
         let devices = self.manager.devices();
-        let device = self.options.wanted_place().device;
+        let device = self.options.place.device;
         LoadReport {
-            place: self.options.wanted_place(),
+            place: self.options.place,
             bytes: header.bytes,
             file_bytes: source.len(),
             tensors: header.tensors.len(),
@@ -97,7 +97,7 @@ impl<'a> Pipeline<'a> {
         source: &Arc<Source>,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
-        let threads = reading::threads(self.options.wanted_readers(), header.bytes);
+        let threads = reading::threads(self.options.readers, header.bytes);
         let hashes = self.send_by(&Readers::new(source, threads, self.chunk), header, report)?;
         source.check_unchanged()?;
         Ok(hashes)
@@ -109,7 +109,7 @@ impl<'a> Pipeline<'a> {
         header: &Header,
         report: &mut LoadReport,
     ) -> Result<Option<Vec<u64>>> {
-        let mut hashes = self.options.wants_checksum().then(|| Hashes::new(header.tensors.len()));
+        let mut hashes = self.options.checksum.then(|| Hashes::new(header.tensors.len()));
         let mut chunks = self.placed.layout.chunks(self.chunk).peekable();
         let mut coming: VecDeque<Coming> = VecDeque::new();
         let (mut begun, mut sent) = (header.data, 0);
@@ -138,7 +138,7 @@ impl<'a> Pipeline<'a> {
             match slot {
                 Some(mut slot) => {
                     let segment = self.placed.segment(chunk.segment)?;
-                    let (manager, options) = (self.manager, self.options.wanted_transfer());
+                    let (manager, options) = (self.manager, &self.options.transfer);
                     let transfer =
                         manager.transfer_with(&slot.buffer, segment, 0, chunk.offset, chunk.len, options);
                     slot.transfer = Some(transfer);
@@ -203,7 +203,7 @@ fn ring(
     count: usize,
     bytes: usize,
 ) -> Result<VecDeque<Slot>> {
-    let device = options.wanted_place().device;
+    let device = options.place.device;
     let buffer = |_| {
         // Pinned by the device that will copy it.
         let made = match kind {

@@ -28,7 +28,7 @@ impl Placed {
     ) -> Result<Self> {
         let layout = |most| Layout::new(&header.tensors, options.wanted_alignment(), most);
         let Some(whole) = layout(usize::MAX) else {
-            return Err(too_large(manager, options.wanted_place(), header.bytes));
+            return Err(too_large(manager, options.place, header.bytes));
         };
         fits(manager, options, &whole)?;
         let refused = match segments(manager, options, &whole) {
@@ -36,7 +36,7 @@ impl Placed {
             Err(error) => error,
         };
         // There is enough memory, but not in one piece.
-        let most = options.wanted_segment();
+        let most = options.segment;
         match layout(most).filter(|cut| cut.segments.len() > 1) {
             Some(cut) if refused.kind() == ErrorKind::OutOfMemory => {
                 fits(manager, options, &cut)?;
@@ -67,7 +67,7 @@ fn segments(
 
 /// `bytes` at an aligned address.
 fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: usize) -> Result<RawBuffer> {
-    let Place { device, kind } = options.wanted_place();
+    let Place { device, kind } = options.place;
     let alignment = options.wanted_alignment();
     if alignment <= options.given_alignment() {
         let buffer = manager.allocate(device, kind, bytes)?;
@@ -75,9 +75,7 @@ fn segment(manager: &CrossBackendTransferManager, options: &LoadOptions, bytes: 
             return Ok(buffer);
         }
     }
-    let most = bytes
-        .checked_add(alignment)
-        .ok_or_else(|| too_large(manager, options.wanted_place(), bytes as u64))?;
+    let most = bytes.checked_add(alignment).ok_or_else(|| too_large(manager, options.place, bytes as u64))?;
     let buffer = manager.allocate(device, kind, most)?;
     let from = shift(&buffer, alignment);
     buffer.slice(from..from + bytes)
@@ -93,7 +91,7 @@ fn shift(buffer: &RawBuffer, alignment: usize) -> usize {
 /// Refuses what the device has no room for before anything is allocated. Where the free memory is not known, the
 /// allocation tells.
 fn fits(manager: &CrossBackendTransferManager, options: &LoadOptions, layout: &Layout) -> Result<()> {
-    let place = options.wanted_place();
+    let place = options.place;
     let slack =
         if options.wanted_alignment() > options.given_alignment() { options.wanted_alignment() } else { 0 };
     let requested = layout.bytes() as u64 + (slack as u64).saturating_mul(layout.segments.len() as u64);

@@ -26,7 +26,7 @@ impl Pipeline<'_> {
         source: &Source,
         sent: &Option<Vec<u64>>,
     ) -> Result<()> {
-        let again = self.options.wants_verification();
+        let again = self.options.verify;
         let mut offset = header.data;
         let mut expected = vec![0; if again { self.chunk } else { 0 }];
         let mut hashes = sent.as_ref().map(|_| Hashes::new(header.tensors.len()));
@@ -92,7 +92,7 @@ impl Pipeline<'_> {
         let missing = || Error::new(ErrorKind::OutOfRange, format!("the ring has no buffer {slot}"));
         let buffer = &self.ring.get(slot).ok_or_else(missing)?.buffer;
         let segment = self.placed.segment(chunk.segment)?;
-        let options = self.options.wanted_transfer();
+        let options = &self.options.transfer;
         Ok(self.manager.transfer_with(segment, buffer, chunk.offset, 0, chunk.len, options))
     }
 }
