@@ -1,20 +1,14 @@
 //! The device's own memory: from a stream-ordered pool where the driver has one, so that freeing does not wait.
 
-use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
+use std::{ptr, sync::Arc};
 
-use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage, mutant};
 use transload_cuda_sys::{
     AsStream, Context, Device, DriverError, RelaxedCapture, Stream, StreamOptions, check,
     cust::sys::{CUmemAccessDesc, CUmemPoolProps, CUmemoryPool},
     ffi, record_drop_error,
 };
 
-use crate::{
-    error::record_loss,
-    janitor::{Address, Janitor},
-    lift,
-    tally::Counted,
-};
+use crate::{driver_memory::Origin, janitor::Address};
 
 /// Where device memory comes from.
 pub(crate) enum DeviceSource {
@@ -29,16 +23,17 @@ impl DeviceSource {
         if has_pools { Pool::new(context).map(|pool| Self::Pool(Arc::new(pool))) } else { Ok(Self::Plain) }
     }
 
-    pub(crate) fn allocate(&self, context: &Context, bytes: usize) -> Result<u64, DriverError> {
+    /// An address, and where it goes back to.
+    pub(crate) fn allocate(&self, context: &Context, bytes: usize) -> Result<(u64, Origin), DriverError> {
         let _bound = context.enter()?;
         let _capture = RelaxedCapture::enter()?;
         match self {
-            Self::Pool(pool) => pool.allocate(bytes),
+            Self::Pool(pool) => Ok((pool.allocate(bytes)?, Origin::Pool(Arc::clone(pool)))),
             Self::Plain => {
                 let mut address = 0;
                 // SAFETY: the out pointer is valid and a context is current.
                 check("cuMemAlloc_v2", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
-                Ok(address)
+                Ok((address, Origin::Freed(Address::Device(address))))
             }
         }
     }
@@ -123,7 +118,7 @@ impl Pool {
         Ok(address)
     }
 
-    fn free(&self, address: u64) -> Result<(), DriverError> {
+    pub(crate) fn free(&self, address: u64) -> Result<(), DriverError> {
         let _bound = self.stream.context().enter()?;
         let _capture = RelaxedCapture::enter()?;
         // SAFETY: the address came from this pool, no operation uses it any more, and it is freed once.
@@ -164,104 +159,5 @@ impl Drop for Pool {
             // SAFETY: every allocation of the pool holds a reference to it, so all are freed.
             check("cuMemPoolDestroy", unsafe { ffi::cuMemPoolDestroy(self.raw) })
         }));
-    }
-}
-
-/// The context in which a device buffer of this crate was allocated, or in which another storage [says](crate::InContext)
-/// that it is; `None` for memory of another kind or owner. A copy between devices names the contexts of both sides.
-#[must_use]
-pub fn context_of(buffer: &RawBuffer) -> Option<&Context> {
-    let any = buffer.storage()?.as_any();
-    let own = any.downcast_ref::<DeviceMemory>().map(|memory| &memory.context);
-    own.or_else(|| any.downcast_ref::<crate::InContext>().map(crate::InContext::context))
-}
-
-/// An allocation on a device.
-pub(crate) struct DeviceMemory {
-    address: u64,
-    bytes: usize,
-    device: DeviceId,
-    context: Context,
-    origin: Origin,
-    /// Taken when the memory goes back.
-    counted: Option<Counted>,
-}
-
-enum Origin {
-    Pool(Arc<Pool>),
-    Plain(Arc<Janitor>),
-}
-
-impl DeviceMemory {
-    pub(crate) fn new(
-        address: u64,
-        bytes: usize,
-        context: &Context,
-        source: &DeviceSource,
-        janitor: &Arc<Janitor>,
-        counted: Counted,
-    ) -> Self {
-        let origin = match source {
-            DeviceSource::Pool(pool) => Origin::Pool(Arc::clone(pool)),
-            DeviceSource::Plain => Origin::Plain(Arc::clone(janitor)),
-        };
-        let device = DeviceId::Cuda(context.device().ordinal());
-        Self { address, bytes, device, context: context.clone(), origin, counted: Some(counted) }
-    }
-}
-
-// SAFETY: the address is a device allocation of `bytes` bytes owned until drop.
-unsafe impl Storage for DeviceMemory {
-    fn place(&self) -> Place {
-        Place::new(self.device, MemoryKind::Device)
-    }
-
-    fn len(&self) -> usize {
-        self.bytes
-    }
-
-    fn host_address(&self) -> Option<NonNull<u8>> {
-        None
-    }
-
-    fn device_address(&self) -> Option<u64> {
-        Some(self.address)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-/// Ends an allocation after the driver was asked to free it. What could not be freed is still there and stays in the ledger;
-/// memory of a lost context is gone with it.
-pub(crate) fn settle(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
-    let is_gone = match &freed {
-        Ok(()) => true,
-        Err(error) if error.is_sticky() && !mutant!("memory/lost-memory-is-gone") => {
-            record_loss(context, &lift(error.clone()));
-            true
-        }
-        Err(_) => mutant!("memory/failed-free-stays"),
-    };
-    if is_gone {
-        drop(counted);
-    } else {
-        std::mem::forget(counted);
-    }
-    record_drop_error(freed);
-}
-
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        match (&self.origin, self.counted.take()) {
-            (Origin::Pool(pool), counted) => {
-                settle(pool.free(self.address), &self.context, counted);
-            }
-            (Origin::Plain(janitor), Some(counted)) => {
-                janitor.free(self.context.clone(), Address::Device(self.address), counted);
-            }
-            (Origin::Plain(_), None) => {}
-        }
     }
 }

@@ -15,7 +15,7 @@ use transload_cuda_sys::{
 };
 
 use crate::{
-    device_memory::settle,
+    driver_memory::settle,
     free_deferral::Running,
     resource::{Owner, Pins},
     tally::Counted,

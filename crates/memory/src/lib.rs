@@ -33,11 +33,11 @@
 mod borrowed;
 mod device;
 mod device_memory;
+mod driver_memory;
 mod error;
 mod feature;
 mod free_deferral;
 mod hints;
-mod host_memory;
 mod in_context;
 mod janitor;
 mod manager;
@@ -49,11 +49,10 @@ mod resource;
 mod sync;
 mod tally;
 mod unified;
-mod unified_memory;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
-pub use device_memory::context_of;
+pub use driver_memory::context_of;
 pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
 pub use free_deferral::FreeDeferral;

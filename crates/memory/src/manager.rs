@@ -13,17 +13,16 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer,
     Reclaimer, Result,
 };
-use transload_cuda_sys::{Context, DriverError};
+use transload_cuda_sys::Context;
 
 use crate::{
     CudaDevice, CudaFeature,
-    device_memory::{DeviceMemory, DeviceSource},
+    device_memory::DeviceSource,
+    driver_memory::DriverMemory,
     error::{check_usable, lift_allocation, record_loss},
-    host_memory::HostMemory,
     janitor::Janitor,
     lift,
     tally::Tally,
-    unified_memory::UnifiedMemory,
 };
 
 /// Memory of one device: allocation is thread-safe, freeing never waits for the device.
@@ -132,18 +131,11 @@ impl CudaMemoryManager {
     }
 
     fn try_allocate(&self, kind: MemoryKind, bytes: usize, terms: Terms) -> Result<RawBuffer> {
-        let device = self.device.id();
-        let count = || self.tally.enter(bytes);
-        let storage: Result<Box<dyn transload_core::Storage>, DriverError> = match kind {
-            MemoryKind::Device => self.source()?.allocate(&self.context, bytes).map(|address| {
-                let source = self.source.get().unwrap_or(&DeviceSource::Plain);
-                Box::new(DeviceMemory::new(address, bytes, &self.context, source, &self.janitor, count()))
-                    as _
-            }),
+        let parts = self.parts();
+        let memory = match kind {
+            MemoryKind::Device => DriverMemory::device(&parts, self.source()?, bytes),
             MemoryKind::Pinned | MemoryKind::Mapped => {
-                let write_combined = terms == Terms::WriteCombined;
-                HostMemory::allocate(&self.context, kind, write_combined, bytes, &self.janitor, count)
-                    .map(|memory| Box::new(memory) as _)
+                DriverMemory::host(&parts, kind, terms == Terms::WriteCombined, bytes)
             }
             MemoryKind::Unified if self.managed => {
                 let counted = if terms == Terms::Oversubscribed {
@@ -155,16 +147,14 @@ impl CudaMemoryManager {
                         self.managed_shortage(bytes, most.saturating_sub(held), most)
                     })?
                 };
-                UnifiedMemory::allocate(&self.context, bytes, self.concurrent, &self.janitor, || counted)
-                    .map(|memory| Box::new(memory) as _)
+                DriverMemory::managed(&parts, self.concurrent, bytes, counted)
             }
             MemoryKind::Unified | MemoryKind::Pageable => return Err(self.no_such_kind(kind)),
         };
-        let owner =
-            if matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped) { DeviceId::Cpu } else { device };
-        let place = Place::new(owner, kind);
-        let storage = storage.map_err(|error| lift_allocation(error, &self.context, place, bytes))?;
-        Ok(RawBuffer::new(storage, &self.reclaimer))
+        let is_hosts = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
+        let place = Place::new(if is_hosts { DeviceId::Cpu } else { self.device.id() }, kind);
+        let memory = memory.map_err(|error| lift_allocation(error, &self.context, place, bytes))?;
+        Ok(RawBuffer::new(Box::new(memory), &self.reclaimer))
     }
 
     fn source(&self) -> Result<&DeviceSource> {
@@ -201,7 +191,7 @@ impl CudaMemoryManager {
         Parts { context, janitor, reclaimer, tally }
     }
 
-    fn no_such_kind(&self, kind: MemoryKind) -> Error {
+    pub(crate) fn no_such_kind(&self, kind: MemoryKind) -> Error {
         let valid: Vec<String> = self.kinds().iter().map(ToString::to_string).collect();
         Error::new(
             ErrorKind::Unsupported,

@@ -6,17 +6,17 @@
 use std::{
     ffi::c_void,
     sync::{
-        Condvar, Mutex,
+        Arc, Condvar, Mutex,
         mpsc::{Receiver, channel},
     },
     thread,
     time::Duration,
 };
 
-use transload_core::{ErrorKind, MemoryKind};
-use transload_cuda_sim::SimDevice;
+use transload_core::{ErrorKind, HostBytes, MemoryKind, RawBuffer, Reclaimer};
+use transload_cuda_sim::{SimDevice, harness};
 use transload_cuda_sys::{AsStream, Context, Device, Stream, StreamOptions, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, FreeDeferral};
+use transload_memory::{CudaDevice, CudaMemoryManager, FreeDeferral, RegistrationCache};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -124,3 +124,60 @@ fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
     drop((memory, stream, context));
     assert!(sim.ledger().is_empty(), "{}", sim.ledger());
 }
+
+/// A stream of a device that stands before a door; the thread that waits for the stream runs the host function.
+fn behind_a_door(context: &Context) -> (&'static Door, Receiver<()>) {
+    let stream = Stream::new(context, StreamOptions::default()).unwrap();
+    let door: &Door = Box::leak(Box::default());
+    {
+        let _bound = context.enter().unwrap();
+        let data = std::ptr::from_ref(door).cast_mut().cast();
+        // SAFETY: the door is never freed.
+        check("launch", unsafe { ffi::cuLaunchHostFunc(stream.as_raw(), Some(stand), data) }).unwrap();
+    }
+    (door, aside(move || stream.synchronize().unwrap()))
+}
+
+#[test]
+fn no_registration_ends_while_frees_are_deferred() {
+    let _alone = alone();
+    let test = harness::device();
+    let check = test.end_check();
+    let memory = Arc::new(CudaMemoryManager::new(&CudaDevice::new(test.ordinal()).unwrap()).unwrap());
+    let context = Context::primary(Device::new(test.ordinal()).unwrap()).unwrap();
+    const BYTES: usize = 1 << 20;
+    let cache = Arc::new(RegistrationCache::new(&memory, BYTES as u64).unwrap());
+    let plain = || {
+        let storage = HeapBytes(vec![0_u8; BYTES].into_boxed_slice());
+        let address = std::ptr::NonNull::from(&*storage.0).cast();
+        // SAFETY: the box keeps the bytes, and nobody else uses them.
+        let bytes = unsafe { HostBytes::new(storage, address, BYTES, MemoryKind::Pageable, true) };
+        RawBuffer::new(Box::new(bytes), &Arc::new(Reclaimer::new()))
+    };
+    let (first, second) = (plain(), plain());
+    drop(cache.register(&first).unwrap());
+    let deferral = FreeDeferral::begin();
+    let (door, let_through) = behind_a_door(&context);
+    let (theirs, of_first, of_second) = (Arc::clone(&cache), first.clone(), second.clone());
+    let asked = aside(move || {
+        let forgotten = theirs.forget(&of_first).map_err(|error| error.kind());
+        let trimmed = theirs.trim().unwrap();
+        (forgotten, trimmed, theirs.register(&of_second).map(drop).map_err(|error| error.kind()))
+    });
+    let refused = asked.recv_timeout(LIMIT / 2).expect("the end of a registration waits for the device");
+    assert_eq!(refused, (Err(ErrorKind::Busy), 0, Err(ErrorKind::OutOfMemory)));
+    *door.is_open.lock().unwrap() = true;
+    door.changed.notify_all();
+    let_through.recv_timeout(LIMIT).expect("the stream goes on");
+    drop(deferral);
+    drop(cache.register(&second).expect("there is room once the first may end"));
+    cache.forget(&second).unwrap();
+    assert_eq!(cache.statistics().registrations, 0);
+    drop((cache, first, second));
+    memory.drain().unwrap();
+    drop((memory, context));
+    drop(check);
+}
+
+/// The bytes of a buffer on the heap.
+struct HeapBytes(Box<[u8]>);

@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 };
 
 use super::{MemoryLocation, prefetch_target::Named};
-use crate::{lift, unified_memory};
+use crate::{driver_memory::context_of_kind, lift};
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;
@@ -58,7 +58,7 @@ impl Range {
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
         check_range(address, buffer.len())?;
-        let context = match unified_memory::context_of(buffer) {
+        let context = match context_of_kind(buffer, MemoryKind::Unified) {
             Some(context) => context.clone(),
             // Someone else's managed memory: any context can speak of it, its device's is at hand.
             None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,

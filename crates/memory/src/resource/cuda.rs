@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{DeviceId, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
-use crate::CudaMemoryManager;
+use crate::{CudaMemoryManager, manager::Terms};
 
 /// Segments of one kind from a [`CudaMemoryManager`].
 #[derive(Clone, Debug)]
 pub struct CudaResource {
     manager: Arc<CudaMemoryManager>,
     kind: MemoryKind,
+    pub(super) terms: Terms,
 }
 
 impl CudaResource {
@@ -20,14 +21,14 @@ impl CudaResource {
     /// # Errors
     /// `Unsupported` for a kind that the manager does not give.
     pub fn new(manager: &Arc<CudaMemoryManager>, kind: MemoryKind) -> Result<Self> {
-        let kinds = manager.kinds();
-        if kinds.contains(&kind) {
-            return Ok(Self { manager: Arc::clone(manager), kind });
+        if !manager.kinds().contains(&kind) {
+            return Err(manager.no_such_kind(kind));
         }
-        let valid: Vec<String> = kinds.iter().map(ToString::to_string).collect();
-        let text =
-            format!("{} gives no {kind} memory; valid are {}", manager.device().id(), valid.join(", "));
-        Err(Error::new(ErrorKind::Unsupported, text))
+        Ok(Self::with_terms(manager, kind, Terms::Usual))
+    }
+
+    pub(super) fn with_terms(manager: &Arc<CudaMemoryManager>, kind: MemoryKind, terms: Terms) -> Self {
+        Self { manager: Arc::clone(manager), kind, terms }
     }
 
     fn is_hosts(&self) -> bool {
@@ -48,7 +49,7 @@ unsafe impl MemoryResource for CudaResource {
     }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.manager.allocate(self.kind, bytes)
+        self.manager.allocate_as(self.kind, bytes, self.terms)
     }
 
     fn trim(&self) -> Result<()> {

@@ -5,7 +5,7 @@
 
 use std::{cell::RefCell, fmt};
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, MemoryShortage, RawBuffer, Result};
 
 use super::MemoryResource;
 
@@ -80,13 +80,7 @@ where
     R: MemoryResource,
     F: Fn(&MemoryShortage) -> bool + Send + Sync + 'static,
 {
-    fn place(&self) -> Place {
-        self.upstream.place()
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        self.upstream.device()
-    }
+    as_upstream!(upstream: place device trim info);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         let mut left = self.retries;
@@ -100,14 +94,6 @@ where
                 other => return other,
             }
         }
-    }
-
-    fn trim(&self) -> Result<()> {
-        self.upstream.trim()
-    }
-
-    fn info(&self) -> Result<MemoryInfo> {
-        self.upstream.info()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use transload_core::{DeviceId, Error, MemoryInfo, MemoryShortage, Place, RawBuffer, Result};
+use transload_core::{Error, MemoryInfo, MemoryShortage, RawBuffer, Result};
 
 use super::{MemoryResource, wrapped::Wrapper};
 
@@ -34,13 +34,7 @@ impl<R: MemoryResource> LimitedResource<R> {
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
 unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
-    fn place(&self) -> Place {
-        self.upstream.place()
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        self.upstream.device()
-    }
+    as_upstream!(upstream: place device);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         self.wrapper.sweep();

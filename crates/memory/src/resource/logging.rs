@@ -16,7 +16,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+use transload_core::{RawBuffer, Result};
 
 use super::{
     MemoryResource,
@@ -150,13 +150,7 @@ impl Drop for Turn<'_> {
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
 unsafe impl<R: MemoryResource> MemoryResource for LoggingResource<R> {
-    fn place(&self) -> Place {
-        self.upstream.place()
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        self.upstream.device()
-    }
+    as_upstream!(upstream: place device info);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         self.wrapper.sweep();
@@ -172,10 +166,6 @@ unsafe impl<R: MemoryResource> MemoryResource for LoggingResource<R> {
     fn trim(&self) -> Result<()> {
         self.log.enter(LogAction::Trim, 0, 0);
         self.wrapper.drain().and(self.upstream.trim())
-    }
-
-    fn info(&self) -> Result<MemoryInfo> {
-        self.upstream.info()
     }
 }
 

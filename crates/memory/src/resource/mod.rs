@@ -3,6 +3,31 @@
 //! A resource is asked seldom and for much; what is small and often is the allocator's own work. Every method may be called
 //! from any thread.
 
+/// Methods of a [`MemoryResource`] that answer what a field's do.
+macro_rules! as_upstream {
+    ($field:ident: $($method:ident)*) => { $( as_upstream!(@ $field $method); )* };
+    (@ $field:ident place) => {
+        fn place(&self) -> transload_core::Place {
+            self.$field.place()
+        }
+    };
+    (@ $field:ident device) => {
+        fn device(&self) -> Option<transload_core::DeviceId> {
+            self.$field.device()
+        }
+    };
+    (@ $field:ident trim) => {
+        fn trim(&self) -> transload_core::Result<()> {
+            self.$field.trim()
+        }
+    };
+    (@ $field:ident info) => {
+        fn info(&self) -> transload_core::Result<transload_core::MemoryInfo> {
+            self.$field.info()
+        }
+    };
+}
+
 mod cuda;
 mod edges;
 mod failure_callback;
@@ -13,8 +38,6 @@ mod logging;
 mod mapping;
 mod numa;
 mod pinned;
-#[cfg(target_os = "linux")]
-mod pinned_memory;
 mod pins;
 mod registration;
 mod statistics;

@@ -10,7 +10,18 @@ use transload_core::ErrorKind;
 use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::{MemoryResource, NumaBinding};
+#[cfg(target_os = "linux")]
+use super::{
+    mapping::{Mapping, Wanted},
+    pins::{DEVICE_MAP, Pins},
+};
 use crate::CudaMemoryManager;
+#[cfg(target_os = "linux")]
+use crate::{
+    driver_memory::{DriverMemory, Origin},
+    error::lift_allocation,
+    janitor::Address,
+};
 
 /// What pages pinned memory consists of. None of them takes more than asked for, but for the rest of the last page of 4 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,23 +74,35 @@ impl PinnedResource {
 
     /// Ours, registered with the driver.
     #[cfg(target_os = "linux")]
-    fn mapped(&self, bytes: usize, wanted: super::mapping::Wanted) -> Result<RawBuffer> {
-        let made = super::pinned_memory::PinnedMemory::allocate(&self.manager, bytes, wanted);
-        match made {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                // If giving back fails too, it is still memory that the caller lacks.
-                if self.manager.give_back().is_err() {
-                    return Err(error);
-                }
-                super::pinned_memory::PinnedMemory::allocate(&self.manager, bytes, wanted)
+    fn mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
+        match self.try_mapped(bytes, wanted) {
+            // If giving back fails too, it is still memory that the caller lacks.
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.manager.give_back().is_ok() => {
+                self.try_mapped(bytes, wanted)
             }
             other => other,
         }
     }
 
     #[cfg(target_os = "linux")]
+    fn try_mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
+        let parts = self.manager.parts();
+        parts.reclaimer.sweep();
+        let counted = parts.tally.enter(bytes);
+        let mapping = Mapping::new(bytes, wanted)?;
+        let (address, len) = (mapping.start(), mapping.len());
+        let start = address.as_ptr().expose_provenance();
+        // SAFETY: the mapping is its own owner.
+        let pins = unsafe { Pins::new(parts.context, start, len, DEVICE_MAP, Box::new(mapping)) };
+        let pins = pins.map_err(|error| lift_allocation(error, parts.context, self.place(), bytes))?;
+        let addresses = (Some(address), pins.device_address());
+        let held = (Origin::Freed(Address::Registered(pins)), counted);
+        let memory = DriverMemory::new(&parts, MemoryKind::Pinned, bytes, addresses, held);
+        Ok(RawBuffer::new(Box::new(memory), parts.reclaimer))
+    }
+
+    #[cfg(target_os = "linux")]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
-        use super::mapping::Wanted;
         /// From here on huge pages are worth a mapping of its own.
         const HUGE_FROM: usize = 4 << 20;
         if bytes == 0 {

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+use transload_core::{RawBuffer, Result};
 
 use super::{MemoryResource, wrapped::Wrapper};
 
@@ -117,13 +117,7 @@ impl<R: MemoryResource> StatisticsResource<R> {
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
 unsafe impl<R: MemoryResource> MemoryResource for StatisticsResource<R> {
-    fn place(&self) -> Place {
-        self.upstream.place()
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        self.upstream.device()
-    }
+    as_upstream!(upstream: place device info);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         self.wrapper.sweep();
@@ -139,10 +133,6 @@ unsafe impl<R: MemoryResource> MemoryResource for StatisticsResource<R> {
     fn trim(&self) -> Result<()> {
         self.counts.trims.fetch_add(1, Ordering::Relaxed);
         self.wrapper.drain().and(self.upstream.trim())
-    }
-
-    fn info(&self) -> Result<MemoryInfo> {
-        self.upstream.info()
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
+use transload_core::{RawBuffer, Result};
 
 use super::{MemoryResource, tracking_report::TrackingReport, wrapped::Wrapper};
 
@@ -94,13 +94,7 @@ impl<R: MemoryResource> TrackingResource<R> {
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
 unsafe impl<R: MemoryResource> MemoryResource for TrackingResource<R> {
-    fn place(&self) -> Place {
-        self.upstream.place()
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        self.upstream.device()
-    }
+    as_upstream!(upstream: place device info);
 
     #[track_caller]
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
@@ -123,10 +117,6 @@ unsafe impl<R: MemoryResource> MemoryResource for TrackingResource<R> {
 
     fn trim(&self) -> Result<()> {
         self.wrapper.drain().and(self.upstream.trim())
-    }
-
-    fn info(&self) -> Result<MemoryInfo> {
-        self.upstream.info()
     }
 }
 

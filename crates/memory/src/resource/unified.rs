@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, MemoryInfo, MemoryKind, RawBuffer, Result};
 
 use super::{CudaResource, MemoryResource};
 use crate::{CudaMemoryManager, manager::Terms};
@@ -15,8 +15,7 @@ use crate::{CudaMemoryManager, manager::Terms};
 /// times slower than a copy.
 #[derive(Clone, Debug)]
 pub struct UnifiedResource {
-    manager: Arc<CudaMemoryManager>,
-    terms: Terms,
+    memory: CudaResource,
 }
 
 impl UnifiedResource {
@@ -25,43 +24,31 @@ impl UnifiedResource {
     /// # Errors
     /// `Unsupported` where the device has none.
     pub fn new(manager: &Arc<CudaMemoryManager>) -> Result<Self> {
-        CudaResource::new(manager, MemoryKind::Unified)?;
-        Ok(Self { manager: Arc::clone(manager), terms: Terms::Usual })
+        Ok(Self { memory: CudaResource::new(manager, MemoryKind::Unified)? })
     }
 
     /// Whether more than the device has free is given.
     #[must_use]
     pub fn allow_oversubscription(mut self, allow: bool) -> Self {
-        self.terms = if allow { Terms::Oversubscribed } else { Terms::Usual };
+        self.memory.terms = if allow { Terms::Oversubscribed } else { Terms::Usual };
         self
     }
 }
 
-// SAFETY: the manager gives every allocation once, as a buffer that nobody else has, and takes memory back only when nothing in
-// flight uses it.
+// SAFETY: the segments are the wrapped resource's.
 unsafe impl MemoryResource for UnifiedResource {
-    fn place(&self) -> Place {
-        Place::new(self.manager.device().id(), MemoryKind::Unified)
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        Some(self.manager.device().id())
-    }
+    as_upstream!(memory: place device trim);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.manager.allocate_as(MemoryKind::Unified, bytes, self.terms)
-    }
-
-    fn trim(&self) -> Result<()> {
-        self.manager.drain_of_devices()
+        self.memory.allocate_segment(bytes)
     }
 
     /// Free and total bytes of the device; `Unsupported` where more than that is given.
     fn info(&self) -> Result<MemoryInfo> {
-        if self.terms == Terms::Oversubscribed {
+        if self.memory.terms == Terms::Oversubscribed {
             let text = "oversubscribed memory is bounded by the host's and the device's together, which nobody tells";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        self.manager.info()
+        self.memory.info()
     }
 }

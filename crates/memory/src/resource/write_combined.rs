@@ -4,48 +4,33 @@
 
 use std::{ptr, sync::Arc};
 
-use transload_core::{Access, DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
-use super::MemoryResource;
-use crate::{CudaMemoryManager, host_memory::HostMemory, manager::Terms};
+use super::{CudaResource, MemoryResource};
+use crate::{CudaMemoryManager, driver_memory::DriverMemory, manager::Terms};
 
 /// Segments of write-combined pinned memory. Nothing can be transferred into them, and no writable view of them opens:
 /// [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred times slower than from
 /// any other memory. The host fills them through an [`UploadBuffer`]. A view to read opens, for tests of what was written.
 #[derive(Clone, Debug)]
 pub struct WriteCombinedResource {
-    manager: Arc<CudaMemoryManager>,
+    memory: CudaResource,
 }
 
 impl WriteCombinedResource {
     /// Write-combined memory, pinned for every device.
     #[must_use]
     pub fn new(manager: &Arc<CudaMemoryManager>) -> Self {
-        Self { manager: Arc::clone(manager) }
+        Self { memory: CudaResource::with_terms(manager, MemoryKind::Pinned, Terms::WriteCombined) }
     }
 }
 
-// SAFETY: the manager gives every allocation once, as a buffer that nobody else has, and takes memory back only when nothing in
-// flight uses it.
+// SAFETY: the segments are the wrapped resource's.
 unsafe impl MemoryResource for WriteCombinedResource {
-    fn place(&self) -> Place {
-        Place::new(DeviceId::Cpu, MemoryKind::Pinned)
-    }
-
-    fn device(&self) -> Option<DeviceId> {
-        None
-    }
+    as_upstream!(memory: place device trim info);
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.manager.allocate_as(MemoryKind::Pinned, bytes, Terms::WriteCombined)
-    }
-
-    fn trim(&self) -> Result<()> {
-        self.manager.drain_of_devices()
-    }
-
-    fn info(&self) -> Result<MemoryInfo> {
-        transload_core::host_memory()
+        self.memory.allocate_segment(bytes)
     }
 }
 
@@ -61,8 +46,8 @@ impl UploadBuffer {
     /// # Errors
     /// `InvalidArgument` for other memory.
     pub fn new(source: RawBuffer) -> Result<Self> {
-        let memory = source.storage().and_then(|storage| storage.as_any().downcast_ref::<HostMemory>());
-        if memory.is_some_and(HostMemory::is_write_combined) && !source.is_writable() {
+        let memory = source.storage().and_then(|storage| storage.as_any().downcast_ref::<DriverMemory>());
+        if memory.is_some_and(DriverMemory::is_write_combined) && !source.is_writable() {
             return Ok(Self { source });
         }
         let text = format!("{source:?} is no write-combined memory; take it from a WriteCombinedResource");

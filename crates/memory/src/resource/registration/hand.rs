@@ -10,7 +10,7 @@ use transload_core::RawBuffer;
 use transload_cuda_sys::DriverError;
 
 use super::{RegistrationCache, anchor::Registration, table::Evicted};
-use crate::resource::pins::Owner;
+use crate::{free_deferral::Running, resource::pins::Owner};
 
 /// A registration that this thread has in hand to end it. Dropped otherwise, it is ready as before.
 pub(super) struct Hand<'a> {
@@ -41,16 +41,18 @@ impl<'a> Hand<'a> {
         self.evicted.as_ref().map_or(&[], |evicted| evicted.payload.owners())
     }
 
-    /// Ends it; answers `None` where work is in flight on it, and leaves it as it was.
+    /// Ends it; answers `None` where work is in flight on it or frees are put off, and leaves it as it was.
     pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
         let is_at_work = self.evicted.as_ref().is_some_and(|evicted| evicted.payload.is_at_work());
         if is_at_work && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(None);
         }
+        let Some(running) = Running::try_begin() else { return Ok(None) };
         let Some(evicted) = self.evicted.take() else { return Ok(None) };
         // Gone from the table also where the driver refuses.
         let _gone = Joining::new(self.cache, self.range.start);
         let owner = evicted.payload.end()?;
+        drop(running);
         self.cache.desk.lock().evicted += 1;
         Ok(Some(Ended { _registration: evicted.payload, _owner: owner }))
     }

@@ -33,7 +33,8 @@ use crate::{CudaFeature, CudaMemoryManager, lift};
 /// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
 /// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the
 /// driver has it: [`forget`](Self::forget) lets go of a buffer's memory at once, [`trim`](Self::trim) of everything. It ends
-/// only when no buffer made from it is left and nothing is in flight on it, or on the buffers whose bytes they are.
+/// only when no buffer made from it is left and nothing is in flight on it, or on the buffers whose bytes they are. While a
+/// [`FreeDeferral`](crate::FreeDeferral) lives none ends, and all count as in use.
 ///
 /// Where a range overlaps a registration without lying in it, both become one, unless the older one is in use: that is
 /// answered with `Busy`.

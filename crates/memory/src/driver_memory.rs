@@ -1,0 +1,225 @@
+//! Memory of any kind that the driver allocated or registered, until it goes back.
+
+use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
+
+use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage, mutant};
+use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
+
+use crate::{
+    device_memory::{DeviceSource, Pool},
+    error::record_loss,
+    janitor::{Address, Janitor},
+    lift,
+    manager::Parts,
+    tally::Counted,
+};
+
+/// One allocation, or registered pages of ours.
+pub(crate) struct DriverMemory {
+    place: Place,
+    bytes: usize,
+    /// Absent where the host must not use the memory, or not while the device works.
+    host_address: Option<NonNull<u8>>,
+    device_address: Option<u64>,
+    write_combined: bool,
+    context: Context,
+    janitor: Arc<Janitor>,
+    /// Taken when the memory goes back.
+    held: Option<(Origin, Counted)>,
+}
+
+/// Where memory goes back to.
+pub(crate) enum Origin {
+    Pool(Arc<Pool>),
+    /// The driver frees it only by waiting for the device.
+    Freed(Address),
+}
+
+// SAFETY: the memory is owned and not tied to a thread.
+unsafe impl Send for DriverMemory {}
+// SAFETY: as above; access to the bytes is ordered by the buffer over it.
+unsafe impl Sync for DriverMemory {}
+
+/// The context in which a device buffer of this crate was allocated, or in which another storage [says](crate::InContext)
+/// that it is; `None` for memory of another kind or owner. A copy between devices names the contexts of both sides.
+#[must_use]
+pub fn context_of(buffer: &RawBuffer) -> Option<&Context> {
+    let other = || buffer.storage()?.as_any().downcast_ref::<crate::InContext>();
+    context_of_kind(buffer, MemoryKind::Device).or_else(|| other().map(crate::InContext::context))
+}
+
+/// The context in which a buffer of this crate was allocated; `None` for memory of another kind or owner.
+pub(crate) fn context_of_kind(buffer: &RawBuffer, kind: MemoryKind) -> Option<&Context> {
+    let memory = buffer.storage()?.as_any().downcast_ref::<DriverMemory>()?;
+    (memory.place.kind == kind).then_some(&memory.context)
+}
+
+impl DriverMemory {
+    pub(crate) fn new(
+        parts: &Parts<'_>,
+        kind: MemoryKind,
+        bytes: usize,
+        (host_address, device_address): (Option<NonNull<u8>>, Option<u64>),
+        held: (Origin, Counted),
+    ) -> Self {
+        let owner = match kind {
+            MemoryKind::Pinned | MemoryKind::Mapped => DeviceId::Cpu,
+            _ => DeviceId::Cuda(parts.context.device().ordinal()),
+        };
+        Self {
+            place: Place::new(owner, kind),
+            bytes,
+            host_address,
+            device_address,
+            write_combined: false,
+            context: parts.context.clone(),
+            janitor: Arc::clone(parts.janitor),
+            held: Some(held),
+        }
+    }
+
+    /// The device's own memory.
+    pub(crate) fn device(
+        parts: &Parts<'_>,
+        source: &DeviceSource,
+        bytes: usize,
+    ) -> Result<Self, DriverError> {
+        let (address, origin) = source.allocate(parts.context, bytes)?;
+        let held = (origin, parts.tally.enter(bytes));
+        Ok(Self::new(parts, MemoryKind::Device, bytes, (None, Some(address)), held))
+    }
+
+    /// Pinned or mapped memory of the host.
+    pub(crate) fn host(
+        parts: &Parts<'_>,
+        kind: MemoryKind,
+        write_combined: bool,
+        bytes: usize,
+    ) -> Result<Self, DriverError> {
+        /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, so that any device's copy engine takes it.
+        const PORTABLE: u32 = 1;
+        /// `CU_MEMHOSTALLOC_DEVICEMAP`.
+        const DEVICE_MAP: u32 = 2;
+        /// `CU_MEMHOSTALLOC_WRITECOMBINED`.
+        const WRITE_COMBINED: u32 = 4;
+        let mut flags = if kind == MemoryKind::Mapped { PORTABLE | DEVICE_MAP } else { PORTABLE };
+        if write_combined {
+            flags |= WRITE_COMBINED;
+        }
+        let _bound = parts.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        let mut pointer = ptr::null_mut();
+        // SAFETY: the out pointer is valid and a context is current.
+        check("cuMemHostAlloc", unsafe { ffi::cuMemHostAlloc(&mut pointer, bytes, flags) })?;
+        let Some(address) = NonNull::new(pointer.cast::<u8>()) else {
+            return Err(DriverError::Call {
+                call: "cuMemHostAlloc",
+                code: 0,
+                name: "success without an address".to_owned(),
+            });
+        };
+        let held = (Origin::Freed(Address::Host(pointer.expose_provenance())), parts.tally.enter(bytes));
+        let mut memory = Self::new(parts, kind, bytes, (Some(address), None), held);
+        memory.write_combined = write_combined;
+        let mut device_address = 0;
+        // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
+        let found = check("cuMemHostGetDevicePointer_v2", unsafe {
+            ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
+        });
+        match found {
+            Ok(()) => memory.device_address = Some(device_address),
+            Err(error) if kind == MemoryKind::Mapped || error.is_sticky() => return Err(error),
+            // Without unified addressing pinned memory is for copy engines only.
+            Err(_) => {}
+        }
+        Ok(memory)
+    }
+
+    /// Managed memory. The host gets the address where it may look while the device works.
+    pub(crate) fn managed(
+        parts: &Parts<'_>,
+        concurrent: bool,
+        bytes: usize,
+        counted: Counted,
+    ) -> Result<Self, DriverError> {
+        /// `CU_MEM_ATTACH_GLOBAL`: any stream of any device may use it.
+        const GLOBAL: u32 = 1;
+        let _bound = parts.context.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        let mut address = 0;
+        // SAFETY: the out pointer is valid and a context is current.
+        check("cuMemAllocManaged", unsafe { ffi::cuMemAllocManaged(&mut address, bytes, GLOBAL) })?;
+        let host_address = usize::try_from(address)
+            .ok()
+            .filter(|_| concurrent)
+            .and_then(|address| NonNull::new(ptr::with_exposed_provenance_mut(address)));
+        let held = (Origin::Freed(Address::Device(address)), counted);
+        Ok(Self::new(parts, MemoryKind::Unified, bytes, (host_address, Some(address)), held))
+    }
+
+    pub(crate) fn is_write_combined(&self) -> bool {
+        self.write_combined
+    }
+}
+
+// SAFETY: the addresses are the driver's names of `bytes` bytes owned until drop, which the host may use if it has one: those
+// of the host, and of managed memory with concurrent access, are whole pages that the system filled.
+unsafe impl Storage for DriverMemory {
+    fn place(&self) -> Place {
+        self.place
+    }
+
+    fn len(&self) -> usize {
+        self.bytes
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.host_address
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.device_address
+    }
+
+    /// Write-combined memory is no destination: what a device wrote there the host could read only a word at a time.
+    fn is_writable(&self) -> bool {
+        !self.write_combined
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for DriverMemory {
+    fn drop(&mut self) {
+        match (self.held.take(), self.device_address) {
+            (Some((Origin::Pool(pool), counted)), Some(address)) => {
+                settle(pool.free(address), &self.context, counted);
+            }
+            (Some((Origin::Freed(address), counted)), _) => {
+                self.janitor.free(self.context.clone(), address, counted);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Ends an allocation after the driver was asked to free it. What could not be freed is still there and stays in the ledger;
+/// memory of a lost context is gone with it.
+pub(crate) fn settle(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
+    let is_gone = match &freed {
+        Ok(()) => true,
+        Err(error) if error.is_sticky() && !mutant!("memory/lost-memory-is-gone") => {
+            record_loss(context, &lift(error.clone()));
+            true
+        }
+        Err(_) => mutant!("memory/failed-free-stays"),
+    };
+    if is_gone {
+        drop(counted);
+    } else {
+        std::mem::forget(counted);
+    }
+    record_drop_error(freed);
+}
