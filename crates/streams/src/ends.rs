@@ -36,8 +36,9 @@ impl<E: Timed> Ends<E> {
         ready.or_else(|| self.line.lock().take_spare(is_timed))
     }
 
-    /// Gives work that the driver has taken the next point, and records `end` behind it. Returns the point, and an old one that
-    /// it is time to ask about.
+    /// Gives work that the driver has taken the next point, and then records `end`, which covers no point that is given later.
+    /// Returns the point, and an old one that it is time to ask about. Where the recording fails the point has no event, as in a
+    /// run, and the next event covers it.
     pub(crate) fn record<R>(
         &self,
         what: &'static str,
@@ -45,23 +46,25 @@ impl<E: Timed> Ends<E> {
         start: Option<Start<E>>,
         record: impl FnOnce(&E) -> Result<(), R>,
     ) -> Result<(u64, Option<u64>), R> {
-        let point = self.points.give_and_record(|| record(&end))?;
+        let point = self.points.give();
+        record(&end)?;
         Ok((point, self.note(point, what, end, start)))
     }
 
-    /// Records `end` behind the points that have no event. Returns an old point that it is time to ask about.
+    /// Records `end` behind the points that have no event. What is given meanwhile may be covered, and is not promised. Returns
+    /// an old point that it is time to ask about.
     pub(crate) fn close<R>(
         &self,
         end: Arc<E>,
         record: impl FnOnce(&E) -> Result<(), R>,
     ) -> Result<Option<u64>, R> {
-        match self.points.record_given(|| record(&end))? {
-            Some(upto) => Ok(self.note(upto, SMALL, end, None)),
-            None => {
-                self.line.lock().keep(false, end);
-                Ok(None)
-            }
+        let upto = self.points.given();
+        if !self.points.run_is_open() {
+            self.line.lock().keep(false, end);
+            return Ok(None);
         }
+        record(&end)?;
+        Ok(self.note(upto, SMALL, end, None))
     }
 
     fn note(&self, upto: u64, what: &'static str, end: Arc<E>, start: Option<Start<E>>) -> Option<u64> {

@@ -11,26 +11,7 @@
 //!
 //! # Example
 //! ```
-//! # #[cfg(any(target_os = "linux", windows))] {
-//! use transload_core::{MemoryKind, StreamPriority};
-//! use transload_memory::{CudaDevice, CudaMemoryManager};
-//! use transload_streams::CudaStream;
-//!
-//! fn round_trip() -> transload_core::Result<()> {
-//!     let device = CudaDevice::new(0)?;
-//!     let memory = CudaMemoryManager::new(&device)?;
-//!     let (host, there) = (memory.allocate(MemoryKind::Pinned, 4096)?, memory.allocate(MemoryKind::Device, 4096)?);
-//!     host.write()?.fill(7);
-//!     let stream = CudaStream::new_with_priority(&device, StreamPriority::High)?;
-//!     let up = stream.copy_from_host_async(&host, &there);
-//!     up.wait()?;
-//!     Ok(())
-//! }
-//!
-//! if let Err(error) = round_trip() {
-//!     println!("no CUDA here: {error}");
-//! }
-//! # }
+#![doc = include_str!("../examples/stream.rs")]
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
@@ -73,7 +54,7 @@ pub use allocator::{
     SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
 };
 pub use coordinator::{
-    Barrier, CoordinatorError, Dependency, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
+    Barrier, Dependency, DependencyCycle, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
 };
 pub use event::CudaEvent;
 pub use graph::{CudaGraph, CudaGraphUpdate};

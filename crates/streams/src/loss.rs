@@ -23,11 +23,19 @@ impl StreamTimeline {
     /// What an error of a question or a wait means. A broken context runs nothing any more. Any other error says nothing
     /// about the work, which may still run and use memory: it is waited for, however often that takes asking.
     pub(crate) fn settle(&self, point: u64, error: DriverError) -> Error {
+        match self.settle_wait(point, error.clone()) {
+            Ok(()) => lift(error),
+            Err(error) => error,
+        }
+    }
+
+    /// As [`settle`](Self::settle), for a wait: where a capture stood in its way, it has ended well once that is over.
+    pub(crate) fn settle_wait(&self, point: u64, error: DriverError) -> Result<()> {
         let mut latest = error.clone();
         let mut attempts = 0_u32;
         loop {
             if latest.is_sticky() {
-                return self.give_up(latest);
+                return Err(self.give_up(latest));
             }
             // However long someone's capture takes: it is no silence of the device.
             if is_of_a_capture(&latest) {
@@ -36,7 +44,7 @@ impl StreamTimeline {
             match self.synchronize_driver() {
                 Ok(()) => {
                     self.advance(point);
-                    return lift(error);
+                    return if is_of_a_capture(&error) { Ok(()) } else { Err(lift(error)) };
                 }
                 Err(again) => latest = again,
             }
@@ -75,23 +83,6 @@ impl StreamTimeline {
             Err(error) if !error.is_sticky() => Ok(false),
             Err(error) => Err(self.settle(point, error)),
         }
-    }
-
-    /// As [`settle_question`](Self::settle_question), for a wait: it goes on once the capture is over.
-    pub(crate) fn settle_wait(&self, point: u64, error: DriverError) -> Result<()> {
-        let mut latest = error;
-        while is_of_a_capture(&latest) {
-            self.wait_out_a_capture();
-            match self.synchronize_driver() {
-                Ok(()) => {
-                    self.advance(point);
-                    return Ok(());
-                }
-                Err(error) => latest = error,
-            }
-            thread::yield_now();
-        }
-        Err(self.settle(point, latest))
     }
 
     /// After an error nothing of the stream runs any more: every point counts as reached, so that memory is reclaimed.

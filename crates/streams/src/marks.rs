@@ -101,6 +101,16 @@ impl StreamTimeline {
         }
     }
 
+    /// What covers a point, for which an event is recorded unless there is one. After an error the work is over.
+    pub(crate) fn cover(&self, point: u64) -> Result<Covered<Event>> {
+        let covered = self.ends.line.lock().covering(point);
+        if !matches!(covered, Covered::NotYet) {
+            return Ok(covered);
+        }
+        self.close_run().map_err(|error| self.settle_unmarked(error))?;
+        Ok(self.ends.line.lock().covering(point))
+    }
+
     /// Makes later work of this stream come after a fence, on the device. Returns whether it had to wait; `None` for a fence of
     /// another backend.
     pub(crate) fn wait_for_fence(&self, fence: &Fence) -> Option<Result<bool>> {
@@ -115,20 +125,12 @@ impl StreamTimeline {
         if other.reached() >= point || self.ends.line.lock().waits_for(other.id(), point) {
             return Ok(false);
         }
-        let mut covered = other.ends.line.lock().covering(point);
-        if matches!(covered, Covered::NotYet) {
-            if let Err(error) = other.close_run() {
-                // Its work is over by then, well or not.
-                let _told_to_who_asks = other.settle_unmarked(error);
-                return Ok(false);
-            }
-            covered = other.ends.line.lock().covering(point);
-        }
-        let (event, upto) = match covered {
-            Covered::By(event, upto) => (event, upto),
-            Covered::Over => return Ok(false),
+        let (event, upto) = match other.cover(point) {
+            Ok(Covered::By(event, upto)) => (event, upto),
+            // After an error, too, its work is over, well or not.
+            Ok(Covered::Over) | Err(_) => return Ok(false),
             // Only someone's capture keeps a point without an event.
-            Covered::NotYet => {
+            Ok(Covered::NotYet) => {
                 return match other.check_runs() {
                     Err(error) => Err(error),
                     Ok(()) => other.wait(point).map(|()| false),

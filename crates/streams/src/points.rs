@@ -34,28 +34,9 @@ impl Points {
         }
     }
 
-    fn give(&self) -> u64 {
+    /// The next point, for work that the driver has taken. Others may give points meanwhile.
+    pub(crate) fn give(&self) -> u64 {
         self.given.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// The next point, for work that the driver has taken, and its event. The point is given first: others may give points
-    /// meanwhile, and the event may cover only those given before it is recorded. Where the recording fails the point has no
-    /// event, as in a run, and the next event covers it. The caller keeps others from recording, and marks the point.
-    pub(crate) fn give_and_record<E>(&self, record: impl FnOnce() -> Result<(), E>) -> Result<u64, E> {
-        let point = self.give();
-        record()?;
-        Ok(point)
-    }
-
-    /// Records an event behind the points that have none, and answers up to which. What is given while it is recorded may
-    /// or may not be covered, and is not promised. The caller keeps others from recording, and marks the points.
-    pub(crate) fn record_given<E>(&self, record: impl FnOnce() -> Result<(), E>) -> Result<Option<u64>, E> {
-        let upto = self.given();
-        if !self.run_is_open() {
-            return Ok(None);
-        }
-        record()?;
-        Ok(Some(upto))
     }
 
     /// The next point, for a small operation that the driver has taken; and whether the run must be closed now.

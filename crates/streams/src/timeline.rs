@@ -387,15 +387,8 @@ unsafe impl Timeline for StreamTimeline {
         if self.reached() >= point {
             return self.ended_well(point).map(|_| ());
         }
-        let mut covered = self.ends.line.lock().covering(point);
-        if matches!(covered, Covered::NotYet) {
-            // Recorded at once, it is enqueued while the work still runs.
-            if let Err(error) = self.close_run() {
-                return Err(self.settle_unmarked(error));
-            }
-            covered = self.ends.line.lock().covering(point);
-        }
-        let (event, upto) = match covered {
+        // Recorded at once, an event is enqueued while the work still runs.
+        let (event, upto) = match self.cover(point)? {
             Covered::Over => return self.ended_well(point).map(|_| ()),
             Covered::NotYet => return self.settle_open(point).map(|_| ()),
             Covered::By(event, upto) => (event, upto),

@@ -7,9 +7,9 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use transload_core::{Fence, Result as CoreResult};
+use transload_core::{Fence, Result};
 
-use super::{CoordinatorError, MultiStreamCoordinator, is_idle};
+use super::{MultiStreamCoordinator, is_idle, no_streams};
 use crate::CudaStream;
 
 impl MultiStreamCoordinator {
@@ -24,15 +24,15 @@ impl MultiStreamCoordinator {
     /// let go too early: [`Barrier::wait`] answers the error.
     ///
     /// # Errors
-    /// [`CoordinatorError::NoStreams`]; the error of a stream that is known to be unusable (unregister it), before anything is
+    /// `InvalidArgument` without a stream; the error of a stream that is known to be unusable (unregister it), before anything is
     /// enqueued; the driver's, after which some streams may wait for others, and nothing else has happened.
-    pub fn create_barrier(&self) -> Result<Barrier, CoordinatorError> {
+    pub fn create_barrier(&self) -> Result<Barrier> {
         join(&self.streams())
     }
 }
 
-fn join(streams: &[CudaStream]) -> Result<Barrier, CoordinatorError> {
-    let Some((first, others)) = streams.split_first() else { return Err(CoordinatorError::NoStreams) };
+fn join(streams: &[CudaStream]) -> Result<Barrier> {
+    let Some((first, others)) = streams.split_first() else { return Err(no_streams()) };
     for stream in streams {
         stream.own.check_here()?;
     }
@@ -88,7 +88,7 @@ impl Barrier {
     ///
     /// # Errors
     /// The first error of that work, once all of it is over.
-    pub fn wait(&self) -> CoreResult<()> {
+    pub fn wait(&self) -> Result<()> {
         let mut outcome = Ok(());
         for fence in self.fences() {
             outcome = outcome.and(fence.wait());
@@ -98,7 +98,7 @@ impl Barrier {
 }
 
 impl Future for Barrier {
-    type Output = CoreResult<()>;
+    type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut outcome = Ok(());

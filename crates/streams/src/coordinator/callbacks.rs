@@ -3,12 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result as CoreResult};
+use transload_core::{Error, ErrorKind, Fence, Result};
 
-use super::{CoordinatorError, MultiStreamCoordinator};
+use super::{MultiStreamCoordinator, unknown};
 use crate::{CudaStream, panics::panic_text};
 
-type Callback = Box<dyn FnOnce(CoreResult<()>) + Send>;
+type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 
 struct Entry {
     number: u64,
@@ -41,14 +41,14 @@ impl MultiStreamCoordinator {
     /// runs. For one that runs by itself, see the stream's own callbacks.
     ///
     /// # Errors
-    /// [`CoordinatorError::NotRegistered`]; the driver's. The callback is dropped then.
+    /// `InvalidArgument` for a stream that is not registered; the driver's. The callback is dropped then.
     pub fn add_completion_callback(
         &self,
         stream: &CudaStream,
-        callback: impl FnOnce(CoreResult<()>) + Send + 'static,
-    ) -> Result<(), CoordinatorError> {
+        callback: impl FnOnce(Result<()>) + Send + 'static,
+    ) -> Result<()> {
         if !self.is_registered(stream.id()) {
-            return Err(CoordinatorError::unknown(stream));
+            return Err(unknown(stream.id(), stream.device()));
         }
         let (fence, callback) = (stream.fence()?, Box::new(callback));
         let mut pending = self.callbacks.0.lock();

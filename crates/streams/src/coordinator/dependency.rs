@@ -1,8 +1,10 @@
 //! "This stream after that one": a wait on the device, entered into the plan unless it would close a cycle.
 
-use transload_core::{Fence, Timeline, TimelineId};
+use std::fmt;
 
-use super::{CoordinatorError, MultiStreamCoordinator, is_idle, plan::Wait};
+use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
+
+use super::{MultiStreamCoordinator, is_idle, plan::Wait, unknown};
 use crate::{CudaStream, timeline::StreamTimeline};
 
 /// What a declared dependency took.
@@ -16,18 +18,38 @@ pub enum Dependency {
     Met,
 }
 
+/// The cycle that a dependency would close, for which it is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DependencyCycle {
+    /// Each stream waits for the next one, the last for the first. The first is the one that was to wait. A stream that was
+    /// to wait for itself is alone in it.
+    pub streams: Vec<TimelineId>,
+}
+
+impl fmt::Display for DependencyCycle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the dependency would close a cycle: ")?;
+        for stream in self.streams.iter() {
+            write!(f, "{stream:?} after ")?;
+        }
+        if let Some(first) = self.streams.first() {
+            write!(f, "{first:?}")?;
+        }
+        f.write_str("; valid once one of these waits is over, or as a barrier")
+    }
+}
+
+impl std::error::Error for DependencyCycle {}
+
 impl MultiStreamCoordinator {
     /// Makes what is enqueued on `waiter` from now on run after what is enqueued on `on` so far, by whomever. The devices
     /// see to it, which may be two; the host does not wait.
     ///
     /// # Errors
-    /// [`CoordinatorError::Cycle`] where edges that have not expired lead from `on` to `waiter`, or both are one stream;
-    /// [`CoordinatorError::NotRegistered`]; the driver's. On any error nothing waits that did not before.
-    pub fn add_dependency(
-        &self,
-        waiter: &CudaStream,
-        on: &CudaStream,
-    ) -> Result<Dependency, CoordinatorError> {
+    /// `InvalidArgument`, with a [`DependencyCycle`] as its [cause](Error::cause), where edges that have not expired lead from `on` to `waiter`, or both are one stream;
+    /// `InvalidArgument` for a stream that is not registered; the driver's. On any error nothing waits that did not before.
+    pub fn add_dependency(&self, waiter: &CudaStream, on: &CudaStream) -> Result<Dependency> {
         self.require(waiter)?;
         self.require(on)?;
         let edge = self.begin(waiter.id(), on.id())?;
@@ -46,16 +68,12 @@ impl MultiStreamCoordinator {
     ///
     /// # Errors
     /// As for [`add_dependency`](Self::add_dependency). A fence of another backend is of a stream that is not registered.
-    pub fn add_dependency_on(
-        &self,
-        waiter: &CudaStream,
-        fence: &Fence,
-    ) -> Result<Dependency, CoordinatorError> {
+    pub fn add_dependency_on(&self, waiter: &CudaStream, fence: &Fence) -> Result<Dependency> {
         self.require(waiter)?;
         let timeline = fence.timeline();
         let own = timeline.as_any().downcast_ref::<StreamTimeline>();
         let Some(on) = own.filter(|on| self.is_registered(on.id())) else {
-            return Err(CoordinatorError::NotRegistered { stream: timeline.id(), device: timeline.device() });
+            return Err(unknown(timeline.id(), timeline.device()));
         };
         waiter.own.check_here()?;
         if waiter.id() != timeline.id() {
@@ -87,12 +105,12 @@ impl MultiStreamCoordinator {
         self.registry.lock().plan.has_cycles()
     }
 
-    fn require(&self, stream: &CudaStream) -> Result<(), CoordinatorError> {
-        if self.is_registered(stream.id()) { Ok(()) } else { Err(CoordinatorError::unknown(stream)) }
+    fn require(&self, stream: &CudaStream) -> Result<()> {
+        if self.is_registered(stream.id()) { Ok(()) } else { Err(unknown(stream.id(), stream.device())) }
     }
 
     /// Enters the edge before its wait is enqueued: of two threads that would close a cycle together one is refused.
-    fn begin(&self, waiter: TimelineId, on: TimelineId) -> Result<Declared<'_>, CoordinatorError> {
+    fn begin(&self, waiter: TimelineId, on: TimelineId) -> Result<Declared<'_>> {
         loop {
             let mut registry = self.registry.lock();
             registry.plan.expire_known(waiter);
@@ -105,7 +123,11 @@ impl MultiStreamCoordinator {
             // Each round takes out an edge, or refuses.
             let over = over(waits);
             if over.is_empty() {
-                return Err(CoordinatorError::Cycle { cycle });
+                return Err(Error::caused_by(
+                    ErrorKind::InvalidArgument,
+                    "the coordinator refused",
+                    DependencyCycle { streams: cycle },
+                ));
             }
             self.registry.lock().plan.expire(&over);
         }
@@ -126,12 +148,7 @@ struct Declared<'a> {
 }
 
 impl Declared<'_> {
-    fn enqueue(
-        self,
-        waiter: &CudaStream,
-        on: &StreamTimeline,
-        fence: &Fence,
-    ) -> Result<Dependency, CoordinatorError> {
+    fn enqueue(self, waiter: &CudaStream, on: &StreamTimeline, fence: &Fence) -> Result<Dependency> {
         waiter.own.wait_for(on, fence.point())?;
         let since = waiter.own.last_point();
         self.coordinator.registry.lock().plan.enter(self.waiter, fence, since);

@@ -3,14 +3,13 @@
 mod barrier;
 mod callbacks;
 mod dependency;
-mod error;
 mod parallel;
 mod plan;
 
 use std::fmt;
 
 use parking_lot::Mutex;
-use transload_core::TimelineId;
+use transload_core::{DeviceId, Error, ErrorKind, Result, TimelineId};
 
 use self::{callbacks::Callbacks, plan::Plan};
 use crate::CudaStream;
@@ -18,8 +17,7 @@ use crate::CudaStream;
 pub use self::{
     barrier::Barrier,
     callbacks::ExecutedCallbacks,
-    dependency::Dependency,
-    error::CoordinatorError,
+    dependency::{Dependency, DependencyCycle},
     parallel::{TaskError, TaskStage},
 };
 
@@ -46,27 +44,7 @@ pub use self::{
 ///
 /// # Example
 /// ```
-/// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{Error, Result};
-/// use transload_memory::CudaDevice;
-/// use transload_streams::{CudaStream, MultiStreamCoordinator};
-///
-/// fn ordered() -> Result<()> {
-///     let device = CudaDevice::new(0)?;
-///     let (producer, consumer) = (CudaStream::new(&device)?, CudaStream::new(&device)?);
-///     let coordinator = MultiStreamCoordinator::new();
-///     coordinator.register(&producer);
-///     coordinator.register(&consumer);
-///     // ... enqueue on `producer` ...
-///     coordinator.add_dependency(&consumer, &producer)?;
-///     // ... what is enqueued on `consumer` now runs after it ...
-///     coordinator.create_barrier()?.wait()
-/// }
-///
-/// if let Err(error) = ordered() {
-///     println!("no CUDA here: {error}");
-/// }
-/// # }
+#[doc = include_str!("../../examples/coordinator.rs")]
 /// ```
 #[derive(Default)]
 pub struct MultiStreamCoordinator {
@@ -120,11 +98,20 @@ impl MultiStreamCoordinator {
 }
 
 /// Whether nothing is in flight on a stream. Asks the driver only where nothing is known to be outstanding.
-fn is_idle(stream: &CudaStream) -> transload_core::Result<bool> {
+fn is_idle(stream: &CudaStream) -> Result<bool> {
     if stream.own.outstanding() > 0 {
         return Ok(false);
     }
     stream.is_ready()
+}
+
+fn unknown(stream: TimelineId, device: DeviceId) -> Error {
+    let text = format!("{stream:?} of {device} is not registered; register it with the coordinator first");
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+fn no_streams() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "there is no stream; register at least one")
 }
 
 impl fmt::Debug for MultiStreamCoordinator {

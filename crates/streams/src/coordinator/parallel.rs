@@ -8,9 +8,9 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result as CoreResult, TimelineId};
+use transload_core::{Error, ErrorKind, Fence, Result, TimelineId};
 
-use super::{CoordinatorError, MultiStreamCoordinator};
+use super::{MultiStreamCoordinator, no_streams};
 use crate::{CudaStream, panics::panic_text};
 
 /// Where a task failed.
@@ -51,18 +51,18 @@ impl MultiStreamCoordinator {
     /// every task of it whose end was not seen before.
     ///
     /// # Errors
-    /// [`CoordinatorError::NoStreams`].
+    /// `InvalidArgument` without a stream.
     pub fn execute_parallel<T, F>(
         &self,
         tasks: impl IntoIterator<Item = F>,
-    ) -> Result<Vec<Result<T, TaskError>>, CoordinatorError>
+    ) -> Result<Vec<Result<T, TaskError>>>
     where
-        F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+        F: FnOnce(&CudaStream) -> Result<T> + Send,
         T: Send,
     {
         let streams = self.streams();
         if streams.is_empty() {
-            return Err(CoordinatorError::NoStreams);
+            return Err(no_streams());
         }
         let mut shares: Vec<Share<'_, F>> =
             streams.iter().map(|stream| Share { stream, tasks: Mutex::default() }).collect();
@@ -85,7 +85,7 @@ struct Share<'a, F> {
 
 fn submit_all<'a, T, F>(shares: &[Share<'a, F>]) -> Vec<Submitted<'a, T>>
 where
-    F: FnOnce(&CudaStream) -> CoreResult<T> + Send,
+    F: FnOnce(&CudaStream) -> Result<T> + Send,
     T: Send,
 {
     let Some((own, others)) = shares.split_first() else { return Vec::new() };
@@ -113,7 +113,7 @@ where
 impl<'a, F> Share<'a, F> {
     fn submit<T>(&self) -> Vec<Submitted<'a, T>>
     where
-        F: FnOnce(&CudaStream) -> CoreResult<T>,
+        F: FnOnce(&CudaStream) -> Result<T>,
     {
         let tasks = std::mem::take(&mut *self.tasks.lock());
         let stream = self.stream;
@@ -137,7 +137,7 @@ struct Submitted<'a, T> {
     task: usize,
     stream: &'a CudaStream,
     outcome: Result<T, (TaskStage, Error)>,
-    end: CoreResult<Fence>,
+    end: Result<Fence>,
 }
 
 impl<T> Submitted<'_, T> {

@@ -3,7 +3,7 @@
 mod plan;
 mod record;
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{
@@ -26,33 +26,9 @@ use crate::{CudaStream, kernels::Kernels, priority};
 /// conflict.
 ///
 /// ```
-/// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{MemoryKind, Operation, StreamPriority};
-/// use transload_memory::{CudaDevice, CudaMemoryManager};
-/// use transload_streams::{CudaGraph, CudaStream};
-///
-/// fn replay_twice() -> transload_core::Result<()> {
-///     let device = CudaDevice::new(0)?;
-///     let memory = CudaMemoryManager::new(&device)?;
-///     let (host, there) = (memory.allocate(MemoryKind::Pinned, 4096)?, memory.allocate(MemoryKind::Device, 4096)?);
-///     let graph = CudaGraph::record(
-///         &device,
-///         StreamPriority::Normal,
-///         &[Operation::Copy { src: &host, dst: &there }],
-///     )?;
-///     let stream = CudaStream::new(&device)?;
-///     for value in 1..3 {
-///         host.write()?.fill(value);
-///         graph.launch(&stream)?;
-///     }
-///     stream.synchronize()
-/// }
-///
-/// if let Err(error) = replay_twice() {
-///     println!("no CUDA here: {error}");
-/// }
-/// # }
+#[doc = include_str!("../../examples/graph.rs")]
 /// ```
+#[derive(Debug)]
 pub struct CudaGraph {
     device: CudaDevice,
     priority: StreamPriority,
@@ -66,6 +42,7 @@ pub struct CudaGraph {
 }
 
 /// The kernels that nodes launch, and when the last launch is over.
+#[derive(Debug)]
 struct InUse {
     kernels: Arc<Kernels>,
     last: Event,
@@ -238,15 +215,5 @@ unsafe impl Recorded for CudaGraph {
 
     fn as_any(&self) -> &dyn Any {
         self
-    }
-}
-
-impl fmt::Debug for CudaGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaGraph")
-            .field("device", &self.device.id())
-            .field("nodes", &self.nodes)
-            .field("uses", &self.uses.len())
-            .finish_non_exhaustive()
     }
 }

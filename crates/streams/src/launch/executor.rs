@@ -1,6 +1,6 @@
 //! Launches whose unified memory is brought to the device beforehand, beside the work that is already under way.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use transload_core::{
     Access, DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Result, Timing, submit,
@@ -51,6 +51,7 @@ use crate::CudaStream;
 /// ```
 ///
 /// Usable from any thread. Dropping it neither waits for work nor cuts it short.
+#[derive(Debug)]
 pub struct LaunchExecutor {
     device: CudaDevice,
     /// Prefetches towards the device, and back: on a stream each, since the link carries both ways at once.
@@ -87,22 +88,6 @@ impl LaunchExecutor {
     ///
     /// # Errors
     /// The driver's.
-    ///
-    /// ```
-    /// # #[cfg(any(target_os = "linux", windows))] {
-    /// use transload_memory::{CudaDevice, PredictionLimits};
-    /// use transload_streams::LaunchExecutor;
-    ///
-    /// fn predicting() -> transload_core::Result<LaunchExecutor> {
-    ///     let limits = PredictionLimits { depth: 2, bytes_ahead: 256 << 20 };
-    ///     LaunchExecutor::new(&CudaDevice::new(0)?)?.with_prediction(limits)
-    /// }
-    ///
-    /// if let Err(error) = predicting() {
-    ///     println!("no CUDA here: {error}");
-    /// }
-    /// # }
-    /// ```
     pub fn with_prediction(mut self, limits: PredictionLimits) -> Result<Self> {
         let queue = Arc::new(CudaStream::new(&self.device)?);
         let residency = Arc::clone(&self.resident);
@@ -220,14 +205,4 @@ impl LaunchExecutor {
 
 fn buffers<'a>(launch: &Launch<'a>) -> impl Iterator<Item = &'a RawBuffer> + Clone {
     launch.uses().iter().map(|(buffer, _)| *buffer)
-}
-
-impl fmt::Debug for LaunchExecutor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaunchExecutor")
-            .field("device", &self.device)
-            .field("there", &self.there)
-            .field("back", &self.back)
-            .finish_non_exhaustive()
-    }
 }

@@ -29,7 +29,7 @@ const KEEPS: u32 = 1024;
 // What is here changes seldom; it shares no line with anything that changes often.
 #[repr(align(128))]
 pub(crate) struct Lane {
-    places: Places,
+    pub(crate) places: Places,
     /// Which places each workload may use.
     allowed: [AtomicU64; WORKLOADS.len()],
     priority: StreamPriority,
@@ -222,11 +222,6 @@ impl Lane {
                 look(index, &stream, leases);
             }
         }
-    }
-
-    /// Leases the stream of a place, whatever it does.
-    pub(crate) fn hold(&self, index: usize) -> Option<Arc<Seat>> {
-        self.places.hold(index)
     }
 
     /// How many streams there are.

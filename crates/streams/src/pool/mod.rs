@@ -19,7 +19,6 @@ use crate::{CudaStream, kernels::Kernels};
 mod builder;
 mod completions;
 mod lane;
-mod lease;
 mod optimize;
 mod ready;
 mod roster;
@@ -28,8 +27,9 @@ mod strategy;
 
 pub use builder::PoolBuilder;
 pub use completions::WorkloadSummary;
-pub use lease::StreamLease;
+
 pub use optimize::Optimization;
+pub use seat::StreamLease;
 pub use strategy::{AllocationStrategy, Split};
 
 use completions::Completions;
@@ -46,24 +46,7 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 /// do not, leases share streams. All methods may be called from any thread.
 ///
 /// ```
-/// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{StreamPriority, WorkloadType};
-/// use transload_memory::CudaDevice;
-/// use transload_streams::{AdvancedStreamPool, AllocationStrategy};
-///
-/// fn lease() -> transload_core::Result<()> {
-///     let device = CudaDevice::new(0)?;
-///     let pool = AdvancedStreamPool::new_with_strategy(&device, 4, AllocationStrategy::Workload)?;
-///     let copies = pool.get_stream_for_workload(WorkloadType::Memory)?;
-///     let kernels = pool.lease(StreamPriority::High, WorkloadType::Compute)?;
-///     assert_ne!(copies.id(), kernels.id());
-///     Ok(())
-/// }
-///
-/// if let Err(error) = lease() {
-///     println!("no CUDA here: {error}");
-/// }
-/// # }
+#[doc = include_str!("../../examples/pool.rs")]
 /// ```
 pub struct AdvancedStreamPool {
     device: CudaDevice,

@@ -83,7 +83,7 @@ impl AdvancedStreamPool {
                     match state(stream) {
                         // Another may have taken its place meanwhile.
                         Ok(State::Idle) => {
-                            let held = lane.hold(index).filter(|held| held.id() == stream.id());
+                            let held = lane.places.hold(index).filter(|held| held.id() == stream.id());
                             found = held.map(|held| Ok(StreamLease::new(held)));
                         }
                         Ok(State::Busy(fence)) => fences.extend(fence),

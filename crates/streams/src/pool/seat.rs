@@ -10,7 +10,9 @@ use std::{
     },
 };
 
-use transload_core::{DeviceId, Fence, Operation, Place, Queue, Result, StreamPriority, Timeline, Timing};
+use transload_core::{
+    DeviceId, Fence, Operation, Place, Queue, QueueLease, Result, StreamPriority, Timeline, Timing,
+};
 
 use crate::{CudaStream, thread_number::thread_number};
 
@@ -32,6 +34,7 @@ impl Share {
 
 /// A stream as one share of the threads leases it. Its handles are leases, but for the lane's.
 // On lines of its own, fetched in pairs, as is the count of its handles before it.
+#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Seat {
     stream: CudaStream,
@@ -39,7 +42,7 @@ pub(crate) struct Seat {
 }
 
 /// What all seats of a stream share: it seldom changes.
-#[derive(Default)]
+#[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shared {
     /// Which seats were leased, ever.
@@ -113,6 +116,36 @@ unsafe impl Queue for Seat {
 
     fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
         self.stream.with_raw_handle(call)
+    }
+}
+
+/// A stream of a pool, until dropped; work may still be in flight then. May outlive the pool. Usable from any thread.
+///
+/// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
+#[derive(Debug)]
+pub struct StreamLease {
+    seat: Arc<Seat>,
+}
+
+impl StreamLease {
+    #[inline]
+    pub(crate) fn new(seat: Arc<Seat>) -> Self {
+        Self { seat }
+    }
+
+    /// The same lease as core's type.
+    #[must_use]
+    pub fn into_queue(self) -> QueueLease {
+        QueueLease::new(self.seat as Arc<dyn Queue>)
+    }
+}
+
+impl Deref for StreamLease {
+    type Target = CudaStream;
+
+    #[inline]
+    fn deref(&self) -> &CudaStream {
+        &self.seat
     }
 }
 

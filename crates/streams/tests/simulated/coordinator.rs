@@ -8,7 +8,7 @@ use std::sync::{
 use transload_core::{ErrorKind, MemoryKind, Pattern, RawBuffer, Result};
 use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{CoordinatorError, CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
+use transload_streams::{CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
 
 use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
@@ -85,10 +85,10 @@ fn two() -> Two {
     Two { sims, memories, streams }
 }
 
-fn kind<T>(outcome: Result<T, CoordinatorError>) -> ErrorKind {
+fn kind<T>(outcome: transload_core::Result<T>) -> ErrorKind {
     match outcome {
         Ok(_) => panic!("it must be refused"),
-        Err(error) => transload_core::Error::from(error).kind(),
+        Err(error) => error.kind(),
     }
 }
 

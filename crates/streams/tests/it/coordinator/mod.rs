@@ -12,8 +12,9 @@ mod plans;
 mod raw;
 mod redundant;
 
+use transload_core::{Error, ErrorKind, TimelineId};
 use transload_cuda_sys::trace::Trace;
-use transload_streams::CudaStream;
+use transload_streams::{CudaStream, DependencyCycle};
 
 use crate::setup::Setup;
 
@@ -24,4 +25,10 @@ pub(crate) fn streams<const N: usize>(setup: &Setup) -> [CudaStream; N] {
 /// How many calls of a name this thread made.
 pub(crate) fn calls(trace: &Trace, name: &str) -> usize {
     trace.calls_of_this_thread().iter().filter(|call| call.name == name).count()
+}
+
+/// The cycle for which a dependency was refused.
+pub(crate) fn cycle(refused: &Error) -> Option<&[TimelineId]> {
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    refused.cause()?.downcast_ref::<DependencyCycle>().map(|cycle| &cycle.streams[..])
 }

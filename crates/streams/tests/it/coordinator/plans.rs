@@ -6,7 +6,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use transload_core::RawBuffer;
-use transload_streams::{CoordinatorError, CudaStream, MultiStreamCoordinator};
+use transload_streams::{CudaStream, MultiStreamCoordinator};
 
 use super::{raw, streams};
 use crate::gate::Gate;
@@ -149,15 +149,14 @@ impl Run<'_> {
         refused: bool,
         waiter: usize,
         on: usize,
-        answer: Result<(), CoordinatorError>,
+        answer: transload_core::Result<()>,
     ) -> Result<bool, TestCaseError> {
         let Err(error) = answer else {
             prop_assert!(!refused, "{waiter} after {on} closes a cycle of {:?}", self.model.edges);
             return Ok(true);
         };
         prop_assert!(refused, "{waiter} after {on} closes none of {:?}: {error}", self.model.edges);
-        let cycle: Vec<usize> = error
-            .cycle()
+        let cycle: Vec<usize> = super::cycle(&error)
             .unwrap()
             .iter()
             .map(|id| self.streams.iter().position(|stream| stream.id() == *id).unwrap())
