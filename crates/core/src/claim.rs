@@ -5,7 +5,7 @@ use std::{fmt, ops::Range, sync::Arc};
 use smallvec::SmallVec;
 
 use crate::{
-    BufferId, Fence, Queue, RawBuffer, Result, Timeline, TransferPath,
+    BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{Asked, Attempt, Before, Dependencies, Earlier, Ticket, Woken},
     obstacle::{Obstacle, Turns, Unsubmitted},
     source::Sources,
@@ -34,8 +34,18 @@ impl Access {
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
     earlier: Earlier,
-    /// Whether what is claimed for writing keeps its content.
-    keeps: bool,
+    written: Written,
+}
+
+/// What happens to bytes that are claimed for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// All are written, and none is read.
+    Replaced,
+    /// They may be read before.
+    Updated,
+    /// Some stay as they are.
+    Kept,
 }
 
 /// A range of a buffer, and the claim in its table once it is made. Uses that touch or overlap are one.
@@ -53,21 +63,26 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
     /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        let mut claims = Self::none();
+        let mut claims = Self::none(Written::Replaced);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// No claims.
-    #[inline]
-    pub(crate) fn none() -> Self {
-        Self::none_keeping(false)
+    /// Like [`of`](Self::of), for work that may read what it is to write, as a kernel may: it inherits the failure also of work
+    /// that wrote those bytes and is in flight.
+    ///
+    /// # Errors
+    /// As for `of`.
+    pub fn updating(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
+        let mut claims = Self::none(Written::Updated);
+        claims.add(uses, None)?;
+        Ok(claims)
     }
 
-    /// Like [`none`](Self::none), for work that leaves some of the bytes as they are that it claims for writing.
+    /// No claims yet.
     #[inline]
-    pub(crate) fn none_keeping(keeps: bool) -> Self {
-        Self { held: SmallVec::new(), earlier: Earlier::default(), keeps }
+    pub(crate) fn none(written: Written) -> Self {
+        Self { held: SmallVec::new(), earlier: Earlier::default(), written }
     }
 
     /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
@@ -80,7 +95,8 @@ impl<'a> Claims<'a> {
     ) -> Result<()> {
         match self.attempt(uses, own, None) {
             Ok(()) => Ok(()),
-            Err(unsubmitted) => self.wait_in_turn(uses, own, unsubmitted),
+            Err(Unsubmitted::Refused(error)) => Err(error),
+            Err(Unsubmitted::Blocked(_)) => self.wait_in_turn(uses, own),
         }
     }
 
@@ -89,20 +105,13 @@ impl<'a> Claims<'a> {
         &mut self,
         uses: &mut [(&'a RawBuffer, Access)],
         own: Option<&Arc<dyn Timeline>>,
-        mut unsubmitted: Unsubmitted,
     ) -> Result<()> {
-        let mut turns = Turns::default();
+        let turns = Turns::default();
         loop {
-            match unsubmitted {
-                Unsubmitted::Refused(error) => return Err(error),
-                Unsubmitted::Blocked(mut obstacle) => {
-                    turns.wait_for(&mut obstacle);
-                    obstacle.block();
-                }
-            }
             match self.attempt(uses, own, Some(&turns)) {
                 Ok(()) => return Ok(()),
-                Err(next) => unsubmitted = next,
+                Err(Unsubmitted::Refused(error)) => return Err(error),
+                Err(Unsubmitted::Blocked(obstacle)) => obstacle.block(&turns),
             }
         }
     }
@@ -138,10 +147,11 @@ impl<'a> Claims<'a> {
         while let Some(first) = rest.first() {
             let buffer = first.buffer;
             let (group, others) = rest.split_at_mut(of_one_buffer(rest));
-            let asked = Asked { own, turn: turns.and_then(|turns| turns.of(buffer)), keeps: self.keeps };
+            let turn = turns.and_then(|turns| turns.of(buffer));
+            let asked = Asked { own, turn, inherits: self.written != Written::Replaced };
             match buffer.hazards().claim(group, &asked, &mut self.earlier) {
                 Ok(Attempt::Held(())) => rest = others,
-                Ok(Attempt::Blocked(before)) => return Err(self.blocked(before)),
+                Ok(Attempt::Blocked(before)) => return Err(self.blocked(before, turns)),
                 Err(error) => {
                     self.withdraw();
                     return Err(error.into());
@@ -153,10 +163,10 @@ impl<'a> Claims<'a> {
 
     /// Withdraws what was claimed before a range that is blocked.
     #[cold]
-    fn blocked(&mut self, before: Before) -> Unsubmitted {
+    fn blocked(&mut self, before: Before, turns: Option<&Turns>) -> Unsubmitted {
         let blocked = self.held.iter().find(|one| one.ticket.is_none());
         let obstacle = match blocked {
-            Some(one) => Obstacle::before(one.buffer, one.range.clone(), one.access, before),
+            Some(one) => Obstacle::before(one.buffer, one.range.clone(), one.access, before, turns),
             None => Obstacle::fences(Vec::new()),
         };
         self.withdraw();
@@ -174,14 +184,14 @@ impl<'a> Claims<'a> {
         self.earlier = Earlier::default();
     }
 
-    /// As [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
-    /// conflict, that is answered, and nothing is claimed.
+    /// Like [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
+    /// conflict, that is answered, and nothing is claimed. Who tries again passes the same `turns`.
     ///
     /// # Errors
     /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
-    pub fn try_of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self, Unsubmitted> {
-        let mut claims = Self::none();
-        claims.attempt(uses, None, None)?;
+    pub fn try_of(uses: &mut [(&'a RawBuffer, Access)], turns: &Turns) -> Result<Self, Unsubmitted> {
+        let mut claims = Self::none(Written::Replaced);
+        claims.attempt(uses, None, Some(turns))?;
         Ok(claims)
     }
 
@@ -256,13 +266,22 @@ impl<'a> Claims<'a> {
         self.commit_all(fence);
     }
 
-    /// Like [`commit`](Self::commit), without moving them: they are many words, and a short copy notices that.
-    ///
-    /// # Safety
-    /// * As there.
+    /// Enqueues the claimed operation behind [`after`](Self::after), and commits its fence. Not by value: the claims are many
+    /// words, and a short copy notices that.
     #[inline]
-    pub(crate) unsafe fn commit_in_place(&mut self, fence: &Fence) {
-        self.commit_all(fence);
+    pub(crate) fn enqueue<Q: Queue + ?Sized>(
+        &mut self,
+        queue: &Q,
+        operation: &Operation<'_>,
+        timing: Timing,
+    ) -> Result<Fence> {
+        // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
+        // the memory alive from then on.
+        let fence = self.inherit(unsafe { queue.enqueue(operation, self.after(), timing) }?);
+        operation.note_where_it_sends();
+        // A queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was over.
+        self.commit_all(&fence);
+        Ok(fence)
     }
 
     #[inline]
@@ -275,7 +294,7 @@ impl<'a> Claims<'a> {
             &inherited
         };
         let mut woken = Woken::default();
-        let keeps = self.keeps && !crate::mutant!("core/prefetch-keeps-marks");
+        let keeps = self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks");
         let mut rest = self.held.as_slice();
         while let Some(first) = rest.first() {
             let (group, others) = rest.split_at(of_one_buffer(rest));

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
     hazard::{Attempt, Ticket, Woken, in_flight},
-    obstacle::Obstacle,
+    obstacle::{Obstacle, Turns},
 };
 
 /// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
@@ -51,7 +51,7 @@ impl RawBuffer {
                 Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) })
             }
             Attempt::Blocked(before) => {
-                let by = Obstacle::before(self, range, access, before);
+                let by = Obstacle::before(self, range, access, before, None);
                 Holding::Blocked(Blocked { buffer: self.clone(), by })
             }
         })
@@ -65,7 +65,7 @@ impl Blocked {
     /// # Errors
     /// None at present.
     pub fn wait(self) -> Result<()> {
-        self.by.block();
+        self.by.block(&Turns::default());
         self.forget()
     }
 

@@ -39,30 +39,28 @@ unsafe impl Sync for Open<'_> {}
 
 impl<'a> Open<'a> {
     fn new(buffer: &'a RawBuffer, access: Access, wait: bool) -> Result<Self> {
-        let mut turns = Turns::default();
+        let turns = Turns::default();
         loop {
-            match Self::attempt(buffer, access, &turns)? {
+            let obstacle = match Self::attempt(buffer, access, wait.then_some(&turns))? {
                 Ok(open) => return Ok(open),
-                Err(obstacle) if !wait && !obstacle.is_gone() => return Err(in_flight(&buffer.range())),
-                Err(mut obstacle) => {
-                    if wait {
-                        turns.wait_for_view(buffer, access, &mut obstacle);
-                        obstacle.block();
-                    }
-                    buffer.hazards().forget(&buffer.range(), obstacle.until());
-                }
+                Err(obstacle) => obstacle,
+            };
+            if wait {
+                obstacle.block(&turns);
+            } else if !obstacle.is_gone() {
+                return Err(in_flight(&buffer.range()));
             }
+            buffer.hazards().forget(&buffer.range(), obstacle.until());
         }
     }
 
     /// Waits by wakers. Until it is open nothing is held, so the future may be dropped at any time.
     async fn when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
-        let mut turns = Turns::default();
+        let turns = Turns::default();
         loop {
-            match Self::attempt(buffer, access, &turns)? {
+            match Self::attempt(buffer, access, Some(&turns))? {
                 Ok(open) => return Ok(open),
-                Err(mut obstacle) => {
-                    turns.wait_for_view(buffer, access, &mut obstacle);
+                Err(obstacle) => {
                     let until = obstacle.until().to_vec();
                     obstacle.await;
                     buffer.hazards().forget(&buffer.range(), &until);
@@ -72,12 +70,16 @@ impl<'a> Open<'a> {
     }
 
     /// Opens a view, or tells what it must wait for.
-    fn attempt(buffer: &'a RawBuffer, access: Access, turns: &Turns) -> Result<Result<Self, Obstacle>> {
+    fn attempt(
+        buffer: &'a RawBuffer,
+        access: Access,
+        turns: Option<&Turns>,
+    ) -> Result<Result<Self, Obstacle>> {
         let address = buffer.viewable(access)?;
-        let range = buffer.range();
-        Ok(match buffer.hazards().try_open_view(&range, access, turns.of(buffer))? {
+        let (range, turn) = (buffer.range(), turns.and_then(|turns| turns.of(buffer)));
+        Ok(match buffer.hazards().try_open_view(&range, access, turn)? {
             Attempt::Held(ticket) => Ok(Self::opened(buffer, access, address, ticket)),
-            Attempt::Blocked(before) => Err(Obstacle::before(buffer, range, access, before)),
+            Attempt::Blocked(before) => Err(Obstacle::before(buffer, range, access, before, turns)),
         })
     }
 

@@ -73,7 +73,7 @@ pub use host_view::{HostView, HostViewMut};
 pub use loan::Loan;
 pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
 pub use observer::{Observer, TransferEvent};
-pub use obstacle::{Obstacle, Unsubmitted};
+pub use obstacle::{Obstacle, Turns, Unsubmitted};
 pub use operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use pattern::Pattern;
 pub use place::{MemoryKind, Place, TransferPath};

@@ -5,13 +5,17 @@ use std::{
     future::Future,
     ops::Range,
     pin::Pin,
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::{Duration, Instant},
 };
 
 use smallvec::SmallVec;
 
 use crate::{
     Access, Error, Fence, RawBuffer, Result,
+    brief_lock::BriefLock,
     hazard::{Before, TurnId},
 };
 
@@ -36,6 +40,8 @@ enum What {
     Claim(Box<Claimed>),
     /// These are not over yet; each goes when it is. On the heap, so that an answer of success stays small.
     Fences(Vec<Fence>),
+    /// A waiter comes first, which waits for these.
+    Turn(Vec<Fence>),
 }
 
 /// A range that is claimed. On the heap, as an answer of success should stay small.
@@ -47,14 +53,28 @@ struct Claimed {
     turn: Option<TurnId>,
 }
 
+/// How long a thread lets a waiter go first that waits for work in flight. It cannot know whether that work ends before the
+/// thread itself goes on.
+const PATIENCE: Duration = Duration::from_millis(10);
+
 impl Obstacle {
-    /// What blocks a use of a range of the buffer's allocation.
-    pub(crate) fn before(buffer: &RawBuffer, range: Range<usize>, access: Access, before: Before) -> Self {
+    /// What blocks a use of a range of the buffer's allocation. Who tries again with `turns` has a turn from now on.
+    pub(crate) fn before(
+        buffer: &RawBuffer,
+        range: Range<usize>,
+        access: Access,
+        before: Before,
+        turns: Option<&Turns>,
+    ) -> Self {
+        let until = match &before {
+            Before::Claim => &[],
+            Before::Fences(fences) | Before::Turn(fences) => fences.as_slice(),
+        };
+        let turn = turns.map(|turns| turns.keep(buffer, &range, access, until));
         let what = match before {
-            Before::Claim => {
-                What::Claim(Box::new(Claimed { buffer: buffer.clone(), range, access, turn: None }))
-            }
+            Before::Claim => What::Claim(Box::new(Claimed { buffer: buffer.clone(), range, access, turn })),
             Before::Fences(fences) => What::Fences(fences),
+            Before::Turn(fences) => What::Turn(fences),
         };
         Self { what }
     }
@@ -63,8 +83,8 @@ impl Obstacle {
         Self { what: What::Fences(fences) }
     }
 
-    /// Blocks the calling thread until it is worth trying again.
-    pub(crate) fn block(&self) {
+    /// Blocks the calling thread until it is worth trying again with these turns.
+    pub(crate) fn block(&self, turns: &Turns) {
         match &self.what {
             What::Claim(claimed) => {
                 claimed.buffer.hazards().sleep_until_a_commit(&claimed.range, claimed.access);
@@ -75,14 +95,19 @@ impl Obstacle {
                     let _over = fence.wait();
                 }
             }
+            What::Turn(fences) => {
+                if !are_done_within(PATIENCE, fences) {
+                    turns.0.lock().goes_now = true;
+                }
+            }
         }
     }
 
-    /// Returns the fences that it waits for; none where it is a claim.
+    /// Returns the fences of the work that it is; none where it is a claim, or a waiter.
     pub(crate) fn until(&self) -> &[Fence] {
         match &self.what {
-            What::Claim(..) => &[],
             What::Fences(fences) => fences,
+            What::Claim(_) | What::Turn(_) => &[],
         }
     }
 
@@ -92,52 +117,76 @@ impl Obstacle {
     }
 }
 
-/// The turns of a waiter: after some overtakes later work in conflict waits for it. They end when this is dropped.
-#[derive(Debug, Default)]
-pub(crate) struct Turns(SmallVec<[(RawBuffer, TurnId); 1]>);
+/// Blocks the calling thread until all are complete, or for a limited time. Returns whether they are.
+fn are_done_within(limit: Duration, fences: &[Fence]) -> bool {
+    struct Unparks(Thread);
 
-impl Turns {
-    /// Returns the turn on a buffer's allocation.
-    #[inline]
-    pub(crate) fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
-        self.0.iter().find(|(known, _)| known.id() == buffer.id()).map(|(_, turn)| *turn)
-    }
-
-    /// Takes or keeps a turn where the obstacle is a claim.
-    pub(crate) fn wait_for(&mut self, obstacle: &mut Obstacle) {
-        if let What::Claim(claimed) = &mut obstacle.what {
-            claimed.turn = Some(self.keep(&claimed.buffer, &claimed.range, claimed.access, &[]));
+    impl Wake for Unparks {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
         }
     }
 
+    let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Unparks(thread::current()))));
+    fences.iter().all(|fence| {
+        while !fence.is_known_done() && !fence.timeline().wake_at(fence.point(), &waker) {
+            match limit.checked_sub(begun.elapsed()) {
+                Some(rest) if !rest.is_zero() => thread::park_timeout(rest),
+                _ => return false,
+            }
+        }
+        true
+    })
+}
+
+/// The turns of a caller that tries again until it is not blocked: after 16 conflicting uses have overtaken it, later ones
+/// queue behind it. For [`try_submit`](crate::try_submit) and [`Claims::try_of`](crate::Claims::try_of), which take a turn
+/// where they answer what blocks them. Ends when dropped; an attempt that is not made within 1 ms after it could succeed loses
+/// its turn until the next one.
+#[derive(Debug, Default)]
+pub struct Turns(BriefLock<Taken>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    turns: SmallVec<[(RawBuffer, TurnId); 1]>,
+    /// Whether it has waited for other waiters as long as it should.
+    goes_now: bool,
+}
+
+impl Turns {
+    /// Returns the turn to ask with on a buffer's allocation.
+    pub(crate) fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
+        let taken = self.0.lock();
+        if taken.goes_now { Some(TurnId::NOW) } else { taken.of(buffer) }
+    }
+
     /// Takes or keeps a turn on each range, of a waiter that waits for the fences.
-    pub(crate) fn wait_behind(&mut self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
+    pub(crate) fn wait_behind(&self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
         for (buffer, access) in uses {
             self.keep(buffer, &buffer.range(), *access, until);
         }
     }
 
-    /// Takes or keeps a turn of a waiter for a host view.
-    pub(crate) fn wait_for_view(&mut self, buffer: &RawBuffer, access: Access, obstacle: &mut Obstacle) {
-        let turn = self.keep(buffer, &buffer.range(), access, obstacle.until());
-        if let What::Claim(claimed) = &mut obstacle.what {
-            claimed.turn = Some(turn);
-        }
-    }
-
-    fn keep(&mut self, buffer: &RawBuffer, range: &Range<usize>, access: Access, until: &[Fence]) -> TurnId {
-        let known = self.of(buffer);
+    fn keep(&self, buffer: &RawBuffer, range: &Range<usize>, access: Access, until: &[Fence]) -> TurnId {
+        let known = self.0.lock().of(buffer);
         let turn = buffer.hazards().keep_turn(known, range, access, until);
         if known.is_none() {
-            self.0.push((buffer.clone(), turn));
+            let kept = (buffer.clone(), turn);
+            self.0.lock().turns.push(kept);
         }
         turn
     }
 }
 
+impl Taken {
+    fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
+        self.turns.iter().find(|(known, _)| known.id() == buffer.id()).map(|(_, turn)| *turn)
+    }
+}
+
 impl Drop for Turns {
     fn drop(&mut self) {
-        for (buffer, turn) in &self.0 {
+        for (buffer, turn) in &self.0.get_mut().turns {
             buffer.hazards().end_turn(*turn);
         }
     }
@@ -155,7 +204,7 @@ impl Future for Obstacle {
                     false => Poll::Pending,
                 }
             }
-            What::Fences(fences) => {
+            What::Fences(fences) | What::Turn(fences) => {
                 while let Some(fence) = fences.last() {
                     // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                     let Poll::Ready(_over) = fence.poll_done(context) else { return Poll::Pending };
@@ -178,7 +227,7 @@ impl fmt::Debug for Obstacle {
                     "Obstacle({access:?} of bytes {start} to {end} of {buffer:?} while they are claimed)"
                 )
             }
-            What::Fences(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
+            What::Fences(fences) | What::Turn(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
         }
     }
 }

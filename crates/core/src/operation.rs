@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
+    claim::Written,
 };
 
 /// Rows of equal length at regular distances.
@@ -105,10 +106,15 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Returns whether some of the bytes that it claims for writing stay as they are.
+    /// Returns what happens to the bytes that it claims for writing.
     #[inline]
-    pub(crate) fn keeps_content(&self) -> bool {
-        matches!(self, Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. })
+    pub(crate) fn written(&self) -> Written {
+        match self {
+            Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. } => Written::Kept,
+            // What one operation of a recording wrote another one may read.
+            Self::Replay { .. } => Written::Updated,
+            _ => Written::Replaced,
+        }
     }
 
     /// Its buffers, and what it does to each.
@@ -290,7 +296,7 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut claims = Claims::none_keeping(operation.keeps_content());
+    let mut claims = Claims::none(operation.written());
     match *operation {
         // Without the list of uses, whose length the compiler does not know.
         Operation::Copy { src, dst } => {
@@ -299,12 +305,5 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
         _ => claims.add(&mut operation.uses(), Some(queue.timeline())),
     }?;
     claims.wait_where_a_queue_cannot(queue);
-    // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
-    // the memory alive from then on.
-    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
-    operation.note_where_it_sends();
-    // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
-    // known to be over.
-    unsafe { claims.commit_in_place(&fence) };
-    Ok(fence)
+    claims.enqueue(queue, operation, timing)
 }

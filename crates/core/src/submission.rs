@@ -21,16 +21,7 @@ pub fn try_submit(
     queue: &dyn Queue,
     operation: &Operation<'_>,
     timing: Timing,
-) -> Result<Fence, Unsubmitted> {
-    try_in_turn(queue, operation, timing, &mut Turns::default(), false)
-}
-
-fn try_in_turn(
-    queue: &dyn Queue,
-    operation: &Operation<'_>,
-    timing: Timing,
-    turns: &mut Turns,
-    waits: bool,
+    turns: &Turns,
 ) -> Result<Fence, Unsubmitted> {
     operation.validate()?;
     let mut uses = operation.uses();
@@ -38,22 +29,15 @@ fn try_in_turn(
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
-    let mut claims = Claims::none_keeping(operation.keeps_content());
+    let mut claims = Claims::none(operation.written());
     claims.attempt(&mut uses, None, Some(turns))?;
     if let Err(blocked) = claims.leave_to_queue(|fence| !during_call && queue.can_wait_for(fence)) {
-        if let (true, Unsubmitted::Blocked(obstacle)) = (waits, &blocked) {
+        if let Unsubmitted::Blocked(obstacle) = &blocked {
             turns.wait_behind(&uses, obstacle.until());
         }
         return Err(blocked);
     }
-    // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
-    // the memory alive from then on.
-    let fence = claims.inherit(unsafe { queue.enqueue(operation, claims.after(), timing) }?);
-    operation.note_where_it_sends();
-    // SAFETY: a queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was
-    // over.
-    unsafe { claims.commit(&fence) };
-    Ok(fence)
+    claims.enqueue(queue, operation, timing).map_err(Unsubmitted::Refused)
 }
 
 /// As [`submit`](crate::submit) for a task: waits by wakers, under any executor, where `submit` would block the thread.
@@ -62,15 +46,12 @@ fn try_in_turn(
 /// # Errors
 /// Those of `submit`.
 pub async fn submit_async(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
-    let mut turns = Turns::default();
+    let turns = Turns::default();
     loop {
-        match try_in_turn(queue, operation, timing, &mut turns, true) {
+        match try_submit(queue, operation, timing, &turns) {
             Ok(fence) => return Ok(fence),
             Err(Unsubmitted::Refused(error)) => return Err(error),
-            Err(Unsubmitted::Blocked(mut obstacle)) => {
-                turns.wait_for(&mut obstacle);
-                obstacle.await;
-            }
+            Err(Unsubmitted::Blocked(obstacle)) => obstacle.await,
         }
     }
 }

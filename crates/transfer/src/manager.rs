@@ -9,7 +9,7 @@ use std::{
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
     PathCost, Place, RawBuffer, Result, Shared, SizeClass, Timing, Transfer, TransferEvent, TransferPath,
-    Unsubmitted,
+    Turns, Unsubmitted,
 };
 
 use crate::{
@@ -299,7 +299,7 @@ impl CrossBackendTransferManager {
         &self,
         ranges: Result<Ranges<'_>>,
         options: &TransferOptions,
-        in_the_way: Option<&mut Option<Obstacle>>,
+        in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
         let ranges = match ranges {
             Ok(ranges) => ranges,
@@ -332,7 +332,7 @@ impl CrossBackendTransferManager {
         ranges: &Ranges<'_>,
         request: &Request,
         options: &TransferOptions,
-        in_the_way: Option<&mut Option<Obstacle>>,
+        in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
         let timing = candidate.timing(request.bytes, options.wanted_timing());
         let job = Job {
@@ -341,7 +341,7 @@ impl CrossBackendTransferManager {
             priority: options.wanted_priority(),
             workload: options.wanted_workload(),
             timing,
-            in_the_way: if in_the_way.is_some() { InTheWay::Tell } else { InTheWay::WaitFor },
+            in_the_way: in_the_way.as_ref().map_or(InTheWay::WaitFor, |(turns, _)| InTheWay::Tell(turns)),
         };
         let mut submission = candidate.submission(request, choice);
         if timing == Timing::Measured || self.watch.observer.is_some() {
@@ -360,7 +360,7 @@ impl CrossBackendTransferManager {
                 Transfer::submitted(fence, submission, known)
             }
             Err(Unsubmitted::Blocked(obstacle)) => {
-                if let Some(told) = in_the_way {
+                if let Some((_, told)) = in_the_way {
                     *told = Some(obstacle);
                 }
                 Transfer::refused(Error::new(ErrorKind::Busy, "earlier work is in the way; try again later"))

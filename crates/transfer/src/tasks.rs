@@ -1,6 +1,6 @@
 //! The manager for asynchronous tasks: what would block a thread is awaited, under any executor.
 
-use transload_core::{Place, RawBuffer, Result, Transfer, TransferPath, TransferReport, WorkloadType};
+use transload_core::{Place, RawBuffer, Result, Transfer, TransferPath, TransferReport, Turns, WorkloadType};
 
 use crate::{CrossBackendTransferManager, TransferOptions, request::Ranges};
 
@@ -48,10 +48,11 @@ impl CrossBackendTransferManager {
         size: usize,
         options: &TransferOptions,
     ) -> Transfer {
+        let turns = Turns::default();
         loop {
             let mut in_the_way = None;
             let ranges = Ranges::checked(src, dst, src_offset, dst_offset, size);
-            let transfer = self.start(ranges, options, Some(&mut in_the_way));
+            let transfer = self.start(ranges, options, Some((&turns, &mut in_the_way)));
             match in_the_way {
                 None => return transfer,
                 Some(obstacle) => obstacle.await,

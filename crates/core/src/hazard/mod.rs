@@ -35,7 +35,7 @@ use holds::Conflict;
 #[cfg(test)]
 pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, New, STEPS, Table};
+use table::{Blocked, Found, New, STEPS, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
 pub(crate) use woken::{Woken, wake};
@@ -54,8 +54,8 @@ pub(crate) struct Asked<'a> {
     /// The timeline that the work will be enqueued on, where that is known.
     pub(crate) own: Option<&'a Arc<dyn Timeline>>,
     pub(crate) turn: Option<TurnId>,
-    /// Whether what is claimed for writing keeps its content, in part or as a whole.
-    pub(crate) keeps: bool,
+    /// Whether what is claimed for writing may be read as well, or keep its content in part or as a whole.
+    pub(crate) inherits: bool,
 }
 
 /// What claims found of earlier work.
@@ -74,6 +74,8 @@ pub(crate) enum Before {
     Claim,
     /// These.
     Fences(Vec<Fence>),
+    /// A waiter whose turn it is, which waits for these.
+    Turn(Vec<Fence>),
 }
 
 /// The result of an attempt to hold ranges.
@@ -110,7 +112,7 @@ impl Hazards {
         before: &mut Earlier,
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
-        if let ([one], false) = (&mut *group, asked.keeps)
+        if let ([one], false) = (&mut *group, asked.inherits)
             && let Some(ticket) = table.claim_free(&one.range, one.access, asked.own)
         {
             one.ticket = Some(ticket);
@@ -128,7 +130,7 @@ impl Hazards {
         before: &mut Earlier,
     ) -> Result<Attempt<()>> {
         // To be dropped after the lock, as the table is before.
-        let (mut removed, mut read, mut kept) = (Removed::default(), None, None);
+        let (mut removed, mut read, mut kept) = (Removed::default(), Found::default(), Found::default());
         let mut steps = STEPS;
         for one in &mut *group {
             match table.try_hold(&one.range, one.access, Holder::Pending, asked.turn, &mut removed) {
@@ -143,7 +145,7 @@ impl Hazards {
             loop {
                 let found = match one.access {
                     Access::Read => Some(&mut read),
-                    Access::Write => Some(&mut kept).filter(|_| asked.keeps),
+                    Access::Write => Some(&mut kept).filter(|_| asked.inherits),
                 };
                 let after = &mut before.after;
                 let next = table.collect(&rest, one.access, asked.own, &mut steps, after, found);
@@ -162,12 +164,8 @@ impl Hazards {
         table.sweep(&mut removed);
         drop(table);
         before.after.fold();
-        if let Some(rest) = removed {
-            self.settle(&rest.unsettled);
-        }
-        if let Some(first) = group.first()
-            && (read.is_some() || kept.is_some())
-        {
+        self.settle(&removed.unsettled);
+        if let Some(first) = group.first() {
             self.add_sources(first.buffer, read, kept, &mut before.sources)?;
         }
         Ok(Attempt::Held(()))
@@ -229,7 +227,7 @@ impl Hazards {
         loop {
             let mut removed = Removed::default();
             let is_complete = table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed);
-            if is_complete && removed.is_none() {
+            if is_complete && removed.fences.is_empty() {
                 return (table, steps);
             }
             // What was removed is dropped without the lock.
@@ -318,6 +316,6 @@ fn told(blocked: Blocked, range: &Range<usize>) -> Result<Before> {
     match blocked {
         Blocked::By(Conflict::Open(by, access)) => Err(busy(range, by, access)),
         Blocked::By(_) | Blocked::Turn => Ok(Before::Claim),
-        Blocked::TurnUntil(fences) => Ok(Before::Fences(fences)),
+        Blocked::TurnUntil(fences) => Ok(Before::Turn(fences)),
     }
 }

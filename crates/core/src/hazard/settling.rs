@@ -14,16 +14,14 @@ use crate::{
 
 impl Hazards {
     /// Adds the writes that can fail to the sources of an operation, of what it reads and of what it may keep.
-    #[cold]
     pub(super) fn add_sources(
         &self,
         buffer: &RawBuffer,
-        read: Option<Box<Found>>,
-        kept: Option<Box<Found>>,
+        read: Found,
+        kept: Found,
         sources: &mut SourceList,
     ) -> Result<()> {
         for (found, refuses) in [(read, true), (kept, false)] {
-            let Some(found) = found else { continue };
             if let Some(mark) = found.mark.filter(|_| refuses)
                 && !crate::mutant!("core/refuse-damaged-source")
             {
@@ -77,12 +75,12 @@ impl Hazards {
     /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
     pub(crate) fn assume_written(&self, range: &Range<usize>) {
         // What has failed unseen leaves its marks first.
-        let mut found = None;
+        let mut found = Found::default();
         self.in_steps(range.start, |table, from, _| {
             let (rest, mut after) = (from..range.end, Dependencies::default());
             table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found))
         });
-        self.settle(&Found::writes(found));
+        self.settle(&found.writes);
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             table.cut_out(&rest);

@@ -9,7 +9,7 @@ use super::{
     mark::mark,
     segments::{At, Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
-    uses::{Kind, Origins, Removed, Use, Uses, Written},
+    uses::{Kind, Origins, Removed, Use, Uses, Writes, Written},
 };
 use crate::{Access, Error, Fence, Timeline};
 
@@ -218,7 +218,7 @@ impl Table {
         own: Option<&Arc<dyn Timeline>>,
         steps: &mut usize,
         after: &mut Dependencies,
-        mut found: Option<&mut Option<Box<Found>>>,
+        mut found: Option<&mut Found>,
     ) -> Option<usize> {
         for segment in self.segments.overlapping(range) {
             let shared = range.start.max(segment.start)..range.end.min(segment.end);
@@ -230,10 +230,10 @@ impl Table {
                 let Some(origin) = self.origins.of(used) else { continue };
                 if let Some(found) = &mut found {
                     if used.kind == Kind::Mark {
-                        found.get_or_insert_default().mark = Some(origin.fence(used));
+                        found.mark = Some(origin.fence(used));
                     } else if used.may_damage() {
                         let written = origin.written(used, shared.clone());
-                        found.get_or_insert_default().writes.push(written);
+                        found.writes.push(written);
                     }
                 }
                 if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
@@ -291,7 +291,7 @@ impl Table {
             for used in segment.uses.iter().filter(|used| used.may_damage()) {
                 if origins.is_done(used) {
                     let written = origins.of(used).map(|origin| origin.written(used, range.clone()));
-                    removed.get_or_insert_default().unsettled.extend(written);
+                    removed.unsettled.extend(written);
                 }
             }
         });
@@ -532,14 +532,8 @@ impl Table {
 /// Writes that can fail, of a range that is to be read.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    pub(super) writes: Vec<Written>,
+    pub(super) writes: Writes,
     pub(super) mark: Option<Fence>,
-}
-
-impl Found {
-    pub(super) fn writes(found: Option<Box<Self>>) -> Vec<Written> {
-        found.map(|found| found.writes).unwrap_or_default()
-    }
 }
 
 fn add_use(

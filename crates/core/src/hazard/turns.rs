@@ -26,6 +26,11 @@ const GRACE: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TurnId(u64);
 
+impl TurnId {
+    /// Comes before all turns: of a use that has waited long enough.
+    pub(crate) const NOW: Self = Self(0);
+}
+
 /// The waiters of one table.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
@@ -71,7 +76,7 @@ impl Waiting {
         until: Vec<Fence>,
         removed: &mut Removed,
     ) -> TurnId {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = turn.unwrap_or_else(|| TurnId(NEXT.fetch_add(1, Ordering::Relaxed)));
         let turn = self.turns.entry(id).or_insert_with(|| Turn {
             range: range.clone(),
@@ -81,23 +86,22 @@ impl Waiting {
             free_since: None,
         });
         let before = std::mem::replace(&mut turn.until, until);
-        if !before.is_empty() {
-            removed.get_or_insert_default().fences.extend(before);
-        }
+        removed.fences.extend(before);
         turn.free_since = None;
         id
     }
 
     pub(super) fn end_turn(&mut self, id: TurnId, removed: &mut Removed) {
         if let Some(turn) = self.turns.remove(&id) {
-            removed.get_or_insert_default().fences.extend(turn.until);
+            removed.fences.extend(turn.until);
         }
     }
 
-    /// Counts a use that goes ahead of older waiters.
+    /// Counts a use that goes ahead of older waiters. They wait for as many again where it has waited long enough.
     pub(super) fn overtake(&mut self, range: &Range<usize>, access: Access, own: Option<TurnId>) {
-        for (_, turn) in older(&mut self.turns, range, access, own) {
-            turn.overtaken = turn.overtaken.saturating_add(1);
+        let has_waited = own == Some(TurnId::NOW);
+        for (_, turn) in older(&mut self.turns, range, access, own.filter(|_| !has_waited)) {
+            turn.overtaken = if has_waited { 0 } else { turn.overtaken.saturating_add(1) };
         }
     }
 
@@ -116,7 +120,7 @@ impl Waiting {
                 continue;
             }
             while let Some(complete) = turn.until.pop_if(|fence| fence.is_known_done()) {
-                removed.get_or_insert_default().fences.push(complete);
+                removed.fences.push(complete);
             }
             if !turn.until.is_empty() {
                 found = TurnOf::Until(turn.until.iter().rev().take(LOOKED_AT).cloned().collect());
@@ -140,7 +144,7 @@ impl Waiting {
             let mut index = 0;
             while let Some(fence) = turn.until.get(index) {
                 if complete.iter().any(|known| known.is_same_as(fence)) {
-                    removed.get_or_insert_default().fences.push(turn.until.swap_remove(index));
+                    removed.fences.push(turn.until.swap_remove(index));
                 } else {
                     index += 1;
                 }

@@ -67,8 +67,8 @@ impl Use {
 /// The timelines of a table's uses, each with the sources of those uses. One is dropped with its last use.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
-    list: SmallVec<[Option<Origin>; 1]>,
-    vacant: Vec<u32>,
+    list: SmallVec<[Option<Origin>; 2]>,
+    vacant: SmallVec<[u32; 4]>,
 }
 
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(super) struct Origin {
     /// At the last point that is known to be reached.
     known: Fence,
     can_fail: bool,
-    uses: usize,
+    uses: u32,
 }
 
 impl Origin {
@@ -184,7 +184,7 @@ impl Origins {
         let Some(origin) = place else { return };
         origin.uses -= 1;
         if origin.uses == 0 {
-            removed.get_or_insert_default().fences.extend(place.take().map(|origin| origin.known));
+            removed.fences.extend(place.take().map(|origin| origin.known));
             self.vacant.push(used.origin);
         }
     }
@@ -217,16 +217,17 @@ impl Origins {
     }
 }
 
-/// What is left to do once the lock is released: most often nothing, which takes no time to see.
-pub(super) type Removed = Option<Box<Rest>>;
-
+/// What is left to do once the lock is released. Inline where it is little: a warm transfer allocates nothing.
 #[derive(Debug, Default)]
-pub(super) struct Rest {
+pub(super) struct Removed {
     /// Fences to be dropped: one may be the last handle of its stream.
-    pub(super) fences: Vec<Fence>,
+    pub(super) fences: SmallVec<[Fence; 2]>,
     /// Writes that are complete and may have failed, to be asked.
-    pub(super) unsettled: Vec<Written>,
+    pub(super) unsettled: Writes,
 }
+
+/// Writes that can fail.
+pub(super) type Writes = SmallVec<[Written; 2]>;
 
 /// A write that can fail, and the bytes in question.
 #[derive(Clone, Debug)]

@@ -46,7 +46,7 @@ impl Hazards {
         prunes: bool,
     ) -> Result<Attempt<Ticket>> {
         loop {
-            let (mut after, mut found) = (Dependencies::default(), None);
+            let (mut after, mut found) = (Dependencies::default(), Found::default());
             // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
             let mut table = self.table.lock();
@@ -72,7 +72,6 @@ impl Hazards {
                 rest.start = next;
                 table = self.table.lock();
             }
-            let mut found = found.unwrap_or_default();
             // How these ended is to be found out first; who may ask no driver leaves that to who waits.
             found.writes.retain(|write| write.fence.is_known_done());
             if !prunes {
@@ -94,7 +93,7 @@ impl Hazards {
             }
             self.close(table, &mut woken);
             if prunes {
-                self.settle(&removed.unwrap_or_default().unsettled);
+                self.settle(&removed.unsettled);
             }
             if opens {
                 return Ok(Attempt::Held(view));
@@ -116,7 +115,7 @@ impl Hazards {
             // The rest is left to the next call: waiters try again as long as anything is left.
             timeline.reached() >= point || complete.iter().take(FORGOTTEN).any(is_known)
         };
-        let mut found = None;
+        let mut found = Found::default();
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             if let Some(waiting) = &mut table.waiting {
@@ -131,8 +130,7 @@ impl Hazards {
                 origin.is_some_and(|origin| is_complete(origin.timeline(), used.point))
             })
         });
-        let mut writes = Found::writes(found);
-        writes.retain(|write| is_complete(write.fence.timeline(), write.fence.point()));
-        self.settle(&writes);
+        found.writes.retain(|write| is_complete(write.fence.timeline(), write.fence.point()));
+        self.settle(&found.writes);
     }
 }

@@ -12,8 +12,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Reclaimer, Timing, Unsubmitted,
-    submit_async, try_submit,
+    Access, Claims, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Reclaimer, Timing, Turns,
+    Unsubmitted, submit_async, try_submit,
 };
 
 use crate::mock::{MockQueue, buffer, host_buffer, key, memory};
@@ -129,7 +129,9 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
         let mut dropped = Box::pin(is_send(submit_async(&ours, &copy, Timing::Off)));
         assert!(hand.poll(&mut dropped.as_mut()).is_pending());
     }
-    let Err(Unsubmitted::Blocked(_)) = try_submit(&ours, &copy, Timing::Off) else { panic!("it would wait") };
+    let Err(Unsubmitted::Blocked(_)) = try_submit(&ours, &copy, Timing::Off, &Turns::default()) else {
+        panic!("it would wait")
+    };
     assert_eq!(ours.count(), 0);
     // What was dropped or answered holds no claim: others get at both buffers without waiting.
     theirs.write(&b).unwrap();
@@ -141,7 +143,8 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
     let Poll::Ready(Ok(fence)) = hand.poll(&mut submitting) else { panic!("nothing is in the way") };
     assert!(!fence.is_known_done() && ours.last_after().is_empty());
     // Its own work it waits for by itself.
-    let Ok(_) = try_submit(&ours, &Operation::Copy { src: &b, dst: &a }, Timing::Off) else {
+    let Ok(_) = try_submit(&ours, &Operation::Copy { src: &b, dst: &a }, Timing::Off, &Turns::default())
+    else {
         panic!("its own fence")
     };
     assert_eq!(ours.last_after(), [key(&fence)], "once for both buffers");
@@ -155,7 +158,7 @@ fn a_devices_copy_of_pageable_memory_is_submitted_only_when_the_work_before_it_i
         let (queue, src, dst) = (MockQueue::new(), host_buffer(kind, 64), buffer(64));
         queue.write(&dst).unwrap();
         let copy = Operation::Copy { src: &src, dst: &dst };
-        let tried = try_submit(&queue, &copy, Timing::Off);
+        let tried = try_submit(&queue, &copy, Timing::Off, &Turns::default());
         assert_eq!(matches!(tried, Err(Unsubmitted::Blocked(_))), blocked, "{kind}: {tried:?}");
         queue.complete(1);
         pollster::block_on(submit_async(&queue, &copy, Timing::Off)).unwrap();
@@ -171,7 +174,7 @@ fn work_that_is_over_by_its_own_word_only_is_in_nobodys_way() {
     theirs.write(&a).unwrap();
     theirs.silently_over.store(true, Ordering::SeqCst);
     let fill = Operation::Fill { dst: &a, pattern: transload_core::Pattern::U8(1) };
-    let Ok(_) = try_submit(&ours, &fill, Timing::Off) else { panic!("it is over") };
+    let Ok(_) = try_submit(&ours, &fill, Timing::Off, &Turns::default()) else { panic!("it is over") };
     assert!(ours.last_after().is_empty(), "what the queue cannot wait for is not given to it");
 }
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{Access, Claims};
+use transload_core::{Access, Claims, Turns};
 
 use crate::mock::buffer;
 
@@ -25,7 +25,7 @@ fn work_that_waits_for_one_buffer_holds_no_other() {
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         assert!(
-            Claims::try_of(&mut [(&newer, Access::Write)]).is_ok(),
+            Claims::try_of(&mut [(&newer, Access::Write)], &Turns::default()).is_ok(),
             "held while the older one was waited for"
         );
         thread::yield_now();

@@ -9,7 +9,8 @@ use std::{
 
 use transload_core::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Holding, HostBytes, MemoryKind, Operation, Pitched,
-    Queue, RawBuffer, Reclaimer, Result, Timing, Transfer, TransferMethod, submit, try_submit,
+    Queue, RawBuffer, Reclaimer, Recorded, Result, Timing, Transfer, TransferMethod, Turns, submit,
+    try_submit,
 };
 
 use crate::mock::{MockQueue, buffer, host_buffer, memory};
@@ -89,6 +90,54 @@ fn readers_of_other_bytes_and_overwriters_tell_nothing() {
     drop(whole.read().unwrap());
 }
 
+/// Reads and writes a range, as a kernel may.
+#[derive(Debug)]
+struct Increment([(RawBuffer, Access); 1]);
+
+// SAFETY: what a mock replays touches no memory.
+unsafe impl Recorded for Increment {
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn uses(&self) -> &[(RawBuffer, Access)] {
+        &self.0
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn work_that_may_read_what_it_writes_inherits_its_failure() {
+    let (host, stream) = (MockQueue::failing(), MockQueue::new());
+    let [a, b] = [(); 2].map(|()| buffer(64));
+    for dst in [&a, &b] {
+        host.write(dst).unwrap();
+    }
+    let recorded = Increment([(a.clone(), Access::Write)]);
+    let replay = submit(&stream, &Operation::Replay { recorded: &recorded }, Timing::Off).unwrap();
+    // As a launch does it.
+    let claims = Claims::updating(&mut [(&b, Access::Write)]).unwrap();
+    assert_eq!(claims.after().len(), 1);
+    let launch = claims.inherit(Fence::new(Arc::clone(stream.timeline()), 2));
+    // SAFETY: it stands for no work.
+    unsafe { claims.commit(&launch) };
+    host.fail(1, "disk on fire");
+    host.fail(2, "disk on fire");
+    stream.complete(2);
+    for (fence, written) in [(replay, &a), (launch, &b)] {
+        assert_source_failed(fence.wait(), "disk on fire");
+        assert_source_failed(written.read().map(drop), "disk on fire");
+        // To write behind what is known to have failed makes it good.
+        let claims = Claims::updating(&mut [(written, Access::Write)]).unwrap();
+        // SAFETY: it stands for no work.
+        unsafe { claims.commit(&Fence::new(Arc::clone(stream.timeline()), 2)) };
+        drop(written.read().unwrap());
+    }
+}
+
 #[test]
 fn reader_behind_a_write_that_succeeds_succeeds() {
     let (host, stream) = (MockQueue::failing(), MockQueue::new());
@@ -132,7 +181,8 @@ fn transfer_of_a_failed_source_is_refused_or_ends_with_it() {
     for _ in 0..2 {
         assert_source_failed(stream.copy(&src, &buffer(64)), "disk on fire");
     }
-    let refused = try_submit(&stream, &Operation::Copy { src: &dst, dst: &buffer(64) }, Timing::Off);
+    let refused =
+        try_submit(&stream, &Operation::Copy { src: &dst, dst: &buffer(64) }, Timing::Off, &Turns::default());
     assert!(format!("{refused:?}").contains("disk on fire"), "{refused:?}");
     assert_eq!(stream.count(), moved);
 }

@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 use transload_core::{
     Access, Claims, ErrorKind, Fence, HostView, HostViewMut, Loan, MemoryKind, Operation, Pattern, Queue,
-    RawBuffer, TimelineId, Timing, Unsubmitted, submit,
+    RawBuffer, TimelineId, Timing, Turns, Unsubmitted, submit,
 };
 
 use crate::mock::{MockQueue, host_buffer, key};
@@ -215,7 +215,7 @@ impl World {
         let access = |writes: bool| if writes { Access::Write } else { Access::Read };
         let mut uses: Vec<_> =
             pieces.iter().map(|(range, writes)| (self.part(range), access(*writes))).collect();
-        match (Claims::try_of(&mut uses), self.model.blocked(pieces)) {
+        match (Claims::try_of(&mut uses, &Turns::default()), self.model.blocked(pieces)) {
             (Ok(claims), None) => {
                 let mut after: Vec<_> = claims.after().iter().map(key).collect();
                 after.sort();

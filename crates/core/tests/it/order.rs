@@ -3,7 +3,8 @@
 use std::{collections::HashMap, ops::Range, sync::atomic::Ordering};
 
 use transload_core::{
-    Access, ErrorKind, Fence, Holding, MemoryKind, Operation, RawBuffer, TimelineId, Timing, try_submit,
+    Access, ErrorKind, Fence, Holding, MemoryKind, Operation, RawBuffer, TimelineId, Timing, Turns,
+    try_submit,
 };
 
 use crate::mock::{MockQueue, host_buffer, key};
@@ -115,7 +116,7 @@ impl World {
             }
             6 if !src.overlaps(&dst) => {
                 let copy = Operation::Copy { src: &src, dst: &dst };
-                let fence = try_submit(&self.queues[queue], &copy, Timing::Off).unwrap();
+                let fence = try_submit(&self.queues[queue], &copy, Timing::Off, &Turns::default()).unwrap();
                 let before = self.queues[queue].last_after();
                 self.note(queue, &fence, copied, &before);
             }

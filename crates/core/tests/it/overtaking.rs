@@ -14,7 +14,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, Fence, Operation, Pattern, RawBuffer, Timing, Unsubmitted, submit_async, try_submit,
+    Access, Claims, Fence, Operation, Pattern, RawBuffer, Timing, Turns, Unsubmitted, submit, submit_async,
+    try_submit,
 };
 
 use crate::mock::{MockQueue, buffer};
@@ -37,7 +38,7 @@ fn poll<F: Future>(future: &mut Pin<&mut F>) -> Poll<F::Output> {
 }
 
 fn try_write(queue: &MockQueue, dst: &RawBuffer) -> Result<Fence, Unsubmitted> {
-    try_submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off)
+    try_submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off, &Turns::default())
 }
 
 /// Overtakes a waiter as often as that is possible; answers how often, and what kept the next one.
@@ -81,7 +82,7 @@ fn other_ranges_and_other_readers_do_not_queue() {
     assert_eq!(overtake(&queue, &low).0, OVERTAKES);
     assert_eq!(overtake(&queue, &high).0, 10 * OVERTAKES);
     let copy = Operation::Copy { src: &low, dst: &buffer(64) };
-    assert!(try_submit(&queue, &copy, Timing::Off).is_ok(), "a read beside a read");
+    assert!(try_submit(&queue, &copy, Timing::Off, &Turns::default()).is_ok(), "a read beside a read");
 }
 
 #[test]
@@ -136,7 +137,7 @@ fn submission_overtaken_sixteen_times_is_next() {
 fn task_that_waits_for_a_claim_is_next_after_sixteen() {
     let dst = buffer(64);
     let queue = MockQueue::new();
-    let claim = || Claims::try_of(&mut [(&dst, Access::Read)]);
+    let claim = || Claims::try_of(&mut [(&dst, Access::Read)], &Turns::default());
     let first = claim().unwrap();
     let mut write = pin!(dst.write_async());
     assert!(poll(&mut write).is_pending());
@@ -148,6 +149,51 @@ fn task_that_waits_for_a_claim_is_next_after_sixteen() {
     drop(first);
     assert!(matches!(poll(&mut write), Poll::Ready(Ok(_))));
     assert!(try_write(&queue, &dst).is_ok());
+}
+
+#[test]
+fn caller_that_tries_again_is_next_after_sixteen() {
+    let (theirs, ours, dst) = (MockQueue::new(), MockQueue::new(), buffer(64));
+    ours.waits_for_own_only.store(true, Ordering::SeqCst);
+    theirs.write(&dst).unwrap();
+    let (turns, fill) = (Turns::default(), Operation::Fill { dst: &dst, pattern: Pattern::U8(1) });
+    let again = || try_submit(&ours, &fill, Timing::Off, &turns);
+    assert!(matches!(again(), Err(Unsubmitted::Blocked(_))));
+    assert_eq!(overtake(&theirs, &dst).0, OVERTAKES);
+    theirs.complete(theirs.count());
+    assert!(again().is_ok());
+    ours.complete(1);
+    // And behind another thread's claim.
+    let (first, turns) = (Claims::of(&mut [(&dst, Access::Read)]).unwrap(), Turns::default());
+    assert!(Claims::try_of(&mut [(&dst, Access::Write)], &turns).is_err());
+    for _ in 0..OVERTAKES {
+        drop(Claims::of(&mut [(&dst, Access::Read)]).unwrap());
+    }
+    let newcomer = Claims::try_of(&mut [(&dst, Access::Read)], &Turns::default());
+    assert!(matches!(newcomer, Err(Unsubmitted::Blocked(_))), "{newcomer:?}");
+    drop(first);
+    assert!(Claims::try_of(&mut [(&dst, Access::Write)], &turns).is_ok());
+}
+
+/// What the reader waits for ends only because the thread goes on that the reader would keep waiting.
+#[test]
+fn blocking_submission_does_not_wait_for_ever_behind_a_waiter() {
+    let (queue, dst) = (Arc::new(MockQueue::new()), buffer(64));
+    let (done, over) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        queue.write(&dst).unwrap();
+        let mut read = pin!(dst.read_async());
+        assert!(poll(&mut read).is_pending());
+        assert_eq!(overtake(&queue, &dst).0, OVERTAKES);
+        // It goes ahead after a while, and with it as many as before.
+        submit(&*queue, &Operation::Fill { dst: &dst, pattern: Pattern::U8(2) }, Timing::Off).unwrap();
+        assert_eq!(overtake(&queue, &dst).0, OVERTAKES);
+        queue.complete(queue.count());
+        assert!(poll(&mut read).is_ready());
+        done.send(()).unwrap();
+    });
+    over.recv_timeout(LIMIT).expect("it waits for ever");
+    worker.join().unwrap();
 }
 
 /// As many writers as it takes, and a reader on a thread of its own.

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use proptest::prelude::*;
-use transload_core::{ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, Unsubmitted, try_submit};
+use transload_core::{
+    ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, Turns, Unsubmitted, try_submit,
+};
 
 use crate::mock::{MockQueue, host_buffer};
 
@@ -100,7 +102,7 @@ impl World {
         let fill = Operation::Fill { dst: &dst, pattern: transload_core::Pattern::U8(0) };
         let copy = Operation::Copy { src: &src, dst: &dst };
         let operation = if from.is_empty() { fill } else { copy };
-        match try_submit(&self.queues[queue], &operation, Timing::Off) {
+        match try_submit(&self.queues[queue], &operation, Timing::Off, &Turns::default()) {
             Ok(fence) => {
                 assert!(!self.is_bad(&from), "damaged bytes {from:?} were read");
                 let open = |index: &usize| self.done[*index].bad.is_none();

@@ -130,7 +130,7 @@ impl Table {
             let mut group =
                 [Claimed { buffer: &self.buffer, range: range.clone(), access: Access::Write, ticket: None }];
             let mut earlier = Earlier::default();
-            let asked = Asked { own: None, turn, keeps: false };
+            let asked = Asked { own: None, turn, inherits: false };
             match self.hazards.claim(&mut group, &asked, &mut earlier).unwrap() {
                 Attempt::Held(()) => {
                     assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
@@ -146,7 +146,9 @@ impl Table {
                     turn = Some(self.hazards.keep_turn(turn, &range, Access::Write, &[]));
                     self.hazards.sleep_until_a_commit(&range, Access::Write);
                 }
-                Attempt::Blocked(Before::Fences(_)) => unreachable!("nobody was overtaken so often"),
+                Attempt::Blocked(Before::Fences(_) | Before::Turn(_)) => {
+                    unreachable!("nobody was overtaken so often")
+                }
             }
         }
     }
@@ -181,7 +183,7 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
             thread::spawn(move || {
                 let mut group =
                     [Claimed { buffer: &table.buffer, range: 0..16, access: Access::Read, ticket: None }];
-                let asked = Asked { own: None, turn: None, keeps: false };
+                let asked = Asked { own: None, turn: None, inherits: false };
                 let claimed = table.hazards.claim(&mut group, &asked, &mut Earlier::default());
                 if let (Ok(Attempt::Held(())), Some(ticket)) = (claimed, group[0].ticket) {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");

@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, Operation, Queue, RawBuffer, Result, Timing,
+    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, Operation, Queue, RawBuffer, Result, Timing, Turns,
     Unsubmitted, WeakBuffer, try_submit,
 };
 use transload_cuda_sys::Context;
@@ -271,7 +271,7 @@ impl AutoPrefetcher {
 
     fn submit(&self, range: &RawBuffer) -> bool {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
-        match try_submit(&*self.queue, &operation, Timing::Off) {
+        match try_submit(&*self.queue, &operation, Timing::Off, &Turns::default()) {
             Ok(fence) => {
                 self.residency.sent(range, fence, true);
                 true

@@ -176,7 +176,7 @@ impl<'a> Launch<'a> {
     /// # Safety
     /// * As for [`enqueue`](Self::enqueue), and [`check`](Self::check) has passed for this stream.
     pub(crate) unsafe fn enqueue_checked(&mut self, stream: &CudaStream) -> Result<Fence> {
-        let mut claims = Claims::of(&mut self.uses)?;
+        let mut claims = Claims::updating(&mut self.uses)?;
         claims.wait_where_a_queue_cannot(stream);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
         let launch = Calls::Kernel(self.kernel.raw(), self.config, &mut parameters);

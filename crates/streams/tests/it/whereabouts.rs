@@ -1,8 +1,8 @@
 //! Who used unified memory last, as launches that come behind find out: long views and loans, raw graphs, refused prefetches.
 
 use transload_core::{
-    Access, DeviceId, ErrorKind, Holding, Operation, Pattern, RawBuffer, StreamPriority, Timing, submit,
-    try_submit,
+    Access, DeviceId, ErrorKind, Holding, Operation, Pattern, RawBuffer, StreamPriority, Timing, Turns,
+    submit, try_submit,
 };
 use transload_cuda_sim::harness;
 use transload_cuda_sys::{check, ffi, trace};
@@ -160,7 +160,7 @@ fn a_prefetch_that_was_refused_moved_nothing() {
         let away = Operation::Prefetch { buffer: &program.x, to: DeviceId::Cpu };
         let error = submit(&program.stream, &away, Timing::Off).unwrap_err();
         assert_eq!((error.kind(), program.moves()), (ErrorKind::Busy, before));
-        assert!(try_submit(&program.stream, &away, Timing::Off).is_err());
+        assert!(try_submit(&program.stream, &away, Timing::Off, &Turns::default()).is_err());
         assert_eq!(program.moves(), before);
         drop(view);
         drop(program.launch(&program.x));

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Unsubmitted,
-    WorkloadType, submit, try_submit,
+    RawBuffer, RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Turns,
+    Unsubmitted, WorkloadType, submit, try_submit,
 };
 
 use transload_executor::Executor;
@@ -111,12 +111,12 @@ pub(crate) enum Declined {
 }
 
 /// What a submission does about earlier work that is in its way, and that its queue cannot wait for by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InTheWay {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InTheWay<'a> {
     /// It blocks the calling thread.
     WaitFor,
-    /// It answers what it is.
-    Tell,
+    /// It answers what it is, and takes these turns.
+    Tell(&'a Turns),
 }
 
 /// Makes an operation of a source and a destination.
@@ -142,7 +142,7 @@ pub(crate) struct Job<'a> {
     /// As the caller wants it counted.
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
-    pub(crate) in_the_way: InTheWay,
+    pub(crate) in_the_way: InTheWay<'a>,
 }
 
 impl Job<'_> {
@@ -155,7 +155,7 @@ impl Job<'_> {
     ) -> Result<Fence, Unsubmitted> {
         match self.in_the_way {
             InTheWay::WaitFor => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
-            InTheWay::Tell => try_submit(queue, operation, timing),
+            InTheWay::Tell(turns) => try_submit(queue, operation, timing, turns),
         }
     }
 
@@ -164,7 +164,7 @@ impl Job<'_> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
         match self.in_the_way {
             InTheWay::WaitFor => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
-            InTheWay::Tell => Claims::try_of(&mut uses),
+            InTheWay::Tell(turns) => Claims::try_of(&mut uses, turns),
         }
     }
 }

@@ -82,7 +82,7 @@ impl Method for UnifiedMemory {
             (_, DeviceId::Cpu) => Task::OutOfUnified(queue),
             // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
             _ => {
-                if job.in_the_way == InTheWay::Tell {
+                if let InTheWay::Tell(_) = job.in_the_way {
                     // What is in the copy's way is told before any page moves. (What comes in between moves them once more.)
                     drop(job.claim()?);
                 }
