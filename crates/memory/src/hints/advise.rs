@@ -4,7 +4,7 @@ use transload_core::{MemoryAdvice, RawBuffer, Result};
 
 use super::{
     MemoryLocation,
-    calls::{Advice, advise_buffer},
+    calls::{Advice, context_for, give, range_of},
 };
 
 /// Advises the driver on a buffer, or a slice of one, of unified memory. The driver keeps it from then on; the call moves and
@@ -38,7 +38,7 @@ use super::{
 /// ```
 pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
     let (advice, location) = split(advice)?;
-    advise_buffer(buffer, advice, location)
+    give(range_of(buffer)?, advice, location, || context_for(buffer))
 }
 
 /// What is advised, and about which place; the host stands where advice looks at none.

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::OnceLock};
 
-use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Result};
 use transload_cuda_sys::{
     Context, Device, Driver, DriverError, attribute, check,
     ffi::{self, MemLocation},
@@ -31,60 +31,32 @@ pub(super) enum Advice {
     UnsetAccessedBy = 6,
 }
 
-/// A range of managed memory, and a context in which to speak of it.
-#[derive(Clone, Debug)]
-pub(super) struct Range {
-    pub(super) address: u64,
-    pub(super) bytes: usize,
-    pub(super) context: Context,
-}
+/// First byte's address and length of a range.
+pub(super) type Range = (u64, usize);
 
-impl Range {
-    /// A raw range.
-    pub(super) fn at(context: &Context, address: u64, bytes: usize) -> Result<Self> {
-        check_range(address, bytes)?;
-        Ok(Self { address, bytes, context: context.clone() })
-    }
-
-    /// The whole of a buffer, which must be unified memory of at least 1 byte.
-    pub(super) fn of(buffer: &RawBuffer) -> Result<Self> {
-        let place = buffer.place();
-        let (DeviceId::Cuda(ordinal), MemoryKind::Unified, Some(address)) =
-            (place.device, place.kind, buffer.device_address())
-        else {
-            let text = format!(
-                "hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified"
-            );
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        };
-        check_range(address, buffer.len())?;
-        let context = match context_of_kind(buffer, MemoryKind::Unified) {
-            Some(context) => context.clone(),
-            // Someone else's managed memory: any context can speak of it, its device's is at hand.
-            None => Device::new(ordinal).and_then(Context::primary).map_err(lift)?,
-        };
-        Ok(Self { address, bytes: buffer.len(), context })
-    }
-
-    /// Gives advice; `location` is looked at only by advice that is about a place.
-    pub(super) fn advise(&self, advice: Advice, location: MemoryLocation) -> Result<()> {
-        give((self.address, self.bytes), advice, location, || Ok(self.context.clone()))
-    }
-}
-
-/// Gives advice on all of a buffer, as [`Range::of`] and [`Range::advise`] do, without asking for its context first.
+/// Returns the range of a buffer, which must be unified memory of at least 1 byte.
 #[inline]
-pub(super) fn advise_buffer(buffer: &RawBuffer, advice: Advice, location: MemoryLocation) -> Result<()> {
+pub(super) fn range_of(buffer: &RawBuffer) -> Result<Range> {
     let place = buffer.place();
-    match buffer.device_address() {
-        Some(address)
-            if place.kind == MemoryKind::Unified
-                && matches!(place.device, DeviceId::Cuda(_))
-                && !buffer.is_empty() =>
-        {
-            give((address, buffer.len()), advice, location, || Range::of(buffer).map(|range| range.context))
+    match (place.device, place.kind, buffer.device_address()) {
+        (DeviceId::Cuda(_), MemoryKind::Unified, Some(address)) => {
+            check_range(address, buffer.len()).map(|()| (address, buffer.len()))
         }
-        _ => Range::of(buffer)?.advise(advice, location),
+        _ => Err(not_unified(place)),
+    }
+}
+
+#[cold]
+fn not_unified(place: Place) -> Error {
+    let text = format!("hints are for CUDA's unified memory only, not {place}; allocate MemoryKind::Unified");
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Returns a context in which to speak of a buffer. Of managed memory of another owner any can: that of its device is at hand.
+pub(super) fn context_for(buffer: &RawBuffer) -> Result<Context> {
+    match context_of_kind(buffer, MemoryKind::Unified) {
+        Some(context) => Ok(context.clone()),
+        None => Device::new(buffer.place().device.ordinal()).and_then(Context::primary).map_err(lift),
     }
 }
 
@@ -93,11 +65,12 @@ thread_local! {
     static ENTERS: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
+/// Gives advice on a range; `location` is looked at only by advice that is about a place, and `context` called only if the driver
+/// refuses. Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
 /// own and enter it takes as long as a tenth of the driver's call (H200).
 #[inline]
-fn give(
-    range: (u64, usize),
+pub(super) fn give(
+    range: Range,
     advice: Advice,
     location: MemoryLocation,
     context: impl FnOnce() -> Result<Context>,
@@ -118,7 +91,7 @@ fn give(
 #[cold]
 #[inline(never)]
 fn give_in(
-    range: (u64, usize),
+    range: Range,
     advice: Advice,
     location: MemoryLocation,
     context: impl FnOnce() -> Result<Context>,
@@ -136,17 +109,18 @@ fn give_in(
 }
 
 #[inline]
-fn tell_newer((address, bytes): (u64, usize), advice: Advice, to: MemLocation) -> u32 {
+fn tell_newer((address, bytes): Range, advice: Advice, to: MemLocation) -> u32 {
     // SAFETY: advice moves pages at most; the driver refuses a range that is not managed memory.
     relaxed(|| unsafe { ffi::cuMemAdvise_v2(address, bytes, advice as u32, to) })
 }
 
-fn tell_older((address, bytes): (u64, usize), advice: Advice, to: i32) -> u32 {
+fn tell_older((address, bytes): Range, advice: Advice, to: i32) -> u32 {
     // SAFETY: as above.
     relaxed(|| unsafe { ffi::cuMemAdvise(address, bytes, advice as u32, to) })
 }
 
 /// Refuses ranges that no memory can have.
+#[inline]
 pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
     if bytes == 0 {
         return Err(Error::new(ErrorKind::InvalidArgument, "a hint needs a range of at least 1 byte"));
@@ -163,7 +137,7 @@ static HAS_LOCATIONS: OnceLock<bool> = OnceLock::new();
 
 /// Whether the driver is known to name places by type and number.
 #[inline]
-pub(super) fn is_known_to_have_locations() -> bool {
+fn is_known_to_have_locations() -> bool {
     HAS_LOCATIONS.get().is_some_and(|has| *has)
 }
 

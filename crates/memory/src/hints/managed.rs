@@ -1,10 +1,14 @@
 //! Hints about one range of unified memory: three kinds of advice, their taking back, and prefetch of the whole or of a part.
 
+use std::ops;
+
 use transload_core::{DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, submit};
+
+use transload_cuda_sys::Context;
 
 use super::{
     MemoryLocation, MigrationPolicy, Residency, advise,
-    calls::{Advice, Range},
+    calls::{Advice, Range, check_range, context_for, give, range_of},
     enqueue::Line,
 };
 use crate::CudaDevice;
@@ -45,8 +49,16 @@ use crate::CudaDevice;
 #[derive(Clone, Debug)]
 pub struct ManagedMemoryHints {
     range: Range,
-    /// The buffer that the range is all of, unless it is a raw address.
-    buffer: Option<RawBuffer>,
+    memory: Memory,
+}
+
+/// Whose the range is.
+#[derive(Clone, Debug)]
+enum Memory {
+    /// All of a buffer.
+    Buffer(RawBuffer),
+    /// Somebody's at a raw address, in this context.
+    Raw(Context),
 }
 
 impl ManagedMemoryHints {
@@ -56,8 +68,8 @@ impl ManagedMemoryHints {
     /// # Errors
     /// `InvalidArgument` for 0 bytes, `OutOfRange` where the range leaves the address space; the driver's.
     pub fn for_buffer(device: &CudaDevice, ptr: u64, byte_size: usize) -> Result<Self> {
-        let range = Range::at(device.context()?, ptr, byte_size)?;
-        Ok(Self { range, buffer: None })
+        check_range(ptr, byte_size)?;
+        Ok(Self { range: (ptr, byte_size), memory: Memory::Raw(device.context()?.clone()) })
     }
 
     /// Hints about a buffer, or a slice of one, of unified memory.
@@ -65,19 +77,19 @@ impl ManagedMemoryHints {
     /// # Errors
     /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes.
     pub fn from_unified(buffer: &RawBuffer) -> Result<Self> {
-        Ok(Self { range: Range::of(buffer)?, buffer: Some(buffer.clone()) })
+        Ok(Self { range: range_of(buffer)?, memory: Memory::Buffer(buffer.clone()) })
     }
 
     /// The first byte's address.
     #[must_use]
     pub fn ptr(&self) -> u64 {
-        self.range.address
+        self.range.0
     }
 
     /// Length in bytes; at least 1.
     #[must_use]
     pub fn byte_size(&self) -> usize {
-        self.range.bytes
+        self.range.1
     }
 
     /// Mostly read: readers may keep copies.
@@ -85,7 +97,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`advise`](crate::advise), like those of all advice; `InvalidArgument` where a raw range is not managed memory.
     pub fn set_read_mostly(&self) -> Result<()> {
-        self.range.advise(Advice::SetReadMostly, MemoryLocation::Host)
+        self.advise(Advice::SetReadMostly, MemoryLocation::Host)
     }
 
     /// Takes [`set_read_mostly`](Self::set_read_mostly) back.
@@ -93,7 +105,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly).
     pub fn unset_read_mostly(&self) -> Result<()> {
-        self.range.advise(Advice::UnsetReadMostly, MemoryLocation::Host)
+        self.advise(Advice::UnsetReadMostly, MemoryLocation::Host)
     }
 
     /// The place where the pages should stay. It is one for each page: a later one replaces it.
@@ -101,7 +113,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly); `MissingFunction` for a NUMA node on a driver before CUDA 12.2.
     pub fn set_preferred_location(&self, location: MemoryLocation) -> Result<()> {
-        self.range.advise(Advice::SetPreferredLocation, location)
+        self.advise(Advice::SetPreferredLocation, location)
     }
 
     /// Takes [`set_preferred_location`](Self::set_preferred_location) back.
@@ -109,7 +121,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly).
     pub fn unset_preferred_location(&self) -> Result<()> {
-        self.range.advise(Advice::UnsetPreferredLocation, MemoryLocation::Host)
+        self.advise(Advice::UnsetPreferredLocation, MemoryLocation::Host)
     }
 
     /// A device, or the host, that will use the pages and should have them mapped. Each page has any number of these.
@@ -117,7 +129,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`set_read_mostly`](Self::set_read_mostly); `InvalidArgument` for a NUMA node.
     pub fn set_accessed_by(&self, who: MemoryLocation) -> Result<()> {
-        self.range.advise(Advice::SetAccessedBy, accessor(who)?)
+        self.advise(Advice::SetAccessedBy, accessor(who)?)
     }
 
     /// Takes one [`set_accessed_by`](Self::set_accessed_by) back.
@@ -125,7 +137,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`set_accessed_by`](Self::set_accessed_by).
     pub fn unset_accessed_by(&self, who: MemoryLocation) -> Result<()> {
-        self.range.advise(Advice::UnsetAccessedBy, accessor(who)?)
+        self.advise(Advice::UnsetAccessedBy, accessor(who)?)
     }
 
     /// Gives the advice that follows from a policy.
@@ -135,7 +147,7 @@ impl ManagedMemoryHints {
     pub fn apply_policy(&self, policy: MigrationPolicy) -> Result<()> {
         policy.to_advice_pairs().into_iter().try_for_each(|(advice, _)| {
             let (advice, location) = advise::split(advice)?;
-            self.range.advise(advice, location)
+            self.advise(advice, location)
         })
     }
 
@@ -144,7 +156,7 @@ impl ManagedMemoryHints {
     /// # Errors
     /// As for [`Residency::of`].
     pub fn residency(&self) -> Result<Residency> {
-        Residency::of_range(&self.range)
+        Residency::of_range(self.range, &self.context()?)
     }
 
     /// Enqueues the migration of the whole range; `None` means the memory's own device. Returns when it is enqueued.
@@ -154,11 +166,7 @@ impl ManagedMemoryHints {
     /// stream; `MissingFunction` for a NUMA node on a driver before CUDA 12.2; over a buffer `Busy` where a host view is open
     /// on it; over a raw address `InvalidArgument` where that is not managed memory; the driver's.
     pub fn prefetch_to(&self, location: impl Into<Option<MemoryLocation>>, stream: &dyn Queue) -> Result<()> {
-        let to = self.location(location.into());
-        match &self.buffer {
-            Some(buffer) => prefetch_buffer(buffer, to, stream),
-            None => self.line(stream)?.prefetch(self.range.address, self.range.bytes, to),
-        }
+        self.prefetch(0..self.range.1, location.into(), stream)
     }
 
     /// As [`prefetch_to`](Self::prefetch_to), for `byte_size` bytes from `offset` on.
@@ -175,29 +183,43 @@ impl ManagedMemoryHints {
         if byte_size == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"));
         }
-        let whole = self.range.bytes;
+        let whole = self.range.1;
         let Some(end) = offset.checked_add(byte_size).filter(|end| *end <= whole) else {
             let text =
                 format!("{byte_size} bytes from byte {offset} on are not within this range of {whole} bytes");
             return Err(Error::new(ErrorKind::OutOfRange, text));
         };
-        let to = self.location(location.into());
-        match &self.buffer {
-            Some(buffer) => prefetch_buffer(&buffer.slice(offset..end)?, to, stream),
-            None => self.line(stream)?.prefetch(self.range.address + offset as u64, byte_size, to),
+        self.prefetch(offset..end, location.into(), stream)
+    }
+
+    fn prefetch(
+        &self,
+        part: ops::Range<usize>,
+        to: Option<MemoryLocation>,
+        stream: &dyn Queue,
+    ) -> Result<()> {
+        match &self.memory {
+            Memory::Buffer(buffer) => {
+                let to = to.unwrap_or_else(|| MemoryLocation::Device(buffer.place().device.ordinal()));
+                prefetch_buffer(&buffer.slice(part)?, to, stream)
+            }
+            Memory::Raw(context) => {
+                let to = to.unwrap_or_else(|| MemoryLocation::Device(context.device().ordinal()));
+                let line = Line::of(stream, Some(context))?;
+                line.prefetch(self.range.0 + part.start as u64, part.len(), to)
+            }
         }
     }
 
-    fn line<'a>(&self, stream: &'a dyn Queue) -> Result<Line<'a>> {
-        Line::of(stream, Some(&self.range.context))
+    fn advise(&self, advice: Advice, location: MemoryLocation) -> Result<()> {
+        give(self.range, advice, location, || self.context())
     }
 
-    fn location(&self, asked: Option<MemoryLocation>) -> MemoryLocation {
-        let own = || match &self.buffer {
-            Some(buffer) => buffer.place().device.ordinal(),
-            None => self.range.context.device().ordinal(),
-        };
-        asked.unwrap_or_else(|| MemoryLocation::Device(own()))
+    fn context(&self) -> Result<Context> {
+        match &self.memory {
+            Memory::Buffer(buffer) => context_for(buffer),
+            Memory::Raw(context) => Ok(context.clone()),
+        }
     }
 }
 

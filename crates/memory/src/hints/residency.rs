@@ -3,11 +3,11 @@
 use std::{ffi::c_void, os::raw::c_int};
 
 use transload_core::{RawBuffer, Result};
-use transload_cuda_sys::{Driver, DriverError, RelaxedCapture, check, ffi};
+use transload_cuda_sys::{Context, Driver, DriverError, RelaxedCapture, check, ffi};
 
 use super::{
     MemoryLocation,
-    calls::{Range, explain_hint, has_locations},
+    calls::{Range, context_for, explain_hint, has_locations, range_of},
 };
 use crate::lift;
 
@@ -32,13 +32,13 @@ impl Residency {
     /// # Errors
     /// `Unsupported` for memory that is not unified, `InvalidArgument` for 0 bytes; the driver's.
     pub fn of(buffer: &RawBuffer) -> Result<Self> {
-        Self::of_range(&Range::of(buffer)?)
+        Self::of_range(range_of(buffer)?, &context_for(buffer)?)
     }
 
-    pub(super) fn of_range(range: &Range) -> Result<Self> {
+    pub(super) fn of_range(range: Range, context: &Context) -> Result<Self> {
         let newer = has_locations()?;
         let devices = Driver::get().and_then(Driver::device_count).map_err(lift)?;
-        let _bound = range.context.enter().map_err(lift)?;
+        let _bound = context.enter().map_err(lift)?;
         let _capture = RelaxedCapture::enter().map_err(lift)?;
         let ask = || -> Result<Self, DriverError> {
             let mut accessed = vec![INVALID; devices as usize + 1];
@@ -50,7 +50,7 @@ impl Residency {
                 last_prefetch: place(range, newer, LAST_PREFETCH, LAST_PREFETCH_TYPE)?,
             })
         };
-        ask().map_err(|error| explain_hint(error, range.address, range.bytes, MemoryLocation::Host))
+        ask().map_err(|error| explain_hint(error, range.0, range.1, MemoryLocation::Host))
     }
 }
 
@@ -65,22 +65,22 @@ const LAST_PREFETCH_TYPE: u32 = 7;
 /// `CU_DEVICE_INVALID`: no place, or not the same one for all pages.
 const INVALID: c_int = -2;
 
-fn answer(range: &Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
+fn answer(range: Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
     let data = into.as_mut_ptr().cast::<c_void>();
     // SAFETY: the driver stores as many 32-bit numbers as the size says; it refuses a range that is not managed memory.
     check("cuMemRangeGetAttribute", unsafe {
-        ffi::cuMemRangeGetAttribute(data, size_of_val(into), attribute, range.address, range.bytes)
+        ffi::cuMemRangeGetAttribute(data, size_of_val(into), attribute, range.0, range.1)
     })
 }
 
-fn one(range: &Range, attribute: u32) -> Result<c_int, DriverError> {
+fn one(range: Range, attribute: u32) -> Result<c_int, DriverError> {
     let mut value = [INVALID];
     answer(range, attribute, &mut value).map(|()| value[0])
 }
 
 /// A place by type and number where the driver has these attributes, which came with the newer calls; else by the older number,
 /// which takes every NUMA node for the host.
-fn place(range: &Range, newer: bool, older: u32, kind: u32) -> Result<Option<MemoryLocation>, DriverError> {
+fn place(range: Range, newer: bool, older: u32, kind: u32) -> Result<Option<MemoryLocation>, DriverError> {
     if !newer {
         return one(range, older).map(from_older);
     }
