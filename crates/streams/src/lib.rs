@@ -50,8 +50,8 @@ mod wakers;
 mod watch;
 
 pub use allocator::{
-    AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, CrossStreamReuse, FreeError, Served,
-    SizeClassStatistics, StreamBlock, StreamOrderedAllocator,
+    AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, FreeError, Served, SizeClassStatistics,
+    StreamBlock, StreamOrderedAllocator,
 };
 pub use coordinator::{
     Barrier, Dependency, DependencyCycle, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,

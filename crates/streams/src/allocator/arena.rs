@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use serde::Serialize;
 use transload_core::mutant;
 
 use super::{
@@ -46,7 +47,7 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) is_user: bool,
     /// The last known point of the stream at which one of its free blocks was used.
     pub(crate) last_point: u64,
-    pub(crate) reuses: Reuses,
+    pub(crate) served: Served,
 }
 
 /// A point of the stream's timeline behind the first so many frees.
@@ -70,15 +71,22 @@ pub(crate) struct Ordered {
     pub(crate) point: u64,
 }
 
-/// How requests were served.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Reuses {
-    pub(crate) same_size: u64,
-    pub(crate) fitted: u64,
-    pub(crate) other_stream_over: u64,
-    pub(crate) other_stream_behind_wait: u64,
-    pub(crate) gathered: u64,
-    pub(crate) new_segment: u64,
+/// Requests by how they were served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Served {
+    /// By a block of that size freed on the stream a moment ago.
+    pub same_size: u64,
+    /// By the best fit among the stream's free blocks.
+    pub fitted: u64,
+    /// By a block of another stream whose work was over.
+    pub other_stream_over: u64,
+    /// By a block behind a wait for another stream.
+    pub other_stream_behind_wait: u64,
+    /// By joining what several streams freed.
+    pub gathered: u64,
+    /// By a new segment.
+    pub new_segment: u64,
 }
 
 /// Names a live block of one arena.
@@ -105,7 +113,7 @@ impl<O, F, U> Arena<O, F, U> {
                 users: HashMap::new(),
                 is_user: false,
                 last_point: 0,
-                reuses: Reuses::default(),
+                served: Served::default(),
             }),
         }
     }
@@ -145,7 +153,7 @@ impl<O, F, U> ArenaState<O, F, U> {
     #[inline]
     pub(crate) fn take_own(&mut self, want: Want) -> Option<u32> {
         if let Some(node) = self.blocks.take_quick(want) {
-            self.reuses.same_size += 1;
+            self.served.same_size += 1;
             return Some(node);
         }
         self.take_fitting(want)
@@ -164,7 +172,7 @@ impl<O, F, U> ArenaState<O, F, U> {
         if node.is_none() && self.blocks.flush() {
             node = self.blocks.take_fitting(want);
         }
-        self.reuses.fitted += u64::from(node.is_some());
+        self.served.fitted += u64::from(node.is_some());
         node
     }
 
@@ -272,7 +280,7 @@ impl<O, F, U> ArenaState<O, F, U> {
     pub(crate) fn take_in_flight(&mut self, want: Want) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;
         if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == want.size) {
-            self.reuses.same_size += 1;
+            self.served.same_size += 1;
             return Some(blocks.go_live(node, want));
         }
         let fits = |node: u32| blocks.node(node).size >= want.size && blocks.node(node).small == want.small;

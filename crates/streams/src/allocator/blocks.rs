@@ -284,22 +284,19 @@ impl Blocks {
         let (start, end) = (node.address, node.address + node.size);
         let after = self.by_address.get(&end).copied();
         if let Some(after) = after.filter(|after| self.is_free_beside(*after, index)) {
-            self.absorb(index, after);
+            self.unlist(after);
+            self.join(index, after);
         }
         let before = self.by_address.range(..start).next_back().map(|(_, before)| *before);
         let before = before.filter(|before| {
             let node = self.node(*before);
             node.address + node.size == start && self.is_free_beside(*before, index)
         });
-        let merged = match before {
-            Some(before) => {
-                self.unlist(before);
-                self.absorb_listed(before, index);
-                before
-            }
-            None => index,
-        };
-        self.list(merged);
+        if let Some(before) = before {
+            self.unlist(before);
+            self.join(before, index);
+        }
+        self.list(before.unwrap_or(index));
     }
 
     fn is_free_beside(&self, other: u32, index: u32) -> bool {
@@ -307,13 +304,8 @@ impl Blocks {
         other.state == State::Free && other.segment == node.segment
     }
 
-    fn absorb(&mut self, index: u32, after: u32) {
-        self.unlist(after);
-        self.absorb_listed(index, after);
-    }
-
     /// Makes one block of two neighbours that are in no list.
-    fn absorb_listed(&mut self, index: u32, after: u32) {
+    fn join(&mut self, index: u32, after: u32) {
         let (size, order) = (self.node(after).size, self.node(after).order);
         let node = &mut self.nodes[index as usize];
         node.size += size;

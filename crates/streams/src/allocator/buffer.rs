@@ -8,6 +8,7 @@ use super::{
     arena::Handle,
     arenas::Owner,
     blocks::Order,
+    segments::start,
     shared::{Shared, Taken},
     size::Want,
 };
@@ -31,7 +32,7 @@ struct Pooled {
 impl Shared {
     /// A buffer for work of `stream`.
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = Want::buffer(bytes)?.within(self.options.max_split);
+        let want = Want::new(bytes, true)?.within(self.options.max_split);
         let taken = self.take_for_buffer(stream, want, self.ahead)?;
         let (storage, behind) = self.pooled(stream, bytes, taken)?;
         Ok(RawBuffer::new_behind(storage, &self.reclaimer, &behind))
@@ -45,7 +46,7 @@ impl Shared {
 
     #[inline(never)]
     fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = Want::buffer(bytes)?.within(self.options.max_split);
+        let want = Want::new(bytes, true)?.within(self.options.max_split);
         let taken = match self.take_own(stream, want)? {
             Some(taken) => taken,
             None => {
@@ -66,14 +67,8 @@ impl Shared {
         taken: Taken,
     ) -> Result<(Box<dyn Storage>, Vec<Fence>)> {
         let Taken { arena, handle, address, segment, behind } = taken;
-        let found = self.segments.lock().get(segment).map(|found| {
-            let start = found
-                .buffer
-                .device_address()
-                .or_else(|| found.buffer.host_address().map(|address| address.addr().get() as u64));
-            (found.buffer.clone(), address - start.unwrap_or(found.base))
-        });
-        let Some((segment, offset)) = found else {
+        let segment = self.segments.lock().get(segment).map(|found| found.buffer.clone());
+        let Some((start, segment)) = segment.and_then(|segment| Some((start(&segment)?, segment))) else {
             return Err(Error::new(ErrorKind::Device, "a block without a segment"));
         };
         let storage = Pooled {
@@ -83,7 +78,7 @@ impl Shared {
             address,
             stream: stream.id(),
             segment,
-            offset: offset as usize,
+            offset: (address - start) as usize,
             len: bytes,
             until: Vec::new(),
         };

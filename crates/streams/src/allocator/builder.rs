@@ -8,16 +8,6 @@ use super::{
     size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
 };
 
-/// When a stream takes memory that another stream freed while that one's work may still be in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CrossStreamReuse {
-    /// Rather than asking for a new segment: least memory, but streams may wait for each other.
-    #[default]
-    BeforeGrowing,
-    /// Only where no new segment is to be had: streams stay independent as long as memory lasts.
-    WhenShort,
-}
-
 /// What [`AllocatorBuilder::ahead`] is by default.
 const AHEAD: u64 = 128 << 20;
 
@@ -25,7 +15,6 @@ const AHEAD: u64 = 128 << 20;
 pub(super) struct Options {
     pub(super) limit: u64,
     pub(super) segments: SegmentSizes,
-    pub(super) reuse: CrossStreamReuse,
     pub(super) ahead: u64,
     pub(super) max_split: u64,
 }
@@ -35,7 +24,6 @@ impl Default for Options {
         Self {
             limit: u64::MAX,
             segments: SegmentSizes { small: SMALL_SEGMENT, large: LARGE_SEGMENT, exact: false },
-            reuse: CrossStreamReuse::default(),
             ahead: AHEAD,
             max_split: u64::MAX,
         }
@@ -78,12 +66,6 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// size, as long as there is other memory: so small buffers do not keep large segments. No bound by default.
     pub fn max_split(mut self, bytes: u64) -> Self {
         self.options.max_split = bytes;
-        self
-    }
-
-    /// When streams take each other's memory.
-    pub fn cross_stream_reuse(mut self, reuse: CrossStreamReuse) -> Self {
-        self.options.reuse = reuse;
         self
     }
 

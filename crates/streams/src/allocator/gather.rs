@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use transload_core::{ErrorKind, Fence, Result, Timeline, mutant};
 
 use super::{
-    arena::{Ordered, Seal},
-    arenas::{ArenaState, Owner, serves},
+    arena::{Ordered, Seal, Served},
+    arenas::{Arena, ArenaState, Owner, serves},
     blocks::{Node, Order, Piece, State},
-    reuse::{Found, Source, stream_of},
+    reuse::{Effort, Found, stream_of},
     shared::{Shared, Taken},
     size::Want,
     sync::MutexGuard,
@@ -29,9 +29,9 @@ pub(super) enum Reach {
 }
 
 /// An arena that is locked.
-struct Locked<'a> {
+pub(super) struct Locked<'a> {
     index: u32,
-    state: MutexGuard<'a, ArenaState>,
+    pub(super) state: MutexGuard<'a, ArenaState>,
 }
 
 /// What a search is for.
@@ -70,7 +70,7 @@ struct Part {
 
 impl Shared {
     /// Every arena, locked in the order of their indices. No driver call and no drop of a fence may happen meanwhile.
-    fn lock_all(&self) -> Vec<Locked<'_>> {
+    pub(super) fn lock_all(&self) -> Vec<Locked<'_>> {
         self.arenas.iter().map(|(index, arena)| Locked { index, state: arena.lock() }).collect()
     }
 
@@ -102,8 +102,14 @@ impl Shared {
             let ordered = if want.buffer { Vec::new() } else { own.state.ordered.clone() };
             (own.index, own.state.life, ordered)
         };
-        for (other, _) in self.arenas.iter().filter(|(other, _)| *other != own) {
-            self.ask(other);
+        let ended = |arena: &Arena| matches!(arena.lock().owner, Owner::Ended(_));
+        let others = self.arenas.iter().filter(|(other, _)| *other != own);
+        let others: Vec<_> = others.filter(|(_, arena)| reach > Reach::Ended || ended(arena)).collect();
+        if others.is_empty() && reach <= Reach::Over {
+            return Ok(None);
+        }
+        for (other, _) in others {
+            self.ask(other, Effort::Full);
         }
         let streams = self.streams(wait);
         let search = Search { streams: &streams, own, ordered, reach, buffer: want.buffer };
@@ -152,13 +158,13 @@ impl Shared {
             }
         }
         let Some(found) = found else { return Ok(None) };
-        let source = match (parts.len(), behind.is_empty()) {
-            (1, true) => Source::OtherStreamOver,
-            (1, false) => Source::OtherStreamBehindWait,
-            _ => Source::Gathered,
+        let count: fn(&mut Served) -> &mut u64 = match (parts.len(), behind.is_empty()) {
+            (1, true) => |served| &mut served.other_stream_over,
+            (1, false) => |served| &mut served.other_stream_behind_wait,
+            _ => |served| &mut served.gathered,
         };
         drop(parts);
-        let taken = self.place(stream, Found { behind, ..found }, want, source)?;
+        let taken = self.place(stream, Found { behind, ..found }, want, count)?;
         if !want.buffer {
             let mut own = self.serving(stream)?;
             notes.into_iter().for_each(|ordered| own.state.note_order(ordered));
@@ -207,7 +213,7 @@ impl Shared {
         let _held = self.hold();
         let streams = self.streams(false);
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
-            self.ask(other);
+            self.ask(other, Effort::Full);
             let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.is_captured()) else {
                 continue;
             };
@@ -356,11 +362,4 @@ fn take_out(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<Par
         parts.push(Part { index: *index, life: state.life, piece, until, is_ready: candidate.is_ready, end });
     }
     parts
-}
-
-/// For statistics.
-pub(super) fn each_arena(shared: &Shared, mut look: impl FnMut(u32, &ArenaState)) {
-    for Locked { index, state } in shared.lock_all() {
-        look(index, &state);
-    }
 }

@@ -3,7 +3,10 @@
 //! In this order: what is free anywhere, gathered behind waits on the device; segments that are wholly free, once their work
 //! is over, and the upstream resource's own reserves; the registered callbacks. The upstream is asked again after each.
 
-use std::{cell::RefCell, sync::atomic::Ordering};
+use std::{
+    cell::RefCell,
+    sync::{Arc, atomic::Ordering},
+};
 
 use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
 
@@ -11,7 +14,7 @@ use super::{
     arenas::{Whose, whose},
     blocks::{Order, Piece},
     gather::Reach,
-    reuse::{Found, Source},
+    reuse::{Effort, Found},
     segments::Segment,
     shared::{Shared, Taken},
     size::{GRAIN, Want},
@@ -59,7 +62,7 @@ impl Shared {
             return Ok(Some(taken));
         }
         if self.empty_caches()
-            && let Some(taken) = self.gather(stream, want, Reach::Over)?
+            && let Some(taken) = self.take_own(stream, want)?
         {
             return Ok(Some(taken));
         }
@@ -83,7 +86,8 @@ impl Shared {
         if let Some(taken) = self.gather(stream, want, Reach::Any)? {
             return Ok(Some(taken));
         }
-        self.wait_for_everything_free();
+        // An error means that the work is over as well.
+        let _over = self.wait_for_streams();
         if let Some(taken) = self.gather(stream, want, Reach::Over)? {
             return Ok(Some(taken));
         }
@@ -93,11 +97,11 @@ impl Shared {
         self.grow_by(stream, want, want.size)
     }
 
-    fn callbacks_for_a_shortage(&self) -> Vec<std::sync::Arc<super::shared::Callback>> {
+    fn callbacks_for_a_shortage(&self) -> Vec<Arc<super::shared::Callback>> {
         if IN_CALLBACKS.try_with(|inside| inside.borrow().contains(&self.id)).unwrap_or(true) {
             return Vec::new();
         }
-        self.callbacks.lock().iter().map(|(_, callback)| std::sync::Arc::clone(callback)).collect()
+        self.callbacks.lock().iter().map(|(_, callback)| Arc::clone(callback)).collect()
     }
 
     /// What no freeing could make room for needs no waiting.
@@ -158,7 +162,7 @@ impl Shared {
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
         let found = Found { piece, life: 0, behind: Vec::new() };
-        self.place(stream, found, want, Source::NewSegment).map(Some)
+        self.place(stream, found, want, |served| &mut served.new_segment).map(Some)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -199,57 +203,50 @@ impl Shared {
         let mut outcome = Ok(());
         self.empty_caches();
         for (_, arena) in self.arenas.iter() {
-            let fences_where = |is_wanted: fn(&Fence) -> bool| -> Vec<Fence> {
+            let fences: Vec<Fence> = {
                 let state = arena.lock();
-                let until = state.waiting.iter().flat_map(|waiting| &waiting.until);
-                until
-                    .filter(|fence| CudaStream::can_be_behind(fence, true) && is_wanted(fence))
-                    .cloned()
-                    .collect()
+                state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect()
             };
-            // Not of streams, so whoever releases one need not wait for this: it may be the one to end that work.
-            for fence in fences_where(|fence| !CudaStream::can_come_after(fence)) {
-                outcome = outcome.and(fence.wait());
-            }
-            let _held = self.hold();
-            for fence in fences_where(CudaStream::can_come_after) {
+            let is_foreign =
+                |fence: &&Fence| CudaStream::can_be_behind(fence, true) && !CudaStream::can_come_after(fence);
+            // Nothing is held: whoever releases a stream need not wait for this, as it may be the one to end that work.
+            for fence in fences.iter().filter(is_foreign) {
                 outcome = outcome.and(fence.wait());
             }
         }
-        self.wait_for_everything_free();
-        outcome
+        outcome.and(self.wait_for_streams())
     }
 
     /// Blocks until what is free is also over, as far as the work is a stream's. What another backend does may end only by
-    /// something that this thread has still to do; it counts as not available.
-    fn wait_for_everything_free(&self) {
+    /// something that this thread has still to do; it counts as not available. Answers the first error of work that blocks waited
+    /// for.
+    fn wait_for_streams(&self) -> Result<()> {
+        let mut outcome = Ok(());
         let _held = self.hold();
         for (index, arena) in self.arenas.iter() {
-            let mut fences: Vec<Fence> = Vec::new();
             let (life, owner) = whose(arena);
-            {
+            let (waiting, last_point) = {
                 let state = arena.lock();
-                fences.extend(state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()));
-                if let Whose::Stream(stream) = &owner {
-                    fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), state.last_point));
-                }
+                let waiting: Vec<Fence> =
+                    state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect();
+                (waiting, state.last_point)
+            };
+            for fence in waiting.iter().filter(|fence| CudaStream::can_come_after(fence)) {
+                outcome = outcome.and(fence.wait());
             }
-            match owner {
-                Whose::Nobodys => {}
-                Whose::Ended(end) => fences.push(end),
-                Whose::Stream(stream) if stream.is_captured() => {}
+            // An error means that the work is over as well.
+            let _over = match owner {
+                Whose::Nobodys => Ok(()),
+                Whose::Ended(end) => end.wait(),
                 Whose::Stream(stream) => {
-                    if let Ok(Some(seal)) = self.seal(arena, life, &stream) {
-                        fences.push(Fence::new(std::sync::Arc::clone(&stream.timeline), seal.point));
-                    }
+                    let seal = if stream.is_captured() { Ok(None) } else { self.seal(arena, life, &stream) };
+                    let sealed = seal.ok().flatten().map_or(0, |seal| seal.point);
+                    Fence::new(Arc::clone(&stream.timeline), sealed.max(last_point)).wait()
                 }
-            }
-            for fence in fences.iter().filter(|fence| CudaStream::can_come_after(fence)) {
-                // An error means that the work is over as well.
-                let _over = fence.wait();
-            }
-            self.ask(index);
+            };
+            self.ask(index, Effort::Full);
         }
+        outcome
     }
 }
 

@@ -4,7 +4,6 @@
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
 
 mod after_capture;
-mod ahead;
 mod arena;
 mod arenas;
 mod block;
@@ -17,7 +16,6 @@ mod free;
 mod gather;
 mod in_flight;
 mod ladder;
-mod questions;
 mod quick;
 mod release;
 mod reuse;
@@ -38,9 +36,10 @@ use std::{
 use transload_core::{Fence, MemoryShortage, RawBuffer, Result};
 use transload_memory::MemoryResource;
 
+pub use arena::Served;
 pub use block::{BlockRef, FreeError, StreamBlock};
-pub use builder::{AllocatorBuilder, CrossStreamReuse};
-pub use statistics::{AllocatorStatistics, Served, SizeClassStatistics};
+pub use builder::AllocatorBuilder;
+pub use statistics::{AllocatorStatistics, SizeClassStatistics};
 
 use self::{
     arena::Ordered,
@@ -141,7 +140,7 @@ impl StreamOrderedAllocator {
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = Want::block(bytes)?.within(self.shared.options.max_split);
+        let want = Want::new(bytes, false)?.within(self.shared.options.max_split);
         let block = |arena, address, handle| {
             let (bytes, allocator) = (want.requested, self.shared.id);
             StreamBlock { address, bytes, allocator, handle, arena }

@@ -1,26 +1,26 @@
 //! A block for a request that the stream's own free memory does not serve at once.
 
-use transload_core::{Fence, Result};
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, Fence, Result, Timeline};
 
 use super::{
+    arena::Served,
     arenas::{ArenaState, Owner, alive},
     blocks::Piece,
-    builder::CrossStreamReuse,
     ending::EndOfStream,
     gather::{Reach, over},
-    questions::ask_in_order,
     shared::{Shared, Taken},
     size::Want,
 };
 use crate::CudaStream;
 
-/// How a request was served, for the statistics.
-#[derive(Clone, Copy)]
-pub(super) enum Source {
-    OtherStreamOver,
-    OtherStreamBehindWait,
-    Gathered,
-    NewSegment,
+/// How many streams may answer that nothing is over before no more are asked.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// Records no event either: a run of small copies stays without one as long as there is other memory.
+    Little = 4,
+    Full = 64,
 }
 
 /// Memory in hand.
@@ -70,25 +70,55 @@ impl Shared {
             }
         }
         let index = self.serving(stream)?.index;
-        if self.ask(index)
+        if self.ask(index, Effort::Full)
             && let Some(taken) = self.take_own(stream, want)?
         {
             return Ok(taken);
         }
-        let reaches: &[Reach] = match self.options.reuse {
-            CrossStreamReuse::BeforeGrowing => &[Reach::Over, Reach::OneBlock],
-            CrossStreamReuse::WhenShort => &[Reach::Ended],
-        };
-        for reach in reaches {
-            if let Some(taken) = self.gather(stream, want, *reach)? {
+        for reach in [Reach::Over, Reach::OneBlock] {
+            if let Some(taken) = self.gather(stream, want, reach)? {
                 return Ok(taken);
             }
         }
         self.grow(stream, want)
     }
 
+    /// For a buffer that the host is about to write: a block that nothing in flight uses; where the bound is reached, the one
+    /// that is over first. `None` where the stream has none at all.
+    #[cold]
+    pub(super) fn take_ahead(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Option<Taken>> {
+        let (index, rested) = {
+            let mut own = self.serving(stream)?;
+            (own.index, own.state.rest_reached(stream.own.reached()))
+        };
+        if rested && let Some(taken) = self.take_own(stream, want)? {
+            return Ok(Some(taken));
+        }
+        if self.ask(index, Effort::Little)
+            && let Some(taken) = self.take_own(stream, want)?
+        {
+            return Ok(Some(taken));
+        }
+        // Also with nothing of its own in flight: what other streams have in flight would be given next.
+        let busy = self.serving(stream)?.state.busy();
+        let reaches_bound = busy.saturating_add(want.size) > ahead;
+        let unused = if reaches_bound {
+            self.gather(stream, want, Reach::Ended)
+        } else {
+            self.grow_without_waiting(stream, want)
+        };
+        match unused {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory => {}
+            Ok(None) => {}
+            other => return other,
+        }
+        let mut own = self.serving(stream)?;
+        let node = own.state.take_in_flight(want);
+        node.map(|node| self.hand_out(stream, own, node, Vec::new())).transpose()
+    }
+
     /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
-    pub(super) fn ask(&self, index: u32) -> bool {
+    pub(super) fn ask(&self, index: u32, effort: Effort) -> bool {
         let Some(arena) = self.arenas.get(index) else { return false };
         let _held = self.hold();
         let mut fences: Vec<Fence> = Vec::new();
@@ -100,14 +130,22 @@ impl Shared {
             let points = [state.in_flight.first().unwrap_or(0), state.seal.point, state.last_point];
             stream = stream_of(&state);
             if let Some(stream) = &stream {
-                let of = |point| Fence::new(std::sync::Arc::clone(&stream.timeline), point);
-                fences.extend(points.into_iter().filter(|point| *point > 0).map(of));
+                let has_event = |point: u64| stream.own.ends.points.is_marked(point);
+                let points = points.into_iter().filter(|point| *point > 0);
+                let points = points.filter(|point| effort == Effort::Full || has_event(*point));
+                fences.extend(points.map(|point| Fence::new(Arc::clone(&stream.timeline), point)));
             }
             if let Owner::Ended(end) = &state.owner {
                 fences.push(end.fence());
             }
         }
-        ask_in_order(fences);
+        // Of one stream the first ones only, since what comes behind them is not over before. An error counts as over: it is
+        // told to who awaits the work.
+        fences.retain(|fence| !fence.is_known_done());
+        fences.sort_by_key(|fence| (fence.timeline().id(), fence.point()));
+        let streams = fences.chunk_by(|one, next| one.timeline().id() == next.timeline().id());
+        let unfinished = streams.filter(|of_one| !of_one.iter().all(Fence::is_over));
+        let _asked = unfinished.take(effort as usize).count();
         let mut state = arena.lock();
         let before = state.waiting.len();
         state.rest_where(Fence::is_known_done, &mut dropped);
@@ -118,7 +156,13 @@ impl Shared {
     }
 
     /// Puts memory into a stream's arena, its beginning as a live block behind the fences.
-    pub(super) fn place(&self, stream: &CudaStream, found: Found, want: Want, from: Source) -> Result<Taken> {
+    pub(super) fn place(
+        &self,
+        stream: &CudaStream,
+        found: Found,
+        want: Want,
+        count: fn(&mut Served) -> &mut u64,
+    ) -> Result<Taken> {
         let Found { piece, life, mut behind } = found;
         let over: Vec<Fence> = behind.extract_if(.., |fence| fence.is_known_done()).collect();
         // A buffer's users wait for the fences themselves, where their queues can.
@@ -149,13 +193,7 @@ impl Shared {
             let (address, size) = (piece.address + want.size, piece.size - want.size);
             state.insert_behind(Piece { address, size, order, ..piece }, behind.clone());
         }
-        let reuses = &mut state.reuses;
-        *match from {
-            Source::OtherStreamOver => &mut reuses.other_stream_over,
-            Source::OtherStreamBehindWait => &mut reuses.other_stream_behind_wait,
-            Source::Gathered => &mut reuses.gathered,
-            Source::NewSegment => &mut reuses.new_segment,
-        } += 1;
+        *count(&mut state.served) += 1;
         let taken = self.hand_out(stream, own, node, behind);
         drop((over, passed));
         taken

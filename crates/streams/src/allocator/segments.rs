@@ -24,7 +24,7 @@ pub(crate) struct Segments {
 impl Segment {
     /// `None` where the memory has no address.
     pub(crate) fn new(buffer: RawBuffer, reserved: u64, small: bool) -> Option<Self> {
-        let start = address_of(&buffer)?;
+        let start = start(&buffer)?;
         let base = start.checked_next_multiple_of(GRAIN)?;
         let size = (buffer.len() as u64).checked_sub(base - start)? & !(GRAIN - 1);
         Some(Self { buffer, base, size, reserved, small })
@@ -41,7 +41,7 @@ impl Segment {
 }
 
 /// The address by which blocks are known: the device's, or the host's where the device has none of its own.
-fn address_of(buffer: &RawBuffer) -> Option<u64> {
+pub(crate) fn start(buffer: &RawBuffer) -> Option<u64> {
     buffer.device_address().or_else(|| buffer.host_address().map(|address| address.addr().get() as u64))
 }
 

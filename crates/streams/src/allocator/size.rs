@@ -29,22 +29,18 @@ pub(crate) struct Want {
 }
 
 impl Want {
-    /// Of the raw layer.
+    /// What `bytes` need, for a plain block or for a buffer.
     ///
     /// # Errors
     /// `InvalidArgument` for 0 bytes and for more than an address space has.
     #[inline]
-    pub(crate) fn block(bytes: usize) -> Result<Self> {
-        Self::of(bytes, false)
-    }
-
-    /// Like [`block`](Self::block), but for a buffer.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub(crate) fn buffer(bytes: usize) -> Result<Self> {
-        Self::of(bytes, true)
+    pub(crate) fn new(bytes: usize, buffer: bool) -> Result<Self> {
+        let requested = bytes as u64;
+        if requested.wrapping_sub(1) >= i64::MAX as u64 - GRAIN {
+            return Err(impossible(bytes));
+        }
+        let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
+        Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 
     /// As it is, but not cut from a much larger block than `max_split`, or than itself if it is larger than that.
@@ -52,16 +48,6 @@ impl Want {
     pub(crate) fn within(self, max_split: u64) -> Self {
         let most = if self.size <= max_split { max_split } else { self.size.saturating_mul(2) };
         Self { most, ..self }
-    }
-
-    #[inline]
-    fn of(bytes: usize, buffer: bool) -> Result<Self> {
-        let requested = bytes as u64;
-        if requested.wrapping_sub(1) >= i64::MAX as u64 - GRAIN {
-            return Err(impossible(bytes));
-        }
-        let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
-        Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 }
 

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    arena::Reuses,
+    arena::Served,
     blocks::{Node, State},
-    gather::each_arena,
+    gather::Locked,
     shared::Shared,
     tally::CLASSES,
 };
@@ -47,24 +47,6 @@ pub struct AllocatorStatistics {
     pub classes: Vec<SizeClassStatistics>,
 }
 
-/// Requests by how they were served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[non_exhaustive]
-pub struct Served {
-    /// By a block of that size freed on the stream a moment ago.
-    pub same_size: u64,
-    /// By the best fit among the stream's free blocks.
-    pub fitted: u64,
-    /// By a block of another stream whose work was over.
-    pub other_stream_over: u64,
-    /// By a block behind a wait for another stream.
-    pub other_stream_behind_wait: u64,
-    /// By joining what several streams freed.
-    pub gathered: u64,
-    /// By a new segment.
-    pub new_segment: u64,
-}
-
 /// Requests of one power of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -95,7 +77,7 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
             numbers.served.same_size += served;
         }
     }
-    each_arena(shared, |_, state| {
+    for Locked { state, .. } in shared.lock_all() {
         let tally = &state.blocks.tally;
         numbers.in_use += tally.in_use;
         numbers.requested += tally.requested;
@@ -106,22 +88,20 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
             class.live += counts.live;
             class.allocations += counts.allocations;
         }
-        let Reuses { same_size, fitted, other_stream_over, other_stream_behind_wait, gathered, new_segment } =
-            state.reuses;
         let served = &mut numbers.served;
-        served.same_size += same_size;
-        served.fitted += fitted;
-        served.other_stream_over += other_stream_over;
-        served.other_stream_behind_wait += other_stream_behind_wait;
-        served.gathered += gathered;
-        served.new_segment += new_segment;
+        served.same_size += state.served.same_size;
+        served.fitted += state.served.fitted;
+        served.other_stream_over += state.served.other_stream_over;
+        served.other_stream_behind_wait += state.served.other_stream_behind_wait;
+        served.gathered += state.served.gathered;
+        served.new_segment += state.served.new_segment;
         let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::Waiting);
         numbers.waiting_blocks += waiting.count() as u64;
         let busy = |node: &Node| matches!(node.state, State::Live | State::Waiting);
         used.extend(state.blocks.iter().filter(|(_, node)| busy(node)).map(|(_, node)| node.segment));
         let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);
         free.extend(unused.map(|(_, node)| (node.segment, node.address, node.size)));
-    });
+    }
     used.sort_unstable();
     used.dedup();
     numbers.unused_segments = numbers.segments.saturating_sub(used.len() as u64);

@@ -74,7 +74,7 @@ fn arena_of(blocks: u64) -> Arc<Arena> {
 }
 
 fn want() -> Want {
-    Want::block(512).unwrap()
+    Want::new(512, false).unwrap()
 }
 
 fn take(arena: &Arena) -> Option<(Handle, u64)> {
