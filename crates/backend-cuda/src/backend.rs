@@ -173,6 +173,17 @@ impl Backend for CudaBackend {
         Ok(member.pool.lease(priority, workload)?.into_queue())
     }
 
+    fn lease_reserved_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        let member = self.member(device)?;
+        member.check_usable()?;
+        Ok(member.reserved.lease(priority, workload)?.into_queue())
+    }
+
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         match (src.device, dst.device) {
             (from, to) if from == to => self.has(from).then_some(from),
@@ -248,7 +259,7 @@ impl Backend for CudaBackend {
     fn ledger(&self) -> Ledger {
         let mut sum = Ledger::default();
         for member in &self.members {
-            sum.leases += member.pool.leases() as u64;
+            sum.leases += (member.pool.leases() + member.reserved.leases()) as u64;
             let ledger = member.ledger();
             sum.allocations += ledger.allocations;
             sum.bytes += ledger.bytes;

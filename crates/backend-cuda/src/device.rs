@@ -28,6 +28,8 @@ pub(crate) struct Member {
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
     pub(crate) pool: AdvancedStreamPool,
+    /// Streams that no user is given.
+    pub(crate) reserved: AdvancedStreamPool,
     /// Whether a drain returned the loss of the context.
     loss_told: AtomicBool,
 }
@@ -46,6 +48,7 @@ impl Member {
             info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
         let pool = config.pool(&device)?;
+        let reserved = AdvancedStreamPool::builder(&device).build()?;
         Ok(Self {
             id: device.id(),
             device,
@@ -56,6 +59,7 @@ impl Member {
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
+            reserved,
             loss_told: AtomicBool::new(false),
         })
     }
@@ -146,7 +150,7 @@ impl Member {
     }
 
     fn drain_all(&self) -> Result<()> {
-        let mut outcome = self.pool.synchronize();
+        let mut outcome = self.pool.synchronize().and(self.reserved.synchronize());
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Registrations that are left may be in use by what is parked.

@@ -169,6 +169,20 @@ pub trait Backend: Send + Sync + 'static {
         workload: WorkloadType,
     ) -> Result<QueueLease>;
 
+    /// Like [`lease_queue`](Self::lease_queue), but a queue that [`lease_queue`](Self::lease_queue) never gives, for work that
+    /// must not wait for what a user enqueues by the queue's handle. A backend without such handles need not tell them apart.
+    ///
+    /// # Errors
+    /// As for `lease_queue`.
+    fn lease_reserved_queue(
+        &self,
+        device: DeviceId,
+        priority: StreamPriority,
+        workload: WorkloadType,
+    ) -> Result<QueueLease> {
+        self.lease_queue(device, priority, workload)
+    }
+
     /// The device whose queues copy directly from `src` to `dst`, if any do.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 

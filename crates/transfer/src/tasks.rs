@@ -1,6 +1,9 @@
 //! The manager for asynchronous tasks: what would block a thread is awaited, under any executor.
 
-use transload_core::{Place, RawBuffer, Result, Transfer, TransferPath, TransferReport, Turns, WorkloadType};
+use transload_core::{
+    Backend, Place, RawBuffer, Result, Transfer, TransferMethod, TransferPath, TransferReport, Turns,
+    WorkloadType,
+};
 
 use crate::{CrossBackendTransferManager, TransferOptions, request::Ranges};
 
@@ -82,13 +85,16 @@ impl CrossBackendTransferManager {
             }
             let method = &candidate.method;
             method.start()?;
+            let staged =
+                [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
+            let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };
             let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
             let (priority, workload) =
                 (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
             let route = &candidate.route;
-            drop(route.backend.lease_queue(route.lane, priority, workload)?);
+            drop(lease(&*route.backend, route.lane, priority, workload)?);
             if let Some((backend, device)) = &route.second {
-                drop(backend.lease_queue(*device, priority, workload)?);
+                drop(lease(&**backend, *device, priority, workload)?);
             }
         }
         Ok(())

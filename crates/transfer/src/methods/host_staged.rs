@@ -100,7 +100,7 @@ impl Method for HostStaged {
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let src = job.src;
-        let lease = |backend: &Arc<dyn Backend>, device| job.lease_to_copy(&**backend, device);
+        let lease = |backend: &Arc<dyn Backend>, device| job.lease_for_workers(&**backend, device);
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {

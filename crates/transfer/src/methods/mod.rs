@@ -174,6 +174,11 @@ impl Job<'_> {
     fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
         backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
     }
+
+    /// The same for the executor's workers, which nobody else's work must hold up.
+    fn lease_for_workers(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
+        backend.lease_reserved_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
+    }
 }
 
 /// What a method may look at.

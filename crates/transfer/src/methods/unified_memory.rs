@@ -76,16 +76,17 @@ impl Method for UnifiedMemory {
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
-        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
+        let by_workers = || job.lease_for_workers(&*route.backend, route.lane);
         let task = match (src.place().device, dst.place().device) {
-            (DeviceId::Cpu, _) => Task::IntoUnified(queue),
-            (_, DeviceId::Cpu) => Task::OutOfUnified(queue),
+            (DeviceId::Cpu, _) => Task::IntoUnified(by_workers()?),
+            (_, DeviceId::Cpu) => Task::OutOfUnified(by_workers()?),
             // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
             _ => {
                 if let InTheWay::Tell(_) = job.in_the_way {
                     // What is in the copy's way is told before any page moves. (What comes in between moves them once more.)
                     drop(job.claim()?);
                 }
+                let queue = job.lease_to_copy(&*route.backend, route.lane)?;
                 for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
                     let move_there = Operation::Prefetch { buffer: side, to: route.lane };
                     job.enqueue(&*queue, &move_there, Timing::Off)?;

@@ -1,9 +1,20 @@
 //! HostStaged between pageable memory and a device: chosen by itself where it is faster, every byte in its place, in order,
 //! through a bounded ring, and over before anything is given back.
 
-use transload::{ErrorKind, MemoryKind, Place, TransferMethod, TransferOptions};
+use std::time::Duration;
 
-use crate::cuda::{Setup, noise};
+use transload::{
+    CrossBackendTransferManager, DeviceId, ErrorKind, MemoryKind, Place, StreamPriority, TransferMethod,
+    TransferOptions, WorkloadType,
+    cpu::CpuBackend,
+    cuda::{CudaBackend, CudaBackendConfig, CudaDevice},
+};
+use transload_cuda_sim::harness;
+
+use crate::{
+    cuda::{Setup, noise},
+    gate::{Gate, within},
+};
 
 const MIB: usize = 1 << 20;
 
@@ -144,5 +155,39 @@ fn many_staged_transfers_from_many_threads_are_awaited_together() {
                 assert!(*back.read().unwrap() == content[..]);
             });
         }
+    });
+}
+
+#[test]
+fn staged_transfers_go_on_while_a_user_holds_up_every_stream() {
+    within(Duration::from_secs(60), || {
+        let test = harness::device();
+        let _end = test.end_check();
+        let config = CudaBackendConfig::default().with_devices([test.ordinal()]).with_streams_per_priority(1);
+        let backend = CudaBackend::open(&config).unwrap();
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(CpuBackend::new().unwrap()).unwrap();
+        manager.register_backend(backend.clone()).unwrap();
+        let pageable = || manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 3 * MIB).unwrap();
+        let (source, back) = (pageable(), pageable());
+        let there = manager.allocate(DeviceId::Cuda(test.ordinal()), MemoryKind::Device, 3 * MIB).unwrap();
+        let content = noise(3 * MIB, 11);
+        let there_and_back = || {
+            drop(manager.transfer_with(&source, &there, 0, 0, 3 * MIB, &staged()));
+            manager.transfer_with(&there, &back, 0, 0, 3 * MIB, &staged()).wait().unwrap();
+        };
+        // Makes streams and staging buffers, which not every driver does behind a gate.
+        there_and_back();
+        source.write().unwrap().copy_from_slice(&content);
+        let pool = backend.streams(test.ordinal()).unwrap();
+        let workloads = [WorkloadType::Memory, WorkloadType::Compute];
+        let leases = workloads.map(|workload| pool.lease(StreamPriority::Normal, workload).unwrap());
+        let gate = Gate::closed(&CudaDevice::new(test.ordinal()).unwrap());
+        leases.iter().for_each(|lease| gate.hold([&**lease]));
+        there_and_back();
+        assert!(*back.read().unwrap() == content[..]);
+        gate.open();
+        drop((leases, source, back, there));
+        manager.drain().unwrap();
     });
 }
