@@ -10,9 +10,10 @@ use super::ring::STAGING_BUFFER;
 /// The smallest piece worth a hand-over between threads.
 const SMALLEST: usize = 256 << 10;
 
-/// The size of the pieces: about two for each worker, so that none waits for the last one long, within what a staging buffer holds.
+/// The size of the pieces: one for each worker, within what a staging buffer holds. On an H200, eight downloads of 16 MiB at once
+/// have the rate of one of 128 MiB so; with two pieces for each worker they have 0.75 to 0.83 of it.
 pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
-    let even = bytes.div_ceil(workers.max(1) * 2);
+    let even = bytes.div_ceil(workers.max(1));
     even.next_multiple_of(64 << 10).clamp(SMALLEST, STAGING_BUFFER)
 }
 
