@@ -438,7 +438,7 @@ fn a_small_transfer_is_not_behind_the_chunks_of_earlier_large_ones() {
 fn a_failed_download_marks_its_destination_until_it_is_written() {
     within("reads after a failed download", || {
         let (manager, backend) = with(Mock::default());
-        let (back, there) = pair(&manager, 2 * MIB);
+        let (back, there) = pair(&manager, 9 * MIB);
         stage(&manager, &back, &there).wait().unwrap();
         backend.pass_next();
         backend.pass_next();
