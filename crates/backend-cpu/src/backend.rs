@@ -8,15 +8,17 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
-    PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
-    host_memory,
+    Operation, PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, Timing,
+    WorkloadType, host_memory,
 };
 use transload_executor::Executor;
 
 use crate::{
-    CpuBackendBuilder, costs, device,
+    CpuBackendBuilder, copy, costs, device,
     foreign::{Borrowed, BoxedOwner, VecOwner},
+    job::Outcome,
     pages::Pages,
+    queue::INLINE,
     queues::Queues,
     storage::{Counters, counted},
 };
@@ -155,6 +157,17 @@ impl Backend for CpuBackend {
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         (costs::is_reachable(src) && costs::is_reachable(dst)).then_some(DeviceId::Cpu)
+    }
+
+    fn copies_at_once(&self, src: Place, dst: Place) -> usize {
+        if self.copier(src, dst).is_some() { INLINE } else { 0 }
+    }
+
+    unsafe fn copy_at_once(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+        let operation = Operation::Copy { src, dst };
+        copy::check(&operation)?;
+        // SAFETY: the caller's promise.
+        Outcome::of(Timing::Off, || unsafe { copy::perform(&operation) }).result
     }
 
     fn default_costs(&self) -> Vec<PathCost> {

@@ -11,7 +11,7 @@ use crate::{copy, costs, job::Job, line::Line};
 
 /// An operation of at most so many bytes is done at once where nothing stands before it: waking a worker took up to
 /// 250 µs where it was measured (a virtual machine with 16 processors), in which one core copies about as much.
-const INLINE: usize = 2 << 20;
+pub(crate) const INLINE: usize = 2 << 20;
 
 /// An ordered line of work. Its executor's threads stay as long as it does, also where the backend was dropped.
 pub(crate) struct CpuQueue {

@@ -309,6 +309,27 @@ impl<'a> Claims<'a> {
     }
 }
 
+impl Claims<'_> {
+    /// Returns whether there is no earlier work to wait for, nor any of which it is not known how it ended.
+    #[inline]
+    pub(crate) fn follow_nothing(&self) -> bool {
+        self.earlier.after.is_empty() && self.earlier.sources.is_empty()
+    }
+
+    /// Ends the claims of work that is complete already, and followed nothing: later uses of the ranges need not wait for it.
+    #[inline]
+    pub(crate) fn complete(&mut self) {
+        let mut woken = Woken::default();
+        for one in &self.held {
+            if let Some(ticket) = one.ticket {
+                one.buffer.hazards().complete(&one.range, ticket, &mut woken);
+            }
+        }
+        self.held.clear();
+        woken.wake();
+    }
+}
+
 impl Drop for Claims<'_> {
     #[inline]
     fn drop(&mut self) {

@@ -62,7 +62,8 @@ impl CostModel {
         };
         let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
         let seconds = left.1 + slope * (bytes as f64 - left.0 as f64);
-        Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+        // What is beyond the range becomes its end.
+        Duration::from_nanos((seconds * 1e9 + 0.5) as u64)
     }
 }
 

@@ -85,7 +85,7 @@ pub use report::{QueuedBefore, TransferReport};
 pub use size_class::SizeClass;
 pub use spare_buffer::{Recycler, SpareBuffer};
 pub use storage::Storage;
-pub use submission::{submit_async, try_submit};
+pub use submission::{copy_at_once, submit_async, try_submit};
 pub use transfer::{Completion, RefusalHandler, Submission, Transfer};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.

@@ -1,7 +1,10 @@
 //! Submission for tasks: what would block the thread is answered, or awaited, instead.
 
+use std::time::{Duration, Instant};
+
 use crate::{
-    Claims, Fence, MemoryKind, Operation, Queue, Result, Timing,
+    Access, Backend, Claims, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timing,
+    claim::Written,
     obstacle::{Turns, Unsubmitted},
 };
 
@@ -38,6 +41,33 @@ pub fn try_submit(
         return Err(blocked);
     }
     claims.enqueue(queue, operation, timing).map_err(Unsubmitted::Refused)
+}
+
+/// Copies all of `src` over all of `dst` at once on the calling thread, by a backend that [does so](Backend::copies_at_once) and
+/// without a queue, in the order of all other work on the two buffers. Returns how long that took, by the host's clock if it is
+/// measured and else zero; `None` where it did nothing since it would have to wait.
+///
+/// # Errors
+/// Those of `submit`; then nothing was copied.
+pub fn copy_at_once(
+    backend: &dyn Backend,
+    src: &RawBuffer,
+    dst: &RawBuffer,
+    timing: Timing,
+) -> Result<Option<Duration>> {
+    Operation::Copy { src, dst }.validate()?;
+    let mut claims = Claims::none(Written::Replaced);
+    match claims.attempt(&mut [(src, Access::Read), (dst, Access::Write)], None, None) {
+        Ok(()) if claims.follow_nothing() || crate::mutant!("core/short-copy-waits") => {}
+        Ok(()) | Err(Unsubmitted::Blocked(_)) => return Ok(None),
+        Err(Unsubmitted::Refused(error)) => return Err(error),
+    }
+    let begun = (timing == Timing::Measured).then(Instant::now);
+    // SAFETY: the claims follow nothing, and keep conflicting work away until the copy is complete.
+    unsafe { backend.copy_at_once(src, dst) }?;
+    let took = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+    claims.complete();
+    Ok(Some(took))
 }
 
 /// As [`submit`](crate::submit) for a task: waits by wakers, under any executor, where `submit` would block the thread.

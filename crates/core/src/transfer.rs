@@ -29,6 +29,8 @@ pub struct Submission {
     pub begun: Option<Instant>,
     /// See [`TransferReport::submitting`].
     pub submitting: Duration,
+    /// See [`TransferReport::moving`], of a transfer that was complete when its submission returned.
+    pub moving: Option<Duration>,
 }
 
 /// Makes a transfer's report, and is told once about its end.
@@ -91,7 +93,7 @@ struct Refused {
 }
 
 struct Running {
-    /// `None` if it was complete when its submission returned; then nobody is told.
+    /// `None` if it was complete when its submission returned.
     fence: Option<Fence>,
     submission: Submission,
     completion: Arc<dyn Completion>,
@@ -104,7 +106,7 @@ impl Transfer {
         Self { state: State::Running(Running { fence: Some(fence), submission, completion }) }
     }
 
-    /// Returns a transfer whose bytes are in place. `completion` makes its report and is told nothing.
+    /// Returns a transfer whose bytes are in place. `completion` is told when it is awaited, waited for or dropped.
     #[inline]
     pub fn complete(submission: Submission, completion: Arc<dyn Completion>) -> Self {
         Self { state: State::Running(Running { fence: None, submission, completion }) }
@@ -200,10 +202,13 @@ impl Direct {
 impl Running {
     fn end(self, outcome: Result<()>) -> Result<TransferReport> {
         let mut report = self.completion.report(&self.submission);
-        let Some(fence) = self.fence else { return Ok(report) };
-        report.elapsed = self.submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+        if let Some(begun) = self.submission.begun {
+            report.elapsed = begun.elapsed();
+        }
         let outcome = outcome.and_then(|()| {
-            report.moving = fence.timeline().take_duration(fence.point())?;
+            if let Some(fence) = &self.fence {
+                report.moving = fence.timeline().take_duration(fence.point())?;
+            }
             Ok(())
         });
         self.completion.ended(&report, outcome.as_ref().copied());
@@ -247,6 +252,7 @@ impl Drop for Transfer {
             State::Running(Running { completion, submission, fence: Some(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
+            State::Running(complete) => drop(complete.end(Ok(()))),
             State::Refused(Refused { handler: Some(handler), error, seen })
                 if !seen.load(Ordering::Relaxed) =>
             {

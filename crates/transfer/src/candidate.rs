@@ -42,6 +42,8 @@ pub(crate) struct Known {
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
     pub(crate) reasons: Reasons,
+    /// By those reasons alone.
+    pub(crate) rejected: Rejections,
     pub(crate) watch: Arc<Watch>,
 }
 
@@ -159,10 +161,14 @@ impl Completion for Known {
         report.lanes = self.lanes;
         report.chunks = submission.chunks;
         report.submitting = submission.submitting;
+        report.moving = submission.moving;
         report.predicted = self.cost.model.predict(submission.bytes);
         report.queued = submission.queued;
         report.basis = self.cost.basis;
-        report.rejected = Excluded::of_tag(submission.tag).rejections(&self.reasons);
+        report.rejected = match submission.tag {
+            0 => Rejections::from_slice(&self.rejected),
+            tag => Excluded::of_tag(tag).rejections(&self.reasons),
+        };
         report.simulated = self.simulated;
         report
     }

@@ -15,7 +15,7 @@ use transload_core::{
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     candidate::Candidate,
-    methods::{InTheWay, Job},
+    methods::{InTheWay, Job, Submitted},
     planner::Choice,
     registry::Registry,
     request::{Ranges, Request},
@@ -350,12 +350,19 @@ impl CrossBackendTransferManager {
         let submitted = candidate.method.submit(&candidate.route, &job);
         submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
         match submitted {
-            Ok(fence) => {
-                candidate.queue(&fence, request.bytes);
+            Ok(submitted) => {
                 let known = candidate.reference();
                 if self.watch.observer.is_some() {
                     self.watch.tell(TransferEvent::Submitted(&known.report(&submission)));
                 }
+                let fence = match submitted {
+                    Submitted::Until(fence) => fence,
+                    Submitted::Complete(took) => {
+                        submission.moving = (timing == Timing::Measured).then_some(took);
+                        return Transfer::complete(submission, known);
+                    }
+                };
+                candidate.queue(&fence, request.bytes);
                 self.watch.unobserved.check_few(&self.watch);
                 Transfer::submitted(fence, submission, known)
             }

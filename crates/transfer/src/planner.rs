@@ -62,6 +62,7 @@ impl PathRoutes {
                 lanes: route.lanes,
                 simulated: route.simulated,
                 reasons,
+                rejected: Excluded::default().rejections(&reasons),
                 watch: Arc::clone(watch),
             };
             let engine = engines.of(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
@@ -188,14 +189,14 @@ mod tests {
 
     use transload_backend_cpu::CpuBackend;
     use transload_core::{
-        Backend, Completion as _, CostBasis, CostModel, DeviceId, Fence, MemoryKind, PathCost, Place,
-        RejectReason, StreamPriority, TransferMethod, TransferReport, Unsubmitted,
+        Backend, Completion as _, CostBasis, CostModel, DeviceId, MemoryKind, PathCost, Place, RejectReason,
+        StreamPriority, TransferMethod, TransferReport, Unsubmitted,
     };
 
     use super::*;
     use crate::{
         engine_queue::{EngineQueue, tests::Manual},
-        methods::Job,
+        methods::{Job, Submitted},
         registry::Registered,
     };
 
@@ -209,14 +210,21 @@ mod tests {
 
         fn applicable(&self, _: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
             let backend = Arc::clone(&context.backends[0].backend);
-            self.1.map(|()| Route { backend, lane: DeviceId::Cpu, lanes: 2, simulated: false, second: None })
+            self.1.map(|()| Route {
+                backend,
+                lane: DeviceId::Cpu,
+                lanes: 2,
+                simulated: false,
+                at_once: 0,
+                second: None,
+            })
         }
 
         fn chunks(&self, _: &Route, request: &Request) -> u32 {
             request.bytes.div_ceil(1 << 20) as u32
         }
 
-        fn submit(&self, _: &Route, _: &Job<'_>) -> Result<Fence, Unsubmitted> {
+        fn submit(&self, _: &Route, _: &Job<'_>) -> Result<Submitted, Unsubmitted> {
             Err(Error::new(ErrorKind::Unsupported, "it is for plans only").into())
         }
     }
@@ -237,7 +245,7 @@ mod tests {
             DIRECT.applicable(path, context)
         }
 
-        fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+        fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
             DIRECT.submit(route, job)
         }
     }

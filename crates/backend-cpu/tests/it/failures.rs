@@ -20,13 +20,13 @@ use transload_core::{
 use crate::{allocate, backend, gate::Gate, lease};
 
 /// Writing so many bytes fails in this test's process: the observer of the host's accesses panics.
-const REFUSED: usize = 4243;
+pub(crate) const REFUSED: usize = 4243;
 
 /// Writing so many bytes is held up the first time, each until its test lets it go on: 0 before, 1 while it is held, 2 then.
 const HELD: [usize; 2] = [4247, 4253];
 static HOLDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
-fn refuse() {
+pub(crate) fn refuse() {
     host_access::set_hook(|_, bytes, access| {
         let held = HELD.iter().position(|held| access == HostAccess::Write && *held == bytes);
         if let Some(hold) = held.and_then(|index| HOLDS.get(index))

@@ -3,6 +3,7 @@
 // Clippy's allowance for tests does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod at_once;
 mod concurrency;
 mod content;
 mod elements;

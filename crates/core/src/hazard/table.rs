@@ -76,7 +76,7 @@ pub(super) struct Table {
     /// Present while a thread or a task waits for a claim to end.
     pub(super) waiting: Option<Box<Waiting>>,
     pub(super) holds: Holds,
-    segments: Segments,
+    pub(super) segments: Segments,
     origins: Origins,
     /// Where the next sweep of a long table begins, after how many claims, and how many claims were between the last two.
     sweep_from: usize,

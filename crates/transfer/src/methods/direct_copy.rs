@@ -1,10 +1,10 @@
 //! One copy by one queue, from or to the caller's memory.
 
 use transload_core::{
-    Fence, MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
+    MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, copy_at_once,
 };
 
-use super::{Context, Job, Method, Route, Single};
+use super::{Context, Job, Method, Route, Single, Submitted};
 
 #[derive(Debug)]
 pub(super) struct DirectCopy;
@@ -26,7 +26,12 @@ impl Method for DirectCopy {
 
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
+        if job.src.len() <= route.at_once
+            && let Some(took) = copy_at_once(&*route.backend, job.src, job.dst, job.timing)?
+        {
+            return Ok(Submitted::Complete(took));
+        }
         let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
     }

@@ -11,7 +11,7 @@ use transload_core::{
 };
 use transload_executor::Executor;
 
-use super::{Context, Job, Method, Route};
+use super::{Context, Job, Method, Route, Submitted};
 use crate::{
     lost::lost_on,
     request::Request,
@@ -98,7 +98,7 @@ impl Method for HostStaged {
         bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         let src = job.src;
         let lease = |backend: &Arc<dyn Backend>, device| job.lease_for_workers(&**backend, device);
         let mut backends = smallvec![Arc::clone(&route.backend)];
@@ -148,7 +148,7 @@ pub(super) fn start_staged(
     task: Task,
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
-) -> Result<Fence, Unsubmitted> {
+) -> Result<Submitted, Unsubmitted> {
     let (src, dst) = (job.src, job.dst);
     let claims = job.claim()?;
     // The transfer's end is one of the lane's, whichever thread does the work.
@@ -165,5 +165,5 @@ pub(super) fn start_staged(
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
     // copy.
     unsafe { claims.commit(&fence) };
-    Ok(fence)
+    Ok(Submitted::Until(fence))
 }

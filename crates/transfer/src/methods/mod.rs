@@ -1,6 +1,6 @@
 //! The methods behind one trait. Each decides for itself whether it applies, and submits.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
@@ -94,11 +94,12 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Submits a transfer on a route that it gave. Does not wait for it. Allocates nothing once warm.
+    /// Submits a transfer on a route that it gave, or does it at once. Does not wait for it.
+    /// Allocates nothing once warm.
     ///
     /// # Errors
     /// The queue's, and what is in the way where the job must not block the thread. On an error nothing is under way.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted>;
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted>;
 }
 
 /// Why a method that applies is not taken.
@@ -119,6 +120,13 @@ pub(crate) enum InTheWay<'a> {
     Tell(&'a Turns),
 }
 
+/// A transfer that was submitted.
+pub(crate) enum Submitted {
+    Until(Fence),
+    /// It is complete, after so long if it was measured.
+    Complete(Duration),
+}
+
 /// Makes an operation of a source and a destination.
 pub(crate) type Single = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
@@ -129,6 +137,8 @@ pub(crate) struct Route {
     pub(crate) lane: DeviceId,
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
+    /// How many bytes the backend copies at once, without a queue.
+    pub(crate) at_once: usize,
     /// The other device's backend and queues, for a method that needs those of both.
     pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
 }
@@ -152,11 +162,12 @@ impl Job<'_> {
         queue: &dyn Queue,
         operation: &Operation<'_>,
         timing: Timing,
-    ) -> Result<Fence, Unsubmitted> {
+    ) -> Result<Submitted, Unsubmitted> {
         match self.in_the_way {
             InTheWay::WaitFor => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
             InTheWay::Tell(turns) => try_submit(queue, operation, timing, turns),
         }
+        .map(Submitted::Until)
     }
 
     /// Claims both sides.
@@ -193,8 +204,9 @@ impl Context<'_> {
         self.backends.iter().find_map(|registered| {
             let lane = registered.backend.copier(path.src, path.dst)?;
             let info = registered.device(lane)?;
+            let at_once = registered.backend.copies_at_once(path.src, path.dst);
             let backend = Arc::clone(&registered.backend);
-            Some(Route { backend, lane, lanes: 1, simulated: info.simulated, second: None })
+            Some(Route { backend, lane, lanes: 1, simulated: info.simulated, at_once, second: None })
         })
     }
 
@@ -219,6 +231,7 @@ impl Context<'_> {
             backend: Arc::clone(&registered.backend),
             lane: device,
             lanes: 1,
+            at_once: 0,
             simulated,
             second: None,
         })

@@ -2,11 +2,11 @@
 
 use parking_lot::{Mutex, RwLock};
 use transload_core::{
-    Backend, DeviceId, Error, Fence, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
+    Backend, DeviceId, Error, MemoryKind, Operation, RejectReason, Result, Retry, TransferMethod,
     TransferPath, Unsubmitted,
 };
 
-use super::{Context, Declined, Job, Method, Route, Single, peer_check};
+use super::{Context, Declined, Job, Method, Route, Single, Submitted, peer_check};
 
 /// Of this many transfers at least one tries a pair again that could not be found out about.
 const MOST_PASSED_OVER: u32 = 1023;
@@ -136,7 +136,7 @@ impl Method for PeerToPeer {
     }
 
     /// One operation whatever the size: cutting it would only cost rate.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         job.enqueue(&*queue, &Operation::CopyPeer { src: job.src, dst: job.dst }, job.timing)
     }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 use transload_core::{
-    DeviceId, Fence, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod,
-    TransferPath, Unsubmitted,
+    DeviceId, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
+    Unsubmitted,
 };
 use transload_executor::Executor;
 
 use super::{
-    Context, InTheWay, Job, Method, Route,
+    Context, InTheWay, Job, Method, Route, Submitted,
     host_staged::{start_staged, start_threads},
 };
 use crate::{
@@ -74,7 +74,7 @@ impl Method for UnifiedMemory {
         0
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
         let by_workers = || job.lease_for_workers(&*route.backend, route.lane);
         let task = match (src.place().device, dst.place().device) {

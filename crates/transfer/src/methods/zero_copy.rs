@@ -2,11 +2,10 @@
 //! of copies does not hold it up.
 
 use transload_core::{
-    ErrorKind, Fence, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted,
-    WorkloadType,
+    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
 };
 
-use super::{Context, Declined, Job, Method, Route, Single};
+use super::{Context, Declined, Job, Method, Route, Single, Submitted};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -48,7 +47,7 @@ impl Method for ZeroCopy {
         Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Fence, Unsubmitted> {
+    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
         let workload = job.workload.unwrap_or(WorkloadType::Compute);
         let queue = route.backend.lease_queue(route.lane, job.priority, workload)?;
