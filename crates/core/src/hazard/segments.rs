@@ -56,6 +56,18 @@ impl Segments {
         if self.rest.is_empty() { Some(self.first.len()) } else { None }
     }
 
+    /// Returns the bounds of the segment and its use, if there is no other.
+    #[inline]
+    pub(super) fn single_mut(&mut self) -> Option<(&mut usize, &mut usize, &mut Use)> {
+        match self.first.as_mut_slice() {
+            [Segment { start, end, uses }] if self.rest.is_empty() => match uses.as_mut_slice() {
+                [only] => Some((start, end, only)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     fn block(&self, block: usize) -> Option<&Block> {
         match block.checked_sub(1) {
             None => Some(&self.first),

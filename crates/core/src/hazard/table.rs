@@ -145,6 +145,11 @@ impl Table {
         if self.waiting.is_some() || !self.holds.is_empty() {
             return None;
         }
+        if let Some((.., only)) = self.segments.single_mut()
+            && own.is_some_and(|own| self.origins.is_of_first(only, own))
+        {
+            return Some(self.hold(range.clone(), access, Holder::Pending));
+        }
         match self.segments.few() {
             Some(0 | 1) => {}
             Some(2..=SHORT) => return None,
@@ -391,10 +396,24 @@ impl Table {
         self.segments.insert(next, right);
     }
 
-    /// Replaces a held range by a use where that removes no origin and there is at most one segment with one use, of the same
-    /// range. Returns whether it did.
+    /// Replaces a held range by a use where that removes no origin and there is at most one segment with one use there. Returns
+    /// whether it did.
     #[inline]
     pub(super) fn commit_alone(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
+        if let Some((start, end, only)) = self.segments.single_mut()
+            && range.start <= *start
+            && *end <= range.end
+            && (ticket.access == Access::Write || only.access == Access::Read)
+            && self.origins.is_of_first(only, fence.timeline())
+            && fence.sources().is_none()
+        {
+            // Most often: the next use of the same queue.
+            (*start, *end) = (range.start, range.end);
+            (only.access, only.claim) = (ticket.access, ticket.claim);
+            only.point = only.point.max(fence.point());
+            self.holds.release(&ticket.held(range.clone()));
+            return true;
+        }
         let at = self.segments.seek_again(ticket.at, range.start);
         let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
         let Some(used) = self.origins.find(fence, ticket.claim, ticket.access) else { return false };

@@ -159,6 +159,14 @@ impl Origins {
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
     }
 
+    /// Returns whether a use that cannot fail is of this timeline, and that is the first origin.
+    #[inline]
+    pub(super) fn is_of_first(&self, used: &Use, timeline: &Arc<dyn Timeline>) -> bool {
+        used.origin == 0
+            && used.kind == Kind::Sure
+            && matches!(self.list.first(), Some(Some(origin)) if origin.is_of(timeline))
+    }
+
     /// Counts one use instead of another, if that removes no origin. Returns whether it did.
     #[inline]
     pub(super) fn exchange(&mut self, old: &Use, new: &Use) -> bool {
