@@ -68,10 +68,10 @@ pub use prediction::{
     PredictionStatistics,
 };
 pub use resource::{
-    CudaResource, FailureCallbackResource, HostPages, LimitedResource, LogAction, LogEntry, LoggingResource,
-    MemoryResource, NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics,
-    ResourceStatistics, StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport, TrackingResource,
-    UnifiedResource, UploadBuffer, WriteCombinedResource, read_log, registration_edges,
+    CudaResource, FailureCallbackResource, HostPages, LimitedResource, LoggingResource, MemoryResource,
+    NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics, ResourceStatistics,
+    StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport, TrackingResource, UnifiedResource,
+    UploadBuffer, WriteCombinedResource, registration_edges,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

@@ -18,15 +18,15 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{RawBuffer, Result};
 
-use super::{
-    MemoryResource,
-    log_entry::{self, LogAction, LogEntry},
-    wrapped::Wrapper,
-};
+use super::{MemoryResource, wrapped::Wrapper};
 
-/// Writes what passes through as comma-separated values, and changes nothing. Segments have numbers, so a log can be
-/// replayed on another resource. A segment's end is written before it is given back, so a replay never has
-/// more alive than there was.
+/// The first line of a log.
+const HEADER: &str = "nanoseconds,thread,action,segment,bytes";
+
+/// Writes what passes through as comma-separated values, and changes nothing. The first line names the columns: nanoseconds since
+/// the beginning, the number of the calling thread, `allocate`, `refused`, `free` or `trim`, the segment's number from 1 (0
+/// where it is about none), and the bytes that were asked for. So a log can be replayed on another resource. A segment's end is
+/// written before it is given back, so a replay never has more alive than there was.
 ///
 /// A writer that has other threads use this resource for every line, and does so for theirs, is never done.
 pub struct LoggingResource<R> {
@@ -63,7 +63,7 @@ struct Logged {
 impl Drop for Logged {
     fn drop(&mut self) {
         if self.is_written {
-            self.log.enter(LogAction::Free, self.segment, self.bytes);
+            self.log.enter("free", self.segment, self.bytes);
         } else {
             self.log.desk.lock().unwritten += 1;
         }
@@ -71,10 +71,10 @@ impl Drop for Logged {
 }
 
 impl<R: MemoryResource> LoggingResource<R> {
-    /// Logs what is asked of `upstream` from now on. The first line names the columns.
+    /// Logs what is asked of `upstream` from now on.
     #[must_use]
     pub fn new(upstream: R, writer: impl Write + Send + 'static) -> Self {
-        let queue = format!("{}\n", log_entry::HEADER).into_bytes();
+        let queue = format!("{}\n", HEADER).into_bytes();
         let desk = Desk { queue, writer: Some(Box::new(writer)), writing: None, unwritten: 0, error: None };
         let log = Log { began: Instant::now(), last_segment: AtomicU64::new(0), desk: Mutex::new(desk) };
         Self { upstream, log: Arc::new(log), wrapper: Wrapper::default() }
@@ -95,16 +95,25 @@ impl<R: MemoryResource> LoggingResource<R> {
     }
 }
 
+/// A number of the calling thread's own.
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    // A thread that is ending has none any more.
+    NUMBER.try_with(|number| *number).unwrap_or(0)
+}
+
 impl Log {
     /// Answers whether it will be written.
-    fn enter(&self, action: LogAction, segment: u64, bytes: u64) -> bool {
+    fn enter(&self, action: &str, segment: u64, bytes: u64) -> bool {
         let nanoseconds = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let entry = LogEntry { nanoseconds, thread: log_entry::this_thread(), action, segment, bytes };
-        let line = format!("{entry}\n");
+        let line = format!("{nanoseconds},{},{action},{segment},{bytes}\n", this_thread());
         {
             let mut desk = self.desk.lock();
             // A segment can be freed only once: that leads to no further line.
-            if action != LogAction::Free && desk.writing == Some(thread::current().id()) {
+            if action != "free" && desk.writing == Some(thread::current().id()) {
                 desk.unwritten += 1;
                 return false;
             }
@@ -155,16 +164,16 @@ unsafe impl<R: MemoryResource> MemoryResource for LoggingResource<R> {
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         self.wrapper.sweep();
         let segment = self.upstream.allocate_segment(bytes).inspect_err(|_| {
-            self.log.enter(LogAction::Refused, 0, bytes as u64);
+            self.log.enter("refused", 0, bytes as u64);
         })?;
         let number = self.log.last_segment.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_written = self.log.enter(LogAction::Allocate, number, bytes as u64);
+        let is_written = self.log.enter("allocate", number, bytes as u64);
         let logged = Logged { log: Arc::clone(&self.log), segment: number, bytes: bytes as u64, is_written };
         Ok(self.wrapper.wrap(segment, logged, ()))
     }
 
     fn trim(&self) -> Result<()> {
-        self.log.enter(LogAction::Trim, 0, 0);
+        self.log.enter("trim", 0, 0);
         self.wrapper.drain().and(self.upstream.trim())
     }
 }

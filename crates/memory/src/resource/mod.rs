@@ -32,7 +32,6 @@ mod cuda;
 mod edges;
 mod failure_callback;
 mod limited;
-mod log_entry;
 mod logging;
 #[cfg(target_os = "linux")]
 mod mapping;
@@ -55,7 +54,6 @@ pub use cuda::CudaResource;
 pub use edges::registration_edges;
 pub use failure_callback::FailureCallbackResource;
 pub use limited::LimitedResource;
-pub use log_entry::{LogAction, LogEntry, read_log};
 pub use logging::LoggingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};

@@ -8,11 +8,14 @@ use std::{
     },
 };
 
-use crate::{failing::FailingResource, replay::replay};
+use crate::{
+    failing::FailingResource,
+    replay::{LogAction, read_log, replay},
+};
 use transload_core::{ErrorKind, MemoryKind, RawBuffer};
 use transload_memory::{
-    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LogAction, LoggingResource,
-    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, read_log,
+    CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LoggingResource,
+    MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource,
 };
 
 use super::{heap::watched, manager, shared, unchecked};

@@ -9,12 +9,14 @@ use std::{
     },
 };
 
-use crate::{failing::FailingResource, replay::replay};
+use crate::{
+    failing::FailingResource,
+    replay::{read_log, replay},
+};
 use transload_core::{ErrorKind, MemoryKind, MemoryShortage};
 use transload_memory::{
     CudaMemoryManager, CudaResource, FailureCallbackResource, LimitedResource, LoggingResource,
     MemoryResource, StatisticsResource, TrackedOrigin, TrackingResource, UploadBuffer, WriteCombinedResource,
-    read_log,
 };
 
 use super::{heap::watched, shared, unchecked};

@@ -6,64 +6,66 @@ use std::{
     sync::Arc,
 };
 
-use transload_core::RawBuffer;
 use transload_cuda_sys::DriverError;
 
-use super::{RegistrationCache, anchor::Registration, table::Evicted};
+use super::{
+    RegistrationCache,
+    anchor::Registration,
+    table::{Asked, Evicted},
+};
 use crate::{free_deferral::Running, resource::pins::Owner};
 
-/// A registration that this thread has in hand to end it. Dropped otherwise, it is ready as before.
+/// A range in this thread's hand: when dropped it is what `registration` says, or nothing.
 pub(super) struct Hand<'a> {
     cache: &'a RegistrationCache,
-    evicted: Option<Evicted<Registration>>,
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
+    pub(super) writable: bool,
+    pub(super) registration: Option<Arc<Registration>>,
 }
 
 impl<'a> Hand<'a> {
-    /// All at once, so that none stays in hand whatever happens to another.
+    /// Of ranges to be ended; all at once, so that none stays in hand whatever happens to another.
     pub(super) fn all(cache: &'a RegistrationCache, evicted: Vec<Evicted<Registration>>) -> Vec<Self> {
-        let hand = |evicted: Evicted<Registration>| {
-            let range = evicted.range.clone();
-            Self { cache, evicted: Some(evicted), range }
+        let hand = |Evicted { range, writable, payload }| Self {
+            cache,
+            range,
+            writable,
+            registration: Some(payload),
         };
         evicted.into_iter().map(hand).collect()
     }
 
-    pub(super) fn range(&self) -> &Range<usize> {
-        &self.range
-    }
-
-    pub(super) fn writable(&self) -> bool {
-        self.evicted.as_ref().is_some_and(|evicted| evicted.writable)
-    }
-
-    pub(super) fn owners(&self) -> &[RawBuffer] {
-        self.evicted.as_ref().map_or(&[], |evicted| evicted.payload.owners())
+    /// Of a range to be registered.
+    pub(super) fn new(cache: &'a RegistrationCache, asked: &Asked) -> Self {
+        Self { cache, range: asked.range.clone(), writable: asked.writable, registration: None }
     }
 
     /// Ends it; answers `None` where work is in flight on it or frees are put off, and leaves it as it was.
     pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
-        let is_at_work = self.evicted.as_ref().is_some_and(|evicted| evicted.payload.is_at_work());
+        let is_at_work = self.registration.as_ref().is_some_and(|registration| registration.is_at_work());
         if is_at_work && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(None);
         }
         let Some(running) = Running::try_begin() else { return Ok(None) };
-        let Some(evicted) = self.evicted.take() else { return Ok(None) };
         // Gone from the table also where the driver refuses.
-        let _gone = Joining::new(self.cache, self.range.start);
-        let owner = evicted.payload.end()?;
+        let Some(registration) = self.registration.take() else { return Ok(None) };
+        let owner = registration.end()?;
         drop(running);
         self.cache.desk.lock().evicted += 1;
-        Ok(Some(Ended { _registration: evicted.payload, _owner: owner }))
+        Ok(Some(Ended { _registration: registration, _owner: owner }))
     }
 }
 
 impl Drop for Hand<'_> {
     fn drop(&mut self) {
-        if let Some(evicted) = self.evicted.take() {
-            self.cache.desk.lock().table.ready(self.range.start, &evicted.payload);
-            self.cache.settled.notify_all();
+        {
+            let mut desk = self.cache.desk.lock();
+            match &self.registration {
+                Some(registration) => desk.table.ready(self.range.start, registration),
+                None => desk.table.gone(self.range.start),
+            }
         }
+        self.cache.settled.notify_all();
     }
 }
 
@@ -95,39 +97,5 @@ impl Drop for LetGo {
         if let Some(payload) = first.filter(|_| !std::thread::panicking()) {
             resume_unwind(payload);
         }
-    }
-}
-
-/// A range in this thread's hand: when dropped it is what was made, or nothing.
-pub(super) struct Joining<'a> {
-    cache: &'a RegistrationCache,
-    start: usize,
-    made: Option<Arc<Registration>>,
-}
-
-impl<'a> Joining<'a> {
-    pub(super) fn new(cache: &'a RegistrationCache, start: usize) -> Self {
-        Self { cache, start, made: None }
-    }
-
-    pub(super) fn done(mut self, made: Arc<Registration>) -> Arc<Registration> {
-        self.made = Some(Arc::clone(&made));
-        made
-    }
-}
-
-impl Drop for Joining<'_> {
-    fn drop(&mut self) {
-        {
-            let mut desk = self.cache.desk.lock();
-            match &self.made {
-                Some(made) => {
-                    desk.table.ready(self.start, made);
-                    desk.registered += 1;
-                }
-                None => desk.table.gone(self.start),
-            }
-        }
-        self.cache.settled.notify_all();
     }
 }

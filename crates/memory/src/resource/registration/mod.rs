@@ -20,7 +20,7 @@ use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use self::{
     anchor::Registration,
-    hand::{Hand, Joining, LetGo},
+    hand::{Hand, LetGo},
     refusal::{addresses, in_use, refused, short},
     registered::{Registered, promised},
     table::{Asked, Plan, Table},
@@ -160,7 +160,7 @@ impl RegistrationCache {
         let taken = self.desk.lock().table.take_idle();
         let (mut bytes, mut outcome, mut let_go) = (0, Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
-            let len = (evicted.range().end - evicted.range().start) as u64;
+            let len = (evicted.range.end - evicted.range.start) as u64;
             match evicted.end() {
                 Ok(Some(ended)) => {
                     bytes += len;
@@ -248,15 +248,16 @@ impl RegistrationCache {
             let mut let_go = LetGo::default();
             let (joined, others) = (Hand::all(self, joined), Hand::all(self, others));
             for evicted in others {
-                let start = evicted.range().start;
+                let start = evicted.range.start;
                 match evicted.end().map_err(lift)? {
                     Some(ended) => let_go.push(ended),
                     None => at_work.push(start),
                 }
             }
             for evicted in joined {
-                let (range, writable) = (evicted.range().clone(), evicted.writable());
-                let theirs = evicted.owners().to_vec();
+                let (range, writable) = (evicted.range.clone(), evicted.writable);
+                let theirs =
+                    evicted.registration.iter().flat_map(|old| old.owners().to_vec()).collect::<Vec<_>>();
                 match evicted.end().map_err(lift)? {
                     Some(ended) => let_go.push(ended),
                     None => {
@@ -278,7 +279,7 @@ impl RegistrationCache {
 
     /// Registers a range that is in this thread's hand.
     fn make(&self, asked: Asked, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
-        let hand = Joining::new(self, asked.range.start);
+        let mut hand = Hand::new(self, &asked);
         let parts = self.manager.parts();
         let bytes = asked.range.end - asked.range.start;
         let flags = if asked.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
@@ -289,7 +290,9 @@ impl RegistrationCache {
         let pins = pins.map_err(|error| refused(error, &parts, bytes))?;
         let made = Registration::new(&asked.range, &parts, pins, counted, owners);
         let made = Arc::new(made.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no memory is at 0"))?);
-        Ok(hand.done(made))
+        hand.registration = Some(Arc::clone(&made));
+        self.desk.lock().registered += 1;
+        Ok(made)
     }
 
     fn forget_range(&self, range: &Range<usize>) -> Result<()> {
@@ -297,7 +300,7 @@ impl RegistrationCache {
         let taken = self.desk.lock().table.take_touching(range).map_err(|range| in_use(&range))?;
         let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
         for evicted in Hand::all(self, taken) {
-            let range = evicted.range().clone();
+            let range = evicted.range.clone();
             let ended = match evicted.end() {
                 Ok(Some(ended)) => {
                     let_go.push(ended);

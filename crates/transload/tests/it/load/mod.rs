@@ -4,6 +4,7 @@ mod bad_files;
 mod content;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
+mod damaged;
 
 use std::path::{Path, PathBuf};
 
