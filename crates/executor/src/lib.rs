@@ -48,7 +48,7 @@ pub use executor::Executor;
 pub use fences::FenceWait;
 pub use group::Helping;
 pub use guarded::{catch_panic, panic_error};
-pub use pages::AbsentPages;
+pub use pages::{HUGE_PAGE, is_absent, populating};
 pub use place::{PLACES, place_of_thread};
 pub use task::Task;
 pub use yielding::{YieldNow, yield_now};

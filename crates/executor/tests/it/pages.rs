@@ -1,6 +1,6 @@
 //! Pages that were never touched are found and made.
 
-use transload_executor::AbsentPages;
+use transload_executor::{is_absent, populating};
 
 const MIB: usize = 1 << 20;
 
@@ -8,49 +8,45 @@ const MIB: usize = 1 << 20;
 const LARGE: usize = 80 * MIB;
 
 #[test]
-fn populating_fresh_memory_makes_its_pages_and_changes_no_byte() {
+fn fresh_memory_is_absent_until_it_is_touched() {
     let mut memory = vec![0_u8; LARGE];
-    let address = memory.as_ptr().addr();
-    let absent = |piece| AbsentPages::of(address, LARGE, piece);
-    let (middle, last) = (32 * MIB..40 * MIB, LARGE - 3 * MIB..LARGE);
-    if !cfg!(target_os = "linux") {
-        assert_eq!(absent(middle), None);
-        return;
-    }
-    assert!(absent(0..MIB).is_some() && absent(middle.clone()).is_some() && absent(last.clone()).is_some());
-    memory[33 * MIB] = 7;
-    absent(middle.clone()).unwrap().populate();
-    // An emulator takes the advice and does nothing.
-    if cfg!(target_arch = "x86_64") {
-        assert_eq!(absent(middle), None, "populated");
-        assert_eq!(absent(38 * MIB..40 * MIB), None, "populated to the end of the piece");
-    }
-    assert!(absent(last.clone()).is_some(), "nobody touched it");
-    memory[LARGE - 3 * MIB..].fill(9);
-    assert_eq!(absent(last), None, "touched");
-    let counted = |value| memory.iter().filter(|byte| **byte == value).count();
-    assert_eq!((counted(7), counted(9), counted(0)), (1, 3 * MIB, LARGE - 3 * MIB - 1));
+    let middle = memory.as_ptr().addr() + 40 * MIB;
+    assert_eq!(is_absent(middle), cfg!(target_os = "linux"));
+    memory[38 * MIB..42 * MIB].fill(9);
+    assert!(!is_absent(middle));
 }
 
 #[test]
-fn pieces_leave_no_page_out() {
-    for piece in [3 * MIB + 5, 4 * MIB] {
-        let memory = vec![0_u8; LARGE];
-        let absent = |piece| AbsentPages::of(memory.as_ptr().addr(), LARGE, piece);
-        (0..LARGE)
-            .step_by(piece)
-            .filter_map(|start| absent(start..LARGE.min(start + piece)))
-            .for_each(AbsentPages::populate);
-        if cfg!(target_arch = "x86_64") {
-            let left = (0..LARGE).step_by(MIB).find(|start| absent(*start..LARGE.min(start + MIB)).is_some());
-            assert_eq!(left, None, "pieces of {piece}");
+fn pages_of_a_piece_are_made_before_its_parts_are_visited_and_no_byte_changes() {
+    for size in [3 * MIB + 5, 4 * MIB] {
+        let mut memory = vec![0_u8; LARGE];
+        memory[33 * MIB] = 7;
+        let address = memory.as_ptr().addr();
+        let mut visited = 0;
+        // Neighbours share a page: it belongs to the first of them.
+        for start in (0..LARGE).step_by(size) {
+            populating(address, LARGE, start..LARGE.min(start + size), |part| {
+                assert_eq!(part.start, visited, "in order, and none is left out");
+                visited = part.end;
+                // An emulator takes the advice and does nothing.
+                if cfg!(target_arch = "x86_64") {
+                    assert!(
+                        !is_absent(address + part.start) && !is_absent(address + part.end - 1),
+                        "{part:?}"
+                    );
+                }
+            });
         }
+        assert_eq!(visited, LARGE);
+        let changed: Vec<_> = (0..LARGE).filter(|at| memory[*at] != 0).collect();
+        assert_eq!((changed, memory[33 * MIB]), (vec![33 * MIB], 7));
     }
 }
 
 #[test]
-fn memory_that_is_not_there_is_not_absent() {
-    assert_eq!(AbsentPages::of(4096, MIB, 0..MIB), None);
-    assert_eq!(AbsentPages::of(usize::MAX - MIB, 2 * MIB, 0..MIB), None);
-    assert_eq!(AbsentPages::of(usize::MAX - MIB, MIB, 0..MIB), None);
+fn what_is_not_mapped_is_not_absent_and_stays_as_it_is() {
+    assert!(!is_absent(1 << 16) && !is_absent(usize::MAX));
+    let mut visited = 0;
+    populating(usize::MAX - MIB, MIB, 0..MIB, |part| visited += part.len());
+    assert_eq!(visited, MIB);
 }

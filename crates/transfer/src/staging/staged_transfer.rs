@@ -17,12 +17,12 @@ use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
     Timing,
 };
-use transload_executor::{AbsentPages, BlockingKey};
+use transload_executor::{BlockingKey, HUGE_PAGE};
 
 use super::{
     StagedTimeline, StagingRing, Task,
     chunks::{Chunks, chunk_for},
-    fresh::Fresh,
+    fresh::is_fresh,
     moves::Move,
     ring::StagingBuffer,
     usual_workers,
@@ -47,8 +47,8 @@ pub(crate) struct StagedTransfer {
     /// What must be over before the first byte moves.
     after: SmallVec<[Fence; 8]>,
     chunks: Chunks,
-    /// The destination, if its pages are absent.
-    pub(super) fresh: Option<Fresh>,
+    /// Whether pages of the destination, on the host, are absent.
+    pub(super) is_fresh: bool,
     /// How many staging buffers it uses; the ring counts them.
     held: AtomicUsize,
     /// What tasks that ended early left: operations, and the buffer that those use.
@@ -71,14 +71,27 @@ impl StagedTransfer {
         end: Arc<StagedTimeline>,
     ) -> Arc<Self> {
         let is_down = matches!(task, Task::Down(_));
-        let fresh = is_down.then(|| Fresh::of(&dst, &ring.blocking)).flatten();
+        let is_fresh = is_down && is_fresh(&dst);
         let chunk = chunk_for(src.len(), usual_workers());
         // Two chunks of a fresh destination share no huge page.
-        let chunk = if fresh.is_some() { chunk.next_multiple_of(AbsentPages::GRAIN) } else { chunk };
+        let chunk = if is_fresh { chunk.next_multiple_of(HUGE_PAGE) } else { chunk };
         let chunks = Chunks::new(src.len(), chunk);
         let (held, left, begun) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
-        let transfer =
-            Self { src, dst, task, ring, priority, backends, after, chunks, fresh, held, left, begun, end };
+        let transfer = Self {
+            src,
+            dst,
+            task,
+            ring,
+            priority,
+            backends,
+            after,
+            chunks,
+            is_fresh,
+            held,
+            left,
+            begun,
+            end,
+        };
         let transfer = Arc::new(transfer);
         transfer.end.belongs_to(Arc::downgrade(&transfer));
         transfer
