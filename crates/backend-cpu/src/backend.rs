@@ -15,7 +15,6 @@ use transload_executor::Executor;
 
 use crate::{
     CpuBackendBuilder, copy, costs, device,
-    foreign::{Borrowed, BoxedOwner, VecOwner},
     job::Outcome,
     pages::Pages,
     queue::INLINE,
@@ -62,11 +61,12 @@ impl CpuBackend {
     /// A buffer over a vector's bytes, which it owns from now on. Writable; nothing is copied. A vector without bytes
     /// gives a buffer without bytes.
     #[must_use]
-    pub fn wrap_vec(&self, bytes: Vec<u8>) -> RawBuffer {
+    pub fn wrap_vec(&self, mut bytes: Vec<u8>) -> RawBuffer {
         let len = bytes.len();
-        let (owner, address) = VecOwner::new(bytes);
-        // SAFETY: the owner keeps the vector's `len` initialised bytes at this address until it is dropped.
-        let storage = unsafe { counted(owner, address, len, true, &self.counters) };
+        // A vector's pointer is never null, and stays the same when the vector is moved.
+        let address = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; nobody refers to it.
+        let storage = unsafe { counted(bytes, address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -74,8 +74,12 @@ impl CpuBackend {
     /// is copied, and nothing can be copied into it: [`RawBuffer::is_writable`] is false.
     #[must_use]
     pub fn wrap_readonly(&self, owner: impl AsRef<[u8]> + Send + Sync + 'static) -> RawBuffer {
-        let (owner, address, len) = BoxedOwner::new(owner);
-        // SAFETY: the owner has its final address, and gave the slice as one that lives as long as itself.
+        // Asked in its final place. Not a box, which may not be moved while its content is referred to.
+        let owner = Arc::new(owner);
+        let bytes: &[u8] = (*owner).as_ref();
+        let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
+        // SAFETY: the owner stays where it is, and gave the slice as one that lives as long as a shared borrow of it could;
+        // nothing borrows it mutably before its drop.
         let storage = unsafe { counted(owner, address, len, false, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
@@ -91,7 +95,7 @@ impl CpuBackend {
     #[must_use]
     pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
         // SAFETY: the caller's promise.
-        let storage = unsafe { counted(Borrowed, address, len, true, &self.counters) };
+        let storage = unsafe { counted((), address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 

@@ -58,7 +58,7 @@ impl CpuBackendBuilder {
     /// 1024.
     pub fn build(self) -> Result<Arc<CpuBackend>> {
         let executor = match (self.workers, self.executor) {
-            (Some(workers), _) => Executor::builder().threads(workers).build()?,
+            (Some(workers), _) => Executor::with_threads(workers)?,
             (None, Some(executor)) => executor,
             (None, None) => Executor::shared(),
         };

@@ -36,7 +36,6 @@ mod copy;
 mod costs;
 mod device;
 mod failures;
-mod foreign;
 mod job;
 mod line;
 mod pages;

@@ -2,13 +2,12 @@
 //! that does not return stops one worker and one timeline; before they sleep, the timeline gets a waker.
 
 use std::{
-    future::Future,
-    pin::Pin,
+    future::poll_fn,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll, Waker},
+    task::{Poll, Waker},
 };
 
 use concurrent_queue::ConcurrentQueue;
@@ -239,33 +238,22 @@ impl Drop for Call<'_> {
     }
 }
 
-/// A fence's completion as a future; see [`Executor::fence`](crate::Executor::fence).
-#[must_use = "a future does nothing unless it is awaited"]
-pub struct FenceWait {
+/// Completes when the fence does; see [`Executor::fence`](crate::Executor::fence).
+pub(crate) fn complete(
     workers: Arc<Workers>,
     fence: Fence,
-}
-
-impl FenceWait {
-    pub(crate) fn new(workers: Arc<Workers>, fence: Fence) -> Self {
-        Self { workers, fence }
-    }
-}
-
-impl Future for FenceWait {
-    type Output = Result<()>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Self { workers, fence } = &*self;
+) -> impl Future<Output = Result<()>> + Send + Unpin {
+    poll_fn(move |context| {
+        let timeline = fence.timeline();
         if !fence.is_known_done() {
-            if fence.timeline().device().is_cpu() {
-                // The host's own timelines wake at once; there is nothing to ask a driver.
-                if !fence.timeline().wake_at(fence.point(), context.waker()) {
-                    return Poll::Pending;
-                }
-            } else {
+            // The host's own timelines wake at once; there is nothing to ask a driver.
+            let is_hosts = timeline.device().is_cpu();
+            if is_hosts && !timeline.wake_at(fence.point(), context.waker()) {
+                return Poll::Pending;
+            }
+            if !is_hosts {
                 // A point that is reached from here on is found by the worker that is told now.
-                if workers.fences.add(fence, context.waker().clone()) {
+                if workers.fences.add(&fence, context.waker().clone()) {
                     workers.announce();
                 }
                 return Poll::Pending;
@@ -273,11 +261,5 @@ impl Future for FenceWait {
         }
         // The point is reached: this returns the outcome and does not block.
         Poll::Ready(fence.wait())
-    }
-}
-
-impl std::fmt::Debug for FenceWait {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FenceWait").field("fence", &self.fence).finish_non_exhaustive()
-    }
+    })
 }

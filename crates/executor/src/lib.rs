@@ -19,7 +19,7 @@
 //! ```
 //! use transload_executor::{BlockingKey, Executor};
 //!
-//! let executor = Executor::builder().threads(2).build()?;
+//! let executor = Executor::with_threads(2)?;
 //! let files = BlockingKey::new(4);
 //! let length = executor.spawn_blocking(&files, || std::fs::read("Cargo.toml").map(|bytes| bytes.len()));
 //! let doubled = executor.spawn(async move { length.await.map(|length| length.unwrap_or(0) * 2) });
@@ -29,7 +29,6 @@
 //! ```
 
 mod blocking;
-mod builder;
 mod executor;
 mod fences;
 mod group;
@@ -43,12 +42,10 @@ mod workers;
 mod yielding;
 
 pub use blocking::BlockingKey;
-pub use builder::ExecutorBuilder;
 pub use executor::Executor;
-pub use fences::FenceWait;
 pub use group::Helping;
 pub use guarded::{catch_panic, panic_error};
 pub use pages::{HUGE_PAGE, is_absent, populating};
 pub use place::{PLACES, place_of_thread};
 pub use task::Task;
-pub use yielding::{YieldNow, yield_now};
+pub use yielding::yield_now;

@@ -112,7 +112,7 @@ impl Backend for Faulty {
         let zero = self.fault == Fault::AllocatesZeroBytes && bytes == 0;
         match self.inner.allocate(self.device(device), kind, if zero { 1 } else { bytes }) {
             Ok(buffer) => {
-                if self.fault == Fault::LeaksAllocations && self.every(100) {
+                if self.fault == Fault::LeaksAllocations && self.every(40) {
                     std::mem::forget(buffer.clone());
                 }
                 Ok(buffer)

@@ -19,8 +19,9 @@ fn cpu(workers: usize, parallel_from: usize) -> Arc<dyn Backend> {
 }
 
 fn run(backend: Arc<dyn Backend>, seed: u64, patience: Duration) -> Outcome {
-    let subject = Subject::new(Arc::clone(&backend), DeviceId::Cpu, backend);
-    conformance::backend(&subject.with_seed(seed).with_patience(patience))
+    let mut subject = Subject::new(Arc::clone(&backend), DeviceId::Cpu, backend);
+    (subject.seed, subject.patience) = (seed, patience);
+    conformance::backend(&subject)
 }
 
 #[test]

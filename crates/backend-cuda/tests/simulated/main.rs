@@ -23,8 +23,10 @@ fn suite(sims: &[SimDevice], seed: u64, budget: usize) -> Outcome {
     let config = CudaBackendConfig::default().with_devices(sims.iter().map(SimDevice::ordinal));
     let backend = CudaBackend::open(&config).unwrap();
     let device = DeviceId::Cuda(sims[0].ordinal());
-    let subject = Subject::new(Arc::clone(&backend) as _, device, CpuBackend::new().unwrap());
-    let outcome = conformance::backend(&subject.with_seed(seed).with_budget(budget));
+    let mut subject = Subject::new(Arc::clone(&backend) as _, device, CpuBackend::new().unwrap());
+    (subject.seed, subject.budget_bytes) = (seed, budget);
+    let outcome = conformance::backend(&subject);
+    drop(subject);
     println!("seed {seed}, simulated: {outcome}");
     assert!(outcome.is_ok(), "{outcome}");
     drop(backend);

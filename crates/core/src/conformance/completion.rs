@@ -9,14 +9,13 @@ use std::{
 };
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     gate::Gate,
     lab::{self, Lab},
 };
 use crate::{Fence, Operation, RawBuffer, Timing, submit};
 
-pub(super) fn fences(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn fences(lab: &Lab<'_>) -> Found {
     let Some((from, to)) = lab.paths().first().copied() else {
         return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
     };
@@ -25,12 +24,7 @@ pub(super) fn fences(subject: &Subject) -> Result<Verdict, Failure> {
     let dst = lab.allocate(to, bytes)?;
     let queue = lab.queue()?;
     let timeline = queue.timeline();
-    ensure!(
-        timeline.device() == subject.device,
-        "a timeline of {} is {}'s",
-        subject.device,
-        timeline.device()
-    );
+    ensure_eq!(timeline.device(), lab.subject.device, "a timeline's device");
     let done = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
         // Someone looks all the time.
@@ -47,7 +41,7 @@ pub(super) fn fences(subject: &Subject) -> Result<Verdict, Failure> {
             Ok(())
         };
         let watcher = thread::Builder::new().spawn_scoped(scope, look);
-        let outcome = in_order(&lab, &queue, &src, &dst);
+        let outcome = in_order(lab, &queue, &src, &dst);
         done.store(true, Ordering::Release);
         match watcher.map(thread::ScopedJoinHandle::join) {
             Ok(Ok(Err((last, now)))) => fail!("a timeline went back from {last} to {now}"),
@@ -76,12 +70,7 @@ fn in_order(
             let fence = submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
             ensure!(fence.timeline().id() == queue.timeline().id(), "a fence is of another timeline");
             if let Some(last) = fences.last() {
-                ensure!(
-                    last.point() < fence.point(),
-                    "point {} follows point {}",
-                    fence.point(),
-                    last.point()
-                );
+                ensure!(last.point() < fence.point(), "{fence:?} follows {last:?}");
             }
             fences.push(fence);
         }
@@ -93,13 +82,8 @@ fn in_order(
             ensure!(over, "a point that is asked for all the time is never over");
         }
         for fence in &fences[..=12] {
-            ensure!(
-                fence.is_known_done(),
-                "point {} is not known, {} is over",
-                fence.point(),
-                middle.point()
-            );
-            ensure!(fence.timeline().poll(fence.point())?, "point {} is not over any more", fence.point());
+            ensure!(fence.is_known_done(), "{fence:?} is not known, {middle:?} is over");
+            ensure!(fence.timeline().poll(fence.point())?, "{fence:?} is not over any more");
             fence.wait()?;
         }
         fences.iter().rev().try_for_each(Fence::wait)?;
@@ -108,8 +92,7 @@ fn in_order(
     Ok(())
 }
 
-pub(super) fn held_fences(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn held_fences(lab: &Lab<'_>) -> Found {
     let mut any = false;
     for (host, there) in lab.round_trips() {
         let content = lab.noise("held fences").bytes(lab.size(70_000));
@@ -165,8 +148,7 @@ fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> 
     Ok((lab::look_on(|| returned.load(Ordering::Acquire)), waiting))
 }
 
-pub(super) fn durations(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn durations(lab: &Lab<'_>) -> Found {
     let Some((from, to)) = lab.paths().first().copied() else {
         return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
     };

@@ -1,7 +1,7 @@
 //! Promises about the bytes of copies and fills.
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     lab::{Lab, Spot, perform, refused},
     noise::Noise,
 };
@@ -14,14 +14,13 @@ pub(super) const SIZES: [usize; 12] =
 /// Bytes around a range that nobody may touch.
 const GUARD: usize = 67;
 
-pub(super) fn copies(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn copies(lab: &Lab<'_>) -> Found {
     let queues = lab.queues()?;
     let mut noise = lab.noise("copies");
     for (from, to) in lab.paths() {
         for bytes in SIZES.into_iter().map(|bytes| lab.size(bytes)) {
             let queue = &queues[noise.below(queues.len())];
-            one_copy(&lab, &mut noise, (from, to), bytes, |src, dst| {
+            one_copy(lab, &mut noise, (from, to), bytes, |src, dst| {
                 let done = perform(queue, &Operation::Copy { src, dst })?;
                 ensure!(done.is_some(), "the copier's queue answers Unsupported");
                 Ok(())
@@ -54,8 +53,7 @@ pub(super) fn one_copy(
     lab.expect(&src, &there, &format!("the source of {what}"))
 }
 
-pub(super) fn empty(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn empty(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     for (from, to) in lab.paths() {
         let (src, dst) = (lab.buffer_of(from, &[1; 9])?, lab.buffer_of(to, &[2; 9])?);
@@ -73,8 +71,7 @@ pub(super) fn empty(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn within(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn within(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("within");
     let mut any = false;
@@ -95,8 +92,7 @@ pub(super) fn within(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "no memory is copied within itself"))
 }
 
-pub(super) fn fills(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn fills(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("fills");
     let mut any = false;
@@ -121,7 +117,7 @@ pub(super) fn fills(subject: &Subject) -> Result<Verdict, Failure> {
                 )?;
             }
         }
-        unaligned(&lab, &mut noise, spot)?;
+        unaligned(lab, &mut noise, spot)?;
     }
     Ok(Verdict::passed_if(any, "the queues fill nothing"))
 }

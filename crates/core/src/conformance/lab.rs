@@ -142,12 +142,7 @@ impl<'a> Lab<'a> {
 
     /// Puts content into memory of any kind.
     pub(super) fn put(&self, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
-        ensure!(
-            buffer.len() == content.len(),
-            "a buffer has {} bytes where {} were asked for",
-            buffer.len(),
-            content.len()
-        );
+        ensure_eq!(buffer.len(), content.len(), "a buffer's length");
         if buffer.host_address().is_some() {
             buffer.write()?.copy_from_slice(content);
             return Ok(());

@@ -3,14 +3,14 @@
 use std::thread;
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     gate::Gate,
     lab::{Lab, refused, same},
+    same_ledgers,
 };
 use crate::{Backend, ErrorKind, Operation, StreamPriority, Timing, WorkloadType, submit};
 
-pub(super) fn views(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn views(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("views");
     let mut any = false;
@@ -51,12 +51,11 @@ pub(super) fn views(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "the host sees no memory that is copied to"))
 }
 
-pub(super) fn dropped(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn dropped(lab: &Lab<'_>) -> Found {
     let mut noise = lab.noise("dropped");
     for (from, to) in lab.paths() {
         let queues = lab.queues()?;
-        let before = subject.ledgers()?;
+        let before = lab.subject.ledgers()?;
         let content = noise.bytes(lab.size(2_500_000));
         for (round, queue) in queues.iter().cycle().take(12).enumerate() {
             let (src, dst) = (lab.buffer_of(from, &content)?, lab.allocate(to, content.len())?);
@@ -83,10 +82,9 @@ pub(super) fn dropped(subject: &Subject) -> Result<Verdict, Failure> {
             }
             lab.expect(&fresh, &vec![0xA5; content.len()], "memory beside dropped memory")?;
         }
-        let after = subject.ledgers()?;
-        ensure!(before == after, "dropped and drained, there are {}; {}", after[0], after[1]);
+        same_ledgers(&before, &lab.subject.ledgers()?)?;
     }
-    parked(&lab)?;
+    parked(lab)?;
     Ok(Verdict::Passed)
 }
 
@@ -103,43 +101,33 @@ fn parked(lab: &Lab<'_>) -> Result<(), Failure> {
         ensure!(parked > before[0].parked + before[1].parked, "memory in use is dropped and not parked");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
-        let after = lab.subject.ledgers()?;
-        ensure!(before == after, "dropped and drained, there are {}; {}", after[0], after[1]);
+        same_ledgers(&before, &lab.subject.ledgers()?)?;
     }
     Ok(())
 }
 
-pub(super) fn leases(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
-    let before = subject.ledgers()?[0].leases;
+pub(super) fn leases(lab: &Lab<'_>) -> Found {
+    let before = lab.subject.ledgers()?[0].leases;
     let mut held = Vec::new();
     for priority in [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low] {
         for workload in
             [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination]
         {
             for _ in 0..3 {
-                let queue = subject.backend.lease_queue(subject.device, priority, workload)?;
-                ensure!(
-                    queue.device() == subject.device,
-                    "a queue of {} is {}'s",
-                    subject.device,
-                    queue.device()
-                );
-                ensure!(
-                    queue.priority() == priority,
-                    "{priority:?} was asked for, not {:?}",
-                    queue.priority()
-                );
+                let queue = lab.backend().lease_queue(lab.subject.device, priority, workload)?;
+                ensure_eq!(queue.device(), lab.subject.device, "a queue's device");
+                ensure_eq!(queue.priority(), priority, "a queue's priority");
                 held.push(queue);
-                let counted = subject.backend.ledger().leases;
-                let expected = before + held.len() as u64;
-                ensure!(counted == expected, "{expected} leases are held, the ledger counts {counted}");
+                ensure_eq!(
+                    lab.backend().ledger().leases,
+                    before + held.len() as u64,
+                    "the ledger's count of leases"
+                );
             }
         }
     }
     drop(held);
-    let counted = subject.backend.ledger().leases;
-    ensure!(counted == before, "all leases were dropped, the ledger counts {counted} and not {before}");
+    ensure_eq!(lab.backend().ledger().leases, before, "the ledger's count of leases, all dropped,");
     for (from, to) in lab.paths() {
         let content = lab.noise("leases").bytes(lab.size(2_500_000));
         let (src, dst) = (lab.buffer_of(from, &content)?, lab.allocate(to, content.len())?);

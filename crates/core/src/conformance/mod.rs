@@ -33,6 +33,13 @@ macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => { if !$condition { fail!($($text)+); } };
 }
 
+macro_rules! ensure_eq {
+    ($found:expr, $expected:expr, $($what:tt)+) => {
+        let (found, expected) = ($found, $expected);
+        ensure!(found == expected, "{} is {found:?}, not {expected:?}", format_args!($($what)+));
+    };
+}
+
 mod allocation;
 mod awaiting;
 mod completion;
@@ -55,7 +62,11 @@ use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 pub use outcome::{Failure, Outcome, Verdict};
 
+/// What a check found.
+type Found = Result<Verdict, Failure>;
+
 use crate::{Backend, DeviceId, Ledger};
+use lab::Lab;
 
 /// What is tested, and how.
 #[derive(Clone)]
@@ -91,20 +102,6 @@ impl Subject {
         self
     }
 
-    /// Another budget.
-    #[must_use]
-    pub fn with_budget(mut self, bytes: usize) -> Self {
-        self.budget_bytes = bytes;
-        self
-    }
-
-    /// Another patience.
-    #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
-    }
-
     /// What is alive once all work is done.
     fn ledgers(&self) -> Result<[Ledger; 2], Failure> {
         self.backend.drain()?;
@@ -130,35 +127,20 @@ pub struct Check {
     pub name: &'static str,
     /// What a backend promises.
     pub promise: &'static str,
-    body: fn(&Subject) -> Result<Verdict, Failure>,
+    body: fn(&Lab<'_>) -> Found,
 }
 
 impl Check {
-    const fn new(
-        name: &'static str,
-        promise: &'static str,
-        body: fn(&Subject) -> Result<Verdict, Failure>,
-    ) -> Self {
-        Self { name, promise, body }
-    }
-
     /// Runs it. Afterwards nothing of it may be alive: that is part of every check.
     ///
     /// # Errors
     /// The broken promise, with the check's name and the seed.
-    pub fn run(&self, subject: &Subject) -> Result<Verdict, Failure> {
+    pub fn run(&self, subject: &Subject) -> Found {
         let run = || {
             let before = subject.ledgers()?;
-            let verdict = (self.body)(subject)?;
+            let verdict = (self.body)(&Lab::new(subject)?)?;
             let after = subject.ledgers()?;
-            ensure!(
-                before == after,
-                "drained after the check, the backend has {} (before: {}), the host {} (before: {})",
-                after[0],
-                before[0],
-                after[1],
-                before[1]
-            );
+            same_ledgers(&before, &after)?;
             Ok(verdict)
         };
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(run));
@@ -170,88 +152,63 @@ impl Check {
     }
 }
 
+macro_rules! checks {
+    ($($name:literal $promise:literal $body:path;)*) => {
+        &[$(Check { name: $name, promise: $promise, body: $body }),*]
+    };
+}
+
 /// Every check, in the order in which they run: simple promises first, so that the first failure is the one to look at.
-pub const CHECKS: &[Check] = &[
-    Check::new("devices", "the device is listed once, with a name", allocation::devices),
-    Check::new(
-        "kinds",
-        "exactly the listed kinds of memory are allocated, and are what they say",
-        allocation::kinds,
-    ),
-    Check::new(
-        "sizes",
-        "allocations from 1 byte on hold all their bytes, apart from each other",
-        allocation::sizes,
-    ),
-    Check::new("zero-bytes", "0 bytes are an invalid argument", allocation::zero_bytes),
-    Check::new(
-        "one-pebibyte",
-        "1 PiB is out of memory, with numbers, and harms nothing",
-        allocation::one_pebibyte,
-    ),
-    Check::new(
-        "unknown-device",
-        "a device that is not there is an unknown device",
-        allocation::unknown_device,
-    ),
-    Check::new("memory-info", "free memory is at most all memory", allocation::memory_info),
-    Check::new("copier", "the copier of a path is a device whose queues can copy it", paths::copier),
-    Check::new("costs", "costs are given only for what can be done, and grow with the size", paths::costs),
-    Check::new("copies", "copies put every byte in place and touch no other", content::copies),
-    Check::new("empty", "operations on no bytes are done and touch nothing", content::empty),
-    Check::new("within", "copies between two ranges of one allocation", content::within),
-    Check::new("fills", "fills of every width, or Unsupported and nothing touched", content::fills),
-    Check::new("pitched", "rows go to rows; the gaps stay", rows::pitched),
-    Check::new("batches", "every pair of a batch is copied", rows::batches),
-    Check::new("validation", "what is invalid is refused before anything moves", refusal::validation),
-    Check::new(
-        "unsupported",
-        "what a queue cannot do is Unsupported and touches nothing",
-        refusal::unsupported,
-    ),
-    Check::new("prefetch", "prefetched memory keeps its content", optional::prefetch),
-    Check::new("in-place", "copies in place, where offered, put every byte in place", optional::in_place),
-    Check::new(
-        "peers",
-        "peer copies, where devices reach each other, put every byte in place",
-        optional::peers,
-    ),
-    Check::new("sharing", "what is shared or registered has the same bytes", optional::sharing),
-    Check::new(
-        "recordings",
-        "what is recorded is done in order at each replay, and not before",
-        recording::recordings,
-    ),
-    Check::new("fences", "points are reached in order, once, and stay reached", completion::fences),
-    Check::new("held-fences", "a fence is not over before its work is", completion::held_fences),
-    Check::new("durations", "a measured operation's duration is given once", completion::durations),
-    Check::new("wakers", "a waker is woken once, and not before its point is reached", awaiting::wakers),
-    Check::new("thousand", "a thousand operations are awaited together", awaiting::thousand),
-    Check::new(
-        "reader-after-writer",
-        "a reader on another queue sees what was written before",
-        order::reader_after_writer,
-    ),
-    Check::new(
-        "writer-after-reader",
-        "a writer waits for earlier readers on other queues",
-        order::writer_after_reader,
-    ),
-    Check::new("last-writer", "the last writer of several queues wins", order::last_writer),
-    Check::new("other-backends", "work waits for other backends' work on its bytes", order::other_backends),
-    Check::new("views", "a host view waits, or answers Busy, and keeps new work out", lifetime::views),
-    Check::new(
-        "dropped",
-        "memory dropped in flight lives until the work is done, and goes then",
-        lifetime::dropped,
-    ),
-    Check::new("leases", "leases are counted, returned, and may end with work in flight", lifetime::leases),
-    Check::new("threads", "many threads submit to shared buffers at once", threads::threads),
-    Check::new("programs", "random programs leave the bytes that a model has", program::programs),
-];
+pub const CHECKS: &[Check] = checks! {
+    "devices" "the device is listed once, with a name" allocation::devices;
+    "kinds" "exactly the listed kinds of memory are allocated, and are what they say" allocation::kinds;
+    "sizes" "allocations from 1 byte on hold all their bytes, apart from each other" allocation::sizes;
+    "zero-bytes" "0 bytes are an invalid argument" allocation::zero_bytes;
+    "one-pebibyte" "1 PiB is out of memory, with numbers, and harms nothing" allocation::one_pebibyte;
+    "unknown-device" "a device that is not there is an unknown device" allocation::unknown_device;
+    "memory-info" "free memory is at most all memory" allocation::memory_info;
+    "copier" "the copier of a path is a device whose queues can copy it" paths::copier;
+    "costs" "costs are given only for what can be done, and grow with the size" paths::costs;
+    "copies" "copies put every byte in place and touch no other" content::copies;
+    "empty" "operations on no bytes are done and touch nothing" content::empty;
+    "within" "copies between two ranges of one allocation" content::within;
+    "fills" "fills of every width, or Unsupported and nothing touched" content::fills;
+    "pitched" "rows go to rows; the gaps stay" rows::pitched;
+    "batches" "every pair of a batch is copied" rows::batches;
+    "validation" "what is invalid is refused before anything moves" refusal::validation;
+    "unsupported" "what a queue cannot do is Unsupported and touches nothing" refusal::unsupported;
+    "prefetch" "prefetched memory keeps its content" optional::prefetch;
+    "in-place" "copies in place, where offered, put every byte in place" optional::in_place;
+    "peers" "peer copies, where devices reach each other, put every byte in place" optional::peers;
+    "sharing" "what is shared or registered has the same bytes" optional::sharing;
+    "recordings" "what is recorded is done in order at each replay, and not before" recording::recordings;
+    "fences" "points are reached in order, once, and stay reached" completion::fences;
+    "held-fences" "a fence is not over before its work is" completion::held_fences;
+    "durations" "a measured operation's duration is given once" completion::durations;
+    "wakers" "a waker is woken once, and not before its point is reached" awaiting::wakers;
+    "thousand" "a thousand operations are awaited together" awaiting::thousand;
+    "reader-after-writer" "a reader on another queue sees what was written before" order::reader_after_writer;
+    "writer-after-reader" "a writer waits for earlier readers on other queues" order::writer_after_reader;
+    "last-writer" "the last writer of several queues wins" order::last_writer;
+    "other-backends" "work waits for other backends' work on its bytes" order::other_backends;
+    "views" "a host view waits, or answers Busy, and keeps new work out" lifetime::views;
+    "dropped" "memory dropped in flight lives until the work is done, and goes then" lifetime::dropped;
+    "leases" "leases are counted, returned, and may end with work in flight" lifetime::leases;
+    "threads" "many threads submit to shared buffers at once" threads::threads;
+    "programs" "random programs leave the bytes that a model has" program::programs;
+};
+
+fn same_ledgers(before: &[Ledger; 2], after: &[Ledger; 2]) -> Result<(), Failure> {
+    let ([backend, host], [then, hosts]) = (after, before);
+    ensure!(
+        before == after,
+        "drained, the backend has {backend} (before: {then}), the host {host} (before: {hosts})"
+    );
+    Ok(())
+}
 
 /// Runs every check and tells of each as it ends.
-pub fn run_all(subject: &Subject, mut progress: impl FnMut(&Check, &Result<Verdict, Failure>)) -> Outcome {
+pub fn run_all(subject: &Subject, mut progress: impl FnMut(&Check, &Found)) -> Outcome {
     let results = CHECKS.iter().map(|check| {
         let result = check.run(subject);
         progress(check, &result);

@@ -1,7 +1,7 @@
 //! Promises about what a backend may or may not offer.
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     content::{SIZES, one_copy},
     lab::{self, Lab, perform, refused},
 };
@@ -10,8 +10,7 @@ use crate::{
     WorkloadType, submit,
 };
 
-pub(super) fn prefetch(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn prefetch(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("prefetch");
     let mut any = false;
@@ -19,7 +18,7 @@ pub(super) fn prefetch(subject: &Subject) -> Result<Verdict, Failure> {
         for bytes in [1, 5000, lab.size(3_000_001)] {
             let content = noise.bytes(bytes);
             let buffer = lab.buffer_of(spot, &content)?;
-            for to in [subject.device, DeviceId::Cpu, subject.device] {
+            for to in [lab.subject.device, DeviceId::Cpu, lab.subject.device] {
                 let part = buffer.slice(noise.below(bytes)..)?;
                 for buffer in [&buffer, &part] {
                     any |= perform(&queue, &Operation::Prefetch { buffer, to })?.is_some();
@@ -40,8 +39,8 @@ pub(super) fn prefetch(subject: &Subject) -> Result<Verdict, Failure> {
             MemoryAdvice::SetReadMostly,
             MemoryAdvice::UnsetReadMostly,
             MemoryAdvice::SetPreferredLocation(DeviceId::Cpu),
-            MemoryAdvice::SetAccessedBy(subject.device),
-            MemoryAdvice::UnsetAccessedBy(subject.device),
+            MemoryAdvice::SetAccessedBy(lab.subject.device),
+            MemoryAdvice::UnsetAccessedBy(lab.subject.device),
             MemoryAdvice::UnsetPreferredLocation,
         ] {
             if let Err(error) = lab.backend().advise(&buffer, advice) {
@@ -53,8 +52,7 @@ pub(super) fn prefetch(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "the device prefetches no memory"))
 }
 
-pub(super) fn in_place(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn in_place(lab: &Lab<'_>) -> Found {
     let mut noise = lab.noise("in place");
     let mut any = false;
     for from in lab.spots.iter().copied() {
@@ -69,7 +67,7 @@ pub(super) fn in_place(subject: &Subject) -> Result<Verdict, Failure> {
             }
             let queue = lab.backend().lease_queue(copier, StreamPriority::High, WorkloadType::Memory)?;
             for bytes in SIZES.into_iter().map(|bytes| lab.size(bytes)) {
-                one_copy(&lab, &mut noise, (from, to), bytes, |src, dst| {
+                one_copy(lab, &mut noise, (from, to), bytes, |src, dst| {
                     let done = perform(&queue, &Operation::CopyInPlace { src, dst })?;
                     ensure!(done.is_some(), "the queue of the in-place copier answers Unsupported");
                     Ok(())
@@ -80,9 +78,8 @@ pub(super) fn in_place(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "no path has an in-place copier"))
 }
 
-pub(super) fn peers(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
-    let here = subject.device;
+pub(super) fn peers(lab: &Lab<'_>) -> Found {
+    let here = lab.subject.device;
     let others: Vec<_> = lab.backend().devices().into_iter().filter(|info| info.id != here).collect();
     let mut any = false;
     for other in &others {
@@ -101,7 +98,7 @@ pub(super) fn peers(subject: &Subject) -> Result<Verdict, Failure> {
         any = true;
         for bytes in [1, 4097, lab.size(3_000_001)] {
             for (from, to) in [(here, there), (there, here)] {
-                peer_copy(&lab, from, to, bytes)?;
+                peer_copy(lab, from, to, bytes)?;
             }
         }
     }
@@ -145,13 +142,12 @@ fn moved(
     lab.get(&host)
 }
 
-pub(super) fn sharing(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn sharing(lab: &Lab<'_>) -> Found {
     let content = lab.noise("sharing").bytes(10_001);
     let mut any = false;
     for spot in lab.spots.iter().copied() {
         let buffer = lab.buffer_of(spot, &content)?;
-        match lab.backend().share(&buffer, subject.device) {
+        match lab.backend().share(&buffer, lab.subject.device) {
             Ok(shared) => {
                 any = true;
                 let same = shared.buffer.id() == buffer.id();

@@ -3,7 +3,7 @@
 use std::thread;
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     gate::Gate,
     lab::{self, Lab, same},
 };
@@ -21,8 +21,7 @@ fn tail(buffer: &RawBuffer) -> CoreResult<RawBuffer> {
     buffer.slice(buffer.len().saturating_sub(1000)..)
 }
 
-pub(super) fn reader_after_writer(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn reader_after_writer(lab: &Lab<'_>) -> Found {
     let queues = lab.queues()?;
     let mut noise = lab.noise("reader after writer");
     let trips = lab.round_trips();
@@ -50,8 +49,7 @@ pub(super) fn reader_after_writer(subject: &Subject) -> Result<Verdict, Failure>
     Ok(Verdict::passed_if(!trips.is_empty(), "no memory is copied both to and from the host"))
 }
 
-pub(super) fn writer_after_reader(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn writer_after_reader(lab: &Lab<'_>) -> Found {
     let queues = lab.queues()?;
     let mut noise = lab.noise("writer after reader");
     let trips = lab.round_trips();
@@ -77,8 +75,7 @@ pub(super) fn writer_after_reader(subject: &Subject) -> Result<Verdict, Failure>
     Ok(Verdict::passed_if(!trips.is_empty(), "no memory is copied both to and from the host"))
 }
 
-pub(super) fn last_writer(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn last_writer(lab: &Lab<'_>) -> Found {
     let queues = lab.queues()?;
     let mut noise = lab.noise("last writer");
     let trips = lab.round_trips();
@@ -101,8 +98,7 @@ pub(super) fn last_writer(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(!trips.is_empty(), "no memory is copied both to and from the host"))
 }
 
-pub(super) fn other_backends(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn other_backends(lab: &Lab<'_>) -> Found {
     let trips = lab.round_trips();
     for (host, there) in trips.iter().copied() {
         let bytes = lab.size(5000);

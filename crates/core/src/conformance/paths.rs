@@ -3,22 +3,21 @@
 use std::time::Duration;
 
 use super::{
-    Failure, Subject, Verdict,
+    Found, Verdict,
     lab::{self, Lab},
 };
 use crate::{DeviceId, MemoryKind, Place, StreamPriority, TransferMethod, WorkloadType};
 
-pub(super) fn copier(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn copier(lab: &Lab<'_>) -> Found {
     let own = lab.queue()?;
     let devices: Vec<DeviceId> = lab.backend().devices().into_iter().map(|info| info.id).collect();
-    ensure!(!lab.paths().is_empty(), "no path at all has {} as its copier", subject.device);
+    ensure!(!lab.paths().is_empty(), "no path at all has {} as its copier", lab.subject.device);
     for src in &lab.spots {
         for dst in &lab.spots {
             let path = format!("{} → {}", src.place, dst.place);
             let Some(copier) = lab.backend().copier(src.place, dst.place) else {
                 let can = own.can_copy(src.place, dst.place);
-                ensure!(!can, "{path} has no copier, but a queue of {} can copy it", subject.device);
+                ensure!(!can, "{path} has no copier, but a queue of {} can copy it", lab.subject.device);
                 continue;
             };
             ensure!(devices.contains(&copier), "the copier of {path} is {copier}, which is not listed");
@@ -41,9 +40,9 @@ pub(super) fn copier(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn costs(subject: &Subject) -> Result<Verdict, Failure> {
-    let backend = &subject.backend;
-    let kinds = lab::info(subject)?.kinds;
+pub(super) fn costs(lab: &Lab<'_>) -> Found {
+    let backend = &lab.subject.backend;
+    let kinds = lab::info(lab.subject)?.kinds;
     let costs = backend.default_costs();
     for cost in &costs {
         let (src, dst) = (cost.path.src, cost.path.dst);
@@ -59,7 +58,7 @@ pub(super) fn costs(subject: &Subject) -> Result<Verdict, Failure> {
         ensure!(done, "{what}: no device does that");
         for place in [src, dst] {
             let offered =
-                place.device != subject.device || place.device.is_cpu() || kinds.contains(&place.kind);
+                place.device != lab.subject.device || place.device.is_cpu() || kinds.contains(&place.kind);
             ensure!(offered, "{what}: {} has no {} memory", place.device, place.kind);
         }
         let [small, large] = [1, 1 << 30].map(|bytes| cost.model.predict(bytes));

@@ -1,7 +1,7 @@
 //! The promise that all the others hold together: random programs against a model.
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     content::{fill, patterns_of},
     lab::{Lab, Spot, same},
     noise::Noise,
@@ -28,11 +28,10 @@ struct Program<'a> {
     steps: Vec<String>,
 }
 
-pub(super) fn programs(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn programs(lab: &Lab<'_>) -> Found {
     for number in 0..4 {
         let mut program = Program {
-            lab: &lab,
+            lab,
             noise: lab.noise(&format!("program {number}")),
             queues: lab.queues()?,
             cells: Vec::new(),

@@ -3,22 +3,21 @@
 use std::sync::Arc;
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     lab::{self, Lab, Spot},
 };
 use crate::{Access, ErrorKind, Operation, QueueLease, RawBuffer, Recorded, StreamPriority, Timing, submit};
 
-pub(super) fn recordings(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn recordings(lab: &Lab<'_>) -> Found {
     let queues = lab.queues()?;
     let mut any = false;
     for trip in lab.round_trips() {
         for bytes in [1, 4097, lab.size(3_000_001)] {
-            any |= there_and_back(&lab, &queues, trip, bytes)?;
+            any |= there_and_back(lab, &queues, trip, bytes)?;
         }
     }
     if any {
-        let nothing = lab.backend().record(subject.device, StreamPriority::Normal, &[]);
+        let nothing = lab.backend().record(lab.subject.device, StreamPriority::Normal, &[]);
         lab::refused(nothing, ErrorKind::InvalidArgument, "a recording of nothing")?;
     }
     Ok(Verdict::passed_if(any, "the backend records nothing"))

@@ -1,14 +1,13 @@
 //! Promises about what is refused, and that nothing moves then.
 
 use super::{
-    Failure, Subject, Verdict,
+    Failure, Found, Verdict,
     lab::{Lab, perform, refused},
 };
 use crate::{ErrorKind, Operation, Pattern, Pitched, RawBuffer, Timing, submit};
 
-pub(super) fn validation(subject: &Subject) -> Result<Verdict, Failure> {
+pub(super) fn validation(lab: &Lab<'_>) -> Found {
     use ErrorKind::{InvalidArgument, OutOfRange, Overlap};
-    let lab = Lab::new(subject)?;
     let queue = lab.queue()?;
     let mut noise = lab.noise("validation");
     for (from, to) in lab.paths() {
@@ -50,8 +49,7 @@ pub(super) fn validation(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn unsupported(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn unsupported(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut any = false;
     for from in lab.spots.iter().copied() {
@@ -62,8 +60,8 @@ pub(super) fn unsupported(subject: &Subject) -> Result<Verdict, Failure> {
                 any = true;
                 let what = format!("{operation:?}");
                 refused(submit(&*queue, &operation, Timing::Off), ErrorKind::Unsupported, &what)?;
-                at_rest(&lab, &src, &there)?;
-                at_rest(&lab, &dst, &here)
+                at_rest(lab, &src, &there)?;
+                at_rest(lab, &dst, &here)
             };
             if !queue.can_copy(from.place, to.place) {
                 let rows = Pitched { width: 8, height: 4, src_pitch: 16, dst_pitch: 24 };
@@ -75,7 +73,7 @@ pub(super) fn unsupported(subject: &Subject) -> Result<Verdict, Failure> {
                 refuse(Operation::CopyPeer { src: &src, dst: &dst })?;
             }
             if to.place.device.is_cpu() {
-                refuse(Operation::Prefetch { buffer: &dst, to: subject.device })?;
+                refuse(Operation::Prefetch { buffer: &dst, to: lab.subject.device })?;
                 refuse(Operation::PrefetchToNode { buffer: &dst, node: None })?;
             }
             // Between two places of the host no device is named, though a queue may do it; if it does, then well.

@@ -1,13 +1,12 @@
 //! Promises about copies of many pieces: rows and batches.
 
 use super::{
-    Failure, Subject, Verdict,
+    Found, Verdict,
     lab::{Lab, perform},
 };
 use crate::{Operation, Pitched, RawBuffer};
 
-pub(super) fn pitched(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn pitched(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("pitched");
     let mut any = false;
@@ -33,8 +32,7 @@ pub(super) fn pitched(subject: &Subject) -> Result<Verdict, Failure> {
     Ok(Verdict::passed_if(any, "the queues copy no rows"))
 }
 
-pub(super) fn batches(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn batches(lab: &Lab<'_>) -> Found {
     let queue = lab.queue()?;
     let mut noise = lab.noise("batches");
     let mut any = false;

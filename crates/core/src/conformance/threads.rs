@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use super::{Failure, Subject, Verdict, lab::Lab, noise::Noise};
+use super::{Failure, Found, Verdict, lab::Lab, noise::Noise};
 use crate::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 
 const THREADS: usize = 12;
@@ -12,8 +12,7 @@ const FEWER: usize = 15;
 /// A thread's bytes of each shared buffer; no multiple of anything.
 const PART: usize = 6007;
 
-pub(super) fn threads(subject: &Subject) -> Result<Verdict, Failure> {
-    let lab = Lab::new(subject)?;
+pub(super) fn threads(lab: &Lab<'_>) -> Found {
     let mut noise = lab.noise("threads");
     let trips = lab.round_trips();
     for (number, (host, there)) in trips.iter().copied().enumerate() {
@@ -26,7 +25,7 @@ pub(super) fn threads(subject: &Subject) -> Result<Verdict, Failure> {
             let mut workers = Vec::new();
             for index in 0..THREADS {
                 let buffers = [&src, &middle, &back, &shared];
-                let (lab, seed) = (&lab, noise.next());
+                let (lab, seed) = (lab, noise.next());
                 let work = move || one_thread(lab, (index, rounds), buffers, seed);
                 workers.push(thread::Builder::new().spawn_scoped(scope, work));
             }

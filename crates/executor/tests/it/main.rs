@@ -26,7 +26,7 @@ use transload_executor::Executor;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn executor(threads: usize) -> Executor {
-    Executor::builder().threads(threads).build().unwrap()
+    Executor::with_threads(threads).unwrap()
 }
 
 /// Runs a test's body on a thread of its own, and fails with `place()` if it does not end in time.

@@ -146,13 +146,13 @@ fn wakes_from_many_threads_are_not_lost() {
 }
 
 #[test]
-fn builder_refuses_numbers_out_of_range() {
+fn numbers_of_threads_out_of_range_are_refused() {
     for threads in [0, 1025, usize::MAX] {
-        let error = Executor::builder().threads(threads).build().unwrap_err();
+        let error = Executor::with_threads(threads).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("1 to 1024"), "{error}");
     }
-    assert_eq!(Executor::builder().threads(5).build().unwrap().threads(), 5);
+    assert_eq!(Executor::with_threads(5).unwrap().threads(), 5);
     assert!((1..=16).contains(&Executor::shared().threads()));
 }
 
