@@ -48,6 +48,13 @@ pub(crate) enum Written {
     Kept,
 }
 
+impl Written {
+    #[inline]
+    fn inherits(self) -> bool {
+        self == Self::Kept || self == Self::Updated && !crate::mutant!("core/update-inherits")
+    }
+}
+
 /// A range of a buffer, and the claim in its table once it is made. Uses that touch or overlap are one.
 pub(crate) struct Claimed<'a> {
     pub(crate) buffer: &'a RawBuffer,
@@ -148,7 +155,7 @@ impl<'a> Claims<'a> {
             let buffer = first.buffer;
             let (group, others) = rest.split_at_mut(of_one_buffer(rest));
             let turn = turns.and_then(|turns| turns.of(buffer));
-            let asked = Asked { own, turn, inherits: self.written != Written::Replaced };
+            let asked = Asked { own, turn, inherits: self.written.inherits() };
             match buffer.hazards().claim(group, &asked, &mut self.earlier) {
                 Ok(Attempt::Held(())) => rest = others,
                 Ok(Attempt::Blocked(before)) => return Err(self.blocked(before, turns)),

@@ -25,8 +25,6 @@ mod error;
 mod fence;
 mod fill;
 mod hazard;
-#[cfg(test)]
-mod hazard_steps;
 mod hold;
 pub mod host_access;
 mod host_bytes;

@@ -33,6 +33,7 @@ pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
 use holds::Conflict;
 #[cfg(test)]
+#[allow(unused_imports, reason = "tests/steps includes this file")]
 pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
 use table::{Blocked, Found, New, STEPS, Table};

@@ -212,7 +212,7 @@ impl Segments {
     }
 }
 
-/// Counts the segments looked at, for tests of how the cost grows.
+/// Counts the segments looked at, for `tests/steps`, of how the cost grows.
 pub(super) mod steps {
     #[cfg(test)]
     thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
@@ -225,6 +225,7 @@ pub(super) mod steps {
 
     /// Returns the count of the calling thread so far.
     #[cfg(test)]
+    #[allow(dead_code, reason = "tests/steps includes this file")]
     pub(crate) fn counted() -> u64 {
         STEPS.with(std::cell::Cell::get)
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{ErrorKind, MemoryKind, Operation, Pitched, Timing, submit};
+use transload_core::{Access, Claims, ErrorKind, MemoryKind, Operation, Pitched, RawBuffer, Timing, submit};
 
 use crate::mock::{MockQueue, buffer, host_buffer, key};
 
@@ -41,6 +41,16 @@ fn reads_do_not_wait_for_reads() {
     first.copy(&shared, &a).unwrap();
     second.copy(&shared, &b).unwrap();
     assert_eq!(second.last_after(), []);
+}
+
+#[test]
+fn pieces_that_adjoin_are_claimed_as_one() {
+    let (src, dst) = (buffer(1_000), buffer(1_000));
+    let piece = |of: &RawBuffer, index: usize| of.slice(10 * index..10 * index + 10).unwrap();
+    let pieces: Vec<_> = (0..100).map(|index| (piece(&src, index * 77 % 100), piece(&dst, index))).collect();
+    let uses = pieces.iter().flat_map(|(src, dst)| [(src, Access::Read), (dst, Access::Write)]);
+    let claims = Claims::of(&mut uses.collect::<Vec<_>>()).unwrap();
+    assert!(format!("{claims:?}").contains("held: 2,"), "{claims:?}");
 }
 
 #[test]

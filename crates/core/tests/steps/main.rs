@@ -1,0 +1,210 @@
+//! How the cost of a submission grows with what is in flight, counted in segments looked at. The files under test are included
+//! as they are.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+#![allow(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    reason = "not all of what is included is used, or public"
+)]
+
+use std::{
+    any::Any,
+    ops::Range,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use transload_core::{
+    BufferId, DeviceId, Error, ErrorKind, HostBytes, MemoryKind, Place, Result, TransferPath, mutant,
+};
+
+use crate::{
+    claim::{Access, Claimed, RawBuffer},
+    fence::{Fence, Timeline, TimelineId, next_timeline_id},
+    hazard::{Asked, Attempt, Earlier, Hazards, Ticket, Woken, counted},
+};
+
+#[path = "../../src/brief_lock.rs"]
+mod brief_lock;
+#[path = "../loom/claim.rs"]
+mod claim;
+#[path = "../../src/fence.rs"]
+mod fence;
+#[path = "../../src/hazard/mod.rs"]
+mod hazard;
+#[path = "../../src/source.rs"]
+mod source;
+#[path = "../../src/sync.rs"]
+mod sync;
+
+const PIECE: usize = 4096;
+
+struct Line {
+    id: TimelineId,
+    reached: AtomicU64,
+}
+
+impl Line {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { id: next_timeline_id(), reached: AtomicU64::new(0) })
+    }
+}
+
+// SAFETY: nothing of it touches memory.
+unsafe impl Timeline for Line {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cpu
+    }
+
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        Ok(self.reached() >= point)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        true
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct Table {
+    hazards: Hazards,
+    buffer: RawBuffer,
+}
+
+fn piece(index: usize) -> Range<usize> {
+    index * PIECE..(index + 1) * PIECE
+}
+
+impl Table {
+    fn new() -> Self {
+        let mut owner = vec![0_u8; 16].into_boxed_slice();
+        let address = NonNull::from(&mut *owner).cast();
+        // SAFETY: the box owns the bytes, and does not move them when it is moved.
+        let storage = unsafe { HostBytes::new(owner, address, 16, MemoryKind::Pinned, true) };
+        let buffer = transload_core::RawBuffer::new(Box::new(storage), &Arc::default());
+        Self { hazards: Hazards::behind(0..0, &[]), buffer: RawBuffer(buffer) }
+    }
+
+    /// Claims ranges in one pass.
+    fn claim(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> (Vec<(Range<usize>, Ticket)>, usize) {
+        let claimed = |range| Claimed { buffer: &self.buffer, range, access: Access::Write, ticket: None };
+        let mut group: Vec<_> = ranges.into_iter().map(claimed).collect();
+        let (asked, mut earlier) = (Asked { own: None, turn: None, inherits: false }, Earlier::default());
+        assert!(matches!(self.hazards.claim(&mut group, &asked, &mut earlier), Ok(Attempt::Held(()))));
+        let tickets = group.into_iter().map(|one| (one.range, one.ticket.unwrap())).collect();
+        (tickets, earlier.after.len())
+    }
+
+    /// Writes ranges as one operation. Returns how many fences it comes after.
+    fn write(&self, ranges: impl IntoIterator<Item = Range<usize>>, line: &Arc<Line>, point: u64) -> usize {
+        let (tickets, after) = self.claim(ranges);
+        let claims = tickets.iter().map(|(range, ticket)| (range, *ticket));
+        let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
+        self.hazards.commit(claims, &fence, false, &mut Woken::default());
+        after
+    }
+}
+
+#[test]
+fn disjoint_pieces_in_flight_cost_the_same_whatever_their_number() {
+    for n in [250, 1_000, 8_000] {
+        let (table, lines) = (Table::new(), [Line::new(), Line::new(), Line::new()]);
+        let mut most = 0;
+        let mut begun = counted();
+        // Pieces far from each other follow each other: no order of addresses helps.
+        for index in 0..n {
+            let before = counted();
+            assert_eq!(table.write([piece(index * 77 % n)], &lines[index % 3], index as u64 + 1), 0);
+            most = most.max(counted() - before);
+        }
+        let each = (counted() - begun) as f64 / n as f64;
+        assert!(most <= 64 && each <= 12.0, "{n} pieces: {each} segments each, {most} at most");
+        // A second pass meets one piece each, and the entries of the first go.
+        begun = counted();
+        lines.iter().for_each(|line| line.reached.store(u64::MAX, Ordering::SeqCst));
+        let fresh = Line::new();
+        (0..n).for_each(|index| assert_eq!(table.write([piece(index)], &fresh, index as u64 + 1), 0));
+        let each = (counted() - begun) as f64 / n as f64;
+        assert!(each <= 16.0, "{n} pieces, second pass: {each} segments each");
+    }
+}
+
+#[test]
+fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
+    let (table, lines, whole) = (Table::new(), [Line::new(), Line::new(), Line::new()], 0..4_000 * PIECE);
+    for index in 0..4_000 {
+        table.write([piece(index)], &lines[index % 3], index as u64 + 1);
+    }
+    let all = Line::new();
+    assert_eq!(table.write([whole.clone()], &all, 1), 3);
+    let before = counted();
+    assert_eq!(table.write([whole], &all, 2), 1);
+    assert!(counted() - before <= 16, "{} segments", counted() - before);
+}
+
+#[test]
+fn timelines_of_one_point_each_are_collected_in_about_as_many_steps() {
+    let table = Table::new();
+    for index in 0..3_000 {
+        table.write([piece(index)], &Line::new(), 1);
+    }
+    let (whole, before) = (0..3_000 * PIECE, counted());
+    assert_eq!(table.write([whole], &Line::new(), 1), 3_000);
+    assert!(counted() - before <= 4 * 3_000, "{} segments", counted() - before);
+}
+
+#[test]
+fn loans_and_views_open_by_the_thousand_cost_a_claim_nothing() {
+    let table = Table::new();
+    let (loans, _) = table.claim((0..3_000).map(piece));
+    let loans: Vec<_> =
+        loans.iter().map(|(range, ticket)| (range, table.hazards.lend(range, *ticket))).collect();
+    for index in 3_000..6_000 {
+        let view = table.hazards.try_open_view(&piece(index), Access::Write, None);
+        assert!(matches!(view, Ok(Attempt::Held(_))));
+    }
+    let before = counted();
+    table.write([piece(6_000)], &Line::new(), 1);
+    assert!(counted() - before <= 16, "{} steps", counted() - before);
+    for index in [1_500, 4_500] {
+        assert!(table.hazards.try_open_view(&piece(index), Access::Read, None).is_err());
+    }
+    loans.iter().for_each(|(range, loan)| table.hazards.withdraw(range, *loan, &mut Woken::default()));
+    let lent = 0..3_000 * PIECE;
+    assert!(matches!(table.hazards.try_open_view(&lent, Access::Write, None), Ok(Attempt::Held(_))));
+}
+
+#[test]
+fn a_batch_of_pieces_apart_takes_a_few_steps_each() {
+    let (table, line) = (Table::new(), Line::new());
+    for point in 1..=2 {
+        let before = counted();
+        table.write((0..2_000).map(|index| piece(2 * index)), &line, point);
+        assert!(counted() - before <= 12 * 2_000, "{} segments", counted() - before);
+    }
+}
