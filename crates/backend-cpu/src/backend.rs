@@ -25,7 +25,7 @@ use crate::{
 /// Host memory and queues that copy within it. All methods may be called from any thread.
 ///
 /// Dropping it never waits: work in flight goes on, leased queues stay usable, and threads of its own end when the last
-/// lease was dropped and the last operation is complete.
+/// lease was dropped, the last operation is complete, and no buffer keeps the fence of one.
 pub struct CpuBackend {
     info: DeviceInfo,
     executor: Executor,
