@@ -62,7 +62,7 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
         pieces.list.iter().map(|piece| library.manager.transfer(&piece.src, &piece.dst)).collect()
     };
     // What is dropped on another thread is dropped there while later ones are submitted.
-    let (sender, receiver) = mpsc::channel::<Transfer>();
+    let (sender, receiver) = mpsc::channel::<Handed>();
     let dropper = thread::Builder::new()
         .name("bench-dropper".to_owned())
         .spawn(move || receiver.into_iter().for_each(drop))?;
@@ -96,10 +96,29 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
             Way::new("buffers-64", "transfers of parts of 64 buffers", || awaited(&many))
                 .goal(Goal::RatioAtMost(MOST))
                 .proven(&many),
-            Way::new("dropped-elsewhere", "transfers dropped at once on another thread", || {
+        ],
+    )?;
+    let whole = measured.first().context("no row of one allocation")?.clone();
+    rows.append(&mut measured);
+    let elsewhere = Contest { id: format!("in-flight-{count}/{BYTES}/dropped-elsewhere"), ..all };
+    let way = "raw driver, a loop of cuMemcpyHtoDAsync that hands an object of a transfer's size to another thread after each";
+    rows.extend(elsewhere.rows(
+        rig,
+        vec![
+            Way::new("raw", way, || {
                 let begun = Instant::now();
                 for piece in &one.list {
-                    sender.send(library.manager.transfer(&piece.src, &piece.dst))?;
+                    enqueue_piece(piece, &queues[0])?;
+                    sender.send(Handed::Blank([0; TRANSFER]))?;
+                }
+                queues[0].finish()?;
+                Ok(each(begun, count))
+            })
+            .proven(&one),
+            Way::new("dropped", "transfers dropped at once on another thread", || {
+                let begun = Instant::now();
+                for piece in &one.list {
+                    sender.send(Handed::Transfer(library.manager.transfer(&piece.src, &piece.dst)))?;
                 }
                 one.dst.iter().try_for_each(RawBuffer::wait_idle)?;
                 Ok(each(begun, count))
@@ -107,10 +126,8 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
             .goal(Goal::RatioAtMost(MOST))
             .proven(&one),
         ],
-    )?;
-    let whole = measured.first().context("no row of one allocation")?.clone();
-    rows.append(&mut measured);
-    let two = Contest { id: format!("in-flight-{count}/{BYTES}/two-streams"), ..all };
+    )?);
+    let two = Contest { id: format!("in-flight-{count}/{BYTES}/two-streams"), ..elsewhere };
     rows.extend(two.rows(
         rig,
         vec![
@@ -162,11 +179,22 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
 }
 
 fn enqueue(pieces: &Pieces, queues: &[RawQueue]) -> Result<()> {
-    for (piece, queue) in pieces.list.iter().zip(queues.iter().cycle()) {
-        // SAFETY: the pieces live on, and nobody else uses them now.
-        unsafe { queue.copy_up(piece.to, piece.from.as_ptr().cast_const().cast(), BYTES) }?;
-    }
-    Ok(())
+    pieces.list.iter().zip(queues.iter().cycle()).try_for_each(|(piece, queue)| enqueue_piece(piece, queue))
+}
+
+fn enqueue_piece(piece: &Piece, queue: &RawQueue) -> Result<()> {
+    // SAFETY: the pieces live on, and nobody else uses them now.
+    unsafe { queue.copy_up(piece.to, piece.from.as_ptr().cast_const().cast(), BYTES) }
+}
+
+/// Words of a transfer's handle.
+const TRANSFER: usize = size_of::<Transfer>() / 8;
+
+/// What is dropped on another thread: a handle, or as many bytes.
+#[expect(dead_code, reason = "they are only dropped")]
+enum Handed {
+    Transfer(Transfer),
+    Blank([u64; TRANSFER]),
 }
 
 /// One movement's two ends, also as the driver takes them.
