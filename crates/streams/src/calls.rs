@@ -179,7 +179,10 @@ impl<'a> Calls<'a> {
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
             Operation::Fill { dst, pattern } => match side(dst)? {
-                Side::Device(address) => Fill::new(address, dst.len(), pattern, &stream.own).map(Self::Fill),
+                Side::Device(address) => {
+                    let kernels = || stream.own.kernels_for_fills();
+                    Fill::new(address, dst.len(), pattern, kernels).map(Self::Fill)
+                }
                 Side::Host(_) => Err(Error::new(
                     ErrorKind::Unsupported,
                     "a stream fills device and unified memory; fill host memory through a host view",

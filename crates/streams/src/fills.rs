@@ -4,7 +4,7 @@
 use transload_core::{Pattern, Result};
 use transload_cuda_sys::{DriverError, RawStream, check, ffi};
 
-use crate::{kernels::Kernels, timeline::StreamTimeline};
+use crate::kernels::Kernels;
 
 /// One fill of memory that the device reaches.
 #[derive(Clone, Copy)]
@@ -26,35 +26,23 @@ enum By<'a> {
 }
 
 impl<'a> Fill<'a> {
-    /// What the stream does it with; the first wide pattern of a context has the kernels loaded.
+    /// What it is done with. `kernels` is asked where the driver has no call for it; without kernels it is done by copies.
     ///
     /// # Errors
-    /// The driver's, but for a driver that does not take the kernels.
+    /// Those of `kernels`.
     pub(crate) fn new(
         address: u64,
         bytes: usize,
         pattern: Pattern,
-        stream: &'a StreamTimeline,
+        kernels: impl FnOnce() -> Result<Option<&'a Kernels>>,
     ) -> Result<Self> {
-        if let Some(by) = memset(pattern, address) {
-            return Ok(Self { address, bytes, by });
-        }
         let short = pattern.shortest();
-        let by = match memset(short, address) {
+        let by = match memset(pattern, address).or_else(|| memset(short, address)) {
             Some(by) => by,
             None if bytes == 0 => By::Copies(short),
-            None => {
-                stream.kernels_for_fills()?.map_or(By::Copies(short), |kernels| By::Kernel(kernels, short))
-            }
+            None => kernels()?.map_or(By::Copies(short), |kernels| By::Kernel(kernels, short)),
         };
         Ok(Self { address, bytes, by })
-    }
-
-    /// As [`new`](Self::new), but without a kernel: for work that may outlive the stream, in someone's graph.
-    pub(crate) fn without_kernels(address: u64, bytes: usize, pattern: Pattern) -> Self {
-        let short = pattern.shortest();
-        let by = memset(short, address).unwrap_or(By::Copies(short));
-        Self { address, bytes, by }
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -37,7 +37,6 @@ mod metrics;
 mod panics;
 mod points;
 mod pool;
-mod priority;
 mod raw_copies;
 mod reactor;
 mod slot;
@@ -45,7 +44,6 @@ mod stream;
 mod sync;
 mod thread_number;
 mod timeline;
-mod wait_fences;
 mod wakers;
 mod watch;
 

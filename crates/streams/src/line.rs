@@ -81,11 +81,9 @@ pub(crate) struct Line<E> {
     marked: u64,
     /// The last point whose work ended.
     over: u64,
-    spare: Vec<Arc<E>>,
-    spare_timed: Vec<Arc<E>>,
-    /// Events that someone still waited on when their operation was over; recording them anew would make them wait longer.
-    /// With whether they have timing.
-    retiring: Vec<(bool, Arc<E>)>,
+    /// Events without and with timing whose operations are over. Someone may still wait on one: recording it anew would make
+    /// them wait longer.
+    spare: [Vec<Arc<E>>; 2],
     durations: VecDeque<(u64, Duration)>,
     /// Measured operations that another thread's event told the end of before their own was recorded or over.
     undecided: Vec<Ended<E>>,
@@ -102,9 +100,7 @@ impl<E: Timed> Line<E> {
             timed: 0,
             marked: 0,
             over: 0,
-            spare: Vec::with_capacity(ROOM),
-            spare_timed: Vec::new(),
-            retiring: Vec::with_capacity(ROOM),
+            spare: [Vec::with_capacity(ROOM), Vec::new()],
             durations: VecDeque::new(),
             undecided: Vec::new(),
             measured: Measured::default(),
@@ -114,25 +110,14 @@ impl<E: Timed> Line<E> {
 
     /// An event to record again, if there is one.
     pub(crate) fn take_spare(&mut self, is_timed: bool) -> Option<Arc<E>> {
-        if let Some(event) = self.spare_of(is_timed).pop() {
-            return Some(event);
-        }
-        let rested = |(of, event): &(bool, Arc<E>)| *of == is_timed && Arc::strong_count(event) == 1;
-        let index = self.retiring.iter().position(rested)?;
-        Some(self.retiring.swap_remove(index).1)
-    }
-
-    fn spare_of(&mut self, is_timed: bool) -> &mut Vec<Arc<E>> {
-        if is_timed { &mut self.spare_timed } else { &mut self.spare }
+        let spare = &mut self.spare[usize::from(is_timed)];
+        let index = spare.iter().rposition(|event| Arc::strong_count(event) == 1)?;
+        Some(spare.swap_remove(index))
     }
 
     /// Keeps an event to be recorded again.
     pub(crate) fn keep(&mut self, is_timed: bool, event: Arc<E>) {
-        if Arc::strong_count(&event) == 1 {
-            self.spare_of(is_timed).push(event);
-        } else {
-            self.retiring.push((is_timed, event));
-        }
+        self.spare[usize::from(is_timed)].push(event);
     }
 
     /// A point of old work in flight, where there is much and it is time to ask again. A question costs as much as ten

@@ -83,13 +83,10 @@ impl CudaStream {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let (_bound, stream) = self.before_raw("a fill", bytes)?;
-        let is_wide = width > size_of::<u32>();
-        // A graph that someone captures may outlive the stream, which keeps the kernels.
-        let fill = if is_wide && self.own.is_captured_by_someone() {
-            Fill::without_kernels(dst, bytes, pattern)
-        } else {
-            Fill::new(dst, bytes, pattern, &self.own)?
-        };
+        let fill = Fill::new(dst, bytes, pattern, || {
+            // A graph that someone captures may outlive the stream, which keeps the kernels.
+            if self.own.is_captured_by_someone() { Ok(None) } else { self.own.kernels_for_fills() }
+        })?;
         let mut _under_way = false;
         // SAFETY: the caller's promise; length and address were checked.
         unsafe { fill.make(stream, &mut _under_way) }.map_err(lift)

@@ -7,7 +7,7 @@ use transload_cuda_sys::{AsStream, Context, RawStream, RelaxedCapture, Stream, S
 use transload_memory::{CudaDevice, lift};
 
 use crate::{
-    CudaEvent, MetricsSampling, StreamMetrics, callbacks, priority,
+    CudaEvent, MetricsSampling, StreamMetrics, callbacks,
     timeline::{Handle, StreamTimeline},
 };
 
@@ -44,7 +44,7 @@ impl CudaStream {
     /// The driver's.
     pub fn new_with_priority(device: &CudaDevice, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
-        let options = StreamOptions { priority: priority::of(context, priority)?, blocking: false };
+        let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
         Self::over(device, priority, Stream::new(context, options).map_err(lift)?, Handle::Own)
     }
 
@@ -177,6 +177,27 @@ impl CudaStream {
         self.own.stream().wait_event(event.driver()).map_err(lift)
     }
 
+    /// Makes later work of this stream, by whomever, wait for the fences: on the device for those of streams, and here on the
+    /// host for those of other backends. Work that failed counts as over. Without any that is open it does nothing.
+    ///
+    /// # Errors
+    /// `Busy` while someone captures this stream into a graph: a graph cannot wait for what is outside of it. The driver's.
+    pub fn wait_fences(&self, fences: &[Fence]) -> Result<()> {
+        let own = &*self.own;
+        if fences.iter().all(Fence::is_known_done) {
+            return Ok(());
+        }
+        own.check_runs()?;
+        let _bound = own.context().enter().map_err(lift)?;
+        for fence in fences {
+            match own.wait_for_fence(fence) {
+                Some(waited) => _ = waited?,
+                None => _ = fence.wait(), // Its transfer reports the error.
+            }
+        }
+        Ok(())
+    }
+
     /// A fence of everything enqueued so far, by whomever: for work that was enqueued through the raw handle.
     ///
     /// # Errors
@@ -238,6 +259,17 @@ impl CudaStream {
     pub fn update_peak_memory(&self, bytes: u64) {
         self.own.metrics.raise_peak(bytes);
     }
+}
+
+/// The driver's number for a priority: the ends of the device's range, and its middle for the normal one.
+pub(crate) fn priority_number(context: &Context, priority: StreamPriority) -> Result<i32> {
+    let (least, greatest) = context.stream_priority_range().map_err(lift)?;
+    Ok(match priority {
+        StreamPriority::High => greatest,
+        // The driver's default, 0, is the least urgent number of the usual range of 0 to -5.
+        StreamPriority::Normal => i32::midpoint(least, greatest),
+        StreamPriority::Low => least,
+    })
 }
 
 /// Refuses a stream of another context, where the driver can tell: a default stream's handle belongs to any.

@@ -90,22 +90,17 @@ where
 {
     let Some((own, others)) = shares.split_first() else { return Vec::new() };
     thread::scope(|scope| {
-        let started: Vec<_> = others
-            .iter()
-            .filter(|share| !share.tasks.lock().is_empty())
-            .map(|share| {
-                let thread = thread::Builder::new().name("transload-tasks".to_owned());
-                thread.spawn_scoped(scope, || share.submit()).map_err(|_| share)
-            })
-            .collect();
+        let start = |share| {
+            let thread = thread::Builder::new().name("transload-tasks".to_owned());
+            thread.spawn_scoped(scope, move || Share::submit(share)).ok()
+        };
+        let busy = others.iter().filter(|share| !share.tasks.lock().is_empty());
+        let threads: Vec<_> = busy.filter_map(start).collect();
         let mut submitted = own.submit();
-        for share in started {
-            match share {
-                // Panics of tasks are caught within.
-                Ok(thread) => submitted.extend(thread.join().unwrap_or_default()),
-                Err(share) => submitted.extend(share.submit()),
-            }
-        }
+        // Panics of tasks are caught within.
+        submitted.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
+        // What no thread could be started for.
+        submitted.extend(others.iter().flat_map(Share::submit));
         submitted
     })
 }

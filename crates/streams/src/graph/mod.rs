@@ -16,7 +16,7 @@ use transload_cuda_sys::{
 };
 use transload_memory::{CudaDevice, lift};
 
-use crate::{CudaStream, kernels::Kernels, priority};
+use crate::{CudaStream, kernels::Kernels, stream::priority_number};
 
 /// A recorded graph of work on one device. It keeps its buffers alive; dropped while a launch is in flight it leaves them and
 /// the launch be until that is over. Usable from any thread.
@@ -104,7 +104,7 @@ impl CudaGraph {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let context = device.context()?;
-        let options = StreamOptions { priority: priority::of(context, priority)?, blocking: false };
+        let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
         let stream = Stream::new(context, options).map_err(lift)?;
         let _bound = context.enter().map_err(lift)?;
         // SAFETY: the stream is private: only the closure enqueues on it, to be captured.

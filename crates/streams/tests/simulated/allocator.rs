@@ -10,6 +10,8 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
+use crate::Check as _;
+
 const MIB: usize = 1 << 20;
 
 struct Bed {
@@ -88,7 +90,7 @@ fn each_failing_driver_call_is_a_typed_error_of_the_allocator_without_a_hang_a_r
 #[test]
 fn memory_reused_across_streams_has_no_race_under_any_of_thirty_seeds() {
     for seed in 0..30 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let bed = bed(&sim, MIB).unwrap();
         scenario(&bed).unwrap();
         let races = sim.races();
@@ -138,7 +140,7 @@ fn a_use_that_is_not_recorded_is_found_as_a_race_and_a_recorded_one_is_none() {
 
 #[test]
 fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_freed() {
-    let sim = builder().total_memory(64 << 20).build();
+    let sim = builder().total_memory(64 << 20).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
     let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
@@ -208,7 +210,7 @@ fn a_lost_device_gives_typed_errors_and_takes_everything_back() {
 #[test]
 fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
     // A buffer whose last use is a copy that is late: with no other memory, the next one is put behind it.
-    let sim = builder().build();
+    let sim = builder().checked();
     let bed = bed(&sim, MIB).unwrap();
     let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
     let buffer = bed.allocator.allocate_buffer(&one, MIB).unwrap();
@@ -228,7 +230,7 @@ fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
 
 #[test]
 fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let bed = bed(&sim, MIB).unwrap();
     let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
     let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
@@ -249,7 +251,7 @@ fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
 
 #[test]
 fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let (one, two) = (bed(&sim, MIB).unwrap(), bed(&sim, MIB).unwrap());
     let stream = CudaStream::new(&one.device).unwrap();
     let of_two = two.allocator.allocate_for_stream(&stream, MIB).unwrap();
@@ -278,7 +280,7 @@ fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
 
 #[test]
 fn the_largest_size_that_the_refusal_names_is_not_refused_as_impossible() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let bed = bed(&sim, MIB).unwrap();
     let stream = CudaStream::new(&bed.device).unwrap();
     let refused = bed.allocator.allocate_for_stream(&stream, usize::MAX).unwrap_err().to_string();

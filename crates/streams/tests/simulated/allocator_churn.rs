@@ -9,6 +9,8 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{allocator_races::fill, builder, within};
 
+use crate::Check as _;
+
 const MIB: usize = 1 << 20;
 const SEGMENTS: usize = 3;
 
@@ -151,7 +153,7 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
     const STEPS: usize = 150;
     within(|| {
         for seed in 0..16 {
-            let sim = builder().seed(seed).record_accesses(true).build();
+            let sim = builder().seed(seed).record_accesses(true).checked();
             let device = CudaDevice::new(sim.ordinal()).unwrap();
             let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
             let upstream = CudaResource::new(&memory, MemoryKind::Device).unwrap();

@@ -21,6 +21,8 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{builder, within};
 
+use crate::Check as _;
+
 const MIB: usize = 1 << 20;
 const QUARTER: usize = MIB / 4;
 
@@ -116,7 +118,7 @@ unsafe impl Timeline for Asked {
 fn memory_of_a_stream_that_is_new_since_the_others_were_collected_is_not_gathered_without_a_wait() {
     within(|| {
         for nth in 1..6 {
-            let sim = builder().record_accesses(true).build();
+            let sim = builder().record_accesses(true).build(); // Foreign work that never ends keeps memory.
             let (device, memory) = bed(&sim);
             let allocator = allocator(&memory);
             let [one, two, three] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
@@ -151,7 +153,7 @@ fn memory_of_a_stream_that_is_new_since_the_others_were_collected_is_not_gathere
 #[test]
 fn a_request_that_only_another_backends_work_stands_in_the_way_of_is_refused_rather_than_held_up() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().build(); // Foreign work that never ends keeps memory.
         let (device, memory) = bed(&sim);
         let allocator = allocator(&memory);
         let stream = CudaStream::new(&device).unwrap();
@@ -182,7 +184,7 @@ fn idle_for(turns: u32) {
 #[test]
 fn a_block_freed_while_the_last_handle_of_a_recorded_user_is_dropped_waits_for_that_users_work() {
     within(|| {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let (device, memory) = bed(&sim);
         let allocator = allocator(&memory);
         let own = CudaStream::new(&device).unwrap();
@@ -215,7 +217,7 @@ fn a_block_freed_while_the_last_handle_of_a_recorded_user_is_dropped_waits_for_t
 #[test]
 fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_streams_work() {
     within(|| {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let (device, memory) = bed(&sim);
         for round in 0..2000_u32 {
             let allocator = allocator(&memory);
@@ -248,7 +250,7 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
 #[test]
 fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_resource_is_gone() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let (device, memory) = bed(&sim);
         let upstream =
             LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
@@ -301,7 +303,7 @@ unsafe impl MemoryResource for Recursive {
 #[test]
 fn a_request_from_within_the_upstream_resource_does_not_wait_for_its_own_thread() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let (device, memory) = bed(&sim);
         let of = CudaResource::new(&memory, MemoryKind::Device).unwrap();
         let recursive = Arc::new(Recursive { of, asks: Mutex::new(None) });

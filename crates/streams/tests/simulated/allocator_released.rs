@@ -12,12 +12,14 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::{allocator_races::allocator, builder, within};
 
+use crate::Check as _;
+
 const MIB: usize = 1 << 20;
 
 #[test]
 fn no_other_thread_holds_a_released_foreign_stream() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
         let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
@@ -55,7 +57,7 @@ fn no_other_thread_holds_a_released_foreign_stream() {
 fn a_released_stream_that_is_used_again_is_waited_for_again() {
     within(|| {
         for by_a_buffer in [false, true] {
-            let sim = builder().record_accesses(true).build();
+            let sim = builder().record_accesses(true).checked();
             let device = CudaDevice::new(sim.ordinal()).unwrap();
             let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
             let allocator = allocator(&memory);
@@ -90,7 +92,7 @@ fn a_released_stream_that_is_used_again_is_waited_for_again() {
 #[test]
 fn a_stream_released_and_dropped_leaves_its_memory_to_others_without_a_driver_call_on_it() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
         let allocator = allocator(&memory);

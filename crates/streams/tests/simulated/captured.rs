@@ -6,12 +6,14 @@ use transload_streams::CudaStream;
 
 use super::{builder, within};
 
+use crate::Check as _;
+
 #[test]
 fn an_answer_about_a_capture_says_nothing_of_the_work_and_breaks_no_stream() {
     const CAPTURED_EVENT: u32 = 907;
     within(|| {
         for call in ["cuEventQuery", "cuEventSynchronize"] {
-            let sim = builder().record_accesses(true).build();
+            let sim = builder().record_accesses(true).checked();
             let device = CudaDevice::new(sim.ordinal()).unwrap();
             let memory = CudaMemoryManager::new(&device).unwrap();
             let stream = CudaStream::new(&device).unwrap();

@@ -5,7 +5,7 @@ use transload_cuda_sys::{Context, Device, trace};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder};
+use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, builder};
 
 const COPY: &str = "cuMemcpyHtoDAsync_v2";
 
@@ -28,7 +28,7 @@ fn a_lost_context_of_another_device_does_not_answer_for_a_small_copy() {
 
 #[test]
 fn a_small_copy_that_its_own_context_refuses_is_refused_once() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();

@@ -10,7 +10,7 @@ use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
 fn over<'a>(streams: impl IntoIterator<Item = &'a CudaStream>) -> MultiStreamCoordinator {
     let coordinator = MultiStreamCoordinator::new();
@@ -51,7 +51,7 @@ fn leaving_a_dependency_out_is_found_as_a_race_and_declaring_it_is_none() {
         assert!(half > 0, "seed {seed}: the third stream is still free");
     }
     for seed in 0..30 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let own: [CudaStream; 3] = std::array::from_fn(|_| CudaStream::new(&device).unwrap());

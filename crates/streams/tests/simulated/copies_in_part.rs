@@ -7,7 +7,7 @@ use transload_cuda_sys::{Capture, CaptureMode};
 use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
 use transload_streams::CudaStream;
 
-use crate::{UNKNOWN, builder, within};
+use crate::{Check as _, UNKNOWN, builder, within};
 
 #[path = "../../../memory/tests/it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of memory")]
@@ -20,7 +20,7 @@ const OTHER: u32 = 304;
 #[test]
 fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
     within(|| {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
         let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
@@ -67,7 +67,7 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
 fn failed_part_during_a_capture_returns_once_the_parts_before_are_complete() {
     within(|| {
         for (synchronize_fails, in_batch) in [(false, false), (true, false), (false, true), (true, true)] {
-            let sim = builder().record_accesses(true).build();
+            let sim = builder().record_accesses(true).checked();
             let device = CudaDevice::new(sim.ordinal()).unwrap();
             let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
             let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();

@@ -6,7 +6,7 @@ use transload_core::{
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
 
-use crate::{builder, shifted::shifted, with_each_call_failing};
+use crate::{Check as _, builder, shifted::shifted, with_each_call_failing};
 
 const WIDE: [Pattern; 2] =
     [Pattern::U64(0x0102_0304_0506_0708), Pattern::U128(0x0102_0304_0506_0708_090A_0B0C)];
@@ -24,7 +24,7 @@ fn is_filled(bytes: &[u8], pattern: Pattern) -> bool {
 #[test]
 fn wide_fills_keep_their_turns_among_other_streams_work_under_any_of_fifty_seeds() {
     for seed in 0..50 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
@@ -78,7 +78,7 @@ fn each_failing_driver_call_around_fills_is_a_typed_error_without_a_hang_or_a_le
 #[test]
 fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
     for code in [209, 218, 221, 222, 223] {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
@@ -104,7 +104,7 @@ fn a_driver_that_does_not_take_the_kernel_fills_by_copies_and_is_asked_once() {
 
 #[test]
 fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -123,7 +123,7 @@ fn a_graph_records_a_wide_fill_also_where_the_driver_does_not_take_the_kernel() 
 #[test]
 fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
     for nth in 1..8 {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
@@ -140,7 +140,7 @@ fn a_fill_that_stops_half_way_is_waited_for_before_its_memory_goes() {
 
 #[test]
 fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let there = memory.allocate(MemoryKind::Device, 5 << 20).unwrap();
@@ -154,7 +154,7 @@ fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
 
 #[test]
 fn a_prepared_pool_loads_nothing_when_it_fills() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let pool = AdvancedStreamPool::new(&device).unwrap();
@@ -172,7 +172,7 @@ fn a_prepared_pool_loads_nothing_when_it_fills() {
 
 #[test]
 fn memory_that_begins_at_any_byte_is_filled_also_without_the_kernel() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();

@@ -4,11 +4,11 @@ use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
-use crate::builder;
+use crate::{Check as _, builder};
 
 #[test]
 fn the_kernels_of_a_recorded_wide_fill_stay_loaded_as_long_as_the_graph_lives() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let [there, back] =

@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Strea
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
-use crate::{ILLEGAL_ADDRESS, builder, with_each_call_failing};
+use crate::{Check as _, ILLEGAL_ADDRESS, builder, with_each_call_failing};
 
 const NORMAL: StreamPriority = StreamPriority::Normal;
 
@@ -30,7 +30,7 @@ const EXPECTED: [u8; 4] = [3, 7, 1, 3];
 fn conflicting_operations_keep_their_order_without_a_race_under_any_of_a_hundred_seeds() {
     const BYTES: usize = 300_000;
     for seed in 0..100 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let streams: Vec<_> = (0..2).map(|_| CudaStream::new(&device).unwrap()).collect();
@@ -105,7 +105,7 @@ fn a_graph_on_a_lost_device_fails_and_gives_its_memory_back() {
 
 #[test]
 fn a_launch_is_one_call_however_many_operations_there_are() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -124,7 +124,7 @@ fn a_launch_is_one_call_however_many_operations_there_are() {
 
 #[test]
 fn independent_operations_are_spread_over_lanes_and_a_chain_stays_in_one() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let there: Vec<_> = (0..8).map(|_| memory.allocate(MemoryKind::Device, 100).unwrap()).collect();
@@ -151,7 +151,7 @@ fn random_operations_in_conflict_run_as_if_in_the_order_given() {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (state >> 33) as usize % below
         };
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let host = memory.allocate(MemoryKind::Pinned, 5 * BYTES).unwrap();

@@ -8,7 +8,7 @@ use transload_memory::{
 };
 use transload_streams::CudaStream;
 
-use crate::{UNKNOWN, builder, with_each_call_failing};
+use crate::{Check as _, UNKNOWN, builder, with_each_call_failing};
 
 type Make = fn(SimDeviceBuilder) -> SimDeviceBuilder;
 
@@ -109,7 +109,7 @@ fn each_failing_driver_call_around_hints_is_a_typed_error_without_a_leak() {
 
 #[test]
 fn neighbours_that_the_driver_refuses_together_are_tried_one_by_one() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let buffer = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();

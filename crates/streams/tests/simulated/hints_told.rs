@@ -11,13 +11,13 @@ use transload_memory::{
 };
 use transload_streams::CudaStream;
 
-use crate::{builder, gate::Gate, within};
+use crate::{Check as _, builder, gate::Gate, within};
 
 const BYTES: usize = 1 << 20;
 
 #[test]
 fn the_node_of_the_calling_thread_is_the_drivers_to_find_out() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -82,7 +82,7 @@ fn a_prefetch_by_address_on_another_devices_default_stream_is_on_that_one() {
 
 #[test]
 fn what_was_predicted_and_had_no_room_is_not_taken_for_there() {
-    let sim = builder().total_memory(8 << 20).build();
+    let sim = builder().total_memory(8 << 20).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let buffer = memory.allocate(MemoryKind::Unified, BYTES).unwrap();

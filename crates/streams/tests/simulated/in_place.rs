@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Timin
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, CudaStream};
 
-use crate::{builder, with_each_call_failing};
+use crate::{Check as _, builder, with_each_call_failing};
 
 fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> transload_core::Result<()> {
     submit(stream, &Operation::CopyInPlace { src, dst }, Timing::Off).map(drop)
@@ -13,7 +13,7 @@ fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> transload_core
 #[test]
 fn copies_in_place_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
     for seed in 0..50 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
@@ -49,7 +49,7 @@ fn each_failing_driver_call_around_a_copy_in_place_is_a_typed_error_without_a_ha
 #[test]
 fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_stays_usable() {
     for code in [209, 218, 221, 222, 223] {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
@@ -70,7 +70,7 @@ fn a_driver_that_does_not_take_the_kernel_answers_unsupported_and_the_stream_sta
 
 #[test]
 fn a_prepared_pool_loads_nothing_when_it_copies() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let pool = AdvancedStreamPool::new(&device).unwrap();
@@ -90,7 +90,7 @@ fn a_prepared_pool_loads_nothing_when_it_copies() {
 
 #[test]
 fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let (one, two) = (
@@ -111,7 +111,7 @@ fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
 fn threads_that_need_the_kernels_at_once_share_one_module() {
     const THREADS: usize = 4;
     for round in 0..50 {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let there: Vec<_> = (0..THREADS)

@@ -5,7 +5,7 @@ use transload_cuda_sim::Residency;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
+use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 const SAXPY: &str = include_str!("../../examples/kernels/saxpy.ptx");
 
@@ -38,7 +38,7 @@ fn ones(buffer: &RawBuffer) -> Result<()> {
 #[test]
 fn launches_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
     for seed in 0..50 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let kernel = kernel(&device).unwrap();
@@ -67,7 +67,7 @@ fn launches_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
 
 #[test]
 fn a_prefetched_launch_finds_its_pages_on_the_device() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let kernel = kernel(&device).unwrap();
@@ -140,7 +140,7 @@ fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() 
 
 #[test]
 fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_stay_what_they_are() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     for code in [200, 209, 218, 221, 222, 223] {
         sim.fail_call(Some("cuModuleLoadDataEx"), 1, code);
@@ -163,7 +163,7 @@ fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_sta
 
 #[test]
 fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_unloaded() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -192,7 +192,7 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
 
 #[test]
 fn a_device_without_concurrent_access_is_launched_on_without_a_prefetch() {
-    let sim = builder().pre_pascal().record_accesses(true).build();
+    let sim = builder().pre_pascal().record_accesses(true).checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let (kernel, executor) = (kernel(&device).unwrap(), LaunchExecutor::new(&device).unwrap());

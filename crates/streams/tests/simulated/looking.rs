@@ -9,7 +9,7 @@ use transload_memory::{
 };
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaStream};
 
-use crate::{builder, within};
+use crate::{Check as _, builder, within};
 
 const BYTES: usize = 4096;
 const COPIES: usize = 64;
@@ -33,7 +33,7 @@ fn calls_of_copies(
 #[test]
 fn readiness_checks_leave_copies_as_cheap_as_before() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let host = memory.allocate(MemoryKind::Pinned, BYTES).unwrap();
@@ -62,7 +62,7 @@ fn readiness_checks_leave_copies_as_cheap_as_before() {
 #[test]
 fn raw_address_hints_leave_copies_as_cheap_as_before() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let host = memory.allocate(MemoryKind::Pinned, BYTES).unwrap();
@@ -86,7 +86,7 @@ fn raw_address_hints_leave_copies_as_cheap_as_before() {
 #[test]
 fn raw_hint_on_another_threads_default_stream_is_refused() {
     within(|| {
-        let sim = builder().build();
+        let sim = builder().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let unified = memory.allocate(MemoryKind::Unified, 1 << 20).unwrap();

@@ -48,6 +48,44 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder()
 }
 
+/// A simulated device. Dropped, after everything that a test made on it if it is declared first, it checks that nothing of that
+/// is alive and that there was no race.
+struct Checked(SimDevice);
+
+impl std::ops::Deref for Checked {
+    type Target = SimDevice;
+
+    fn deref(&self) -> &SimDevice {
+        &self.0
+    }
+}
+
+impl Drop for Checked {
+    fn drop(&mut self) {
+        // Threads that free memory or wake tasks may be about to let go of something.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !self.ledger().is_empty() && std::time::Instant::now() < end && !std::thread::panicking() {
+            transload_core::Reclaimer::new().sweep();
+            std::thread::yield_now();
+        }
+        if !std::thread::panicking() {
+            assert!(self.ledger().is_empty(), "seed {}: {}", self.seed(), self.ledger());
+            assert!(self.races().is_empty(), "seed {}: {}", self.seed(), self.races()[0]);
+        }
+    }
+}
+
+trait Check {
+    /// Builds the device, which checks itself in the end.
+    fn checked(self) -> Checked;
+}
+
+impl Check for transload_cuda_sim::SimDeviceBuilder {
+    fn checked(self) -> Checked {
+        Checked(self.build())
+    }
+}
+
 /// Runs a scenario with each of its driver calls failing in turn: a typed error, no race, no leak, no hang.
 fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> transload_core::Result<()>) {
     let _alone = alone_with_drop_errors();
@@ -69,7 +107,7 @@ fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> 
 
 #[test]
 fn a_copy_is_not_in_place_before_it_is_waited_for() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -91,7 +129,7 @@ fn a_copy_is_not_in_place_before_it_is_waited_for() {
 #[test]
 fn conflicting_work_on_many_streams_has_no_race_under_any_of_a_hundred_seeds() {
     for seed in 0..100 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
@@ -174,7 +212,7 @@ fn a_lost_device_fails_what_is_in_flight_and_what_comes_after_and_gives_memory_b
 
 #[test]
 fn a_wait_that_an_earlier_wait_implies_is_not_enqueued_again() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let (writer, reader) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());

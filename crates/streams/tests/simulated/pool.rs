@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, Work
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
+use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 #[test]
 fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
@@ -38,7 +38,7 @@ fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {
 
 #[test]
 fn a_stream_that_cannot_be_made_is_an_error_only_where_there_is_no_other() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let pool = AdvancedStreamPool::new_with_strategy(&device, 3, AllocationStrategy::RoundRobin).unwrap();
     sim.fail_call(Some("cuStreamCreateWithPriority"), 1, UNKNOWN);
@@ -78,7 +78,7 @@ fn each_failing_driver_call_of_a_pool_is_a_typed_error_without_a_hang_or_a_leak(
 
 #[test]
 fn what_a_lease_calls_the_driver_for_is_a_stream_and_nothing_else() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     for strategy in AllocationStrategy::ALL {
         let pool = AdvancedStreamPool::new_with_strategy(&device, 3, strategy).unwrap();

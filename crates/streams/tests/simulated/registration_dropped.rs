@@ -11,7 +11,7 @@ use transload_core::{
 use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
 use transload_streams::CudaStream;
 
-use crate::{builder, copies_in_part::heap, within};
+use crate::{Check as _, builder, copies_in_part::heap, within};
 
 /// A stream that enqueues once it is told to.
 struct Halting {
@@ -58,7 +58,7 @@ unsafe impl Queue for Halting {
 fn registration_dropped_during_a_submission_stays_until_it_is_over() {
     const BYTES: usize = 100_000;
     within(|| {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
         let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();

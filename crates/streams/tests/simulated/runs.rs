@@ -6,14 +6,14 @@ use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failing};
+use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failing};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over() {
     for asked in ["wait", "poll", "await", "another stream", "a view"] {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let (stream, other) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());
@@ -64,7 +64,7 @@ fn a_late_event_that_cannot_be_recorded_is_an_error_only_once_the_work_is_over()
 #[test]
 fn runs_of_small_work_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
     for seed in 0..50 {
-        let sim = builder().seed(seed).record_accesses(true).build();
+        let sim = builder().seed(seed).record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
@@ -186,7 +186,7 @@ fn what_a_lost_device_cost_a_stream_is_named_and_other_devices_go_on() {
 
 #[test]
 fn a_callback_is_told_the_error_of_its_stream() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let stream = CudaStream::new(&device).unwrap();
@@ -207,7 +207,7 @@ fn a_callback_is_told_the_error_of_its_stream() {
 
 #[test]
 fn one_failed_question_about_a_stream_keeps_nobody_elses_callback_waiting() {
-    let sim = builder().build();
+    let sim = builder().checked();
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = CudaMemoryManager::new(&device).unwrap();
     let (held, idle) = (CudaStream::new(&device).unwrap(), CudaStream::new(&device).unwrap());

@@ -6,7 +6,7 @@ use transload_core::{Buffer, ErrorKind, Operation, Pattern, QueueLease, Result, 
 use transload_memory::{CudaDevice, CudaMemoryManager, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use crate::{UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, within};
+use crate::{Check as _, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, within};
 
 const BYTES: usize = 3000;
 
@@ -51,7 +51,7 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_stale_is_seen() {
 #[test]
 fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_the_next_use() {
     within(|| {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
@@ -96,7 +96,7 @@ fn what_could_not_be_sent_when_a_slice_closed_is_kept_from_everyone_and_sent_by_
 fn what_could_not_be_sent_is_sent_when_the_buffer_goes_as_its_memory_may_be_kept() {
     within(|| {
         let _alone = alone_with_drop_errors();
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();

@@ -4,24 +4,24 @@
 use std::sync::Arc;
 
 use transload_core::{Buffer, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, Timing, submit};
-use transload_cuda_sim::SimDevice;
 use transload_memory::{CudaDevice, CudaMemoryManager, Residency, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
 
-use crate::{UNKNOWN, alone_with_drop_errors, builder, within};
+use crate::{Check as _, Checked, UNKNOWN, alone_with_drop_errors, builder, within};
 
 const BYTES: usize = 3000;
 
 struct Bed {
-    sim: SimDevice,
     device: CudaDevice,
     memory: CudaMemoryManager,
     stream: CudaStream,
+    /// Dropped last.
+    sim: Checked,
 }
 
 impl Bed {
     fn new() -> Self {
-        let sim = builder().record_accesses(true).build();
+        let sim = builder().record_accesses(true).checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
@@ -157,7 +157,7 @@ fn streams_whose_prefetches_to_the_host_are_over_are_let_go() {
 #[test]
 fn memory_that_does_not_move_takes_every_role_of_a_launch_without_advice() {
     within(|| {
-        let sim = builder().pre_pascal().build();
+        let sim = builder().pre_pascal().checked();
         let device = CudaDevice::new(sim.ordinal()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
         let stream = CudaStream::new(&device).unwrap();
