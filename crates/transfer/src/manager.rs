@@ -340,6 +340,7 @@ impl CrossBackendTransferManager {
             dst: &ranges.dst,
             priority: options.wanted_priority(),
             workload: options.wanted_workload(),
+            stage_in_place: choice.stage_in_place,
             timing,
             in_the_way: in_the_way.as_ref().map_or(InTheWay::WaitFor, |(turns, _)| InTheWay::Tell(turns)),
         };
@@ -362,7 +363,9 @@ impl CrossBackendTransferManager {
                         return Transfer::complete(submission, known);
                     }
                 };
-                candidate.queue(&fence, request.bytes);
+                if !choice.stage_in_place {
+                    candidate.queue(&fence, request.bytes);
+                }
                 self.watch.unobserved.check_few(&self.watch);
                 Transfer::submitted(fence, submission, known)
             }

@@ -42,8 +42,9 @@ impl TransferOptions {
     /// direction, are predicted to take longer than the kernel. Otherwise it takes the engine, since a kernel in turn waits
     /// for other kernels (1 MiB on an H200: 27 µs by engine and 33 by kernel alone, 29 and 9,400 next to kernels that fill
     /// the device, 8,900 and 62 behind 512 MiB of copies). Copies of less than 64 KiB and work that other code queues are
-    /// not counted, and a recording is planned as if nothing were queued. Pageable memory has no such choice.
-    /// [`forbid`](Self::forbid) takes ZeroCopy out.
+    /// not counted, and a recording is planned as if nothing were queued. Pageable memory takes
+    /// HostStaged then, with the kernel between the device and the pinned staging buffers. [`forbid`](Self::forbid) of ZeroCopy
+    /// takes the kernel out of both.
     #[must_use]
     pub const fn priority(mut self, priority: StreamPriority) -> Self {
         self.priority = priority;

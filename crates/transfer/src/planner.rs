@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Rejected, Result, TransferPath};
+use transload_core::{Error, ErrorKind, Rejected, Result, TransferMethod, TransferPath};
 
 use crate::{
     TransferOptions,
@@ -30,6 +30,8 @@ pub(crate) struct Choice {
     pub(crate) index: usize,
     /// See [`TransferReport::queued`].
     pub(crate) queued: u64,
+    /// Whether the method stages, and the device copies in place between itself and the staging buffers.
+    pub(crate) stage_in_place: bool,
     pub(crate) excluded: Excluded,
 }
 
@@ -101,18 +103,26 @@ impl PathRoutes {
         Ok(choice)
     }
 
-    /// Takes the cheapest method in place if the engine's queue takes longer.
+    /// Takes the cheapest method in place, or one that stages so, if the engine's queue takes longer.
     #[cold]
     fn pass_by_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
         let excluded = choice.excluded.all();
-        let in_place =
-            self.candidates.iter().enumerate().filter(|(_, candidate)| candidate.method.is_in_place());
+        let kernels = choice.excluded.forbidden & bit(TransferMethod::ZeroCopy) == 0;
+        let is_in_place = |candidate: &Candidate| {
+            candidate.method.is_in_place() || (candidate.route.stages_in_place && kernels)
+        };
+        let in_place = self.candidates.iter().enumerate().filter(|(_, candidate)| is_in_place(candidate));
         let allowed = in_place.filter(|(_, candidate)| excluded & bit(candidate.method()) == 0);
-        if let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes))
-            && chosen.predict(choice.queued) > candidate.predict(bytes)
+        let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes)) else {
+            return;
+        };
+        // The driver's own copies of pageable memory do not tell what an engine does meanwhile.
+        let queue = if candidate.route.stages_in_place { candidate } else { chosen };
+        if queue.predict(choice.queued) > candidate.predict(bytes)
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
             choice.index = index;
+            choice.stage_in_place = candidate.route.stages_in_place;
         }
     }
 
@@ -166,7 +176,7 @@ impl PathRoutes {
         }
         let (index, candidate) = best.0;
         watch.lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
-        Ok(Choice { index, queued: 0, excluded })
+        Ok(Choice { index, queued: 0, stage_in_place: false, excluded })
     }
 
     /// What the allowed methods would take, cheapest first.
@@ -216,6 +226,7 @@ mod tests {
                 lanes: 2,
                 simulated: false,
                 at_once: 0,
+                stages_in_place: false,
                 second: None,
             })
         }

@@ -1,8 +1,8 @@
 //! The manager for asynchronous tasks: what would block a thread is awaited, under any executor.
 
 use transload_core::{
-    Backend, Place, RawBuffer, Result, Transfer, TransferMethod, TransferPath, TransferReport, Turns,
-    WorkloadType,
+    Backend, Place, RawBuffer, Result, StreamPriority, Transfer, TransferMethod, TransferPath,
+    TransferReport, Turns, WorkloadType,
 };
 
 use crate::{CrossBackendTransferManager, TransferOptions, request::Ranges};
@@ -92,6 +92,10 @@ impl CrossBackendTransferManager {
             let (priority, workload) =
                 (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
             let route = &candidate.route;
+            if route.stages_in_place && priority == StreamPriority::High {
+                // Without the kernel the copy engine does it.
+                let _not_taken = route.backend.prepare_in_place(route.lane);
+            }
             drop(lease(&*route.backend, route.lane, priority, workload)?);
             if let Some((backend, device)) = &route.second {
                 drop(lease(&**backend, *device, priority, workload)?);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
-    TransferPath, Unsubmitted,
+    TransferPath, Unsubmitted, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -77,7 +77,10 @@ impl Method for HostStaged {
                 return Err(RejectReason::NoQueue);
             }
         }
+        let staged = if src.device.is_cpu() { (pinned, dst) } else { (src, pinned) };
+        route.stages_in_place = context.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
         if !src.device.is_cpu() && !dst.device.is_cpu() {
+            route.stages_in_place = false;
             route.second =
                 context.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));
             route.lanes = 2;
@@ -100,7 +103,10 @@ impl Method for HostStaged {
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         let src = job.src;
-        let lease = |backend: &Arc<dyn Backend>, device| job.lease_for_workers(&**backend, device);
+        // A driver that does not take the kernel has the copy engine do it.
+        let in_place = job.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
+        let workload = if in_place { WorkloadType::Compute } else { WorkloadType::Memory };
+        let lease = |backend: &Arc<dyn Backend>, device| job.lease_for_workers(&**backend, device, workload);
         let mut backends = smallvec![Arc::clone(&route.backend)];
         let task = match &route.second {
             Some((other, device)) => {
@@ -115,7 +121,7 @@ impl Method for HostStaged {
             None => Task::Down(lease(&route.backend, route.lane)?),
         };
         let ring = self.ring(&route.backend, route.lane);
-        start_staged(ring, job, task, backends, route.lane)
+        start_staged(ring, job, (task, in_place), backends, route.lane)
     }
 
     /// The ring needs no start: it is pinned by the transfers that use it.
@@ -145,7 +151,7 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 pub(super) fn start_staged(
     ring: Arc<StagingRing>,
     job: &Job<'_>,
-    task: Task,
+    (task, in_place): (Task, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
 ) -> Result<Submitted, Unsubmitted> {
@@ -160,7 +166,8 @@ pub(super) fn start_staged(
     let end = Arc::new(StagedTimeline::new(lane, job.timing));
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
-    StagedTransfer::new(both, task, backends, after, ring, job.priority, Arc::clone(&end)).start()?;
+    StagedTransfer::new(both, (task, in_place), backends, after, ring, job.priority, Arc::clone(&end))
+        .start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
     // copy.

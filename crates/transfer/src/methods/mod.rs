@@ -139,6 +139,8 @@ pub(crate) struct Route {
     pub(crate) simulated: bool,
     /// How many bytes the backend copies at once, without a queue.
     pub(crate) at_once: usize,
+    /// Whether the device can copy in place between itself and the memory that the method stages in.
+    pub(crate) stages_in_place: bool,
     /// The other device's backend and queues, for a method that needs those of both.
     pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
 }
@@ -153,6 +155,8 @@ pub(crate) struct Job<'a> {
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
     pub(crate) in_the_way: InTheWay<'a>,
+    /// Whether the device's own processors copy in the place of a copy engine; only where the route says that they can.
+    pub(crate) stage_in_place: bool,
 }
 
 impl Job<'_> {
@@ -187,8 +191,13 @@ impl Job<'_> {
     }
 
     /// The same for the executor's workers, which nobody else's work must hold up.
-    fn lease_for_workers(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
-        backend.lease_reserved_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
+    fn lease_for_workers(
+        &self,
+        backend: &dyn Backend,
+        lane: DeviceId,
+        usual: WorkloadType,
+    ) -> Result<QueueLease> {
+        backend.lease_reserved_queue(lane, self.priority, self.workload.unwrap_or(usual))
     }
 }
 
@@ -206,7 +215,15 @@ impl Context<'_> {
             let info = registered.device(lane)?;
             let at_once = registered.backend.copies_at_once(path.src, path.dst);
             let backend = Arc::clone(&registered.backend);
-            Some(Route { backend, lane, lanes: 1, simulated: info.simulated, at_once, second: None })
+            Some(Route {
+                backend,
+                lane,
+                lanes: 1,
+                simulated: info.simulated,
+                at_once,
+                stages_in_place: false,
+                second: None,
+            })
         })
     }
 
@@ -233,6 +250,7 @@ impl Context<'_> {
             lanes: 1,
             at_once: 0,
             simulated,
+            stages_in_place: false,
             second: None,
         })
     }

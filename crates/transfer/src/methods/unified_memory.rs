@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use transload_core::{
     DeviceId, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
-    Unsubmitted,
+    Unsubmitted, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -76,7 +76,7 @@ impl Method for UnifiedMemory {
 
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         let (src, dst) = (job.src, job.dst);
-        let by_workers = || job.lease_for_workers(&*route.backend, route.lane);
+        let by_workers = || job.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory);
         let task = match (src.place().device, dst.place().device) {
             (DeviceId::Cpu, _) => Task::IntoUnified(by_workers()?),
             (_, DeviceId::Cpu) => Task::OutOfUnified(by_workers()?),
@@ -95,7 +95,7 @@ impl Method for UnifiedMemory {
             }
         };
         let backends = smallvec![Arc::clone(&route.backend)];
-        start_staged(Arc::clone(&self.ring), job, task, backends, route.lane)
+        start_staged(Arc::clone(&self.ring), job, (task, false), backends, route.lane)
     }
 
     fn start(&self) -> Result<()> {

@@ -205,9 +205,13 @@ impl Move {
 
     fn enqueue(&mut self, queue: &QueueLease, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
         let _attached = self.transfer.attach();
+        let operation = match self.transfer.in_place {
+            true => Operation::CopyInPlace { src, dst },
+            false => Operation::Copy { src, dst },
+        };
         // SAFETY: the staging buffer is this chunk's until `copies` are over; the other side is claimed until the transfer's
         // end, which comes after that; both lengths are the range's.
-        let copy = unsafe { queue.enqueue(&Operation::Copy { src, dst }, &self.copies, Timing::Off) };
+        let copy = unsafe { queue.enqueue(&operation, &self.copies, Timing::Off) };
         self.copies.push(copy.map_err(|error| lost_on(queue.device(), error))?);
         Ok(())
     }

@@ -40,6 +40,8 @@ pub(crate) struct StagedTransfer {
     pub(super) src: RawBuffer,
     pub(super) dst: RawBuffer,
     pub(super) task: Task,
+    /// Whether the device's own processors copy from and to the staging buffers.
+    pub(super) in_place: bool,
     pub(super) ring: Arc<StagingRing>,
     pub(super) priority: StreamPriority,
     /// Whose threads' state must be set up before they call it.
@@ -63,7 +65,7 @@ type Left = (SmallVec<[Fence; 2]>, Option<StagingBuffer>);
 impl StagedTransfer {
     pub(crate) fn new(
         (src, dst): (RawBuffer, RawBuffer),
-        task: Task,
+        (task, in_place): (Task, bool),
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
         after: SmallVec<[Fence; 8]>,
         ring: Arc<StagingRing>,
@@ -81,6 +83,7 @@ impl StagedTransfer {
             src,
             dst,
             task,
+            in_place,
             ring,
             priority,
             backends,

@@ -126,6 +126,43 @@ fn urgent_transfer_takes_the_kernel_only_behind_queued_copies_of_its_direction()
 }
 
 #[test]
+fn urgent_pageable_transfer_is_staged_by_the_kernel_behind_queued_copies() {
+    within(Duration::from_secs(60), || {
+        let setup = Setup::new();
+        let device = CudaDevice::new(setup.device.ordinal()).unwrap();
+        let size = 300_001;
+        let content = noise(size, 17);
+        let source = setup.filled(MemoryKind::Pageable, &content);
+        let there = setup.allocate(MemoryKind::Device, size);
+        let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; size]);
+        let launches = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
+            let trace = trace::start();
+            let report = setup.manager.transfer_with(src, dst, 0, 0, size, options).wait().unwrap();
+            (trace.calls().iter().filter(|call| call.name == "cuLaunchKernel").count(), report)
+        };
+        let staged = HIGH.forbid(TransferMethod::DirectCopy);
+        for (up, src, dst) in [(true, &source, &there), (false, &there, &back)] {
+            setup.manager.prepare(src.place(), dst.place(), &HIGH).unwrap();
+            // Makes the staging buffers. By the engine, where nothing is queued.
+            assert_eq!(launches(src, dst, &staged).0, 0);
+            // Not by draining, which returns the staging buffers.
+            dst.wait_idle().unwrap();
+            let large = Large::new(&setup, 48 << 20, up);
+            let gate = Gate::closed(&device);
+            large.hold(&gate);
+            let low = large.send(&setup);
+            let (count, report) = launches(src, dst, &HIGH);
+            assert_eq!((report.method, report.queued), (TransferMethod::HostStaged, 48 << 20), "{report}");
+            assert_eq!(count, report.chunks as usize, "a kernel for each chunk");
+            assert_eq!(launches(src, dst, &staged.forbid(TransferMethod::ZeroCopy)).0, 0);
+            gate.open();
+            low.wait().unwrap();
+        }
+        assert!(*back.read().unwrap() == content[..]);
+    });
+}
+
+#[test]
 fn copies_whose_transfers_were_dropped_are_no_longer_counted_once_complete() {
     within(Duration::from_secs(60), || {
         let setup = Setup::new();

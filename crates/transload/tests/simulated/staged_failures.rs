@@ -157,11 +157,11 @@ fn a_copy_behind_a_staged_upload_that_fails_tells_it() {
     within("a copy behind an upload of which the third chunk fails", || {
         let setup = Setup::new();
         let (host, there, further) = (setup.host(1), setup.there(), setup.there());
-        // Warm: the third copy from here on is one of the transfer.
+        // Warm: the second copy from here on is one of the transfer.
         setup.staged(&host, &there).wait().unwrap();
         setup.manager.transfer(&there, &further).wait().unwrap();
         let gate = Gate::before(&host);
-        setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 3, UNKNOWN);
+        setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
         let up = setup.staged(&host, &there);
         // Submitting it may wait for what its queue cannot wait for.
         let opener = thread::spawn({
@@ -188,7 +188,7 @@ fn the_destination_of_a_staged_download_that_failed_refuses_to_be_read() {
         setup.staged(&host, &there).wait().unwrap();
         setup.staged(&there, &back).wait().unwrap();
         for repair in 0..3 {
-            setup.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 4, UNKNOWN);
+            setup.sim.fail_call(Some("cuMemcpyDtoHAsync_v2"), 2, UNKNOWN);
             let error = setup.staged(&there, &back).wait().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Device, "{error}");
             assert_source_failed(&back.read().unwrap_err());
