@@ -28,14 +28,15 @@ thread_local! {
 
 impl Shared {
     pub(super) fn grow(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
+        /// So often is memory looked for that others move about.
+        const ROUNDS: usize = 4;
         self.refuse_what_never_fits(want)?;
-        if let Some(taken) = self.climb(stream, want)? {
-            return Ok(taken);
-        }
-        // Another thread may have had in hand what was missing.
-        self.wait_briefly_for_hands();
-        if let Some(taken) = self.climb(stream, want)? {
-            return Ok(taken);
+        for _ in 0..ROUNDS {
+            if let Some(taken) = self.climb(stream, want)? {
+                return Ok(taken);
+            }
+            // Another thread may have had in hand what was missing.
+            self.wait_for_hands();
         }
         let shortage = self.shortage(want);
         for callback in self.callbacks_for_a_shortage() {
@@ -222,7 +223,7 @@ impl Shared {
     /// for.
     fn wait_for_streams(&self) -> Result<()> {
         let mut outcome = Ok(());
-        let _held = self.hold();
+        let _held = self.visit();
         for (index, arena) in self.arenas.iter() {
             let (life, owner) = whose(arena);
             let (waiting, last_point) = {

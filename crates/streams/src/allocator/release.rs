@@ -26,7 +26,7 @@ impl Shared {
         };
         self.let_go();
         for _ in 0..ROUNDS {
-            self.wait_for_hands();
+            self.wait_for_visits();
             self.let_go();
         }
         outcome

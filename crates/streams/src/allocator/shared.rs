@@ -1,10 +1,12 @@
 //! What the handles of one allocator, and the buffers that it gave, have in common.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    cell::Cell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use transload_core::{
@@ -50,10 +52,35 @@ pub(super) struct Shared {
     /// What each thread keeps of dropped idle buffers.
     pub(super) shards: Box<[Shard<SpareBuffer>]>,
     /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: whoever is short of
-    /// memory, or releases a stream, lets it put them down first.
+    /// memory, or releases a stream, lets it put them down first. Nobody waits for a device meanwhile.
     in_hand: RwLock<()>,
+    /// Read-locked while a thread waits for streams, of which it has handles: whoever releases a stream waits for it.
+    visited: RwLock<()>,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
+}
+
+thread_local! {
+    /// How many of [`Held`] this thread has, of any allocator.
+    static HELD: Cell<u32> = const { Cell::new(0) };
+}
+
+/// While it lives, a thread has something in hand.
+pub(super) struct Held<'a> {
+    _guard: RwLockReadGuard<'a, ()>,
+}
+
+impl<'a> Held<'a> {
+    fn new(lock: &'a RwLock<()>) -> Self {
+        HELD.set(HELD.get() + 1);
+        Self { _guard: lock.read_recursive() }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        HELD.set(HELD.get() - 1);
+    }
 }
 
 /// The arena that serves a stream.
@@ -92,24 +119,34 @@ impl Shared {
             last_callback: AtomicU64::new(0),
             shards: cache::shards(),
             in_hand: RwLock::default(),
+            visited: RwLock::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
     }
 
     /// For as long as this thread has something in hand; a thread may hold several of these.
-    pub(super) fn hold(&self) -> RwLockReadGuard<'_, ()> {
-        self.in_hand.read_recursive()
+    pub(super) fn hold(&self) -> Held<'_> {
+        Held::new(&self.in_hand)
     }
 
-    /// Waits until no thread has anything in hand, which new ones may prolong. The caller has nothing in hand.
+    /// For as long as this thread has handles of streams, and perhaps waits for them.
+    pub(super) fn visit(&self) -> Held<'_> {
+        Held::new(&self.visited)
+    }
+
+    /// Waits until no thread has memory in hand, which new ones may prolong. A thread that has something in hand itself, as
+    /// where an upstream resource or a fence calls back, does not wait.
     pub(super) fn wait_for_hands(&self) {
-        drop(self.in_hand.write());
+        if HELD.get() == 0 {
+            drop(self.in_hand.write());
+        }
     }
 
-    /// Like [`wait_for_hands`](Self::wait_for_hands), but for a short time only: the upstream resource may have called back
-    /// into this allocator, and what another thread has in hand may be a wait for the device.
-    pub(super) fn wait_briefly_for_hands(&self) {
-        drop(self.in_hand.try_write_for(Duration::from_millis(20)));
+    /// Like [`wait_for_hands`](Self::wait_for_hands), also for handles of streams.
+    pub(super) fn wait_for_visits(&self) {
+        if HELD.get() == 0 {
+            drop((self.in_hand.write(), self.visited.write()));
+        }
     }
 
     /// The arena that serves a stream, locked. No other arena may be locked.
