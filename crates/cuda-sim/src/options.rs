@@ -4,17 +4,6 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crate::{SimDevice, state};
 
-/// Methods that set one field each.
-macro_rules! setters {
-    ($( $(#[$attribute:meta])* $name:ident($field:ident: $type:ty); )*) => { $(
-        $(#[$attribute])*
-        pub fn $name(mut self, $field: $type) -> Self {
-            self.$field = $field;
-            self
-        }
-    )* };
-}
-
 /// Driver-wide variants for [`install_with`](crate::install_with).
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
@@ -52,62 +41,79 @@ impl DriverOptions {
     }
 }
 
-/// The properties of a device to come; [`build`](Self::build) adds it to the driver.
-#[derive(Clone, Debug)]
-#[must_use = "a device exists only once it is built"]
-pub struct SimDeviceBuilder {
-    pub(crate) name: String,
-    pub(crate) capability: (i32, i32),
-    pub(crate) total_memory: usize,
-    pub(crate) managed: bool,
-    pub(crate) concurrent_managed: bool,
-    pub(crate) pools: bool,
-    pub(crate) priorities: (i32, i32),
-    pub(crate) copy_engines: i32,
-    pub(crate) multiprocessors: i32,
-    pub(crate) pageable_access: bool,
-    pub(crate) coherent: bool,
-    pub(crate) host_register: bool,
-    pub(crate) read_only_register: bool,
-    pub(crate) peers: bool,
-    pub(crate) corrupts_peers: bool,
-    pub(crate) host_gbps: f64,
-    pub(crate) peer_gbps: f64,
-    pub(crate) latency_ns: u64,
-    pub(crate) seed: u64,
-    pub(crate) record: bool,
-    pub(crate) launch_queue: u64,
-    pub(crate) patience: Duration,
+/// The properties of a device: those with a method that sets just them, and the others.
+macro_rules! properties {
+    ({ $( $(#[$attribute:meta])* $name:ident($set:ident: $type:ty) = $usual:expr; )* }
+     { $( $other:ident: $other_type:ty = $other_usual:expr; )* }) => {
+        /// The properties of a device to come; [`build`](Self::build) adds it to the driver.
+        #[derive(Clone, Debug)]
+        #[must_use = "a device exists only once it is built"]
+        pub struct SimDeviceBuilder {
+            $( pub(crate) $set: $type, )*
+            $( pub(crate) $other: $other_type, )*
+        }
+
+        impl SimDeviceBuilder {
+            pub(crate) fn new() -> Self {
+                Self { $( $set: $usual, )* $( $other: $other_usual, )* }
+            }
+
+            $(
+                $(#[$attribute])*
+                pub fn $name(mut self, $set: $type) -> Self {
+                    self.$set = $set;
+                    self
+                }
+            )*
+        }
+    };
+}
+
+properties! {
+    {
+        /// Bytes of device memory; 256 MiB by default. The host's memory is used only as it is allocated.
+        total_memory(total_memory: usize) = 256 << 20;
+        /// Whether host and device may use managed memory at the same time; on by default.
+        concurrent_managed_access(concurrent_managed: bool) = true;
+        /// Whether there are stream-ordered memory pools; on by default.
+        memory_pools(pools: bool) = true;
+        /// How many copy engines there are; 3 by default.
+        copy_engines(copy_engines: i32) = 3;
+        /// How many multiprocessors there are; 132 by default.
+        multiprocessors(multiprocessors: i32) = 132;
+        /// Whether kernels may use ordinary host memory; off by default.
+        pageable_access(pageable_access: bool) = false;
+        /// Whether host memory can be registered; on by default.
+        host_register(host_register: bool) = true;
+        /// Whether host memory can be registered to be read only; off by default.
+        read_only_register(read_only_register: bool) = false;
+        /// The speed of the link to the host in GB/s (1e9 bytes) of virtual time; 55 by default.
+        host_link(host_gbps: f64) = 55.0;
+        /// The speed of the link to a peer in GB/s of virtual time; 370 by default.
+        peer_link(peer_gbps: f64) = 370.0;
+        /// The seed of the order in which this device runs its work; that of [`seed`](crate::seed) by default.
+        seed(seed: u64) = crate::seed();
+        /// Records every access and checks whether conflicting ones are ordered; off by default, it costs time and memory.
+        record_accesses(record: bool) = false;
+        /// How long a driver call waits for a host function that another thread runs; 60 s by default. After that the two are
+        /// taken to wait for each other: standard error gets a report, [`SimDevice::deadlocks`] has it, and the device is lost
+        /// with code 702.
+        patience(patience: Duration) = Duration::from_secs(60);
+    }
+    {
+        name: String = "Simulated H200".to_owned();
+        capability: (i32, i32) = (9, 0);
+        managed: bool = true;
+        priorities: (i32, i32) = (0, -5);
+        coherent: bool = false;
+        peers: bool = true;
+        corrupts_peers: bool = false;
+        latency_ns: u64 = 6_000;
+        launch_queue: u64 = 1_024;
+    }
 }
 
 impl SimDeviceBuilder {
-    pub(crate) fn new() -> Self {
-        Self {
-            name: "Simulated H200".to_owned(),
-            capability: (9, 0),
-            total_memory: 256 << 20,
-            managed: true,
-            concurrent_managed: true,
-            pools: true,
-            priorities: (0, -5),
-            copy_engines: 3,
-            multiprocessors: 132,
-            pageable_access: false,
-            coherent: false,
-            host_register: true,
-            read_only_register: false,
-            peers: true,
-            corrupts_peers: false,
-            host_gbps: 55.0,
-            peer_gbps: 370.0,
-            latency_ns: 6_000,
-            seed: crate::seed(),
-            record: false,
-            launch_queue: 1_024,
-            patience: Duration::from_secs(60),
-        }
-    }
-
     /// What the device is called; `Simulated` is put in front where it is not part of the name.
     pub fn name(mut self, name: &str) -> Self {
         self.name = if name.contains("Simulated") { name.to_owned() } else { format!("Simulated {name}") };
@@ -183,36 +189,5 @@ impl SimDeviceBuilder {
     #[must_use]
     pub fn build(self) -> SimDevice {
         SimDevice::at(state::lock().add_device(self))
-    }
-
-    setters! {
-        /// Bytes of device memory; 256 MiB by default. The host's memory is used only as it is allocated.
-        total_memory(total_memory: usize);
-        /// Whether host and device may use managed memory at the same time; on by default.
-        concurrent_managed_access(concurrent_managed: bool);
-        /// Whether there are stream-ordered memory pools; on by default.
-        memory_pools(pools: bool);
-        /// How many copy engines there are; 3 by default.
-        copy_engines(copy_engines: i32);
-        /// How many multiprocessors there are; 132 by default.
-        multiprocessors(multiprocessors: i32);
-        /// Whether kernels may use ordinary host memory; off by default.
-        pageable_access(pageable_access: bool);
-        /// Whether host memory can be registered; on by default.
-        host_register(host_register: bool);
-        /// Whether host memory can be registered to be read only; off by default.
-        read_only_register(read_only_register: bool);
-        /// The speed of the link to the host in GB/s (1e9 bytes) of virtual time; 55 by default.
-        host_link(host_gbps: f64);
-        /// The speed of the link to a peer in GB/s of virtual time; 370 by default.
-        peer_link(peer_gbps: f64);
-        /// The seed of the order in which this device runs its work; that of [`seed`](crate::seed) by default.
-        seed(seed: u64);
-        /// Records every access and checks whether conflicting ones are ordered; off by default, it costs time and memory.
-        record_accesses(record: bool);
-        /// How long a driver call waits for a host function that another thread runs; 60 s by default. After that the two are
-        /// taken to wait for each other: standard error gets a report, [`SimDevice::deadlocks`] has it, and the device is lost
-        /// with code 702.
-        patience(patience: Duration);
     }
 }

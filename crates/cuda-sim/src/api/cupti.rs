@@ -81,18 +81,21 @@ static TOOL: Mutex<Tool> = Mutex::new(Tool {
     most: MOST,
 });
 
-/// From now on the counters cannot be configured, with this code of CUPTI's; `None` lets them again. For the whole process.
-pub(crate) fn refuse(code: Option<u32>) {
+/// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
+/// `None` lets them again. It holds for the whole process.
+pub fn refuse_migration_counters(code: Option<u32>) {
     TOOL.lock().refusal = code;
 }
 
-/// From now on every call is taken and no record made, as where CUPTI was loaded after the context. For the whole process.
-pub(crate) fn silence(silent: bool) {
+/// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
+/// context; `false` ends that. It holds for the whole process.
+pub fn silence_migration_counters(silent: bool) {
     TOOL.lock().silent = silent;
 }
 
-/// From now on so many records are kept for a flush; `None` for as many as usual. For the whole process.
-pub(crate) fn keep(most: Option<usize>) {
+/// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
+/// as usual. It holds for the whole process.
+pub fn keep_migration_records(most: Option<usize>) {
     TOOL.lock().most = most.unwrap_or(MOST);
 }
 

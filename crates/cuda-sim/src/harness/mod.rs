@@ -14,7 +14,9 @@ use std::{
 
 pub use failing::fail_each_call;
 
-use crate::{SimDevice, SimDeviceBuilder, api::cupti, install, rng::Rng};
+pub use crate::api::cupti::{keep_migration_records, refuse_migration_counters, silence_migration_counters};
+
+use crate::{SimDevice, SimDeviceBuilder, install, rng::Rng};
 
 /// Set to `real`, it makes [`device`] hand out real devices.
 pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
@@ -204,24 +206,6 @@ pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
 pub fn rounds() -> u32 {
     let given = std::env::var("TRANSLOAD_TEST_ROUNDS").ok().and_then(|text| text.trim().parse().ok());
     given.unwrap_or(1).max(1)
-}
-
-/// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
-/// `None` lets them again. It holds for the whole process.
-pub fn refuse_migration_counters(code: Option<u32>) {
-    cupti::refuse(code);
-}
-
-/// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
-/// context; `false` ends that. It holds for the whole process.
-pub fn silence_migration_counters(silent: bool) {
-    cupti::silence(silent);
-}
-
-/// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
-/// as usual. It holds for the whole process.
-pub fn keep_migration_records(most: Option<usize>) {
-    cupti::keep(most);
 }
 
 fn simulated(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> TestDevice {
