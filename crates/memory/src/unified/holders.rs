@@ -77,26 +77,3 @@ impl Holders {
         self.open.iter().filter(|holder| holder.ready).map(|holder| &holder.range)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn readers_share_a_range_and_a_writer_of_one_side_keeps_the_other_side_out() {
-        let mut holders = Holders::default();
-        let busy = |holders: &Holders, range, side, access| {
-            holders.check(&range, side, access).is_err_and(|error| error.kind() == ErrorKind::Busy)
-        };
-        let slice = holders.add(0..10, Side::Host, Access::Read);
-        assert!(!busy(&holders, 0..10, Side::Device, Access::Read));
-        assert!(busy(&holders, 9..12, Side::Device, Access::Write));
-        assert!(!busy(&holders, 10..12, Side::Device, Access::Write), "beside it");
-        assert!(!busy(&holders, 5..5, Side::Device, Access::Write), "no byte");
-        holders.remove(slice);
-        assert!(!busy(&holders, 9..12, Side::Device, Access::Write));
-        holders.add(0..10, Side::Device, Access::Write);
-        assert!(busy(&holders, 3..4, Side::Host, Access::Read));
-        assert!(!busy(&holders, 3..4, Side::Device, Access::Write), "the queues order those");
-    }
-}

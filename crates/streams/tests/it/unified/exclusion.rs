@@ -39,6 +39,8 @@ fn an_open_slice_keeps_every_way_of_using_its_range_on_a_device_out() {
         assert!(busy(buffer.acquire_for_device(stream, Role::Output)), "{bench}");
         assert!(busy(buffer.fill(1.0)), "{bench}");
         assert!(busy(buffer.prefetch_to_device(None).wait()), "{bench}: pages do not move under a slice");
+        let nothing = buffer.acquire_range_for_device(stream, 5..5, Role::Output, Access::Write);
+        assert!(!busy(nothing), "{bench}: no byte");
         // Readers do not exclude each other.
         let there = buffer.acquire_for_device(stream, Role::Input).unwrap();
         drop(saxpy(&kernel, stream, 1.0, there.raw(), other.raw()).unwrap());
