@@ -8,7 +8,6 @@ mod chains;
 mod draining;
 mod fences;
 mod gate;
-mod pages;
 mod panics;
 mod stress;
 mod tasks;

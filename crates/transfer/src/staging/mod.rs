@@ -1,7 +1,6 @@
 //! Staging: a transfer is cut into chunks that tasks of the executor move through a ring of pinned buffers.
 
 mod chunks;
-mod fresh;
 mod moves;
 mod ring;
 mod staged_transfer;

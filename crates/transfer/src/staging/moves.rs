@@ -10,7 +10,7 @@ use transload_core::{
 use transload_executor::yield_now;
 
 use super::{
-    StagedTransfer, fresh,
+    StagedTransfer,
     ring::StagingBuffer,
     stream_copy::stream_copy,
     waits::{Waits, has_room, room},
@@ -117,27 +117,11 @@ impl Move {
                     self.out_of(queue)?;
                 }
                 self.arrive(waits).await?;
-                let (staged, address) = self.staged()?;
-                let (whole, range) = (host_side(&transfer.dst, 0)?, self.range.clone());
+                let (_, address) = self.staged()?;
+                let dst = host_side(&transfer.dst, self.range.start)?;
                 transfer.end.writes();
-                if !transfer.is_fresh {
-                    host_copy(address, host_side(&transfer.dst, range.start)?, range.len());
-                    return Ok(());
-                }
-                let Waits::Task(executor) = waits else {
-                    // SAFETY: as in `host_copy`.
-                    unsafe { fresh::copy(address, whole, transfer.dst.len(), range) };
-                    return Ok(());
-                };
-                // The transfer outlives the call, and with it what a chunk that is dropped leaves to it.
-                let (theirs, key) = (Arc::clone(&transfer), &transfer.ring.blocking);
-                let copied = executor.spawn_blocking(key, move || {
-                    let (from, to) = (host_side(&staged, 0)?, host_side(&theirs.dst, 0)?);
-                    // SAFETY: as in `host_copy`.
-                    unsafe { fresh::copy(from, to, theirs.dst.len(), range) };
-                    Ok(())
-                });
-                copied.await.flatten()
+                host_copy(address, dst, self.range.len());
+                Ok(())
             }
             Task::Across(from, to) => {
                 if !is_started {

@@ -31,8 +31,8 @@ pub(crate) struct StagingRing {
     maker: Option<(Arc<dyn Backend>, DeviceId)>,
     executor: Executor,
     most: usize,
-    /// Bounds how many threads pin memory, or make the pages of a destination, at once.
-    pub(super) blocking: BlockingKey,
+    /// Bounds how many threads pin memory at once.
+    pinning: BlockingKey,
     state: Mutex<State>,
 }
 
@@ -55,17 +55,17 @@ impl StagingRing {
         device: DeviceId,
         most: usize,
     ) -> Self {
-        let blocking = BlockingKey::new(most.div_ceil(2));
+        let pinning = BlockingKey::new(most.div_ceil(2));
         let (maker, executor) = (Some((Arc::clone(backend), device)), executor.clone());
-        Self { maker, executor, most: most.max(1), blocking, state: Mutex::default() }
+        Self { maker, executor, most: most.max(1), pinning, state: Mutex::default() }
     }
 
     /// Returns a ring for transfers that need no staging buffer, of which so many chunks are moved at once.
     pub(crate) fn of_turns(executor: &Executor, most: usize) -> Self {
         let free: Vec<_> = (0..most.max(1)).map(|_| StagingBuffer { memory: None }).collect();
-        let (most, blocking) = (free.len(), BlockingKey::new(1));
+        let (most, pinning) = (free.len(), BlockingKey::new(1));
         let state = Mutex::new(State { free, made: most, ..State::default() });
-        Self { maker: None, executor: executor.clone(), most, blocking, state }
+        Self { maker: None, executor: executor.clone(), most, pinning, state }
     }
 
     pub(crate) fn is_of(&self, device: DeviceId) -> bool {
@@ -149,7 +149,7 @@ impl StagingRing {
     /// Makes a buffer, which is counted, on a spare thread.
     fn make_another(self: &Arc<Self>) {
         let making = Making { ring: Arc::clone(self), outcome: Err(not_made("nothing could make it")) };
-        drop(self.executor.spawn_blocking(&self.blocking, move || {
+        drop(self.executor.spawn_blocking(&self.pinning, move || {
             let mut making = making;
             making.outcome = making.ring.make();
         }));

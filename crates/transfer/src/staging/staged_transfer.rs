@@ -17,12 +17,11 @@ use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
     Timing,
 };
-use transload_executor::{BlockingKey, HUGE_PAGE};
+use transload_executor::BlockingKey;
 
 use super::{
     StagedTimeline, StagingRing, Task,
     chunks::{Chunks, chunk_for},
-    fresh::is_fresh,
     moves::Move,
     ring::StagingBuffer,
     usual_workers,
@@ -49,8 +48,6 @@ pub(crate) struct StagedTransfer {
     /// What must be over before the first byte moves.
     after: SmallVec<[Fence; 8]>,
     chunks: Chunks,
-    /// Whether pages of the destination, on the host, are absent.
-    pub(super) is_fresh: bool,
     /// How many staging buffers it uses; the ring counts them.
     held: AtomicUsize,
     /// What tasks that ended early left: operations, and the buffer that those use.
@@ -72,12 +69,7 @@ impl StagedTransfer {
         priority: StreamPriority,
         end: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let is_down = matches!(task, Task::Down(_));
-        let is_fresh = is_down && is_fresh(&dst);
-        let chunk = chunk_for(src.len(), usual_workers());
-        // Two chunks of a fresh destination share no huge page.
-        let chunk = if is_fresh { chunk.next_multiple_of(HUGE_PAGE) } else { chunk };
-        let chunks = Chunks::new(src.len(), chunk);
+        let chunks = Chunks::new(src.len(), chunk_for(src.len(), usual_workers()));
         let (held, left, begun) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
         let transfer = Self {
             src,
@@ -89,7 +81,6 @@ impl StagedTransfer {
             backends,
             after,
             chunks,
-            is_fresh,
             held,
             left,
             begun,

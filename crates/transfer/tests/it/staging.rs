@@ -3,7 +3,6 @@
 use std::{
     cell::Cell,
     future::Future,
-    ops::Range,
     pin::pin,
     sync::{
         Arc,
@@ -16,12 +15,10 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_backend_cpu::CpuBackend;
 use transload_core::{
-    Backend, DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod,
+    DeviceId, ErrorKind, MemoryKind, RawBuffer, Timing, Transfer, TransferMethod,
     host_access::{self, HostAccess},
 };
-use transload_executor::is_absent;
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
@@ -150,17 +147,8 @@ thread_local! {
     static ACCESSES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A destination whose pages are absent at first, and how many copies found pages of it present and absent.
-static FRESH: Mutex<(Range<usize>, [u64; 2])> = Mutex::new((0..0, [0; 2]));
-
-fn stop_here(address: usize, bytes: usize, access: HostAccess) {
+fn stop_here(_: usize, _: usize, _: HostAccess) {
     ACCESSES.set(ACCESSES.get() + 1);
-    let mut fresh = FRESH.lock();
-    if access == HostAccess::Write && fresh.0.contains(&address) {
-        let is_absent = is_absent(address + bytes / 2);
-        fresh.1[usize::from(is_absent)] += 1;
-    }
-    drop(fresh);
     let mut stopped = STOP.thread.lock();
     while *stopped == Some(thread::current().id()) {
         STOP.met.store(true, Ordering::SeqCst);
@@ -465,30 +453,4 @@ fn a_poll_copies_nothing() {
         thread::yield_now();
     }
     assert_eq!(ACCESSES.get(), before, "a thread that polled {polls} times copied");
-}
-
-#[test]
-fn pages_of_a_fresh_destination_are_made_before_a_chunk_is_copied_there() {
-    within("downloads into memory that was never touched", || {
-        host_access::set_hook(stop_here);
-        let (manager, _backend) = with(Mock::default());
-        let cpu = CpuBackend::new().unwrap();
-        let src = filled(&manager, MOCK, MemoryKind::Device, 24 * MIB, 5);
-        for waits in [true, false] {
-            let dst = cpu.allocate(DeviceId::Cpu, MemoryKind::Pageable, 24 * MIB).unwrap();
-            let address = dst.host_address().unwrap().addr().get();
-            *FRESH.lock() = (address..address + dst.len(), [0; 2]);
-            let transfer = stage(&manager, &src, &dst);
-            if waits { transfer.wait() } else { pollster::block_on(transfer) }.unwrap();
-            let (_, [present, absent]) = std::mem::take(&mut *FRESH.lock());
-            // An emulator takes the advice to make pages and does nothing.
-            if cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-                assert_eq!(absent, 0, "copies into absent pages, beside {present} into present ones");
-            }
-            assert!(present + absent >= 6, "{present} and {absent} copies");
-            assert!(dst.read().unwrap().iter().all(|byte| *byte == 5));
-        }
-        drop(src);
-        assert!(is_at_rest(&manager) && cpu.drain().is_ok() && cpu.ledger().is_empty());
-    });
 }
