@@ -50,10 +50,7 @@ pub(crate) fn run(invocation: &Invocation, wanted: &args::Bench) -> Result<Strin
         left_out: Vec::new(),
         absent: runtime.absent().iter().map(|(family, reason)| format!("{family}: {reason}")).collect(),
     };
-    let outcome = measure(runtime, sizes, repetitions, &mut measured);
-    let drained = runtime.drain();
-    outcome?;
-    drained?;
+    invocation.drained(measure(runtime, sizes, repetitions, &mut measured))?;
     invocation.render("bench", &measured, || measured.human())
 }
 

@@ -9,26 +9,17 @@ use crate::{
     args,
     exit::{Exit, Failure},
     invocation::Invocation,
-    load::{Method, methods, through, with_progress},
+    load::{Moved, with_progress},
     output, text,
 };
 
 #[derive(Serialize)]
 struct Copied {
-    file: String,
-    bytes: u64,
-    to: String,
-    device_name: String,
-    /// 0 where the file was read straight to its place.
-    buffers: usize,
-    buffer_bytes: usize,
-    buffer_kind: Option<String>,
-    chunks: u64,
-    methods: Vec<Method>,
+    #[serde(flatten)]
+    moved: Moved,
     up: Rate,
     down: Rate,
     verified: bool,
-    simulated_device: bool,
 }
 
 /// One direction, by the host's clock: the file is read meanwhile, and on the way down compared.
@@ -39,11 +30,7 @@ struct Rate {
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String, Failure> {
-    let outcome = copy(invocation, wanted);
-    // Also after a failure nothing stays behind; the first error counts.
-    let drained = invocation.runtime.drain();
-    let copied = outcome?;
-    drained?;
+    let copied = invocation.drained(copy(invocation, wanted))?;
     invocation.render("copy", &copied, || copied.human())
 }
 
@@ -65,19 +52,10 @@ fn copy(invocation: &Invocation, wanted: &args::Copy) -> Result<Copied, Failure>
     })?;
     let report = model.report();
     Ok(Copied {
-        file: wanted.file.display().to_string(),
-        bytes: report.bytes,
-        to: wanted.to.to_string(),
-        device_name: device.name,
-        buffers: report.buffers,
-        buffer_bytes: report.buffer_bytes,
-        buffer_kind: report.staging.map(|kind| kind.to_string()),
-        chunks: report.chunks,
-        methods: methods(report),
+        moved: Moved::new(&wanted.file, report, device.name),
         up: Rate::new(report.moving(), report.bytes),
         down: Rate::new(report.verifying.unwrap_or_default(), report.bytes),
         verified: report.verifying.is_some(),
-        simulated_device: report.simulated,
     })
 }
 
@@ -95,16 +73,16 @@ impl Rate {
 
 impl Copied {
     fn human(&self) -> String {
-        let simulated = if self.simulated_device { " (simulated)" } else { "" };
+        let (moved, simulated) = (&self.moved, self.moved.simulated());
         let mut facts = vec![
-            ("file", format!("{}, {} ({} bytes)", self.file, text::bytes(self.bytes), self.bytes)),
-            ("to", format!("{}, {}{simulated}", self.to, self.device_name)),
-            ("through", through(self.buffer_kind.as_deref(), self.buffers, self.buffer_bytes, self.chunks)),
+            ("file", moved.file(moved.bytes)),
+            ("to", moved.to()),
+            ("through", moved.through()),
             ("up", self.up.human("reading the file", simulated)),
             ("down", self.down.human("reading and comparing the file", simulated)),
         ];
-        facts.extend(self.methods.iter().map(|method| ("method", method.human(simulated))));
-        facts.push(("verified", format!("all {} bytes came back equal", self.bytes)));
+        facts.extend(moved.methods());
+        facts.push(("verified", format!("all {} bytes came back equal", moved.bytes)));
         output::facts(&facts)
     }
 }

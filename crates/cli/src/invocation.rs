@@ -32,6 +32,15 @@ impl Invocation {
         self.runtime.device(id).map_err(|error| Failure::new(Exit::Device, error.to_string()))
     }
 
+    /// What came of a command, once nothing of it is in flight: also after a failure nothing stays behind, and the first error
+    /// counts.
+    pub(crate) fn drained<T>(&self, outcome: Result<T, Failure>) -> Result<T, Failure> {
+        let drained = self.runtime.drain();
+        let value = outcome?;
+        drained?;
+        Ok(value)
+    }
+
     /// The result as it is printed: one JSON object, or the text for people, which says `simulated` first where it is.
     pub(crate) fn render<T: Serialize>(
         &self,

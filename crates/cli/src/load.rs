@@ -16,19 +16,11 @@ use crate::{
 
 #[derive(Serialize)]
 struct Loaded {
-    file: String,
+    #[serde(flatten)]
+    moved: Moved,
     file_bytes: u64,
-    /// Of all tensors.
-    bytes: u64,
     tensors: usize,
-    to: String,
-    device_name: String,
     segments: usize,
-    buffers: usize,
-    buffer_bytes: usize,
-    buffer_kind: Option<String>,
-    chunks: u64,
-    methods: Vec<Method>,
     /// By the host's clock: from the call until the last byte was in place, the file's reading included.
     wall_seconds: f64,
     wall_bytes_per_second: f64,
@@ -41,11 +33,27 @@ struct Loaded {
     metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     list: Option<Vec<Tensor>>,
+}
+
+/// What was moved where, and how.
+#[derive(Serialize)]
+pub(crate) struct Moved {
+    file: String,
+    /// Of all tensors.
+    pub(crate) bytes: u64,
+    to: String,
+    device_name: String,
+    /// 0 where the file was read straight to its place.
+    buffers: usize,
+    buffer_bytes: usize,
+    buffer_kind: Option<String>,
+    chunks: u64,
+    methods: Vec<Method>,
     simulated_device: bool,
 }
 
 #[derive(Serialize)]
-pub(crate) struct Method {
+struct Method {
     method: &'static str,
     chunks: u64,
     /// Gaps between tensors included.
@@ -64,11 +72,7 @@ struct Tensor {
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String, Failure> {
-    let outcome = load(invocation, wanted);
-    // Also after a failure nothing stays behind; the first error counts.
-    let drained = invocation.runtime.drain();
-    let loaded = outcome?;
-    drained?;
+    let loaded = invocation.drained(load(invocation, wanted))?;
     invocation.render("load", &loaded, || loaded.human())
 }
 
@@ -116,24 +120,58 @@ fn check_readable(path: &Path) -> Result<(), Failure> {
     })
 }
 
-/// The transfers by method.
-pub(crate) fn methods(report: &LoadReport) -> Vec<Method> {
-    let method = |count: &MethodCount| Method {
-        method: count.method.name(),
-        chunks: count.chunks,
-        bytes: count.bytes,
-    };
-    report.methods.iter().map(method).collect()
-}
-
-/// Which host memory the bytes went through.
-pub(crate) fn through(kind: Option<&str>, buffers: usize, bytes: usize, chunks: u64) -> String {
-    match kind {
-        Some(kind) => format!("{buffers} × {} of {kind} memory", text::bytes(bytes as u64)),
-        None if chunks > 0 => {
-            format!("nothing: read straight to its place, in {}", text::count(chunks, "chunk"))
+impl Moved {
+    pub(crate) fn new(file: &Path, report: &LoadReport, device_name: String) -> Self {
+        let method = |count: &MethodCount| Method {
+            method: count.method.name(),
+            chunks: count.chunks,
+            bytes: count.bytes,
+        };
+        Self {
+            file: file.display().to_string(),
+            bytes: report.bytes,
+            to: report.place.to_string(),
+            device_name,
+            buffers: report.buffers,
+            buffer_bytes: report.buffer_bytes,
+            buffer_kind: report.staging.map(|kind| kind.to_string()),
+            chunks: report.chunks,
+            methods: report.methods.iter().map(method).collect(),
+            simulated_device: report.simulated,
         }
-        None => "nothing: there were no bytes to read".to_owned(),
+    }
+
+    /// What is put behind a figure of a simulated device.
+    pub(crate) fn simulated(&self) -> &'static str {
+        if self.simulated_device { " (simulated)" } else { "" }
+    }
+
+    pub(crate) fn file(&self, bytes: u64) -> String {
+        format!("{}, {} ({bytes} bytes)", self.file, text::bytes(bytes))
+    }
+
+    pub(crate) fn to(&self) -> String {
+        format!("{}, {}{}", self.to, self.device_name, self.simulated())
+    }
+
+    /// Which host memory the bytes went through.
+    pub(crate) fn through(&self) -> String {
+        match &self.buffer_kind {
+            Some(kind) => {
+                format!("{} × {} of {kind} memory", self.buffers, text::bytes(self.buffer_bytes as u64))
+            }
+            None if self.chunks > 0 => {
+                format!("nothing: read straight to its place, in {}", text::count(self.chunks, "chunk"))
+            }
+            None => "nothing: there were no bytes to read".to_owned(),
+        }
+    }
+
+    pub(crate) fn methods(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.methods.iter().map(|Method { method, chunks, bytes }| {
+            let (chunks, bytes) = (text::count(*chunks, "chunk"), text::bytes(*bytes));
+            ("method", format!("{method}: {chunks}, {bytes}{}", self.simulated()))
+        })
     }
 }
 
@@ -141,18 +179,10 @@ impl Loaded {
     fn new(wanted: &args::Load, model: &LoadedModel, device_name: String) -> Self {
         let report: &LoadReport = model.report();
         Self {
-            file: wanted.file.display().to_string(),
+            moved: Moved::new(&wanted.file, report, device_name),
             file_bytes: report.file_bytes,
-            bytes: report.bytes,
             tensors: report.tensors,
-            to: report.place.to_string(),
-            device_name,
             segments: report.segments,
-            buffers: report.buffers,
-            buffer_bytes: report.buffer_bytes,
-            buffer_kind: report.staging.map(|kind| kind.to_string()),
-            chunks: report.chunks,
-            methods: methods(report),
             wall_seconds: report.wall.as_secs_f64(),
             wall_bytes_per_second: report.bytes_per_second(),
             preparing_seconds: report.preparing.as_secs_f64(),
@@ -161,34 +191,18 @@ impl Loaded {
             verified: wanted.verify,
             metadata: model.metadata().clone(),
             list: wanted.list.then(|| model.tensors().iter().map(Tensor::new).collect()),
-            simulated_device: report.simulated,
         }
     }
 
     fn human(&self) -> String {
-        let simulated = if self.simulated_device { " (simulated)" } else { "" };
-        let through = through(self.buffer_kind.as_deref(), self.buffers, self.buffer_bytes, self.chunks);
+        let Self { moved, tensors, segments, .. } = self;
+        let simulated = moved.simulated();
+        let of_tensors = format!("{} ({} bytes)", text::bytes(moved.bytes), moved.bytes);
         let mut facts = vec![
-            ("file", format!("{}, {} ({} bytes)", self.file, text::bytes(self.file_bytes), self.file_bytes)),
-            (
-                "tensors",
-                format!(
-                    "{}, {} ({} bytes)",
-                    text::count(self.tensors as u64, "tensor"),
-                    text::bytes(self.bytes),
-                    self.bytes
-                ),
-            ),
-            (
-                "to",
-                format!(
-                    "{}, {}{simulated}; {}",
-                    self.to,
-                    self.device_name,
-                    text::count(self.segments as u64, "allocation")
-                ),
-            ),
-            ("through", through),
+            ("file", moved.file(self.file_bytes)),
+            ("tensors", format!("{}, {of_tensors}", text::count(*tensors as u64, "tensor"))),
+            ("to", format!("{}; {}", moved.to(), text::count(*segments as u64, "allocation"))),
+            ("through", moved.through()),
             (
                 "wall clock",
                 format!(
@@ -199,7 +213,7 @@ impl Loaded {
                 ),
             ),
         ];
-        facts.extend(self.methods.iter().map(|method| ("method", method.human(simulated))));
+        facts.extend(moved.methods());
         facts.push(("checked", self.checked()));
         let mut text = output::facts(&facts);
         if let Some(list) = &self.list {
@@ -219,13 +233,6 @@ impl Loaded {
         };
         let seconds = self.verifying_seconds.unwrap_or(0.0);
         format!("of all {} tensors {how} ({seconds:.3} s more)", self.tensors)
-    }
-}
-
-impl Method {
-    pub(crate) fn human(&self, simulated: &str) -> String {
-        let chunks = text::count(self.chunks, "chunk");
-        format!("{}: {chunks}, {}{simulated}", self.method, text::bytes(self.bytes))
     }
 }
 

@@ -113,13 +113,12 @@ pub(crate) struct Fill {
 }
 
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
-pub(crate) type StreamCallback = unsafe extern "C" fn(*mut c_void, u32, *mut c_void);
 
 /// A function of the host's to call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum HostCall {
-    Function { function: HostFunction, data: usize },
-    Callback { function: StreamCallback, stream: usize, data: usize },
+pub(crate) struct HostCall {
+    pub(crate) function: HostFunction,
+    pub(crate) data: usize,
 }
 
 /// A kernel to run.

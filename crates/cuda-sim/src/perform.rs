@@ -21,16 +21,8 @@ pub(crate) enum Progress {
     Partly,
     /// An asynchronous error.
     Failed(u32),
-    /// A host function is to be called with this status, without the lock.
-    Call(HostCall, u32),
-}
-
-/// What becomes of an operation on a context that an error made unusable: nothing, but a stream callback hears of it.
-pub(crate) fn skip(op: &Op) -> Progress {
-    match op.work {
-        Work::Host(call @ HostCall::Callback { .. }) => Progress::Call(call, code::LAUNCH_FAILED),
-        _ => Progress::Done,
-    }
+    /// A host function is to be called, without the lock.
+    Call(HostCall),
 }
 
 pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
@@ -38,7 +30,7 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
     let (device, context) = (own.device, own.context);
     let result = match &mut op.work {
         Work::Wait | Work::Record { .. } => Ok(()),
-        Work::Host(call) => return Progress::Call(*call, code::SUCCESS),
+        Work::Host(call) => return Progress::Call(*call),
         Work::Copies(copies) => {
             let State { memory, devices, .. } = state;
             let Some(device) = devices.get_mut(device as usize) else { return Progress::Done };

@@ -356,8 +356,9 @@ fn step(guard: &mut Guard, stream: u64) {
     // Drawn up before the first piece: a copy in pieces takes as long as one in one piece.
     let timed = op.cost.unwrap_or_else(|| timing_of(state, stream, &op));
     op.cost = Some(timed);
+    // On a context that an error made unusable nothing happens.
     let progress = if state.device(device).faults.sticky.is_some() {
-        perform::skip(&op)
+        Progress::Done
     } else {
         perform::perform(state, stream, &mut op)
     };
@@ -374,13 +375,13 @@ fn step(guard: &mut Guard, stream: u64) {
             *sticky = Some(sticky.unwrap_or(code));
         }
         Progress::Done => {}
-        Progress::Call(call, status) => {
+        Progress::Call(call) => {
             let running = api::Running {
                 stream,
                 actor: Actor::Stream { device, stream: number },
                 clock: op.clock.clone(),
             };
-            MutexGuard::unlocked(guard, || api::call_host(call, status, running));
+            MutexGuard::unlocked(guard, || api::call_host(call, running));
             // Whatever the function told other threads, they know what it knew.
             learn(guard, op.clock.as_deref());
         }

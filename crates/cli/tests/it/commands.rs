@@ -117,3 +117,52 @@ fn help_tells_the_exit_codes() {
         assert!(text.contains("Exit codes:") && text.contains("4  out of memory"), "{text}");
     }
 }
+
+#[test]
+fn sizes_are_whole_numbers_with_binary_or_decimal_units() {
+    for (text, bytes) in [
+        ("1", 1),
+        ("4096", 4096),
+        ("64KiB", 65_536),
+        ("256 MiB", 256 << 20),
+        ("1gb", 1_000_000_000),
+        ("7B", 7),
+    ] {
+        assert_eq!(transload(&["plan", "cpu", "cpu", text, "--json"]).json()["bytes"], bytes, "{text}");
+    }
+    let wrong =
+        ["", "KiB", "1.5GiB", "+1", "4K", "0x10", "1 2", "0", "0MiB", "99999999999999999999", "20000000TiB"];
+    for text in wrong {
+        transload(&["plan", "cpu", "cpu", text]).failed(2, &["a size is"]);
+    }
+}
+
+#[test]
+fn a_place_has_its_devices_usual_kind_where_none_is_said() {
+    for (text, printed) in
+        [("cpu", "cpu/pageable"), ("cpu/pageable", "cpu/pageable"), ("cpu:pageable", "cpu/pageable")]
+    {
+        assert_eq!(transload(&["plan", text, "cpu", "1", "--json"]).json()["from"], printed);
+    }
+    // Understood, and not there.
+    for (text, device) in
+        [("cuda:3", "cuda:3"), ("cuda", "cuda:0"), ("cuda:0/unified", "cuda:0"), ("wgpu:1", "wgpu:1")]
+    {
+        transload(&["plan", text, "cpu", "1"]).failed(3, &[&format!("there is no device {device}")]);
+    }
+    let wrong = [
+        "",
+        "gpu",
+        "cpu:1",
+        "cpu/device",
+        "cpu:",
+        "cuda:0/pinned",
+        "cuda:0/",
+        "/device",
+        "cuda:x",
+        "cpu/pinned/x",
+    ];
+    for text in wrong {
+        transload(&["plan", text, "cpu", "1"]).failed(2, &["valid are"]);
+    }
+}

@@ -126,19 +126,10 @@ pub(crate) fn running_callback() -> Option<Running> {
 }
 
 /// Calls a host function of a stream. The lock must not be held.
-pub(crate) fn call_host(call: HostCall, status: u32, running: Running) {
+pub(crate) fn call_host(HostCall { function, data }: HostCall, running: Running) {
     let before = RUNNING.replace(Some(running));
-    match call {
-        HostCall::Function { function, data } => {
-            // SAFETY: who enqueued the function promised that it can be called once, from any thread, with this data.
-            unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
-        }
-        HostCall::Callback { function, stream, data } => {
-            let stream = std::ptr::with_exposed_provenance_mut(stream);
-            // SAFETY: as above.
-            unsafe { function(stream, status, std::ptr::with_exposed_provenance_mut(data)) };
-        }
-    }
+    // SAFETY: who enqueued the function promised that it can be called once, from any thread, with this data.
+    unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
     RUNNING.set(before);
 }
 

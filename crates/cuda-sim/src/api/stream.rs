@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use super::{Handle, Pointer, after_wait, on_current, on_stream, pool};
 use crate::{
     code::{self, Answer},
-    op::{HostCall, HostFunction, StreamCallback, Work},
+    op::{HostCall, HostFunction, Work},
     scheduler,
-    state::{Guard, StreamKind},
+    state::StreamKind,
 };
 
 const NON_BLOCKING: u32 = 1;
@@ -22,10 +22,6 @@ fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answ
     let kind = if flags == NON_BLOCKING { StreamKind::NonBlocking } else { StreamKind::Blocking };
     let handle = state.add_stream(scope.context, scope.device, kind, priority, true);
     stream.set(handle as usize)
-}
-
-fn call_later(state: &mut Guard, name: &'static str, stream: u64, call: HostCall) {
-    scheduler::enqueue(state, stream, name, Work::Host(call));
 }
 
 driver! {
@@ -117,17 +113,8 @@ driver! {
     fn cuLaunchHostFunc(stream: Handle, function: Option<HostFunction>, data: *mut c_void) {
         let (mut state, stream) = on_stream(NAME, stream)?;
         let function = function.ok_or(code::INVALID_VALUE)?;
-        let call = HostCall::Function { function, data: data.expose_provenance() };
-        call_later(&mut state, NAME, stream, call);
-        Ok(())
-    }
-
-    fn cuStreamAddCallback(stream: Handle, function: Option<StreamCallback>, data: *mut c_void, flags: u32) {
-        let handle = stream.expose_provenance();
-        let (mut state, stream) = on_stream(NAME, stream)?;
-        let function = function.filter(|_| flags == 0).ok_or(code::INVALID_VALUE)?;
-        let call = HostCall::Callback { function, stream: handle, data: data.expose_provenance() };
-        call_later(&mut state, NAME, stream, call);
+        let call = HostCall { function, data: data.expose_provenance() };
+        scheduler::enqueue(&mut state, stream, NAME, Work::Host(call));
         Ok(())
     }
 }
