@@ -241,13 +241,13 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Blocks that waited for fences which are over are free; the fences are put into `dropped`, for when the lock is open.
+    /// Lets go of fences that are over; blocks that waited for no others are free. The fences are put into `dropped`, for when the lock is open.
     pub(crate) fn rest_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
         let mut index = 0;
-        while let Some(waiting) = self.waiting.get(index) {
-            if waiting.until.iter().all(&over) {
-                let Waiting { node, until } = self.waiting.swap_remove(index);
-                dropped.extend(until);
+        while let Some(waiting) = self.waiting.get_mut(index) {
+            dropped.extend(waiting.until.extract_if(.., |fence| over(fence)));
+            if waiting.until.is_empty() {
+                let Waiting { node, .. } = self.waiting.swap_remove(index);
                 let Order { freed, point } = self.blocks.node(node).order;
                 if self.is_hosts && freed == 0 && point > 0 {
                     self.in_flight.push(point, node, self.blocks.node(node).size);
@@ -306,15 +306,6 @@ impl<O, F, U> ArenaState<O, F, U> {
         self.is_user = false;
         self.last_point = 0;
         (std::mem::replace(&mut self.owner, owner), std::mem::take(&mut self.dependencies))
-    }
-
-    /// Lets go of fences that are over, also where others beside them are not.
-    pub(crate) fn forget_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
-        for waiting in &mut self.waiting {
-            dropped.extend(waiting.until.extract_if(.., |fence| over(fence)));
-        }
-        dropped.extend(self.dependencies.extract_if(.., |fence| over(fence)));
-        self.rest_where(over, dropped);
     }
 
     /// Keeps a fence that this stream was told to come after, but for those that another one implies: another thread may have

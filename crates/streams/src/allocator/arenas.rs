@@ -9,7 +9,9 @@ use std::{
     },
 };
 
+use parking_lot::Mutex;
 use transload_core::{Fence, Timeline, TimelineId};
+use transload_cuda_sys::Stream;
 
 use super::{arena, ending::EndOfStream};
 use crate::{CudaStream, timeline::StreamTimeline};
@@ -81,6 +83,8 @@ const CHUNKS: usize = 24;
 pub(crate) struct Arenas {
     chunks: [OnceLock<Box<[Arena]>>; CHUNKS],
     len: AtomicU32,
+    /// Which of them serves which stream. Locked before any arena.
+    pub(crate) directory: Mutex<Directory>,
 }
 
 fn position(index: u32) -> (usize, usize) {
@@ -89,8 +93,31 @@ fn position(index: u32) -> (usize, usize) {
 }
 
 impl Arenas {
-    pub(crate) const fn new() -> Self {
-        Self { chunks: [const { OnceLock::new() }; CHUNKS], len: AtomicU32::new(0) }
+    pub(crate) fn new() -> Self {
+        let chunks = [const { OnceLock::new() }; CHUNKS];
+        Self { chunks, len: AtomicU32::new(0), directory: Mutex::default() }
+    }
+
+    /// The arena of a stream that has one.
+    pub(crate) fn find(&self, stream: TimelineId) -> Option<(u32, &Arena)> {
+        let index = self.directory.lock().find(stream)?;
+        Some((index, self.get(index)?))
+    }
+
+    /// Takes note that a stream ends, which nobody else uses any more. What is left over is for when it is destroyed.
+    pub(crate) fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Option<(Owner, Vec<Fence>)> {
+        let (index, arena) = self.find(id)?;
+        let needed = {
+            let state = arena.lock();
+            !state.blocks.is_empty() || state.is_user
+        };
+        // The driver is called with no lock held.
+        let end = if needed { EndOfStream::of(id, stream) } else { EndOfStream::over(id, stream) };
+        let mut directory = self.directory.lock();
+        directory.forget(id);
+        let mut state = arena.lock();
+        state.owner = Owner::Ended(end);
+        directory.vacate(index, &mut state)
     }
 
     #[inline]
@@ -144,8 +171,8 @@ impl Directory {
         Some(index)
     }
 
-    pub(crate) fn forget(&mut self, stream: TimelineId) -> Option<u32> {
-        self.of.remove(&stream)
+    pub(crate) fn forget(&mut self, stream: TimelineId) {
+        self.of.remove(&stream);
     }
 
     /// Leaves an arena to another stream if its own one ended, its work is over, and it has no block. What is left over is for

@@ -34,8 +34,7 @@ impl Shared {
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
         let want = Want::new(bytes, true)?.within(self.options.max_split);
         let taken = self.take_for_buffer(stream, want, self.ahead)?;
-        let (storage, behind) = self.pooled(stream, bytes, taken)?;
-        Ok(RawBuffer::new_behind(storage, &self.reclaimer, &behind))
+        self.wrap(stream, bytes, taken, false)
     }
 
     /// A buffer of memory that nothing in flight uses, as long as there is any.
@@ -55,17 +54,17 @@ impl Shared {
                 self.take_for_buffer(stream, want, u64::MAX)?
             }
         };
-        let (storage, behind) = self.pooled(stream, bytes, taken)?;
-        let recycler = Arc::clone(self) as Arc<dyn Recycler>;
-        Ok(RawBuffer::new_recycled(storage, &self.reclaimer, &behind, recycler))
+        self.wrap(stream, bytes, taken, true)
     }
 
-    fn pooled(
+    /// A buffer over a block, which with `keep` is kept when it is dropped.
+    fn wrap(
         self: &Arc<Self>,
         stream: &CudaStream,
         bytes: usize,
         taken: Taken,
-    ) -> Result<(Box<dyn Storage>, Vec<Fence>)> {
+        keep: bool,
+    ) -> Result<RawBuffer> {
         let Taken { arena, handle, address, segment, behind } = taken;
         let segment = self.segments.lock().get(segment).map(|found| found.buffer.clone());
         let Some((start, segment)) = segment.and_then(|segment| Some((start(&segment)?, segment))) else {
@@ -82,7 +81,16 @@ impl Shared {
             len: bytes,
             until: Vec::new(),
         };
-        Ok((Box::new(storage), behind))
+        let storage = Box::new(storage);
+        Ok(match keep {
+            true => RawBuffer::new_recycled(
+                storage,
+                &self.reclaimer,
+                &behind,
+                Arc::clone(self) as Arc<dyn Recycler>,
+            ),
+            false => RawBuffer::new_behind(storage, &self.reclaimer, &behind),
+        })
     }
 }
 

@@ -15,42 +15,35 @@ use transload_core::{DeviceId, Fence, Result, Timeline, TimelineId, next_timelin
 use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, RelaxedCapture, Stream};
 use transload_memory::lift;
 
+use super::arenas::Arenas;
 use crate::loss::is_of_a_capture;
 
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 10_000;
 
-/// Told that a stream ends. Called while nobody else can use the stream.
-pub(crate) trait AtEnd: Send + Sync {
-    /// `stream` is destroyed when all have been told. What is left over is for the caller to drop, when that is so: it may be
-    /// the last handle of anything.
-    fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence>;
-
-    /// Whether it waits for the end of this stream.
-    fn expects(&self, id: TimelineId) -> bool;
-}
-
-/// Who is to be told. Kept alive by this: of an allocator that goes at the same moment, each side would else find the other
-/// gone already, and nobody would know of the stream's work.
+/// The allocators that are told of a stream's end. Kept alive by this: of an allocator that goes at the same moment, each side
+/// would else find the other gone already, and nobody would know of the stream's work.
 #[derive(Default)]
 pub(crate) struct Endings {
-    told: Mutex<Vec<Arc<dyn AtEnd>>>,
+    told: Mutex<Vec<Arc<Arenas>>>,
 }
 
 impl Endings {
-    /// Adds `who` to those that are told of the end of stream `id`, which this is of.
-    pub(crate) fn add(&self, id: TimelineId, who: Arc<dyn AtEnd>) {
+    /// Adds an allocator to those that are told of the end of stream `id`, which this is of.
+    pub(crate) fn add(&self, id: TimelineId, arenas: Arc<Arenas>) {
         // Dropped after the lock.
         let mut closed = Vec::new();
         let mut told = self.told.lock();
-        closed.extend(told.extract_if(.., |known| !known.expects(id)));
-        told.push(who);
+        closed.extend(told.extract_if(.., |known| known.find(id).is_none()));
+        told.push(arenas);
         drop(told);
     }
 
+    /// `stream` is destroyed afterwards; nobody else can use it.
     pub(crate) fn tell(&self, id: TimelineId, stream: &Stream) {
         let told = std::mem::take(&mut *self.told.lock());
-        let left: Vec<_> = told.iter().map(|who| who.stream_ends(id, stream)).collect();
+        // Dropped when all were told: it may be the last handle of anything.
+        let left: Vec<_> = told.iter().map(|arenas| arenas.stream_ends(id, stream)).collect();
         drop((left, told));
     }
 }

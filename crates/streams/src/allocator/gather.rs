@@ -81,7 +81,7 @@ impl Shared {
             // One by one: a stream that ends here would want its arena's lock.
             let stream = stream_of(&arena.lock());
             streams.push(stream.map(|stream| {
-                let can_be_waited_for = wait && !stream.is_captured();
+                let can_be_waited_for = wait && !stream.own.is_captured();
                 (stream, can_be_waited_for)
             }));
         }
@@ -93,7 +93,7 @@ impl Shared {
     pub(super) fn gather(&self, stream: &CudaStream, want: Want, reach: Reach) -> Result<Option<Taken>> {
         let wait = reach > Reach::Over;
         // A captured stream cannot wait for work outside of its graph.
-        if wait && stream.is_captured() {
+        if wait && stream.own.is_captured() {
             return Ok(None);
         }
         let _held = self.hold();
@@ -115,7 +115,7 @@ impl Shared {
         let search = Search { streams: &streams, own, ordered, reach, buffer: want.buffer };
         let mut left = Vec::new();
         let parts: Vec<Part> = {
-            let mut directory = self.directory.lock();
+            let mut directory = self.arenas.directory.lock();
             let mut locked = self.lock_all();
             let found = candidates(&mut locked, &search);
             let most = if reach == Reach::Any { u64::MAX } else { want.most };
@@ -214,7 +214,7 @@ impl Shared {
         let streams = self.streams(false);
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
             self.ask(other, Effort::Full);
-            let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.is_captured()) else {
+            let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.own.is_captured()) else {
                 continue;
             };
             let (life, freed) = {
@@ -242,7 +242,7 @@ impl Shared {
         };
         let (mut removed, mut left) = (Vec::new(), Vec::new());
         {
-            let mut directory = self.directory.lock();
+            let mut directory = self.arenas.directory.lock();
             let mut locked = self.lock_all();
             let candidates = candidates(&mut locked, &search);
             let mut segments = self.segments.lock();

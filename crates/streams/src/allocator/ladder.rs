@@ -240,7 +240,8 @@ impl Shared {
                 Whose::Nobodys => Ok(()),
                 Whose::Ended(end) => end.wait(),
                 Whose::Stream(stream) => {
-                    let seal = if stream.is_captured() { Ok(None) } else { self.seal(arena, life, &stream) };
+                    let seal =
+                        if stream.own.is_captured() { Ok(None) } else { self.seal(arena, life, &stream) };
                     let sealed = seal.ok().flatten().map_or(0, |seal| seal.point);
                     Fence::new(Arc::clone(&stream.timeline), sealed.max(last_point)).wait()
                 }

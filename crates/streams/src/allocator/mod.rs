@@ -65,7 +65,7 @@ use crate::CudaStream;
 /// which free them by hand. [`allocate_buffer`](Self::allocate_buffer) gives owned buffers, whose fences say by themselves
 /// which streams use them.
 ///
-/// When a stream is destroyed, an event is recorded at its end: its blocks can still be freed, by
+/// When a stream is destroyed that is not idle, an event is recorded at its end: its blocks can still be freed, by
 /// [`free`](Self::free), and its free memory serves other streams behind that event.
 ///
 /// A stream that someone captures into a graph is left alone: its own free blocks serve it, also from within the capture, and

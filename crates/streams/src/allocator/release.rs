@@ -55,7 +55,9 @@ impl Shared {
     fn let_go(&self) {
         for (_, arena) in self.arenas.iter() {
             let mut dropped: Vec<Fence> = Vec::new();
-            arena.lock().forget_where(Fence::is_known_done, &mut dropped);
+            let mut state = arena.lock();
+            dropped.extend(state.dependencies.extract_if(.., |fence| fence.is_known_done()));
+            state.rest_where(Fence::is_known_done, &mut dropped);
         }
     }
 
@@ -63,7 +65,7 @@ impl Shared {
     /// was more.
     fn leave(&self, stream: &CudaStream, freed: u64) -> bool {
         let end = EndOfStream::over(stream.id(), stream.own.stream());
-        let mut directory = self.directory.lock();
+        let mut directory = self.arenas.directory.lock();
         let found = directory.find(stream.id());
         let Some((index, arena)) = found.and_then(|index| Some((index, self.arenas.get(index)?))) else {
             return true;

@@ -65,8 +65,8 @@ impl Segments {
         self.list.get_mut(index as usize)?.take()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Segment)> {
-        self.list.iter().enumerate().filter_map(|(index, segment)| Some((index as u32, segment.as_ref()?)))
+    pub(crate) fn count(&self) -> usize {
+        self.list.iter().flatten().count()
     }
 
     pub(crate) fn take_all(&mut self) -> Vec<Segment> {

@@ -10,19 +10,17 @@ use std::{
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use transload_core::{
-    Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, SpareBuffer, Timeline, TimelineId,
+    Error, ErrorKind, Fence, MemoryKind, MemoryShortage, Reclaimer, Result, SpareBuffer, Timeline,
 };
-use transload_cuda_sys::Stream;
 use transload_memory::MemoryResource;
 
 use super::{
     after_capture::AfterCapture,
     arena::{self, Seal},
-    arenas::{Arena, ArenaState, Arenas, Directory, Owner, Whose, recent, remember, serves, whose},
+    arenas::{Arena, ArenaState, Arenas, Whose, recent, remember, serves, whose},
     blocks::{Blocks, Holder, Node},
     builder::Options,
     cache,
-    ending::{AtEnd, EndOfStream},
     segments::Segments,
     shard::Shard,
     size::Want,
@@ -41,8 +39,6 @@ pub(super) struct Shared {
     /// Of host memory, how many bytes of a stream may be in flight beside a request that gets others.
     pub(super) ahead: u64,
     pub(super) arenas: Arc<Arenas>,
-    /// Locked before any arena.
-    pub(super) directory: Arc<Mutex<Directory>>,
     /// Locked after any arena.
     pub(super) segments: Mutex<Segments>,
     pub(super) reserved: AtomicU64,
@@ -111,7 +107,6 @@ impl Shared {
             options,
             ahead,
             arenas: Arc::new(Arenas::new()),
-            directory: Arc::default(),
             segments: Mutex::default(),
             reserved: AtomicU64::new(0),
             peak_reserved: AtomicU64::new(0),
@@ -165,8 +160,7 @@ impl Shared {
 
     /// Like [`serving`](Self::serving), but `None` for a stream that was not used here since it was released.
     pub(super) fn known(&self, stream: &CudaStream) -> Option<Serving<'_>> {
-        let found = self.directory.lock().find(stream.id());
-        let (index, arena) = found.and_then(|index| Some((index, self.arenas.get(index)?)))?;
+        let (index, arena) = self.arenas.find(stream.id())?;
         let state = arena.lock();
         serves(&state, stream).then_some(Serving { index, arena, state })
     }
@@ -188,23 +182,21 @@ impl Shared {
         }
         let id = stream.id();
         loop {
-            let known = self.directory.lock().find(id);
-            let index = match known {
-                Some(index) => index,
-                None => {
-                    let (arenas, directory) = (Arc::clone(&self.arenas), Arc::clone(&self.directory));
-                    stream.own.endings.add(id, Arc::new(Ends { arenas, directory }));
-                    let entered = self.directory.lock().enter(&self.arenas, stream, self.ahead > 0);
-                    entered.ok_or_else(too_many)?
-                }
-            };
-            let arena = self.arenas.get(index).ok_or_else(too_many)?;
+            if self.arenas.find(id).is_none() {
+                stream.own.endings.add(id, Arc::clone(&self.arenas));
+                self.arenas
+                    .directory
+                    .lock()
+                    .enter(&self.arenas, stream, self.ahead > 0)
+                    .ok_or_else(too_many)?;
+            }
+            // Released meanwhile, where there is none.
+            let Some((index, arena)) = self.arenas.find(id) else { continue };
             let state = arena.lock();
             if serves(&state, stream) {
                 remember(self.id, stream, index);
                 return Ok(Serving { index, arena, state });
             }
-            // Released meanwhile.
         }
     }
 
@@ -256,36 +248,6 @@ impl Shared {
 
 fn too_many() -> Error {
     Error::new(ErrorKind::Unsupported, "more streams than an allocator can serve at a time")
-}
-
-/// What streams enter their end into. Lives on with the streams, since allocator and stream may go at the same moment.
-struct Ends {
-    arenas: Arc<Arenas>,
-    directory: Arc<Mutex<Directory>>,
-}
-
-impl AtEnd for Ends {
-    fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Vec<Fence> {
-        let found = self.directory.lock().find(id);
-        let Some((index, arena)) = found.and_then(|index| Some((index, self.arenas.get(index)?))) else {
-            return Vec::new();
-        };
-        let needed = {
-            let state = arena.lock();
-            !state.blocks.is_empty() || state.is_user
-        };
-        // The driver is called with no lock held. Nobody allocates from the arena any more, since the stream is gone.
-        let end = if needed { EndOfStream::of(id, stream) } else { EndOfStream::over(id, stream) };
-        let mut directory = self.directory.lock();
-        directory.forget(id);
-        let mut state = arena.lock();
-        state.owner = Owner::Ended(end);
-        directory.vacate(index, &mut state).map_or_else(Vec::new, |(_ended, left)| left)
-    }
-
-    fn expects(&self, id: TimelineId) -> bool {
-        self.directory.lock().find(id).is_some()
-    }
 }
 
 /// What the handles of an allocator share: with the last of them nothing is kept for later any more.
@@ -343,7 +305,7 @@ impl Drop for Shared {
                 fences.push(Fence::new(Arc::clone(&stream.timeline), last));
             }
         }
-        self.directory.lock().close();
+        self.arenas.directory.lock().close();
         fences.retain(|fence| !fence.is_known_done());
         for segment in &segments {
             for fence in &fences {

@@ -65,7 +65,7 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
     let mut numbers = AllocatorStatistics {
         reserved: shared.reserved.load(Relaxed),
         peak_reserved: shared.peak_reserved.load(Relaxed),
-        segments: shared.segments.lock().iter().count() as u64,
+        segments: shared.segments.lock().count() as u64,
         ..AllocatorStatistics::default()
     };
     let mut classes = [SizeClassStatistics::default(); CLASSES];

@@ -39,9 +39,4 @@ impl CudaStream {
     pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
         if buffer { !fence.timeline().as_any().is::<AfterCapture>() } else { Self::can_come_after(fence) }
     }
-
-    /// Whether someone captures the stream into a graph: it must neither be asked nor waited for then.
-    pub(super) fn is_captured(&self) -> bool {
-        self.own.is_captured()
-    }
 }
