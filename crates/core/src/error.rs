@@ -93,27 +93,20 @@ impl Error {
         message: impl Into<Cow<'static, str>>,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        let source = Some(source.into());
-        Self(Arc::new(Inner { kind, message: message.into(), shortage: None, source }))
+        let (message, source) = (message.into(), Some(source.into()));
+        Self(Arc::new(Inner { kind, message, shortage: None, source }))
     }
 
     /// [`ErrorKind::OutOfMemory`] with its numbers.
     #[must_use]
     pub fn out_of_memory(place: crate::Place, shortage: MemoryShortage) -> Self {
         let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |bytes| bytes.to_string());
-        let message = format!(
-            "out of {place} memory: {} bytes requested, {} free of {}",
-            shortage.requested,
-            known(shortage.free),
-            known(shortage.total),
-        );
-        let shortage = Some(shortage);
-        Self(Arc::new(Inner {
-            kind: ErrorKind::OutOfMemory,
-            message: message.into(),
-            shortage,
-            source: None,
-        }))
+        let MemoryShortage { requested, free, total } = shortage;
+        let (free, total) = (known(free), known(total));
+        let message =
+            format!("out of {place} memory: {requested} bytes requested, {free} free of {total}").into();
+        let kind = ErrorKind::OutOfMemory;
+        Self(Arc::new(Inner { kind, message, shortage: Some(shortage), source: None }))
     }
 
     /// What went wrong.

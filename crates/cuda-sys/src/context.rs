@@ -122,6 +122,16 @@ impl Context {
         Ok(bound)
     }
 
+    /// Makes a call in this context that leaves captures of other threads valid.
+    ///
+    /// # Errors
+    /// The driver's code.
+    pub(crate) fn call(&self, name: &'static str, call: impl FnOnce() -> u32) -> Result<()> {
+        let _bound = self.enter()?;
+        let _capture = RelaxedCapture::enter()?;
+        check(name, call())
+    }
+
     /// `asked` is the answer to the question after the current context, which is not this one.
     #[inline(never)]
     fn push(&self, asked: u32, had_none: bool) -> Result<ContextGuard<'_>> {
@@ -151,11 +161,9 @@ impl Context {
     /// # Errors
     /// The driver's code.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
-        let _bound = self.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both out pointers are valid for the call.
-        check("cuMemGetInfo_v2", unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        self.call("cuMemGetInfo_v2", || unsafe { ffi::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok((free, total))
     }
 
@@ -178,10 +186,8 @@ impl Context {
     /// # Errors
     /// The driver's code, also one that earlier asynchronous work caused.
     pub fn synchronize(&self) -> Result<()> {
-        let _bound = self.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // SAFETY: a context is current.
-        check("cuCtxSynchronize", unsafe { ffi::cuCtxSynchronize() })
+        self.call("cuCtxSynchronize", || unsafe { ffi::cuCtxSynchronize() })
     }
 }
 

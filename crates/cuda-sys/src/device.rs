@@ -1,6 +1,6 @@
 //! A CUDA device by ordinal: its name, identity, memory and attributes.
 
-use std::os::raw::c_int;
+use std::os::raw::{c_char, c_int};
 
 use crate::{Driver, DriverError, Result, check, ffi};
 
@@ -48,6 +48,17 @@ pub mod attribute {
     pub const READ_ONLY_HOST_REGISTER_SUPPORTED: u32 = 113;
     /// Nearest NUMA node of the host, -1 where the system has none (CUDA 12.2 and later).
     pub const HOST_NUMA_ID: u32 = 134;
+}
+
+/// The text that a call writes to where it is told, of at most so many bytes.
+fn text(name: &'static str, call: impl FnOnce(*mut c_char, c_int) -> u32) -> Result<String> {
+    let mut bytes = [0_u8; 256];
+    // Less one, so that a terminator always remains.
+    check(name, call(bytes.as_mut_ptr().cast(), 255))?;
+    Ok(bytes
+        .split(|byte| *byte == 0)
+        .next()
+        .map_or_else(String::new, |text| String::from_utf8_lossy(text).into_owned()))
 }
 
 /// A device that the driver knows. Copy it freely; it owns nothing.
@@ -113,13 +124,8 @@ impl Device {
     /// # Errors
     /// The driver's code.
     pub fn name(self) -> Result<String> {
-        let mut bytes = [0_u8; 256];
-        // SAFETY: the buffer is as long as the length given, less one so that a terminator always remains.
-        check("cuDeviceGetName", unsafe {
-            ffi::cuDeviceGetName(bytes.as_mut_ptr().cast(), 255, self.handle)
-        })?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        // SAFETY: the driver writes at most so many bytes.
+        text("cuDeviceGetName", |to, len| unsafe { ffi::cuDeviceGetName(to, len, self.handle) })
     }
 
     /// The device's UUID, which stays the same across processes and reboots.
@@ -138,13 +144,8 @@ impl Device {
     /// # Errors
     /// The driver's code.
     pub fn pci_bus_id(self) -> Result<String> {
-        let mut bytes = [0_u8; 32];
-        // SAFETY: the buffer is as long as the length given, less one so that a terminator always remains.
-        check("cuDeviceGetPCIBusId", unsafe {
-            ffi::cuDeviceGetPCIBusId(bytes.as_mut_ptr().cast(), 31, self.handle)
-        })?;
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        // SAFETY: the driver writes at most so many bytes.
+        text("cuDeviceGetPCIBusId", |to, len| unsafe { ffi::cuDeviceGetPCIBusId(to, len, self.handle) })
     }
 
     /// Bytes of memory on the device.

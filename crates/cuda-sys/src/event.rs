@@ -41,11 +41,9 @@ impl Event {
             EventTiming::Enabled => 0,
             EventTiming::Disabled => DISABLE_TIMING,
         };
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the out pointer is valid and a context is current.
-        check("cuEventCreate", unsafe { ffi::cuEventCreate(&mut raw, flags) })?;
+        context.call("cuEventCreate", || unsafe { ffi::cuEventCreate(&mut raw, flags) })?;
         Ok(Self { context: context.clone(), raw })
     }
 
@@ -114,10 +112,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the event is owned and not used after this; the driver frees it once its work is done.
-            check("cuEventDestroy_v2", unsafe { ffi::cuEventDestroy_v2(self.raw) })
-        }));
+        // SAFETY: the event is owned and not used after this; the driver frees it once its work is done.
+        record_drop_error(
+            self.context.call("cuEventDestroy_v2", || unsafe { ffi::cuEventDestroy_v2(self.raw) }),
+        );
     }
 }

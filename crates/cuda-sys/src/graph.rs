@@ -127,11 +127,9 @@ impl Graph {
     /// # Errors
     /// The driver's code; [`DriverError::MissingFunction`] before CUDA 11.4.
     pub fn instantiate(&self) -> Result<GraphExec> {
-        let _bound = self.context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let mut raw: CUgraphExec = ptr::null_mut();
         // SAFETY: the graph is valid by this type's invariant, the out pointer for the call.
-        check("cuGraphInstantiateWithFlags", unsafe {
+        self.context.call("cuGraphInstantiateWithFlags", || unsafe {
             ffi::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)
         })?;
         Ok(GraphExec { context: self.context.clone(), raw })
@@ -140,11 +138,8 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the graph is owned and not used after this; executables made of it have their own nodes.
-            check("cuGraphDestroy", unsafe { ffi::cuGraphDestroy(self.raw) })
-        }));
+        // SAFETY: the graph is owned and not used after this; executables made of it have their own nodes.
+        record_drop_error(self.context.call("cuGraphDestroy", || unsafe { ffi::cuGraphDestroy(self.raw) }));
     }
 }
 
@@ -239,10 +234,9 @@ impl GraphExec {
 
 impl Drop for GraphExec {
     fn drop(&mut self) {
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the executable is owned and not used after this.
-            check("cuGraphExecDestroy", unsafe { ffi::cuGraphExecDestroy(self.raw) })
-        }));
+        // SAFETY: the executable is owned and not used after this.
+        record_drop_error(
+            self.context.call("cuGraphExecDestroy", || unsafe { ffi::cuGraphExecDestroy(self.raw) }),
+        );
     }
 }

@@ -52,11 +52,9 @@ impl Stream {
         /// `CU_STREAM_NON_BLOCKING`; cust's own `Stream::new` drops this flag.
         const NON_BLOCKING: u32 = 1;
         let flags = if options.blocking { 0 } else { NON_BLOCKING };
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let mut raw = ptr::null_mut();
         // SAFETY: the out pointer is valid and a context is current.
-        check("cuStreamCreateWithPriority", unsafe {
+        context.call("cuStreamCreateWithPriority", || unsafe {
             ffi::cuStreamCreateWithPriority(&mut raw, flags, options.priority)
         })?;
         Ok(Self { context: context.clone(), raw, owned: true })
@@ -115,10 +113,8 @@ impl Stream {
     /// # Errors
     /// The driver's code, also one that the stream's own work caused.
     pub fn synchronize(&self) -> Result<()> {
-        let _bound = self.context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the handle is valid by this type's invariant.
-        check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(self.raw) })
+        self.context.call("cuStreamSynchronize", || unsafe { ffi::cuStreamSynchronize(self.raw) })
     }
 
     /// Makes later work of this stream wait for what `event` recorded last. The host does not wait. The event may
@@ -149,14 +145,11 @@ unsafe impl AsStream for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
+        if self.owned {
             // SAFETY: the stream is owned and not used after this. Work still enqueued completes; the driver frees the
             // stream's resources then.
-            check("cuStreamDestroy_v2", unsafe { ffi::cuStreamDestroy_v2(self.raw) })
-        }));
+            let destroy = || unsafe { ffi::cuStreamDestroy_v2(self.raw) };
+            record_drop_error(self.context.call("cuStreamDestroy_v2", destroy));
+        }
     }
 }

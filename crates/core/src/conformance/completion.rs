@@ -11,7 +11,7 @@ use std::{
 use super::{
     Failure, Found, Verdict,
     gate::Gate,
-    lab::{self, Lab},
+    lab::{self, Lab, joined},
 };
 use crate::{Fence, Operation, RawBuffer, Timing, submit};
 
@@ -32,23 +32,16 @@ pub(super) fn fences(lab: &Lab<'_>) -> Found {
             let mut last = 0;
             while !done.load(Ordering::Acquire) {
                 let now = timeline.reached();
-                if now < last {
-                    return Err((last, now));
-                }
+                ensure!(now >= last, "a timeline went back from {last} to {now}");
                 last = now;
                 thread::yield_now();
             }
             Ok(())
         };
-        let watcher = thread::Builder::new().spawn_scoped(scope, look);
+        let watcher = scope.spawn(look);
         let outcome = in_order(lab, &queue, &src, &dst);
         done.store(true, Ordering::Release);
-        match watcher.map(thread::ScopedJoinHandle::join) {
-            Ok(Ok(Err((last, now)))) => fail!("a timeline went back from {last} to {now}"),
-            Ok(Err(panic)) => Err(Failure::panicked(&*panic)),
-            Err(error) => fail!("no thread could be started: {error}"),
-            Ok(Ok(Ok(()))) => outcome,
-        }
+        joined(watcher).and(outcome)
     });
     outcome?;
     lab.backend().drain()?;
@@ -137,10 +130,7 @@ fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> 
         let _told_elsewhere = theirs.wait();
         flags.1.store(true, Ordering::Release);
     };
-    let waiting = match thread::Builder::new().spawn(wait) {
-        Ok(waiting) => waiting,
-        Err(error) => fail!("no thread could be started: {error}"),
-    };
+    let waiting = thread::spawn(wait);
     while !begun.load(Ordering::Acquire) {
         thread::yield_now();
     }

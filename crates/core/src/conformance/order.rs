@@ -5,7 +5,7 @@ use std::thread;
 use super::{
     Failure, Found, Verdict,
     gate::Gate,
-    lab::{self, Lab, same},
+    lab::{self, Lab, joined, same},
 };
 use crate::{Operation, Pattern, RawBuffer, Result as CoreResult, Timing, submit};
 
@@ -117,24 +117,18 @@ pub(super) fn other_backends(lab: &Lab<'_>) -> Found {
                 copy(&queues[0], &between, &middle)?;
                 copy(&queues[1], &middle, &back)?;
                 // Overwrites what the first reads.
-                submit(&*queues[2], &Operation::Fill { dst: &between, pattern: Pattern::U8(9) }, Timing::Off)
-                    .map(|_| ())
-                    .or_else(|error| {
-                        let unsupported = error.kind() == crate::ErrorKind::Unsupported;
-                        if unsupported { Ok(()) } else { Err(error) }
-                    })?;
-                Ok(())
+                let fill = Operation::Fill { dst: &between, pattern: Pattern::U8(9) };
+                match submit(&*queues[2], &fill, Timing::Off) {
+                    Err(error) if error.kind() != crate::ErrorKind::Unsupported => Err(error.into()),
+                    _ => Ok(()),
+                }
             };
-            let worker = thread::Builder::new().spawn_scoped(scope, work);
+            let worker = scope.spawn(work);
             // Gives work that does not wait a chance to be seen: nothing here depends on how long this takes.
             lab::look_on(|| false);
             let early = between.try_read().is_ok();
             gate.open();
-            let worker = match worker {
-                Ok(worker) => worker,
-                Err(error) => fail!("no thread could be started: {error}"),
-            };
-            let outcome = worker.join().map_err(|panic| Failure::panicked(&*panic))?;
+            let outcome = joined(worker);
             ensure!(!early, "bytes that another backend is writing can be viewed");
             outcome
         });

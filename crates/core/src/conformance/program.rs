@@ -112,16 +112,25 @@ impl Program<'_> {
         }
     }
 
-    fn can_copy(&self, a: usize, b: usize) -> bool {
+    /// A length and where it begins in two buffers; `None` where the device does not copy from one to the other.
+    fn ranges(&mut self, a: usize, b: usize) -> Option<(usize, usize, usize)> {
         let (src, dst) = (self.cells[a].spot.place, self.cells[b].spot.place);
-        a != b && self.lab.backend().copier(src, dst) == Some(self.lab.subject.device)
-    }
-
-    /// A length and where it begins in two buffers.
-    fn ranges(&mut self, a: usize, b: usize) -> (usize, usize, usize) {
+        if a == b || self.lab.backend().copier(src, dst) != Some(self.lab.subject.device) {
+            return None;
+        }
         let (from, to) = (self.cells[a].model.len(), self.cells[b].model.len());
         let bytes = self.noise.between(1, from.min(to));
-        (bytes, self.noise.below(from - bytes + 1), self.noise.below(to - bytes + 1))
+        Some((bytes, self.noise.below(from - bytes + 1), self.noise.below(to - bytes + 1)))
+    }
+
+    fn slices(
+        &self,
+        (a, from): (usize, usize),
+        (b, to): (usize, usize),
+        bytes: usize,
+    ) -> Result<(RawBuffer, RawBuffer), Failure> {
+        let src = self.cells[a].buffer.slice(from..from + bytes)?;
+        Ok((src, self.cells[b].buffer.slice(to..to + bytes)?))
     }
 
     fn move_model(&mut self, (a, from): (usize, usize), (b, to): (usize, usize), bytes: usize) {
@@ -130,12 +139,8 @@ impl Program<'_> {
     }
 
     fn copy(&mut self, a: usize, b: usize) -> Result<(), Failure> {
-        if !self.can_copy(a, b) {
-            return Ok(());
-        }
-        let (bytes, from, to) = self.ranges(a, b);
-        let src = self.cells[a].buffer.slice(from..from + bytes)?;
-        let dst = self.cells[b].buffer.slice(to..to + bytes)?;
+        let Some((bytes, from, to)) = self.ranges(a, b) else { return Ok(()) };
+        let (src, dst) = self.slices((a, from), (b, to), bytes)?;
         ensure!(self.submit(&Operation::Copy { src: &src, dst: &dst })?, "the copier's queue does not copy");
         self.move_model((a, from), (b, to), bytes);
         Ok(())
@@ -156,16 +161,12 @@ impl Program<'_> {
     }
 
     fn pitched(&mut self, a: usize, b: usize) -> Result<(), Failure> {
-        if !self.can_copy(a, b) {
-            return Ok(());
-        }
-        let (bytes, from, to) = self.ranges(a, b);
+        let Some((bytes, from, to)) = self.ranges(a, b) else { return Ok(()) };
         let pitch = self.noise.between(1, bytes.min(3000));
         let width = self.noise.between(1, pitch);
         let height = self.noise.between(1, ((bytes - width) / pitch + 1).min(60));
         let rows = Pitched { width, height, src_pitch: pitch, dst_pitch: pitch };
-        let src = self.cells[a].buffer.slice(from..from + bytes)?;
-        let dst = self.cells[b].buffer.slice(to..to + bytes)?;
+        let (src, dst) = self.slices((a, from), (b, to), bytes)?;
         if self.submit(&Operation::CopyPitched { src: &src, dst: &dst, rows })? {
             for row in 0..height {
                 self.move_model((a, from + row * pitch), (b, to + row * pitch), width);
@@ -175,18 +176,14 @@ impl Program<'_> {
     }
 
     fn batch(&mut self, a: usize, b: usize) -> Result<(), Failure> {
-        if !self.can_copy(a, b) {
-            return Ok(());
-        }
-        let (bytes, from, to) = self.ranges(a, b);
+        let Some((bytes, from, to)) = self.ranges(a, b) else { return Ok(()) };
         let count = self.noise.between(1, 6).min(bytes);
         let each = bytes / count;
         let mut pairs = Vec::new();
         for index in 0..count {
             // The destinations in the opposite order.
             let (read, write) = (from + index * each, to + (count - 1 - index) * each);
-            let src = self.cells[a].buffer.slice(read..read + each)?;
-            pairs.push((src, self.cells[b].buffer.slice(write..write + each)?));
+            pairs.push(self.slices((a, read), (b, write), each)?);
         }
         if self.submit(&Operation::CopyBatch { pairs: &pairs })? {
             for index in 0..count {

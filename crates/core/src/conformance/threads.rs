@@ -2,7 +2,11 @@
 
 use std::thread;
 
-use super::{Failure, Found, Verdict, lab::Lab, noise::Noise};
+use super::{
+    Failure, Found, Verdict,
+    lab::{Lab, joined},
+    noise::Noise,
+};
 use crate::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 
 const THREADS: usize = 12;
@@ -26,19 +30,10 @@ pub(super) fn threads(lab: &Lab<'_>) -> Found {
             for index in 0..THREADS {
                 let buffers = [&src, &middle, &back, &shared];
                 let (lab, seed) = (lab, noise.next());
-                let work = move || one_thread(lab, (index, rounds), buffers, seed);
-                workers.push(thread::Builder::new().spawn_scoped(scope, work));
+                workers.push(scope.spawn(move || one_thread(lab, (index, rounds), buffers, seed)));
             }
             // All are joined, also after a failure.
-            let mut outcome = Ok(());
-            for worker in workers {
-                outcome = outcome.and(match worker.map(thread::ScopedJoinHandle::join) {
-                    Ok(Ok(outcome)) => outcome,
-                    Ok(Err(panic)) => Err(Failure::panicked(&*panic)),
-                    Err(error) => Err(Failure::new(format!("no thread could be started: {error}"))),
-                });
-            }
-            outcome
+            workers.into_iter().map(joined).fold(Ok(()), Result::and)
         });
         outcome?;
         let what = format!("bytes of {THREADS} threads {} → {} → back", host.place, there.place);

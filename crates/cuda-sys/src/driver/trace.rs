@@ -151,44 +151,22 @@ impl<T> Word for *mut T {
     }
 }
 
-macro_rules! integers {
-    ($($type:ty),*) => { $(
+macro_rules! words {
+    ($($type:ty),* => |$value:ident| $word:expr) => { $(
         impl Word for $type {
-            // Sign extension is wanted: -1 is the host's ordinal.
-            #[allow(clippy::cast_sign_loss, clippy::cast_lossless, trivial_numeric_casts)]
+            #[allow(clippy::cast_sign_loss, clippy::cast_lossless, clippy::unnecessary_cast, trivial_numeric_casts)]
             fn word(&self) -> u64 {
-                *self as u64
+                let $value = self;
+                $word
             }
         }
     )* };
 }
-integers!(u8, u16, u32, u64, usize, i32);
-
-impl Word for f32 {
-    fn word(&self) -> u64 {
-        u64::from(self.to_bits())
-    }
-}
-
-impl Word for super::newer::MemLocation {
-    fn word(&self) -> u64 {
-        (u64::from(self.kind) << 32) | u64::from(self.id.cast_unsigned())
-    }
-}
-
-macro_rules! opaque {
-    ($($type:ty),*) => { $(
-        impl Word for $type {
-            fn word(&self) -> u64 {
-                0
-            }
-        }
-    )* };
-}
-opaque!(
-    cust::sys::CUipcEventHandle,
-    cust::sys::CUipcMemHandle,
-    cust::sys::CUhostFn,
-    cust::sys::CUstreamCallback,
-    cust::sys::CUoccupancyB2DSize
+// Sign extension is wanted: -1 is the host's ordinal.
+words!(u8, u16, u32, u64, usize, i32 => |value| *value as u64);
+words!(f32 => |value| u64::from(value.to_bits()));
+words!(super::newer::MemLocation => |at| (u64::from(at.kind) << 32) | u64::from(at.id.cast_unsigned()));
+words!(
+    cust::sys::CUipcEventHandle, cust::sys::CUipcMemHandle, cust::sys::CUhostFn, cust::sys::CUstreamCallback,
+    cust::sys::CUoccupancyB2DSize => |_opaque| 0
 );

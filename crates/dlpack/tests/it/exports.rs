@@ -141,3 +141,31 @@ fn memory_that_may_not_be_written_is_exported_for_reading_and_versioned_only() {
     drop(buffer);
     assert!(backend.ledger().is_empty());
 }
+
+#[test]
+fn a_shape_needs_the_bytes_up_to_its_last_element_counted_without_overflow() {
+    let export = |bytes, dtype, shape: &[i64], strides: &[i64]| {
+        let exported = Export::new(&host(bytes), dtype).shape(shape).strides(strides).versioned();
+        exported.map(drop).map_err(|error| error.kind())
+    };
+    let f32s = |bytes, shape: &[i64], strides: &[i64]| export(bytes, DLDataType::F32, shape, strides);
+    for (shape, strides, bytes) in [
+        (&[2, 3][..], &[3, 1][..], 24),
+        (&[2, 3], &[1, 2], 24),
+        (&[2, 3], &[8, 1], 44),
+        (&[5, 1], &[0, -9], 4),
+        (&[], &[], 4),
+    ] {
+        assert_eq!(f32s(bytes, shape, strides), Ok(()), "{shape:?}");
+        assert_eq!(f32s(bytes - 1, shape, strides), Err(ErrorKind::OutOfRange), "{shape:?}");
+    }
+    assert_eq!(f32s(1, &[7, 0], &[-1, i64::MIN]), Ok(()));
+    assert_eq!(export(2, DLDataType::F4E2M1FN, &[3], &[1]), Ok(()));
+    assert_eq!(export(1, DLDataType::F4E2M1FN, &[3], &[1]), Err(ErrorKind::OutOfRange));
+    for (shape, strides) in [(&[2][..], &[-1][..]), (&[-2], &[1]), (&[2, 2], &[1])] {
+        assert_eq!(f32s(64, shape, strides), Err(ErrorKind::InvalidArgument), "{shape:?} {strides:?}");
+    }
+    for (shape, strides) in [([i64::MAX, i64::MAX], [1, 1]), ([2, 2], [i64::MAX, i64::MAX])] {
+        assert_eq!(f32s(64, &shape, &strides), Err(ErrorKind::OutOfRange), "{shape:?} {strides:?}");
+    }
+}

@@ -46,11 +46,12 @@ fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
     let importer = Importer::new();
     let said = || Said::floats(start.cast(), 4);
     let said_at = |byte_offset| Said { byte_offset, ..said() };
-    let cases: [(&str, Said, usize, usize); 8] = [
+    let cases: [(&str, Said, usize, usize); 9] = [
         ("offset", said_at(64), 64, 16),
         ("transposed", said().shaped(&[3, 2], Some(&[1, 3])), 0, 24),
         ("no strides", said().shaped(&[3, 2], None), 0, 24),
         ("length 1, any stride", said().shaped(&[1, 4], Some(&[77, 1])), 0, 16),
+        ("length 1 between, any stride", said().shaped(&[4, 1, 2], Some(&[2, 77, 1])), 0, 32),
         ("no dimension", said().shaped(&[], None), 0, 4),
         (
             "no element",
@@ -129,6 +130,13 @@ fn a_description_that_cannot_be_is_refused_and_the_tensor_comes_back() {
         ("no bits", Said { dtype: dtype(0, 1), ..floats() }, invalid),
         ("no lanes", Said { dtype: dtype(32, 0), ..floats() }, invalid),
         ("gaps", floats().shaped(&[2, 3], Some(&[8, 1])), ErrorKind::Unsupported),
+        ("a gap of one", floats().shaped(&[2, 3], Some(&[4, 1])), ErrorKind::Unsupported),
+        ("every second", floats().shaped(&[3], Some(&[2])), ErrorKind::Unsupported),
+        (
+            "an end beyond all memory",
+            Said { data: ptr::without_provenance_mut(usize::MAX), ..floats() },
+            ErrorKind::OutOfRange,
+        ),
         ("shared elements", floats().shaped(&[2, 3], Some(&[0, 1])), ErrorKind::Unsupported),
         ("backwards", floats().shaped(&[4], Some(&[-1])), ErrorKind::Unsupported),
         (
