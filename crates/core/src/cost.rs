@@ -4,8 +4,8 @@ use std::{fmt, time::Duration};
 
 use crate::{TransferMethod, TransferPath};
 
-/// Where a prediction comes from; every report names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Where a prediction comes from, the least reliable first; every report names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CostBasis {
     /// The backend's default costs: not measured on this machine.
     BuiltIn,

@@ -17,21 +17,12 @@ pub(crate) struct CostTable {
     costs: HashMap<(TransferPath, TransferMethod), Cost>,
 }
 
-fn rank(basis: CostBasis) -> u8 {
-    match basis {
-        CostBasis::BuiltIn => 0,
-        CostBasis::Measured => 1,
-        CostBasis::User => 2,
-    }
-}
-
 impl CostTable {
     /// Takes costs in. What has a better basis stays; of two defaults the first stays, of others the last.
     pub(crate) fn set(&mut self, costs: Vec<PathCost>, basis: CostBasis) {
         for PathCost { path, method, model } in costs {
             let keeps = self.costs.get(&(path, method)).is_some_and(|old| {
-                rank(old.basis) > rank(basis)
-                    || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
+                old.basis > basis || (old.basis == CostBasis::BuiltIn && basis == CostBasis::BuiltIn)
             });
             if !keeps {
                 self.costs.insert((path, method), Cost { model, basis });

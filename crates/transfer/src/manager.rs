@@ -334,12 +334,12 @@ impl CrossBackendTransferManager {
         options: &TransferOptions,
         in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
-        let timing = candidate.timing(request.bytes, options.wanted_timing());
+        let timing = candidate.timing(request.bytes, options.timing);
         let job = Job {
             src: &ranges.src,
             dst: &ranges.dst,
-            priority: options.wanted_priority(),
-            workload: options.wanted_workload(),
+            priority: options.priority,
+            workload: options.workload,
             stage_in_place: choice.stage_in_place,
             timing,
             in_the_way: in_the_way.as_ref().map_or(InTheWay::WaitFor, |(turns, _)| InTheWay::Tell(turns)),

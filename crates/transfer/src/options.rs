@@ -16,11 +16,11 @@ use transload_core::{StreamPriority, Timing, TransferMethod, WorkloadType};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferOptions {
-    priority: StreamPriority,
-    workload: Option<WorkloadType>,
+    pub(crate) priority: StreamPriority,
+    pub(crate) workload: Option<WorkloadType>,
     /// One bit for each method's index.
     allowed: u8,
-    timing: Option<Timing>,
+    pub(crate) timing: Option<Timing>,
 }
 
 impl TransferOptions {
@@ -94,18 +94,6 @@ impl TransferOptions {
     /// The forbidden methods: a bit for each one's index.
     pub(crate) const fn forbidden(&self) -> u8 {
         !self.allowed
-    }
-
-    pub(crate) const fn wanted_priority(&self) -> StreamPriority {
-        self.priority
-    }
-
-    pub(crate) const fn wanted_workload(&self) -> Option<WorkloadType> {
-        self.workload
-    }
-
-    pub(crate) const fn wanted_timing(&self) -> Option<Timing> {
-        self.timing
     }
 }
 

@@ -1,41 +1,27 @@
 //! What would be done for a transfer, without doing it.
 
-use std::{fmt, time::Duration};
+use std::{fmt, ops::Deref, time::Duration};
 
-use transload_core::{
-    CostBasis, DeviceId, QueuedBefore, Rejections, TransferMethod, TransferPath, TransferReport,
-};
+use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 
-/// What a transfer would do. The transfer's own report says the same where nothing was registered and no cost was set in
-/// between: both come from one planner.
+/// What a transfer would do: the report that it would make (a plan dereferences to it), with all times zero, and what else it
+/// could do. The transfer's own report says the same where nothing was registered and no cost was set in between: both come from
+/// one planner.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// From where to where.
-    pub path: TransferPath,
-    /// How many bytes.
-    pub bytes: u64,
-    /// How.
-    pub method: TransferMethod,
-    /// Whose queue would do the work.
-    pub lane: DeviceId,
-    /// How many queues would take part.
-    pub lanes: u32,
-    /// Into how many pieces the bytes would be cut.
-    pub chunks: u32,
-    /// The predicted time.
-    pub predicted: Duration,
-    /// Like [`TransferReport::queued`].
-    pub queued: u64,
-    /// What the prediction rests on.
-    pub basis: CostBasis,
-    /// What cannot be taken, and why.
-    pub rejected: Rejections,
+    report: TransferReport,
     /// What could be taken and is not, fastest first. None is predicted to be faster on an idle device, unless the transfer
     /// passes by a copy engine's queue (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
     pub alternatives: Vec<Alternative>,
-    /// Whether a software driver plays the device.
-    pub simulated: bool,
+}
+
+impl Deref for Plan {
+    type Target = TransferReport;
+
+    fn deref(&self) -> &TransferReport {
+        &self.report
+    }
 }
 
 /// A method that applies and was not chosen.
@@ -52,33 +38,23 @@ pub struct Alternative {
 
 impl Plan {
     pub(crate) fn new(report: TransferReport, alternatives: Vec<Alternative>) -> Self {
-        Self {
-            path: report.path,
-            bytes: report.bytes,
-            method: report.method,
-            lane: report.lane,
-            lanes: report.lanes,
-            chunks: report.chunks,
-            predicted: report.predicted,
-            queued: report.queued,
-            basis: report.basis,
-            rejected: report.rejected,
-            alternatives,
-            simulated: report.simulated,
-        }
+        Self { report, alternatives }
     }
 
     /// Returns whether a transfer was done as planned, whatever was queued before the copy engine at the time.
     #[must_use]
     pub fn agrees_with(&self, report: &TransferReport) -> bool {
-        let done = Self::new(report.clone(), self.alternatives.clone());
-        *self == Self { queued: self.queued, ..done }
+        let mut planned = self.report.clone();
+        planned.queued = report.queued;
+        (planned.submitting, planned.elapsed, planned.moving) =
+            (report.submitting, report.elapsed, report.moving);
+        planned == *report
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, bytes, method, lane, lanes, chunks, predicted, basis, .. } = self;
+        let TransferReport { path, bytes, method, lane, lanes, chunks, predicted, basis, .. } = &self.report;
         write!(f, "{bytes} bytes {path} by {method} on {lane}")?;
         if (*lanes, *chunks) != (1, 1) {
             write!(f, ", {}, {}", counted(*lanes, "lane"), counted(*chunks, "chunk"))?;
@@ -103,25 +79,4 @@ impl fmt::Display for Plan {
 /// A number with its noun, in the plural unless it is 1.
 fn counted(number: u32, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
-}
-
-#[cfg(test)]
-mod tests {
-    use transload_core::{DeviceId, MemoryKind, Place};
-
-    use super::*;
-
-    #[test]
-    fn plan_counts_lanes_and_chunks_in_words_that_fit() {
-        let path = |kind| Place::new(DeviceId::Cpu, kind);
-        let path = TransferPath::new(path(MemoryKind::Pageable), path(MemoryKind::Pinned));
-        let mut report = TransferReport::planned(path, TransferMethod::HostStaged, DeviceId::Cpu, 64);
-        for (lanes, chunks, said) in
-            [(1, 13, ", 1 lane, 13 chunks:"), (2, 1, ", 2 lanes, 1 chunk:"), (1, 1, "on cpu: ")]
-        {
-            (report.lanes, report.chunks) = (lanes, chunks);
-            let plan = Plan::new(report.clone(), Vec::new()).to_string();
-            assert!(plan.contains(said), "{plan}");
-        }
-    }
 }

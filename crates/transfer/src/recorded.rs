@@ -137,7 +137,7 @@ impl CrossBackendTransferManager {
         }
         let operations: Vec<Operation<'_>> =
             pairs.iter().zip(&planned).map(|((src, dst), planned)| (planned.single)(src, dst)).collect();
-        let recorded = first.backend.record(lane, options.wanted_priority(), &operations)?;
+        let recorded = first.backend.record(lane, options.priority, &operations)?;
         let mut report = first.report.clone();
         report.chunks = u32::try_from(planned.len()).unwrap_or(u32::MAX);
         for other in planned.iter().skip(1) {
@@ -160,9 +160,9 @@ impl CrossBackendTransferManager {
             engines,
             backend: Arc::clone(&first.backend),
             recorded,
-            priority: options.wanted_priority(),
-            workload: options.wanted_workload().unwrap_or_default(),
-            timing: options.wanted_timing().unwrap_or_default(),
+            priority: options.priority,
+            workload: options.workload.unwrap_or_default(),
+            timing: options.timing.unwrap_or_default(),
             replays: Arc::new(Replays { report, watch: Arc::clone(&self.watch) }),
         })
     }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, OnceLock, atomic::AtomicU64},
     time::Duration,
 };
@@ -176,11 +175,5 @@ impl Counts {
                 self.best_rate = rate;
             }
         }
-    }
-}
-
-impl fmt::Debug for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Row({} by {})", self.path, self.method)
     }
 }

@@ -89,8 +89,7 @@ impl CrossBackendTransferManager {
                 [TransferMethod::HostStaged, TransferMethod::UnifiedMemory].contains(&candidate.method());
             let lease = if staged { Backend::lease_reserved_queue } else { Backend::lease_queue };
             let usual = if method.is_in_place() { WorkloadType::Compute } else { WorkloadType::Memory };
-            let (priority, workload) =
-                (options.wanted_priority(), options.wanted_workload().unwrap_or(usual));
+            let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
             let route = &candidate.route;
             if route.stages_in_place && priority == StreamPriority::High {
                 // Without the kernel the copy engine does it.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod bad_use;
+mod cheapest;
 mod choice;
 mod cpu;
 mod failure;

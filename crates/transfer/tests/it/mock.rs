@@ -61,6 +61,7 @@ pub(crate) struct MockBackend {
     copies: fn(Place, Place) -> bool,
     peers: bool,
     shares: bool,
+    in_place: bool,
     shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
@@ -79,6 +80,8 @@ pub(crate) struct Mock {
     pub(crate) unified_beside_host: bool,
     /// Whether it shares by a copy that it does not wait for.
     pub(crate) shares: bool,
+    /// Whether it copies in place wherever it copies.
+    pub(crate) in_place: bool,
 }
 
 impl Default for Mock {
@@ -94,6 +97,7 @@ impl Default for Mock {
             simulated: false,
             unified_beside_host: false,
             shares: false,
+            in_place: false,
         }
     }
 }
@@ -119,6 +123,7 @@ impl Mock {
             copies: self.copies,
             peers: self.peers,
             shares: self.shares,
+            in_place: self.in_place,
             shared,
             reclaimer: Arc::new(Reclaimer::new()),
             queues,
@@ -251,6 +256,10 @@ impl Backend for MockBackend {
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let device = if dst.device.is_cpu() { src.device } else { dst.device };
         ((self.copies)(src, dst) && self.knows(device).is_ok()).then_some(device)
+    }
+
+    fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
+        self.copier(src, dst).filter(|_| self.in_place)
     }
 
     fn default_costs(&self) -> Vec<PathCost> {
