@@ -1,15 +1,16 @@
 //! A CUDA stream of the library's own, or a foreign one taken in.
 
-use std::{fmt, sync::Arc, thread};
+use std::{
+    fmt,
+    sync::Arc,
+    thread::{self, ThreadId},
+};
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
 use transload_cuda_sys::{AsStream, Context, RawStream, RelaxedCapture, Stream, StreamOptions, check, ffi};
 use transload_memory::{CudaDevice, lift};
 
-use crate::{
-    CudaEvent, MetricsSampling, StreamMetrics, callbacks,
-    timeline::{Handle, StreamTimeline},
-};
+use crate::{CudaEvent, MetricsSampling, StreamMetrics, callbacks, timeline::StreamTimeline};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
@@ -45,7 +46,7 @@ impl CudaStream {
     pub fn new_with_priority(device: &CudaDevice, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
         let options = StreamOptions { priority: priority_number(context, priority)?, blocking: false };
-        Self::over(device, priority, Stream::new(context, options).map_err(lift)?, Handle::Own)
+        Self::over(device, priority, Stream::new(context, options).map_err(lift)?, false, None)
     }
 
     /// Takes in a stream that someone else owns: cust's (`Stream::as_inner`), PyTorch's, a default stream's handle. It is
@@ -69,12 +70,11 @@ impl CudaStream {
     ///   its work was over by each thread that launched them on it: a module keeps the fences of its launches.
     pub unsafe fn from_raw(device: &CudaDevice, raw: RawStream, priority: StreamPriority) -> Result<Self> {
         let context = device.context()?;
-        let handle =
-            if raw.addr() == PER_THREAD { Handle::OfThread(thread::current().id()) } else { Handle::Foreign };
+        let thread = (raw.addr() == PER_THREAD).then(|| thread::current().id());
         check_context(context, raw, device)?;
         // SAFETY: the caller promises a stream of this context that lives long enough.
         let stream = unsafe { Stream::from_raw(context, raw) };
-        Self::over(device, priority, stream, handle)
+        Self::over(device, priority, stream, true, thread)
     }
 
     /// The device's legacy default stream, which waits for every blocking stream of the context and they for it. For
@@ -86,7 +86,7 @@ impl CudaStream {
         // SAFETY: the handle means the default stream of whichever context is current, which is the device's own in every
         // call; that stream lives as long as the context, and cannot be captured.
         let stream = unsafe { Stream::from_raw(device.context()?, std::ptr::null_mut()) };
-        Self::over(device, StreamPriority::Normal, stream, Handle::Foreign)
+        Self::over(device, StreamPriority::Normal, stream, true, None)
     }
 
     /// The calling thread's own default stream. Its handle means another stream in each thread, so in any other thread
@@ -101,11 +101,17 @@ impl CudaStream {
         // device's own in every call; the timeline refuses other threads, and completion is found by events.
         let stream =
             unsafe { Stream::from_raw(device.context()?, std::ptr::without_provenance_mut(PER_THREAD)) };
-        Self::over(device, StreamPriority::Normal, stream, Handle::OfThread(thread::current().id()))
+        Self::over(device, StreamPriority::Normal, stream, true, Some(thread::current().id()))
     }
 
-    fn over(device: &CudaDevice, priority: StreamPriority, stream: Stream, handle: Handle) -> Result<Self> {
-        let own = StreamTimeline::new(device.id(), priority, stream, handle)?;
+    fn over(
+        device: &CudaDevice,
+        priority: StreamPriority,
+        stream: Stream,
+        is_shared: bool,
+        thread: Option<ThreadId>,
+    ) -> Result<Self> {
+        let own = StreamTimeline::new(device.id(), priority, stream, is_shared, thread)?;
         let timeline = Arc::clone(&own) as Arc<dyn Timeline>;
         Ok(Self { own, timeline })
     }

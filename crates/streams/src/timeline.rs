@@ -36,17 +36,6 @@ use crate::{
 /// Tasks that may wait for one stream before the list of them grows.
 const TASKS: usize = 4;
 
-/// Who can use a stream's handle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handle {
-    /// This crate alone, until it is given out.
-    Own,
-    /// Someone else as well.
-    Foreign,
-    /// Only this thread: for any other the handle means another stream.
-    OfThread(ThreadId),
-}
-
 /// A stream and the completion of what was enqueued on it. In this order what a small copy looks at lies together, behind the
 /// count of handles.
 #[repr(C)]
@@ -76,17 +65,15 @@ pub(crate) struct StreamTimeline {
 }
 
 impl StreamTimeline {
+    /// `is_shared`: someone else can use the stream's handle as well; with `thread` only in that one it means this stream.
     pub(crate) fn new(
         device: DeviceId,
         priority: StreamPriority,
         stream: Stream,
-        handle: Handle,
+        is_shared: bool,
+        thread: Option<ThreadId>,
     ) -> Result<Arc<Self>> {
         let reactor = Reactor::get()?;
-        let thread = match handle {
-            Handle::OfThread(thread) => Some(thread),
-            Handle::Own | Handle::Foreign => None,
-        };
         let spare = Event::new(stream.context(), EventTiming::Disabled).map(Arc::new).map_err(lift)?;
         Ok(Arc::new_cyclic(|this| Self {
             id: next_timeline_id(),
@@ -94,7 +81,7 @@ impl StreamTimeline {
             priority,
             stream,
             thread,
-            ends: Ends::new(handle != Handle::Own, spare),
+            ends: Ends::new(is_shared, spare),
             watch: Arc::new(Watch::new(Weak::clone(this), Wakers::with_room(TASKS))),
             broken: OnceLock::new(),
             kernels: OnceLock::new(),

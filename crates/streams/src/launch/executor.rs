@@ -9,7 +9,7 @@ use transload_memory::{
     AutoPrefetcher, CudaDevice, CudaFeature, DeviceResidency, PredictionLimits, PredictionStatistics,
 };
 
-use super::{Launch, roles::Advised};
+use super::{Launch, uses::Advised};
 use crate::CudaStream;
 
 /// Enqueues launches so that they find their memory in place. The unified buffers that a launch declares are prefetched to the

@@ -7,7 +7,6 @@ mod kernel;
 mod module;
 mod reach;
 mod request;
-mod roles;
 mod uses;
 
 pub use arguments::KernelArg;

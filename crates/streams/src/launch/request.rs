@@ -9,8 +9,7 @@ use super::{
     CudaKernel, KernelArg, LaunchConfig,
     arguments::Arguments,
     reach,
-    roles::{self, Roles},
-    uses::{self, Uses},
+    uses::{self, Roles, Uses},
 };
 use crate::{CudaStream, calls::Calls};
 
@@ -83,7 +82,7 @@ impl<'a> Launch<'a> {
     ///
     /// [`LaunchExecutor::enqueue`]: crate::LaunchExecutor::enqueue
     pub fn role(mut self, role: Role) -> Self {
-        match roles::of_the_last(&self.uses, role) {
+        match uses::of_the_last(&self.uses, role) {
             Ok(declared) => self.roles.push(declared),
             Err(error) => {
                 self.refused.get_or_insert(error);

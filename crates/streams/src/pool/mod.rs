@@ -17,7 +17,6 @@ use transload_memory::CudaDevice;
 use crate::{CudaStream, kernels::Kernels};
 
 mod builder;
-mod completions;
 mod lane;
 mod optimize;
 mod ready;
@@ -26,14 +25,13 @@ mod seat;
 mod strategy;
 
 pub use builder::PoolBuilder;
-pub use completions::WorkloadSummary;
 
-pub use optimize::Optimization;
+pub use optimize::{Optimization, WorkloadSummary};
 pub use seat::StreamLease;
 pub use strategy::{AllocationStrategy, Split};
 
-use completions::Completions;
 use lane::{Choice, Lane};
+use optimize::Completions;
 
 /// Every priority, in the order of its number.
 const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];

@@ -101,6 +101,7 @@ fn advice_that_was_refused_is_given_when_the_role_is_taken_again() {
         let refused = buffer.acquire_for_device(&bed.stream, Role::Input);
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Device);
         assert!(!Residency::of(buffer.raw()).unwrap().read_mostly);
+        buffer.raw().wait_idle().unwrap();
         assert!(buffer.try_write(..).is_ok(), "what was refused holds nothing");
         drop(buffer.acquire_for_device(&bed.stream, Role::Input).unwrap());
         assert!(Residency::of(buffer.raw()).unwrap().read_mostly);
