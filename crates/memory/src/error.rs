@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, Result, host_memory, mutant,
+    DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, Place, Result, host_memory, mutant,
 };
 use transload_cuda_sys::{Context, DriverError, Loss};
 
@@ -39,26 +39,18 @@ pub(crate) fn lift_allocation(
     if !error.is_out_of_memory() {
         return lift(error);
     }
-    let shortage = match place.kind {
-        // The driver's numbers are the device's.
-        MemoryKind::Device | MemoryKind::Unified => {
-            let info = context.memory_info().ok();
-            MemoryShortage {
-                requested: requested as u64,
-                free: info.map(|(free, _)| free as u64),
-                total: info.map(|(_, total)| total as u64),
-            }
-        }
-        _ => {
-            let info = host_memory().ok();
-            MemoryShortage {
-                requested: requested as u64,
-                free: info.map(|info| info.free),
-                total: info.map(|info| info.total),
-            }
-        }
+    let info = match place.kind {
+        MemoryKind::Device | MemoryKind::Unified => memory_info(context).ok(),
+        _ => host_memory().ok(),
     };
+    let (free, total) = (info.map(|info| info.free), info.map(|info| info.total));
+    let shortage = MemoryShortage { requested: requested as u64, free, total };
     Error::out_of_memory(place, shortage)
+}
+
+/// Free and total bytes of the device's memory.
+pub(crate) fn memory_info(context: &Context) -> Result<MemoryInfo, DriverError> {
+    context.memory_info().map(|(free, total)| MemoryInfo { free: free as u64, total: total as u64 })
 }
 
 /// Records that the context is unusable if `error` says so; the first cause stays.

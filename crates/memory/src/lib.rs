@@ -43,7 +43,6 @@ mod janitor;
 mod manager;
 mod migrations;
 mod prediction;
-mod promised;
 mod ranges;
 mod resource;
 mod sync;

@@ -19,7 +19,7 @@ use crate::{
     CudaDevice, CudaFeature,
     device_memory::DeviceSource,
     driver_memory::DriverMemory,
-    error::{check_usable, lift_allocation, record_loss},
+    error::{check_usable, lift_allocation, memory_info, record_loss},
     janitor::Janitor,
     lift,
     tally::Tally,
@@ -218,8 +218,7 @@ impl CudaMemoryManager {
     /// # Errors
     /// The driver's.
     pub fn info(&self) -> Result<MemoryInfo> {
-        let (free, total) = self.context.memory_info().map_err(lift)?;
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        memory_info(&self.context).map_err(lift)
     }
 
     /// What is alive.

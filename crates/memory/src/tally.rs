@@ -1,11 +1,11 @@
 //! Counts what is alive.
 
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::promised::Promised;
+use parking_lot::Mutex;
 
 /// Live allocations of one manager.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Tally {
     /// Managed memory that was asked for beyond what the device has free.
     oversubscribed: AtomicU64,
     /// The other managed memory, with that of all other managers of the device.
-    promised: Arc<Promised>,
+    promised: Arc<AtomicU64>,
 }
 
 /// What else than its manager an allocation counts for.
@@ -34,13 +34,27 @@ pub(crate) struct Counted {
     managed: Managed,
 }
 
+/// Returns the count of managed memory that all managers of a device share: a bound that each kept by itself would be none. A
+/// process has one driver, which numbers its devices once, so the ordinal names it; simulated devices have their own as well.
+fn promised_of(ordinal: u32) -> Arc<AtomicU64> {
+    static DEVICES: Mutex<Vec<(u32, Weak<AtomicU64>)>> = Mutex::new(Vec::new());
+    let mut devices = DEVICES.lock();
+    devices.retain(|(_, promised)| promised.strong_count() > 0);
+    let mut known = devices.iter().filter(|(of, _)| *of == ordinal);
+    known.find_map(|(_, known)| known.upgrade()).unwrap_or_else(|| {
+        let promised = Arc::default();
+        devices.push((ordinal, Arc::downgrade(&promised)));
+        promised
+    })
+}
+
 impl Tally {
     pub(crate) fn new(device: u32) -> Arc<Self> {
         Arc::new(Self {
             allocations: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             oversubscribed: AtomicU64::new(0),
-            promised: Promised::of(device),
+            promised: promised_of(device),
         })
     }
 
@@ -54,7 +68,10 @@ impl Tally {
         let bytes = bytes as u64;
         let beyond = self.oversubscribed.load(Ordering::Relaxed);
         let room = most.checked_sub(beyond).ok_or(beyond)?;
-        self.promised.add(bytes, room).map_err(|held| held.saturating_add(beyond))?;
+        let within = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= room);
+        self.promised
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .map_err(|held| held.saturating_add(beyond))?;
         Ok(self.add(bytes, Managed::Promised))
     }
 
@@ -86,7 +103,9 @@ impl Drop for Counted {
         self.tally.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         match self.managed {
             Managed::No => {}
-            Managed::Promised => self.tally.promised.sub(self.bytes),
+            Managed::Promised => {
+                self.tally.promised.fetch_sub(self.bytes, Ordering::Relaxed);
+            }
             Managed::Oversubscribed => {
                 self.tally.oversubscribed.fetch_sub(self.bytes, Ordering::Relaxed);
             }

@@ -1,6 +1,6 @@
 //! Advice by core's words, over a buffer.
 
-use transload_core::{MemoryAdvice, RawBuffer, Result};
+use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
 
 use super::{
     MemoryLocation,
@@ -52,4 +52,16 @@ pub(super) fn split(advice: MemoryAdvice) -> Result<(Advice, MemoryLocation)> {
         MemoryAdvice::SetAccessedBy(by) => (Advice::SetAccessedBy, by.try_into()?),
         MemoryAdvice::UnsetAccessedBy(by) => (Advice::UnsetAccessedBy, by.try_into()?),
     })
+}
+
+/// Returns the place that advice is about, if any.
+pub(crate) fn place_of(advice: MemoryAdvice) -> Option<DeviceId> {
+    match advice {
+        MemoryAdvice::SetPreferredLocation(place)
+        | MemoryAdvice::SetAccessedBy(place)
+        | MemoryAdvice::UnsetAccessedBy(place) => Some(place),
+        MemoryAdvice::SetReadMostly
+        | MemoryAdvice::UnsetReadMostly
+        | MemoryAdvice::UnsetPreferredLocation => None,
+    }
 }

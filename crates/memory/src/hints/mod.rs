@@ -13,6 +13,7 @@ mod prefetch_target;
 mod residency;
 
 pub use advise::advise;
+pub(crate) use advise::place_of;
 pub use calls::explain_hint;
 pub use location::MemoryLocation;
 pub use managed::ManagedMemoryHints;

@@ -5,7 +5,7 @@ use std::fmt;
 use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
 use transload_cuda_sys::{Device, Driver, attribute};
 
-use super::{ManagedMemoryHints, MemoryLocation};
+use super::{ManagedMemoryHints, MemoryLocation, advise::place_of};
 
 /// How pages of a range should move. What a policy says is added to what was advised before, and a preference replaces an
 /// earlier one; [`Reset`](Self::Reset) takes everything back.
@@ -34,34 +34,20 @@ impl MigrationPolicy {
     /// advice about, so it asks the driver for these; without a driver there is only the host.
     #[must_use]
     pub fn to_advice_pairs(&self) -> Vec<(MemoryAdvice, Option<MemoryLocation>)> {
-        let on = |ordinal| (DeviceId::Cuda(ordinal), Some(MemoryLocation::Device(ordinal)));
-        match *self {
+        let advice = match *self {
             Self::Default => Vec::new(),
-            Self::ReadMostly => vec![(MemoryAdvice::SetReadMostly, None)],
-            Self::PreferDevice(ordinal) => {
-                let (device, location) = on(ordinal);
-                vec![(MemoryAdvice::SetPreferredLocation(device), location)]
-            }
-            Self::PreferHost => {
-                vec![(MemoryAdvice::SetPreferredLocation(DeviceId::Cpu), Some(MemoryLocation::Host))]
-            }
-            Self::AccessedBy(ordinal) => {
-                let (device, location) = on(ordinal);
-                vec![(MemoryAdvice::SetAccessedBy(device), location)]
-            }
-            Self::Reset => {
-                let mut pairs = vec![
-                    (MemoryAdvice::UnsetReadMostly, None),
-                    (MemoryAdvice::UnsetPreferredLocation, None),
-                    (MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu), Some(MemoryLocation::Host)),
-                ];
-                pairs.extend(advisable().into_iter().map(|ordinal| {
-                    let (device, location) = on(ordinal);
-                    (MemoryAdvice::UnsetAccessedBy(device), location)
-                }));
-                pairs
-            }
-        }
+            Self::ReadMostly => vec![MemoryAdvice::SetReadMostly],
+            Self::PreferDevice(ordinal) => vec![MemoryAdvice::SetPreferredLocation(DeviceId::Cuda(ordinal))],
+            Self::PreferHost => vec![MemoryAdvice::SetPreferredLocation(DeviceId::Cpu)],
+            Self::AccessedBy(ordinal) => vec![MemoryAdvice::SetAccessedBy(DeviceId::Cuda(ordinal))],
+            Self::Reset => [MemoryAdvice::UnsetReadMostly, MemoryAdvice::UnsetPreferredLocation]
+                .into_iter()
+                .chain([MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu)])
+                .chain(advisable().map(|ordinal| MemoryAdvice::UnsetAccessedBy(DeviceId::Cuda(ordinal))))
+                .collect(),
+        };
+        let located = |advice| (advice, place_of(advice).and_then(|place| place.try_into().ok()));
+        advice.into_iter().map(located).collect()
     }
 
     /// Whether it is the driver's own way, which needs no advice.
@@ -73,13 +59,13 @@ impl MigrationPolicy {
 
 /// The devices that the driver takes advice about: no other can have been advised. Where a device does not say, the advice
 /// itself is what fails.
-fn advisable() -> Vec<u32> {
+fn advisable() -> impl Iterator<Item = u32> {
     let can = |ordinal: &u32| {
         Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
             != Ok(0)
     };
     let count = Driver::get().and_then(Driver::device_count).unwrap_or(0);
-    (0..count).filter(can).collect()
+    (0..count).filter(can)
 }
 
 impl fmt::Display for MigrationPolicy {

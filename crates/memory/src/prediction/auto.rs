@@ -11,8 +11,8 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, MemoryInfo, Operation, Queue, RawBuffer, Result, Timing, Turns,
-    Unsubmitted, WeakBuffer, try_submit,
+    BufferId, DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, Turns, Unsubmitted,
+    WeakBuffer, try_submit,
 };
 use transload_cuda_sys::Context;
 
@@ -20,7 +20,7 @@ use super::{
     AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, known::ByBuffer, residency::migrates,
     room::Room,
 };
-use crate::{CudaDevice, CudaFeature};
+use crate::{CudaDevice, CudaFeature, error::memory_info};
 
 /// How many allocations are remembered; beyond that all are forgotten, and found again when they are used.
 const MOST_BUFFERS: usize = 1024;
@@ -284,10 +284,7 @@ impl AutoPrefetcher {
     fn has_room(&self, bytes: u64) -> bool {
         let mut room = std::mem::take(&mut self.state.lock().room);
         // The driver is asked outside of the lock: another thread that asks meanwhile asks for itself.
-        let has = room.take(bytes, || {
-            let (free, total) = self.context.memory_info().ok()?;
-            Some(MemoryInfo { free: free as u64, total: total as u64 })
-        });
+        let has = room.take(bytes, || memory_info(&self.context).ok());
         self.state.lock().room = room;
         has
     }

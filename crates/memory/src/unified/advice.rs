@@ -3,7 +3,7 @@
 use transload_core::{DeviceId, MemoryAdvice, Pod, Result};
 
 use super::{UnifiedBuffer, UnifiedMode};
-use crate::{CudaDevice, ManagedMemoryHints, advise};
+use crate::{CudaDevice, ManagedMemoryHints, advise, hints::place_of};
 
 /// Advice changes where pages are, never what is in them, and may be given at any time. Where the mode is
 /// [`Explicit`](UnifiedMode::Explicit) there are no pages to advise about: it is checked, and has no effect.
@@ -45,16 +45,5 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// As for [`advise`](Self::advise).
     pub fn set_preferred_location(&self, place: DeviceId) -> Result<()> {
         self.advise(MemoryAdvice::SetPreferredLocation(place))
-    }
-}
-
-fn place_of(advice: MemoryAdvice) -> Option<DeviceId> {
-    match advice {
-        MemoryAdvice::SetPreferredLocation(place)
-        | MemoryAdvice::SetAccessedBy(place)
-        | MemoryAdvice::UnsetAccessedBy(place) => Some(place),
-        MemoryAdvice::SetReadMostly
-        | MemoryAdvice::UnsetReadMostly
-        | MemoryAdvice::UnsetPreferredLocation => None,
     }
 }
