@@ -15,7 +15,7 @@ use super::{Context, Job, Method, Route, Submitted};
 use crate::{
     lost::lost_on,
     request::Request,
-    staging::{StagedTimeline, StagedTransfer, StagingRing, Task, chunk_for, usual_workers},
+    staging::{StagedTimeline, StagedTransfer, StagingRing, Task, chunk_for, chunks_of, usual_workers},
 };
 
 /// Staging buffers per thread: one that the host fills or empties while the device has the other.
@@ -89,9 +89,7 @@ impl Method for HostStaged {
     }
 
     fn chunks(&self, _: &Route, request: &Request) -> u32 {
-        let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX);
-        let count = bytes.div_ceil(chunk_for(bytes, usual_workers()));
-        u32::try_from(count).unwrap_or(u32::MAX)
+        chunks_of(request.bytes, usual_workers())
     }
 
     /// No more than the ring holds.

@@ -182,9 +182,7 @@ impl Job<'_> {
             InTheWay::Tell(turns) => Claims::try_of(&mut uses, turns),
         }
     }
-}
 
-impl Job<'_> {
     /// A queue for copies of the device's copy engines, where the caller wants nothing else.
     fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
         backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     request::Request,
-    staging::{StagingRing, Task, chunk_for, usual_workers},
+    staging::{StagingRing, Task, chunks_of, usual_workers},
 };
 
 pub(super) struct UnifiedMemory {
@@ -65,8 +65,7 @@ impl Method for UnifiedMemory {
         if request.path.src.device == route.lane && request.path.dst.device == route.lane {
             return 1;
         }
-        let bytes = usize::try_from(request.bytes).unwrap_or(usize::MAX);
-        u32::try_from(bytes.div_ceil(chunk_for(bytes, usual_workers()))).unwrap_or(u32::MAX)
+        chunks_of(request.bytes, usual_workers())
     }
 
     /// The host's threads copy, and the driver migrates pages.

@@ -17,6 +17,12 @@ pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
     even.next_multiple_of(64 << 10).clamp(SMALLEST, STAGING_BUFFER)
 }
 
+/// Returns the number of pieces of so many bytes.
+pub(crate) fn chunks_of(bytes: u64, workers: usize) -> u32 {
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    u32::try_from(bytes.div_ceil(chunk_for(bytes, workers))).unwrap_or(u32::MAX)
+}
+
 /// Hands out the pieces of `bytes` in order, each once, and counts them in.
 #[derive(Debug)]
 pub(crate) struct Chunks {

@@ -10,7 +10,7 @@ mod waits;
 
 use std::{sync::OnceLock, thread};
 
-pub(crate) use chunks::chunk_for;
+pub(crate) use chunks::{chunk_for, chunks_of};
 pub(crate) use moves::Task;
 pub(crate) use ring::StagingRing;
 pub(crate) use staged_transfer::StagedTransfer;

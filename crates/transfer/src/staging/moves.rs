@@ -1,6 +1,9 @@
 //! How one chunk is moved: by the host between two memories, or through a staging buffer by a queue.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering},
+};
 
 use smallvec::SmallVec;
 use transload_core::{
@@ -49,7 +52,7 @@ pub(super) struct Move {
 impl Move {
     /// For a chunk of the transfer that nobody else takes.
     pub(super) fn new(transfer: Arc<StagedTransfer>, range: Range<usize>, buffer: StagingBuffer) -> Self {
-        transfer.count_buffer(true);
+        transfer.held.fetch_add(1, Ordering::Relaxed);
         Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
     }
 
@@ -86,7 +89,7 @@ impl Move {
         let moved = self.carry(waits).await;
         let arrived = self.arrive(waits).await;
         let buffer = self.buffer.take()?;
-        transfer.count_buffer(false);
+        transfer.held.fetch_sub(1, Ordering::Relaxed);
         let is_last = transfer.count(moved.and(arrived));
         // What ends the transfer, or only helps with it, takes no other one's chunk.
         let mine = (!is_last && matches!(waits, Waits::Task(_))).then_some(transfer.priority);
@@ -99,10 +102,7 @@ impl Move {
 
     async fn carry(&mut self, waits: Waits<'_>) -> Result<()> {
         let transfer = Arc::clone(&self.transfer);
-        let is_started = match self.started.take() {
-            Some(started) => started.map(|()| true)?,
-            None => false,
-        };
+        let is_started = self.started.take().transpose()?.is_some();
         match &transfer.task {
             Task::Up(queue) => {
                 if !is_started {

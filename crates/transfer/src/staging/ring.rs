@@ -104,7 +104,7 @@ impl StagingRing {
         if state.free.is_empty() {
             return None;
         }
-        let range = transfer.take_chunk()?;
+        let range = transfer.chunks.take()?;
         Some(Move::new(Arc::clone(transfer), range, state.free.pop()?))
     }
 
@@ -188,12 +188,12 @@ impl State {
                 .iter_mut()
                 .find_map(|transfers| transfers.iter().position(may).map(|index| (transfers, index)))?;
             let transfer = transfers.remove(index)?;
-            let Some(range) = transfer.take_chunk() else {
+            let Some(range) = transfer.chunks.take() else {
                 taken.push(transfer);
                 continue;
             };
             let buffer = self.free.pop()?;
-            if !transfer.is_taken() {
+            if !transfer.chunks.are_taken() {
                 // The others come first.
                 let first = transload_core::mutant!("transfer/turns");
                 let enter = if first { VecDeque::push_front } else { VecDeque::push_back };

@@ -3,7 +3,6 @@
 use std::{
     any::Any,
     mem,
-    ops::Range,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -47,9 +46,9 @@ pub(crate) struct StagedTransfer {
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     /// What must be over before the first byte moves.
     after: SmallVec<[Fence; 8]>,
-    chunks: Chunks,
+    pub(super) chunks: Chunks,
     /// How many staging buffers it uses; the ring counts them.
-    held: AtomicUsize,
+    pub(super) held: AtomicUsize,
     /// What tasks that ended early left: operations, and the buffer that those use.
     left: Mutex<SmallVec<[Left; 1]>>,
     /// When the first byte was about to move.
@@ -125,7 +124,7 @@ impl StagedTransfer {
 
     /// Returns whether another chunk may be taken.
     pub(super) fn may_take_another(&self) -> bool {
-        self.wants() > 0 || self.is_taken()
+        self.wants() > 0 || self.chunks.are_taken()
     }
 
     /// Returns how many further staging buffers are of use.
@@ -137,22 +136,6 @@ impl StagedTransfer {
         let most =
             if self.chunks.size() >= LARGE { self.ring.most_of_one() } else { usual_workers().min(FEW) };
         self.chunks.left_to_take().min(most.saturating_sub(held))
-    }
-
-    pub(super) fn count_buffer(&self, is_held: bool) {
-        let _before = match is_held {
-            true => self.held.fetch_add(1, Ordering::Relaxed),
-            false => self.held.fetch_sub(1, Ordering::Relaxed),
-        };
-    }
-
-    pub(super) fn is_taken(&self) -> bool {
-        self.chunks.are_taken()
-    }
-
-    /// Returns a chunk that nobody else takes, to be [counted](Self::count).
-    pub(super) fn take_chunk(&self) -> Option<Range<usize>> {
-        self.chunks.take()
     }
 
     /// Counts a taken chunk as moved, or not. Of the last one it returns `true`: the caller [ends](Self::end) the transfer.
@@ -167,7 +150,7 @@ impl StagedTransfer {
 
     /// Fails the transfer from a task that holds no chunk.
     pub(super) async fn fail(&self, error: Error) {
-        if self.take_chunk().is_some() && self.count(Err(error)) {
+        if self.chunks.take().is_some() && self.count(Err(error)) {
             self.end(Waits::Task(self.ring.executor())).await;
         }
     }
