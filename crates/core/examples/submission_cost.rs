@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p transload-core --example submission_cost` prints one line a case, in nanoseconds per copy: the
 //! least of many short runs, since other load on the machine only ever adds. With two numbers, of parts and of passes, it
-//! runs these alone, for a program that counts instructions.
+//! runs these alone, for a program that counts instructions; 0 parts are one pair on one queue, a thousand times a pass.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -139,9 +139,9 @@ fn least(runs: usize, copies: usize, mut each: impl FnMut()) -> f64 {
 }
 
 /// Copies of one pair of buffers on one queue, or in turn on two.
-fn of_one_pair(queues: &[NoOpQueue]) -> f64 {
+fn of_one_pair(queues: &[NoOpQueue], passes: usize) -> f64 {
     let (src, dst) = (buffer(4096), buffer(4096));
-    least(400, 1000, || {
+    least(passes, 1000, || {
         for index in 0..1000 {
             copy(&queues[index % queues.len()], &src, &dst);
         }
@@ -169,12 +169,23 @@ fn of_parts(n: usize, passes: usize) -> f64 {
 
 fn main() {
     let counts: Vec<usize> = std::env::args().skip(1).map(|text| text.parse().unwrap()).collect();
-    if let [n, passes] = counts.as_slice() {
-        of_parts(*n, *passes);
-        return;
+    let one = [NoOpQueue::new()];
+    match counts.as_slice() {
+        [0, passes] => {
+            of_one_pair(&one, *passes);
+            return;
+        }
+        [n, passes] => {
+            of_parts(*n, *passes);
+            return;
+        }
+        _ => {}
     }
-    println!("one pair, one queue             {:8.1} ns", of_one_pair(&[NoOpQueue::new()]));
-    println!("one pair, two queues in turn    {:8.1} ns", of_one_pair(&[NoOpQueue::new(), NoOpQueue::new()]));
+    println!("one pair, one queue             {:8.1} ns", of_one_pair(&one, 400));
+    println!(
+        "one pair, two queues in turn    {:8.1} ns",
+        of_one_pair(&[NoOpQueue::new(), NoOpQueue::new()], 400)
+    );
     for (n, passes) in [(250, 20), (1000, 20), (8000, 5)] {
         println!("{n:5} parts in flight           {:8.1} ns", of_parts(n, passes));
     }

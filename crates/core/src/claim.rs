@@ -8,7 +8,7 @@ use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{Asked, Attempt, Before, Dependencies, Earlier, Ticket, Woken},
     obstacle::{Obstacle, Turns, Unsubmitted},
-    source::Sources,
+    source::{SourceList, Sources},
 };
 
 /// What an operation does to a range.
@@ -33,7 +33,8 @@ impl Access {
 /// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
-    earlier: Earlier,
+    /// Present once any was looked for: it is large.
+    earlier: Option<Earlier>,
     written: Written,
 }
 
@@ -89,7 +90,7 @@ impl<'a> Claims<'a> {
     /// No claims yet.
     #[inline]
     pub(crate) fn none(written: Written) -> Self {
-        Self { held: SmallVec::new(), earlier: Earlier::default(), written }
+        Self { held: SmallVec::new(), earlier: None, written }
     }
 
     /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
@@ -188,7 +189,7 @@ impl<'a> Claims<'a> {
                 one.buffer.hazards().withdraw(&one.range, ticket, &mut woken);
             }
         }
-        self.earlier = Earlier::default();
+        self.earlier = None;
     }
 
     /// Like [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
@@ -206,27 +207,26 @@ impl<'a> Claims<'a> {
     pub(crate) fn into_loan(mut self) -> (Option<Ticket>, Dependencies) {
         let one = self.held.pop();
         let lend = |one: Claimed<'_>| Some(one.buffer.hazards().lend(&one.range, one.ticket?));
-        (one.and_then(lend), std::mem::take(&mut self.earlier.after))
+        (one.and_then(lend), self.earlier.take().unwrap_or_default().after)
     }
 
     /// The fences that the work must come after: of each timeline the last.
     #[must_use]
+    #[inline]
     pub fn after(&self) -> &[Fence] {
-        &self.earlier.after
+        self.earlier.as_ref().map_or(&[], |earlier| &earlier.after)
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
     pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
-        if self.earlier.after.is_empty() {
-            return;
-        }
-        for fence in self.earlier.after.iter() {
+        let Some(Earlier { after, .. }) = &mut self.earlier else { return };
+        for fence in after.iter() {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                 let _over = fence.wait();
             }
         }
-        self.earlier.after.retain(|fence| !fence.is_known_done());
+        after.retain(|fence| !fence.is_known_done());
     }
 
     /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
@@ -234,15 +234,16 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`] by those fences.
     pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
-        self.earlier.after.retain(|fence| !fence.is_known_done());
-        let for_host = self.earlier.after.iter().filter(|fence| !for_queue(fence));
+        let Some(Earlier { after, .. }) = &mut self.earlier else { return Ok(()) };
+        after.retain(|fence| !fence.is_known_done());
+        let for_host = after.iter().filter(|fence| !for_queue(fence));
         // Allocates only where there is something.
         let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
         if !open.is_empty() {
             return Err(Obstacle::fences(open).into());
         }
         // Over also where a timeline does not say so of itself.
-        self.earlier.after.retain(|fence| for_queue(fence));
+        after.retain(|fence| for_queue(fence));
         Ok(())
     }
 
@@ -251,16 +252,19 @@ impl<'a> Claims<'a> {
     #[must_use]
     #[inline]
     pub fn inherit(&self, fence: Fence) -> Fence {
-        if self.earlier.sources.is_empty() { fence } else { self.inherit_sources(fence) }
+        match &self.earlier {
+            Some(Earlier { sources, .. }) if !sources.is_empty() => self.inherit_sources(sources, fence),
+            _ => fence,
+        }
     }
 
     #[cold]
-    fn inherit_sources(&self, fence: Fence) -> Fence {
+    fn inherit_sources(&self, sources: &SourceList, fence: Fence) -> Fence {
         let place =
             |access: Access| self.held.iter().find(|one| one.access == access).map(|one| one.buffer.place());
         let path =
             place(Access::Read).zip(place(Access::Write)).map(|(src, dst)| TransferPath::new(src, dst));
-        fence.with_sources(Sources::new(self.earlier.sources.clone(), path))
+        fence.with_sources(Sources::new(sources.clone(), path))
     }
 
     /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
@@ -294,11 +298,12 @@ impl<'a> Claims<'a> {
     #[inline]
     fn commit_all(&mut self, fence: &Fence) {
         let inherited;
-        let fence = if self.earlier.sources.is_empty() || fence.sources().is_some() {
-            fence
-        } else {
-            inherited = self.inherit_sources(fence.clone());
-            &inherited
+        let fence = match &self.earlier {
+            Some(Earlier { sources, .. }) if !sources.is_empty() && fence.sources().is_none() => {
+                inherited = self.inherit_sources(sources, fence.clone());
+                &inherited
+            }
+            _ => fence,
         };
         let mut woken = Woken::default();
         let keeps = self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks");
@@ -320,7 +325,7 @@ impl Claims<'_> {
     /// Returns whether there is no earlier work to wait for, nor any of which it is not known how it ended.
     #[inline]
     pub(crate) fn follow_nothing(&self) -> bool {
-        self.earlier.after.is_empty() && self.earlier.sources.is_empty()
+        self.earlier.as_ref().is_none_or(|earlier| earlier.after.is_empty() && earlier.sources.is_empty())
     }
 
     /// Ends the claims of work that is complete already, and followed nothing: later uses of the ranges need not wait for it.

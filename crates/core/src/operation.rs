@@ -95,6 +95,7 @@ pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 impl<'a> Operation<'a> {
     /// Unified memory that is sent somewhere counts as used there, whosever queue sends it. To be called between the work's
     /// being enqueued and the commit of its claims: nobody else's use of the ranges in conflict comes in between.
+    #[inline]
     pub(crate) fn note_where_it_sends(&self) {
         match *self {
             Self::Prefetch { buffer, to } => buffer.is_used_by(to),

@@ -60,6 +60,7 @@ impl Dependencies {
 impl Deref for Dependencies {
     type Target = [Fence];
 
+    #[inline]
     fn deref(&self) -> &[Fence] {
         &self.fences
     }

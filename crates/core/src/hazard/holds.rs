@@ -92,12 +92,18 @@ impl Holds {
 
     #[inline]
     pub(super) fn release(&mut self, held: &Held) {
+        match self.few.as_slice() {
+            [only] if only == held => self.few.clear(),
+            _ => self.release_among_others(held),
+        }
+    }
+
+    #[inline(never)]
+    fn release_among_others(&mut self, held: &Held) {
         if held.range.is_empty() {
             return;
         }
-        if self.few.last() == Some(held) {
-            self.few.pop();
-        } else if !self.many.is_empty() {
+        if !self.many.is_empty() {
             change(&mut self.many, held, false);
         } else if let Some(index) = self.few.iter().position(|known| known == held) {
             self.few.swap_remove(index);

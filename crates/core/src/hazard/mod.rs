@@ -110,7 +110,7 @@ impl Hazards {
         &self,
         group: &mut [Claimed<'_>],
         asked: &Asked<'_>,
-        before: &mut Earlier,
+        before: &mut Option<Earlier>,
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
         if let ([one], false) = (&mut *group, asked.inherits)
@@ -128,10 +128,11 @@ impl Hazards {
         mut table: BriefGuard<'t, Table>,
         group: &mut [Claimed<'_>],
         asked: &Asked<'_>,
-        before: &mut Earlier,
+        before: &mut Option<Earlier>,
     ) -> Result<Attempt<()>> {
         // To be dropped after the lock, as the table is before.
         let (mut removed, mut read, mut kept) = (Removed::default(), Found::default(), Found::default());
+        let before = before.get_or_insert_default();
         let mut steps = STEPS;
         for one in &mut *group {
             match table.try_hold(&one.range, one.access, Holder::Pending, asked.turn, &mut removed) {

@@ -19,7 +19,7 @@ use crate::{
     brief_lock::BriefLock,
     claim::{Access, Claimed, RawBuffer},
     fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    hazard::{Asked, Attempt, Before, Earlier, Hazards, Woken},
+    hazard::{Asked, Attempt, Before, Hazards, Woken},
 };
 
 mod claim;
@@ -129,7 +129,7 @@ impl Table {
         loop {
             let mut group =
                 [Claimed { buffer: &self.buffer, range: range.clone(), access: Access::Write, ticket: None }];
-            let mut earlier = Earlier::default();
+            let mut earlier = None;
             let asked = Asked { own: None, turn, inherits: false };
             match self.hazards.claim(&mut group, &asked, &mut earlier).unwrap() {
                 Attempt::Held(()) => {
@@ -140,7 +140,7 @@ impl Table {
                     if let Some(turn) = turn {
                         self.hazards.end_turn(turn);
                     }
-                    return earlier.after.len();
+                    return earlier.unwrap_or_default().after.len();
                 }
                 Attempt::Blocked(Before::Claim) => {
                     turn = Some(self.hazards.keep_turn(turn, &range, Access::Write, &[]));
@@ -184,7 +184,7 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
                 let mut group =
                     [Claimed { buffer: &table.buffer, range: 0..16, access: Access::Read, ticket: None }];
                 let asked = Asked { own: None, turn: None, inherits: false };
-                let claimed = table.hazards.claim(&mut group, &asked, &mut Earlier::default());
+                let claimed = table.hazards.claim(&mut group, &asked, &mut None);
                 if let (Ok(Attempt::Held(())), Some(ticket)) = (claimed, group[0].ticket) {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");
                     table.enqueueing.store(false, Ordering::Relaxed);

@@ -27,7 +27,7 @@ use transload_core::{
 use crate::{
     claim::{Access, Claimed, RawBuffer},
     fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    hazard::{Asked, Attempt, Earlier, Hazards, Ticket, Woken, counted},
+    hazard::{Asked, Attempt, Hazards, Ticket, Woken, counted},
 };
 
 #[path = "../../src/brief_lock.rs"]
@@ -114,10 +114,10 @@ impl Table {
     fn claim(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> (Vec<(Range<usize>, Ticket)>, usize) {
         let claimed = |range| Claimed { buffer: &self.buffer, range, access: Access::Write, ticket: None };
         let mut group: Vec<_> = ranges.into_iter().map(claimed).collect();
-        let (asked, mut earlier) = (Asked { own: None, turn: None, inherits: false }, Earlier::default());
+        let (asked, mut earlier) = (Asked { own: None, turn: None, inherits: false }, None);
         assert!(matches!(self.hazards.claim(&mut group, &asked, &mut earlier), Ok(Attempt::Held(()))));
         let tickets = group.into_iter().map(|one| (one.range, one.ticket.unwrap())).collect();
-        (tickets, earlier.after.len())
+        (tickets, earlier.unwrap_or_default().after.len())
     }
 
     /// Writes ranges as one operation. Returns how many fences it comes after.
