@@ -202,11 +202,6 @@ fn host(pointer: *const c_void) -> Side {
     Side::Host(pointer.expose_provenance() as u64)
 }
 
-fn enqueued(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> Answer {
-    let (mut state, _, stream) = on_current_stream(name, stream)?;
-    copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
-}
-
 /// Between host and device: driver 580 finds the context by the stream where none is current, and refuses memory of another device
 /// than the current context's.
 fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> Answer {
@@ -314,7 +309,9 @@ driver! {
     }
 
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) {
-        enqueued(NAME, stream, (Side::Any(to), Side::Any(from)), bytes)
+        let (mut state, _, stream) = on_current_stream(NAME, stream)?;
+        let sides = (Side::Any(to), Side::Any(from));
+        copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     }
 
     fn cuMemcpyPeerAsync(

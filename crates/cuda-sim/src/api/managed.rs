@@ -8,7 +8,7 @@ use crate::{
     code::{self, Answer},
     device::Residency,
     install,
-    memory::{Allocation, Block, Entry, Kind, Life, Managed},
+    memory::{Block, Entry, Kind, Life, Managed},
     op::Work,
     scheduler,
     state::State,
@@ -117,11 +117,6 @@ fn advise(
         }
     }
     Ok(())
-}
-
-/// Whether an allocation is managed memory.
-pub(crate) fn is_managed(allocation: &Allocation) -> bool {
-    matches!(allocation.kind, Kind::Managed(_))
 }
 
 driver! {

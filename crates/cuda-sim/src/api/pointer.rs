@@ -21,7 +21,7 @@ driver! {
             4 => data.set(pointer),
             6 => data.cast::<u32>().set(0),
             7 => data.set(found.id),
-            8 => data.cast::<u32>().set(u32::from(super::managed::is_managed(found))),
+            8 => data.cast::<u32>().set(u32::from(matches!(found.kind, Kind::Managed(_)))),
             9 => data.cast::<u32>().set(found.device),
             11 => data.set(found.base),
             12 => data.cast::<usize>().set(found.bytes),

@@ -39,20 +39,3 @@ impl Hashes {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_give_the_hash_of_the_whole_and_a_tensor_without_bytes_has_one() {
-        let bytes: Vec<u8> = (0..100_000_u32).map(|index| ((index * 31) >> 3) as u8).collect();
-        let mut hashes = Hashes::new(3);
-        for piece in bytes.chunks(777) {
-            hashes.update(0, piece);
-        }
-        hashes.update(2, b"abc");
-        // The last two are XXH3's published values.
-        assert_eq!(hashes.finish(), [Hasher::oneshot(&bytes), 0x2D06_8005_38D3_94C2, 0x78AF_5F94_892F_3950]);
-    }
-}

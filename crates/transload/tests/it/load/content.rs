@@ -67,8 +67,11 @@ fn a_model_of_empty_tensors_is_loaded() {
 fn checksums_are_those_of_the_file_and_only_on_request() {
     let manager = host_manager();
     let disk = OnDisk::new(&file(r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#, b"abc"));
-    let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST).checksum(true)).unwrap();
-    assert_eq!(loaded.tensors()[0].checksum(), Some(0x78AF_5F94_892F_3950), "published for `abc`");
+    for chunk in [3, 2, 1] {
+        let options = LoadOptions::new(HOST).checksum(true).chunk(chunk);
+        let loaded = load(&manager, disk.path(), &options).unwrap();
+        assert_eq!(loaded.tensors()[0].checksum(), Some(0x78AF_5F94_892F_3950), "published for `abc`");
+    }
     let loaded = load(&manager, disk.path(), &LoadOptions::new(HOST)).unwrap();
     assert_eq!((loaded.tensors()[0].checksum(), loaded.report().verifying), (None, None));
 }
