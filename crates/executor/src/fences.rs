@@ -110,8 +110,10 @@ impl Fences {
             let mut lanes = self.lanes.lock();
             if let Ok(at) = find(&lanes, id) {
                 self.change(&mut lanes, at, |lane| {
-                    lane.registered = None;
-                    // Another worker may have asked too early, and is still calling.
+                    if !transload_core::mutant!("executor/recall") {
+                        lane.registered = None;
+                    }
+                    // Another worker may be registering, and must not take what is spent for the lane's waker.
                     lane.recall = lane.called;
                 });
             }
@@ -215,7 +217,7 @@ impl Drop for Call<'_> {
         let Ok(at) = find(&lanes, timeline.id()) else { return };
         let ended = |lane: &mut Lane| {
             lane.called = false;
-            let recalled = std::mem::take(&mut lane.recall) && !transload_core::mutant!("executor/recall");
+            let recalled = std::mem::take(&mut lane.recall);
             if self.registered && !recalled {
                 lane.registered = Some(point);
             }

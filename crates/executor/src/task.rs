@@ -101,11 +101,13 @@ impl<T> Drop for Completer<T> {
                 "the task was dropped before its end; nothing was left that could wake it",
             )));
         }
-        // The handle may be gone: then the result is dropped here, and its destructor is the caller's.
-        if Arc::strong_count(&self.0) == 1 {
-            let state = mem::replace(&mut *self.0.state.lock(), State::Taken);
-            discard(state);
-        }
+    }
+}
+
+impl<T> Drop for Slot<T> {
+    /// On whichever side goes last: the destructor of a result that nobody took is the caller's, and may panic.
+    fn drop(&mut self) {
+        discard(mem::replace(self.state.get_mut(), State::Taken));
     }
 }
 
