@@ -41,11 +41,10 @@ fn allocations(manager: &CrossBackendTransferManager) -> u64 {
     manager.ledger().iter().map(|(_, ledger)| ledger.allocations).sum()
 }
 
-/// The next allocation of little memory by these calls finds none. Five times it is asked for, each time once more after giving back
-/// what is cached: a segment for several, one for it alone, both without what the other allocator keeps, and alone when everything
-/// was given back.
+/// The next allocation of little memory by these calls finds none. The allocators ask for it in several rounds, each time once more
+/// after giving back what is cached: less often than this, and a later allocation gets over the few failures that are left.
 fn out_of_memory(test: &TestDevice, names: &[&str]) {
-    const ASKED: usize = 10;
+    const ASKED: usize = 32;
     for name in names.iter().cycle().take(ASKED * names.len()) {
         test.sim().unwrap().fail_call(Some(name), 1, OUT_OF_MEMORY);
     }
