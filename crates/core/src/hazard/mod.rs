@@ -4,6 +4,7 @@
 //! several allocations are made in the order of their identities, and a thread that must wait holds none meanwhile, so two
 //! submitters cannot wait for each other in a circle. The table's lock is never held across a call into a backend.
 
+mod committing;
 mod dependencies;
 mod holder;
 mod holds;
@@ -28,6 +29,7 @@ use crate::{
     source::SourceList,
 };
 
+use committing::New;
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
@@ -36,7 +38,7 @@ use holds::Conflict;
 #[allow(unused_imports, reason = "tests/steps includes this file")]
 pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, Found, New, STEPS, Table};
+use table::{Blocked, Found, STEPS, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
 pub(crate) use woken::{Woken, wake};

@@ -46,6 +46,7 @@ mod pinned_pool;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
+mod pool_split;
 mod prediction;
 mod prediction_of_launches;
 mod prediction_passed_over;

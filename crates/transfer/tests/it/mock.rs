@@ -5,7 +5,7 @@ use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     task::Waker,
     time::Duration,
@@ -18,42 +18,10 @@ use transload_core::{
     TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
-use crate::mock_memory::Memory;
+use crate::mock_memory::{Memory, Shared};
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
-
-/// What happens to be alive, and what is to go wrong.
-#[derive(Default)]
-pub(crate) struct Shared {
-    pub(crate) allocations: AtomicU64,
-    leases: AtomicU64,
-    /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
-    failures: Mutex<VecDeque<Option<ErrorKind>>>,
-    /// Enqueuing that is refused.
-    refusals: Mutex<VecDeque<ErrorKind>>,
-    leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
-    performed: AtomicU64,
-    /// Whether operations are performed when they are enqueued.
-    at_once: AtomicBool,
-    /// Devices whose operations all fail as lost.
-    lost: Mutex<Vec<DeviceId>>,
-    /// What copies from a device to the host wait for.
-    closed: Mutex<Option<Fence>>,
-    enqueued: AtomicU64,
-    pinned: Mutex<Pinned>,
-    pinning: Condvar,
-}
-
-/// Which allocations of pinned memory succeed: so many, then so many fail, then all succeed.
-#[derive(Default)]
-struct Pinned {
-    succeed: u64,
-    fail: u64,
-    /// Threads that are allocating, and how many a failing one waits for, so that several fail at once.
-    inside: u64,
-    meet: u64,
-}
 
 pub(crate) struct MockBackend {
     devices: Vec<DeviceInfo>,

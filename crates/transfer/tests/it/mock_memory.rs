@@ -3,13 +3,51 @@
 use std::{
     any::Any,
     cell::UnsafeCell,
+    collections::VecDeque,
     ptr::NonNull,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
-use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Reclaimer, Storage};
+use parking_lot::{Condvar, Mutex};
+use transload_core::{
+    DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority,
+    WorkloadType,
+};
 
-use crate::mock::Shared;
+/// What happens to be alive, and what is to go wrong.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) allocations: AtomicU64,
+    pub(crate) leases: AtomicU64,
+    /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
+    pub(crate) failures: Mutex<VecDeque<Option<ErrorKind>>>,
+    /// Enqueuing that is refused.
+    pub(crate) refusals: Mutex<VecDeque<ErrorKind>>,
+    pub(crate) leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
+    pub(crate) performed: AtomicU64,
+    /// Whether operations are performed when they are enqueued.
+    pub(crate) at_once: AtomicBool,
+    /// Devices whose operations all fail as lost.
+    pub(crate) lost: Mutex<Vec<DeviceId>>,
+    /// What copies from a device to the host wait for.
+    pub(crate) closed: Mutex<Option<Fence>>,
+    pub(crate) enqueued: AtomicU64,
+    pub(crate) pinned: Mutex<Pinned>,
+    pub(crate) pinning: Condvar,
+}
+
+/// Which allocations of pinned memory succeed: so many, then so many fail, then all succeed.
+#[derive(Default)]
+pub(crate) struct Pinned {
+    pub(crate) succeed: u64,
+    pub(crate) fail: u64,
+    /// Threads that are allocating, and how many a failing one waits for, so that several fail at once.
+    pub(crate) inside: u64,
+    pub(crate) meet: u64,
+}
 
 /// A buffer that may not be written.
 pub(crate) fn read_only(bytes: usize) -> RawBuffer {

@@ -44,6 +44,7 @@ mod reading;
 mod report;
 mod source;
 #[cfg(test)]
+#[path = "../../tests/unit/load.rs"]
 mod tests;
 
 use std::{path::Path, sync::Arc, time::Instant};

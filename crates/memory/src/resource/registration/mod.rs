@@ -11,6 +11,7 @@ mod refusal;
 mod registered;
 mod table;
 #[cfg(test)]
+#[path = "../../../tests/unit/registration_table.rs"]
 mod table_tests;
 
 use std::{fmt, ops::Range, ptr::NonNull, sync::Arc};

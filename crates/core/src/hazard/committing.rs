@@ -1,0 +1,202 @@
+//! How a held range becomes a use: what it replaces, and what it is added to.
+
+use std::ops::Range;
+
+use super::{
+    segments::{At, Segment},
+    table::{Table, Ticket},
+    uses::{Kind, Origins, Removed, Use, Uses},
+};
+use crate::{Access, Fence};
+
+/// A use that takes the place of a ticket.
+pub(super) struct New<'a> {
+    pub(super) fence: &'a Fence,
+    pub(super) claim: u32,
+    pub(super) access: Access,
+    /// Whether a write leaves some of the bytes as they are.
+    pub(super) keeps: bool,
+}
+
+impl Table {
+    /// Replaces a held range by a use where that removes no origin and there is at most one segment with one use there. Returns
+    /// whether it did.
+    #[inline]
+    pub(super) fn commit_alone(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
+        if let Some((start, end, only)) = self.segments.single_mut()
+            && range.start <= *start
+            && *end <= range.end
+            && (ticket.access == Access::Write || only.access == Access::Read)
+            && self.origins.is_of_first(only, fence.timeline())
+            && fence.sources().is_none()
+        {
+            // Most often: the next use of the same queue.
+            (*start, *end) = (range.start, range.end);
+            (only.access, only.claim) = (ticket.access, ticket.claim);
+            only.point = only.point.max(fence.point());
+            self.holds.release(&ticket.held(range.clone()));
+            return true;
+        }
+        let at = self.segments.seek_again(ticket.at, range.start);
+        let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
+        let Some(used) = self.origins.find(fence, ticket.claim, ticket.access) else { return false };
+        match next {
+            None if !range.is_empty() => {
+                self.origins.share(&used);
+                self.segments.insert(at, Segment::new(range.clone(), used));
+            }
+            Some(Segment { start, end, uses }) if (*start, *end) == (range.start, range.end) => {
+                match uses.as_mut_slice() {
+                    [old]
+                        if (used.access == Access::Write || used.replaces(old))
+                            && self.origins.exchange(old, &used) =>
+                    {
+                        *old = used;
+                    }
+                    _ => return false,
+                }
+            }
+            _ => return false,
+        }
+        self.holds.release(&ticket.held(range.clone()));
+        true
+    }
+
+    /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
+    /// with other `steps`. What is held keeps conflicting uses away until then. Of a write that keeps the bytes, marks stay.
+    #[inline]
+    pub(super) fn commit(
+        &mut self,
+        range: &Range<usize>,
+        (ticket, new): (Ticket, &New<'_>),
+        from: &mut usize,
+        steps: &mut usize,
+        removed: &mut Removed,
+    ) -> bool {
+        let is_complete = match ticket.access {
+            Access::Write if !new.keeps => self.commit_write(range, new, steps, removed),
+            _ => self.add(from, range.end, new, steps, removed),
+        };
+        if is_complete {
+            self.holds.release(&ticket.held(range.clone()));
+        }
+        is_complete
+    }
+
+    /// What was there before is implied: the write comes after it.
+    #[inline]
+    fn commit_write(
+        &mut self,
+        range: &Range<usize>,
+        new: &New<'_>,
+        steps: &mut usize,
+        removed: &mut Removed,
+    ) -> bool {
+        let Range { start, end } = *range;
+        if start == end {
+            return true;
+        }
+        let cuts = !crate::mutant!("core/write-keeps-the-rest");
+        loop {
+            let at = self.segments.seek(start);
+            match self.segments.get_mut(at).filter(|segment| segment.start < end) {
+                None => {
+                    let used = self.origins.make(new.fence, new.claim, Access::Write);
+                    self.segments.insert(at, Segment::new(range.clone(), used));
+                    return true;
+                }
+                Some(exact) if (exact.start, exact.end) == (start, end) => {
+                    let used = self.origins.make(new.fence, new.claim, Access::Write);
+                    exact.uses.drain(..).for_each(|old| self.origins.release(&old, removed));
+                    exact.uses.push(used);
+                    return true;
+                }
+                Some(segment) if segment.start < start && cuts => self.cut(start),
+                Some(_) => {
+                    if cuts {
+                        self.cut(end);
+                    }
+                    let all = |origins: &mut Origins, segment: &mut Segment| {
+                        segment.uses.drain(..).for_each(|old| origins.release(&old, removed));
+                    };
+                    if self.change(range, steps, all).is_some() {
+                        return false;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds a use beside what is there. It takes the place of those of its own timeline with the same access.
+    pub(super) fn add(
+        &mut self,
+        from: &mut usize,
+        end: usize,
+        new: &New<'_>,
+        steps: &mut usize,
+        removed: &mut Removed,
+    ) -> bool {
+        while *from < end {
+            if *steps == 0 {
+                return false;
+            }
+            *steps -= 1;
+            let at = self.segments.seek(*from);
+            match self.segments.get_mut(at) {
+                Some(segment) if segment.start < *from => self.cut(*from),
+                Some(segment) if segment.start == *from && segment.end > end => self.cut(end),
+                Some(segment) if segment.start == *from => {
+                    *from = segment.end;
+                    let used = self.origins.make(new.fence, new.claim, new.access);
+                    let forgets =
+                        |used: &Use| new.keeps && new.access == Access::Write && used.kind != Kind::Mark;
+                    add_use(&mut self.origins, &mut segment.uses, used, forgets, removed);
+                    self.join(at, removed);
+                }
+                // No use yet, up to the next segment.
+                next => {
+                    let until = next.map_or(end, |next| next.start.min(end));
+                    let used = self.origins.make(new.fence, new.claim, new.access);
+                    self.segments.insert(at, Segment::new(*from..until, used));
+                    *from = until;
+                }
+            }
+        }
+        true
+    }
+
+    fn join(&mut self, at: At, removed: &mut Removed) {
+        let joined = self.segments.join(at);
+        joined.iter().flatten().for_each(|used| self.origins.release(used, removed));
+    }
+}
+
+fn add_use(
+    origins: &mut Origins,
+    uses: &mut Uses,
+    new: Use,
+    forgets: impl Fn(&Use) -> bool,
+    removed: &mut Removed,
+) {
+    if let [used] = uses.as_mut_slice()
+        && new.replaces(used)
+    {
+        origins.release(used, removed);
+        *used = new;
+        return;
+    }
+    let mut is_newest = true;
+    origins.remove(uses, removed, |origins, used| {
+        // What each of two failing writes damaged is told by its own point.
+        let same = (used.access, used.kind) == (new.access, new.kind)
+            && !used.may_damage()
+            && origins.are_of_one_timeline(used, &new);
+        is_newest &= !(same && used.point > new.point);
+        forgets(used) || (same && used.point <= new.point) || origins.is_forgettable(used)
+    });
+    if is_newest {
+        uses.push(new);
+    } else {
+        origins.release(&new, removed);
+    }
+}

@@ -1,0 +1,139 @@
+//! How much is queued before a copy engine.
+
+use std::{any::Any, task::Waker, time::Duration};
+
+use transload_core::{Result, Timeline, next_timeline_id};
+
+use super::*;
+
+/// A timeline that moves when the test says so, and is known to have moved only once it was polled.
+pub(crate) struct Manual {
+    id: TimelineId,
+    reached: AtomicU64,
+    known: AtomicU64,
+    polls: AtomicU64,
+}
+
+impl Manual {
+    pub(crate) fn new() -> Arc<Self> {
+        let zero = AtomicU64::default;
+        Arc::new(Self { id: next_timeline_id(), reached: zero(), known: zero(), polls: zero() })
+    }
+
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn fence(self: &Arc<Self>, point: u64) -> Fence {
+        Fence::new(Arc::clone(self) as _, point)
+    }
+
+    pub(crate) fn reach(&self, point: u64) {
+        self.reached.fetch_max(point, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: no memory depends on it.
+unsafe impl Timeline for Manual {
+    fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Other("manual", 0)
+    }
+
+    fn reached(&self) -> u64 {
+        self.known.load(Ordering::SeqCst)
+    }
+
+    fn poll(&self, point: u64) -> Result<bool> {
+        self.polls.fetch_add(1, Ordering::SeqCst);
+        self.known.fetch_max(self.reached.load(Ordering::SeqCst), Ordering::SeqCst);
+        Ok(self.reached() >= point)
+    }
+
+    fn wait(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        false
+    }
+
+    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn count_is_exact_after_ends_that_nobody_observed() {
+    let queue = EngineQueue::default();
+    let (one, two) = (Manual::new(), Manual::new());
+    queue.add(&one.fence(1), COUNTED_FROM - 1);
+    assert_eq!(queue.queued(), 0, "small copies do not pile up");
+    for point in 1..=10 {
+        queue.add(&one.fence(point), 1 << 20);
+        queue.add(&two.fence(point), 1 << 21);
+    }
+    assert_eq!(queue.queued(), 10 * (3 << 20));
+    one.reach(4);
+    assert_eq!(queue.queued(), (6 << 20) + (20 << 20));
+    two.reach(10);
+    assert_eq!(queue.queued(), 6 << 20);
+    one.reach(10);
+    assert_eq!(queue.queued(), 0);
+    let polls = one.polls.load(Ordering::SeqCst);
+    assert_eq!((queue.queued(), one.polls.load(Ordering::SeqCst)), (0, polls), "nothing left to poll");
+}
+
+#[test]
+fn reading_the_count_polls_each_timeline_at_most_once_in_vain() {
+    let queue = EngineQueue::default();
+    let timeline = Manual::new();
+    (1..=1000).for_each(|point| queue.add(&timeline.fence(point), 1 << 20));
+    let before = timeline.polls.load(Ordering::SeqCst);
+    assert!(before <= 1000 / SWEEP_EVERY, "{before} polls by additions alone");
+    assert_eq!(queue.queued(), 1000 << 20);
+    assert_eq!(timeline.polls.load(Ordering::SeqCst) - before, 1);
+    timeline.reach(999);
+    assert_eq!(queue.queued(), 1 << 20);
+    assert_eq!(timeline.polls.load(Ordering::SeqCst) - before, 3);
+}
+
+#[test]
+fn fences_are_let_go_although_nobody_reads_the_count() {
+    let queue = EngineQueue::default();
+    let timelines: Vec<_> = (0..SWEEP_EVERY).map(|_| Manual::new()).collect();
+    for timeline in &timelines {
+        timeline.reach(1);
+        queue.add(&timeline.fence(1), 1 << 20);
+    }
+    assert_eq!(queue.bytes.load(Ordering::Relaxed), 0);
+    assert!(timelines.iter().all(|timeline| Arc::strong_count(timeline) == 1));
+}
+
+#[test]
+fn threads_that_add_and_read_at_once_leave_nothing_counted() {
+    let queue = EngineQueue::default();
+    let timelines: [_; 4] = std::array::from_fn(|_| Manual::new());
+    std::thread::scope(|scope| {
+        for timeline in &timelines {
+            scope.spawn(|| {
+                for point in 1..=2000 {
+                    queue.add(&timeline.fence(point), 1 << 20);
+                    if point % 3 == 0 {
+                        timeline.reach(point - 1);
+                        assert!(queue.queued() >= 1 << 20, "its own last copy is not complete");
+                    }
+                }
+            });
+        }
+    });
+    timelines.iter().for_each(|timeline| timeline.reach(2000));
+    assert_eq!(queue.queued(), 0);
+}
