@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use transload_core::{Access, Claims, DeviceId, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_core::{
+    Access, Claims, DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id,
+};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
 use super::{heap::heap, manager};
@@ -24,6 +26,10 @@ struct Held {
 }
 
 impl Held {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { id: next_timeline_id(), over: Mutex::new(false), changed: Condvar::new() })
+    }
+
     fn open(&self) {
         *self.over.lock().unwrap() = true;
         self.changed.notify_all();
@@ -72,7 +78,7 @@ fn registering_waits_for_work_in_flight() {
     let memory: Arc<CudaMemoryManager> = Arc::new(memory);
     let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
     let (buffer, _) = heap(100_000, true);
-    let held = Arc::new(Held { id: next_timeline_id(), over: Mutex::new(false), changed: Condvar::new() });
+    let held = Held::new();
     let fence = Fence::new(Arc::clone(&held) as Arc<dyn Timeline>, 1);
     let claims = Claims::of(&mut [(&buffer, Access::Write)]).unwrap();
     // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
@@ -87,6 +93,31 @@ fn registering_waits_for_work_in_flight() {
     held.open();
     receiver.recv_timeout(Duration::from_secs(20)).expect("not registered after the work").unwrap();
     registering.join().unwrap();
+    drop((buffer, cache));
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    drop(memory);
+    device.assert_ledger_empty();
+}
+
+#[test]
+fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
+    let (device, memory) = manager();
+    let memory: Arc<CudaMemoryManager> = Arc::new(memory);
+    let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
+    let (buffer, _) = heap(100_000, true);
+    let pinned = cache.register(&buffer).unwrap();
+    let held = Held::new();
+    let claims = Claims::of(&mut [(&pinned, Access::Read)]).unwrap();
+    // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
+    unsafe { claims.commit(&Fence::new(Arc::clone(&held) as Arc<dyn Timeline>, 1)) };
+    drop(pinned);
+    assert_eq!(cache.forget(&buffer).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(cache.trim().unwrap(), 0);
+    assert_eq!(cache.statistics().registrations, 1);
+    held.open();
+    cache.forget(&buffer).unwrap();
+    assert_eq!(cache.statistics().registrations, 0);
     drop((buffer, cache));
     memory.drain().unwrap();
     assert!(memory.ledger().is_empty(), "{}", memory.ledger());
