@@ -21,12 +21,12 @@ pub struct TransferReport {
     /// Into how many pieces they were cut.
     pub chunks: u32,
     /// Host time that submission took: waiting for room, calls into the driver, and what the first transfer on a path prepares.
-    /// Zero where no clock was read: times are those of measured transfers (see [`moving`](Self::moving)), and of all where an
+    /// `None` where no clock was read: times are those of measured transfers (see [`moving`](Self::moving)), and of all where an
     /// observer listens; so is `elapsed` then.
-    pub submitting: Duration,
+    pub submitting: Option<Duration>,
     /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
     /// after the end this includes that while: it is no measure of the transfer's speed.
-    pub elapsed: Duration,
+    pub elapsed: Option<Duration>,
     /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
     /// host's for the host's.
     pub moving: Option<Duration>,
@@ -44,7 +44,7 @@ pub struct TransferReport {
 }
 
 impl TransferReport {
-    /// A report of a transfer about to be submitted, with one lane and one chunk and all times zero.
+    /// A report of a transfer about to be submitted, with one lane and one chunk, and without times.
     #[must_use]
     #[inline]
     pub fn planned(path: TransferPath, method: TransferMethod, lane: DeviceId, bytes: u64) -> Self {
@@ -55,8 +55,8 @@ impl TransferReport {
             lanes: 1,
             bytes,
             chunks: 1,
-            submitting: Duration::ZERO,
-            elapsed: Duration::ZERO,
+            submitting: None,
+            elapsed: None,
             moving: None,
             predicted: Duration::ZERO,
             queued: 0,

@@ -27,7 +27,7 @@ pub struct Submission {
     pub tag: u32,
     /// When the submission began, where its times are wanted.
     pub begun: Option<Instant>,
-    /// See [`TransferReport::submitting`].
+    /// See [`TransferReport::submitting`]; of no meaning without `begun`.
     pub submitting: Duration,
     /// See [`TransferReport::moving`], of a transfer that was complete when its submission returned.
     pub moving: Option<Duration>,
@@ -113,7 +113,7 @@ impl Transfer {
     }
 
     /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
-    /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are zero.
+    /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are `None`.
     #[inline]
     pub fn direct(fence: Fence, method: TransferMethod, from: Place, to: Place, bytes: usize) -> Self {
         let bytes = bytes as u64;
@@ -202,9 +202,7 @@ impl Direct {
 impl Running {
     fn end(self, outcome: Result<()>) -> Result<TransferReport> {
         let mut report = self.completion.report(&self.submission);
-        if let Some(begun) = self.submission.begun {
-            report.elapsed = begun.elapsed();
-        }
+        report.elapsed = self.submission.begun.map(|begun| begun.elapsed());
         let outcome = outcome.and_then(|()| {
             if let Some(fence) = &self.fence {
                 report.moving = fence.timeline().take_duration(fence.point())?;

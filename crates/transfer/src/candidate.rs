@@ -160,7 +160,7 @@ impl Completion for Known {
         let mut report = TransferReport::planned(self.row.path, self.row.method, self.lane, submission.bytes);
         report.lanes = self.lanes;
         report.chunks = submission.chunks;
-        report.submitting = submission.submitting;
+        report.submitting = submission.begun.map(|_| submission.submitting);
         report.moving = submission.moving;
         report.predicted = self.cost.model.predict(submission.bytes);
         report.queued = submission.queued;
@@ -177,8 +177,8 @@ impl Completion for Known {
         self.row.count(report.bytes, |counts| match outcome {
             Ok(()) => {
                 counts.add(report.bytes, report.moving);
-                if !report.elapsed.is_zero() {
-                    counts.latencies.record(report.elapsed);
+                if let Some(elapsed) = report.elapsed {
+                    counts.latencies.record(elapsed);
                 }
             }
             Err(_) => counts.failures += 1,

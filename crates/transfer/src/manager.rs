@@ -379,7 +379,7 @@ impl CrossBackendTransferManager {
             // What a driver answers is the path's failure.
             Err(Unsubmitted::Refused(error)) => {
                 let mut report = candidate.known.report(&submission);
-                report.elapsed = submission.submitting;
+                report.elapsed = report.submitting;
                 candidate.known.ended(&report, Err(&error));
                 Transfer::refused_with(error, Arc::clone(&self.watch) as _)
             }

@@ -80,7 +80,7 @@ struct Replays {
 impl Completion for Replays {
     fn report(&self, submission: &Submission) -> TransferReport {
         let mut report = self.report.clone();
-        report.submitting = submission.submitting;
+        report.submitting = submission.begun.map(|_| submission.submitting);
         report
     }
 

@@ -16,7 +16,7 @@ impl Observer for Heard {
         let heard = match event {
             TransferEvent::Submitted(report) => ("submitted", report.bytes),
             TransferEvent::Completed(report) => {
-                assert!(report.elapsed >= report.submitting);
+                assert!(report.elapsed.unwrap() >= report.submitting.unwrap());
                 ("completed", report.bytes)
             }
             TransferEvent::Failed(report, error) => {

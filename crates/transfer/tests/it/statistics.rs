@@ -132,3 +132,13 @@ fn clearing_forgets_what_was_and_counts_what_is_in_flight_when_it_ends() {
     let stats = &manager.get_transfer_stats()[0];
     assert_eq!((stats.transfers, stats.measured), (2, 1));
 }
+
+#[test]
+fn transfer_that_no_clock_was_read_for_has_no_times() {
+    for (sampling, timed) in [(Sampling::Off, false), (Sampling::Every(1), true)] {
+        let (manager, _backend) = sampled(sampling);
+        let (src, dst) = pair(&manager, 4096);
+        let report = manager.transfer(&src, &dst).wait().unwrap();
+        assert_eq!((report.submitting.is_some(), report.elapsed.is_some()), (timed, timed), "{sampling:?}");
+    }
+}
