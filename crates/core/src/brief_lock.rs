@@ -47,7 +47,8 @@ impl<T> BriefLock<T> {
     /// Takes the lock if it is open.
     #[inline]
     pub fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
-        self.try_take().then_some(BriefGuard { lock: self, value: PhantomData })
+        // Made only where it is taken: the drop of a guard opens the lock.
+        self.try_take().then(|| BriefGuard { lock: self, value: PhantomData })
     }
 
     /// The value, of which this is the only reference.

@@ -16,6 +16,7 @@ mod fills;
 mod hazards;
 mod holds;
 mod loans;
+mod locks;
 mod mock;
 mod model;
 mod order;

@@ -64,7 +64,8 @@ impl Inside {
             }
             is_new
         });
-        entered.is_ok_and(|is_new| is_new).then_some(Self)
+        // Made only where it is new: its drop leaves the callback.
+        entered.is_ok_and(|is_new| is_new).then(|| Self)
     }
 }
 

@@ -107,18 +107,21 @@ fn what_a_callback_asks_of_its_own_resource_calls_nobody_again() {
         let failing = Arc::new(FailingResource::new(pinned(&memory)));
         let resource: Arc<OnceLock<Helped>> = Arc::default();
         let (own, calls) = (Arc::clone(&resource), Arc::new(AtomicU64::new(0)));
-        let (counted, inner) = (Arc::clone(&calls), Arc::new(Mutex::new(None)));
+        let (counted, inner) = (Arc::clone(&calls), Arc::new(Mutex::new(Vec::new())));
         let noted = Arc::clone(&inner);
         let help: Box<Help> = Box::new(move |_| {
             counted.fetch_add(1, Ordering::Relaxed);
-            let asked = own.get().unwrap().allocate_segment(1).map(drop);
-            *noted.lock().unwrap() = asked.err().map(|error| error.kind());
+            // The second time too: the first refusal has not left the callback.
+            for _ in 0..2 {
+                let asked = own.get().unwrap().allocate_segment(1).map(drop);
+                noted.lock().unwrap().push(asked.err().map(|error| error.kind()));
+            }
             true
         });
         assert!(resource.set(FailureCallbackResource::new(Arc::clone(&failing), help)).is_ok());
-        failing.refuse(2);
+        failing.refuse(3);
         assert!(resource.get().unwrap().allocate_segment(10).is_ok(), "asked again, there is room");
-        assert_eq!(*inner.lock().unwrap(), Some(ErrorKind::OutOfMemory));
+        assert_eq!(*inner.lock().unwrap(), [Some(ErrorKind::OutOfMemory); 2]);
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     });
 }
