@@ -263,7 +263,7 @@ impl Table {
             // The commit sees to a single one.
             Some(0 | 1) => {}
             Some(2..=SHORT) => _ = self.sweep_some(0, removed),
-            _ if self.sweep_in > 0 => {}
+            _ if self.sweep_in > 0 => self.sweep_in -= 1,
             _ => {
                 let (shortest, longest) = SWEPT_EVERY;
                 let finds = self.sweep_some(self.sweep_from, removed);

@@ -205,6 +205,7 @@ impl Drop for Move {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             self.transfer.leave(std::mem::take(&mut self.copies), Some(buffer));
+            self.transfer.give_up();
         }
     }
 }

@@ -219,6 +219,12 @@ impl StagedTransfer {
     pub(super) fn leave(&self, operations: SmallVec<[Fence; 2]>, buffer: Option<StagingBuffer>) {
         self.left.lock().push((operations, buffer));
     }
+
+    /// Leaves the ring, since one of its tasks ended early: the drop of the last handle fails the transfer.
+    pub(super) fn give_up(&self) {
+        self.chunks.cancel();
+        self.ring.forget(self);
+    }
 }
 
 impl Drop for StagedTransfer {
