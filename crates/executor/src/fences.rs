@@ -181,16 +181,20 @@ impl Fences {
             self.awaited.store(lanes.len(), Ordering::Relaxed);
             at
         });
-        let added = self.change(&mut lanes, at, |lane| {
+        let known = self.change(&mut lanes, at, |lane| {
             let from = lane.waits.partition_point(|(known, _)| *known < point);
             let mut same = lane.waits.iter().skip(from).take_while(|(known, _)| *known == point);
             let is_new = !same.any(|(_, known)| known.will_wake(&waker));
             if is_new {
                 lane.waits.insert(from, (point, waker));
+                None
+            } else {
+                Some(waker)
             }
-            is_new
         });
-        added.unwrap_or(false)
+        // A waker that is known already is dropped behind the lock, since its drop may call anything.
+        drop(lanes);
+        matches!(known, Some(None))
     }
 
     /// Changes a lane, and counts it again.
