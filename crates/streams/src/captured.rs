@@ -6,25 +6,27 @@
 use std::{sync::atomic::Ordering, thread};
 
 use transload_core::{Error, ErrorKind, Result};
-use transload_cuda_sys::ffi;
+use transload_cuda_sys::{AsStream, Stream, ffi};
 
 use crate::timeline::StreamTimeline;
+
+/// Whether someone captures a stream just now that this thread can name. Does not disturb the capture.
+pub(crate) fn is_captured(stream: &Stream) -> bool {
+    // The handle of a default stream means one of the current context.
+    let Ok(_bound) = stream.context().enter() else { return false };
+    let mut status = 0;
+    // SAFETY: the stream is valid, the out pointer for the call.
+    match unsafe { ffi::cuStreamIsCapturing(stream.as_raw(), &mut status) } {
+        0 => status != 0,
+        // The legacy stream cannot be asked while a stream is captured that it would wait for (906).
+        code => matches!(code, 900..=908),
+    }
+}
 
 impl StreamTimeline {
     /// Whether someone captures the stream just now. Does not disturb the capture.
     pub(crate) fn is_captured(&self) -> bool {
-        if !self.is_here() {
-            return false;
-        }
-        // The handle of a default stream means one of the current context.
-        let Ok(_bound) = self.context().enter() else { return false };
-        let mut status = 0;
-        // SAFETY: the stream is valid, the out pointer for the call.
-        match unsafe { ffi::cuStreamIsCapturing(self.raw(), &mut status) } {
-            0 => status != 0,
-            // The legacy stream cannot be asked while a stream is captured that it would wait for (906).
-            code => matches!(code, 900..=908),
-        }
+        self.is_here() && is_captured(self.stream())
     }
 
     /// From here on someone may have made the stream part of a capture.

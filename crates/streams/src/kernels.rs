@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::Result;
-use transload_cuda_sys::{Context, DriverError, RawStream, attribute, cust::sys::CUfunction};
+use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
 use crate::{
@@ -80,6 +80,7 @@ impl Kernels {
         let load = || {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
             let _bound = context.enter()?;
+            let _capture = RelaxedCapture::enter()?;
             let [copy, fill] = [COPY, FILL].map(|name| {
                 let function = module.function(name)?;
                 // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the

@@ -16,7 +16,7 @@ use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, RelaxedCaptu
 use transload_memory::lift;
 
 use super::arenas::Arenas;
-use crate::loss::is_of_a_capture;
+use crate::{captured::is_captured, loss::is_of_a_capture};
 
 /// How often a stream that answers nothing but errors is asked before it counts as dead.
 const ATTEMPTS: u32 = 10_000;
@@ -29,12 +29,14 @@ pub(crate) struct Endings {
 }
 
 impl Endings {
-    /// Adds an allocator to those that are told of the end of stream `id`, which this is of.
+    /// Adds an allocator, which knows the stream already, to those that are told of the end of stream `id`, which this is of.
     pub(crate) fn add(&self, id: TimelineId, arenas: Arc<Arenas>) {
         // Dropped after the lock.
         let mut closed = Vec::new();
         let mut told = self.told.lock();
-        closed.extend(told.extract_if(.., |known| known.find(id).is_none()));
+        // Once is enough for one that was there before the stream was released.
+        let is_out = |known: &mut Arc<Arenas>| Arc::ptr_eq(known, &arenas) || known.find(id).is_none();
+        closed.extend(told.extract_if(.., is_out));
         told.push(arenas);
         drop(told);
     }
@@ -62,8 +64,9 @@ pub(crate) struct EndOfStream {
 impl EndOfStream {
     /// Marks the end of everything enqueued on `stream`.
     pub(crate) fn of(id: TimelineId, stream: &Stream) -> Arc<Self> {
-        let is_idle = RelaxedCapture::enter().and_then(|_capture| stream.is_idle());
-        if is_idle.is_ok_and(|is_idle| is_idle) {
+        // To ask a stream that someone captures would break the capture.
+        let is_idle = || RelaxedCapture::enter().and_then(|_capture| stream.is_idle());
+        if !is_captured(stream) && is_idle().is_ok_and(|is_idle| is_idle) {
             return Self::over(id, stream);
         }
         let recorded = Event::new(stream.context(), EventTiming::Disabled)

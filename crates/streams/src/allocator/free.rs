@@ -160,9 +160,9 @@ impl Shared {
         let node = find(&state, block).map_err(refuse)?;
         state.blocks.node_mut(node).holder = Holder::CallerAndUsers;
         let users = state.users.entry(node).or_default();
-        if users.iter().all(|known| known.id != user.id) {
-            users.push(user);
-        }
+        // What is known of it may be of before it was released, which is over.
+        users.retain(|known| known.id != user.id);
+        users.push(user);
         Ok(())
     }
 }

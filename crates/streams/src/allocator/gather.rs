@@ -38,8 +38,9 @@ pub(super) struct Locked<'a> {
 struct Search<'a> {
     /// By index of their arena: streams that were there, and whether a wait for them can be enqueued.
     streams: &'a [Option<(CudaStream, bool)>],
-    /// The arena of the stream that asks.
+    /// The arena of the stream that asks, and its life there.
     own: u32,
+    life: u64,
     /// What that stream comes after.
     ordered: Vec<Ordered>,
     reach: Reach,
@@ -112,7 +113,7 @@ impl Shared {
             self.ask(other, Effort::Full);
         }
         let streams = self.streams(wait);
-        let search = Search { streams: &streams, own, ordered, reach, buffer: want.buffer };
+        let search = Search { streams: &streams, own, life, ordered, reach, buffer: want.buffer };
         let mut left = Vec::new();
         let parts: Vec<Part> = {
             let mut directory = self.arenas.directory.lock();
@@ -200,10 +201,15 @@ impl Shared {
     }
 
     fn put_back(&self, part: Part) {
-        let Part { index, piece, mut until, end, .. } = part;
+        let Part { index, life, mut piece, mut until, end, .. } = part;
         until.extend(end);
         if let Some(arena) = self.arenas.get(index) {
-            arena.lock().insert_behind(piece, until);
+            let mut state = arena.lock();
+            // Where the arena was left meanwhile, the stream that freed it is done.
+            if state.life != life || matches!(state.owner, Owner::Vacant) {
+                piece.order = Order::default();
+            }
+            state.insert_behind(piece, until);
         }
     }
 
@@ -236,6 +242,7 @@ impl Shared {
         let search = Search {
             streams: &streams,
             own: u32::MAX,
+            life: 0,
             ordered: Vec::new(),
             reach: Reach::Over,
             buffer: false,
@@ -285,7 +292,9 @@ pub(super) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64
 fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> {
     let mut candidates = Vec::new();
     for (at, Locked { index, state }) in locked.iter_mut().enumerate() {
-        if search.reach == Reach::Ended && *index != search.own && !matches!(state.owner, Owner::Ended(_)) {
+        // Released meanwhile, the stream may have left its arena to another one.
+        let is_own = (*index, state.life) == (search.own, search.life);
+        if search.reach == Reach::Ended && !is_own && !matches!(state.owner, Owner::Ended(_)) {
             continue;
         }
         state.blocks.flush();
@@ -302,7 +311,7 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
                 Owner::Vacant | Owner::Ended(_) => true,
                 Owner::Stream(_) => stream.is_some_and(|(_, can_be_waited_for)| *can_be_waited_for),
             };
-        let is_ready = |order: Order| *index == search.own || (order.freed <= freed && order.point <= point);
+        let is_ready = |order: Order| is_own || (order.freed <= freed && order.point <= point);
         let may_be_taken = |node: u32, block: &Node| match block.state {
             State::Free => true,
             State::Waiting if search.reach > Reach::Over => {

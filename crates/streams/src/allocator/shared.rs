@@ -140,7 +140,9 @@ impl Shared {
     /// Like [`wait_for_hands`](Self::wait_for_hands), also for handles of streams.
     pub(super) fn wait_for_visits(&self) {
         if HELD.get() == 0 {
-            drop((self.in_hand.write(), self.visited.write()));
+            // One after the other: who visits may take something in hand before it is done.
+            drop(self.in_hand.write());
+            drop(self.visited.write());
         }
     }
 
@@ -183,12 +185,14 @@ impl Shared {
         let id = stream.id();
         loop {
             if self.arenas.find(id).is_none() {
-                stream.own.endings.add(id, Arc::clone(&self.arenas));
                 self.arenas
                     .directory
                     .lock()
                     .enter(&self.arenas, stream, self.ahead > 0)
                     .ok_or_else(too_many)?;
+                // Behind that, since other allocators throw out who does not know the stream. It cannot end before: the caller
+                // has a handle.
+                stream.own.endings.add(id, Arc::clone(&self.arenas));
             }
             // Released meanwhile, where there is none.
             let Some((index, arena)) = self.arenas.find(id) else { continue };

@@ -243,6 +243,36 @@ fn a_stream_that_was_released_ends_with_its_last_handle() {
 }
 
 #[test]
+fn a_user_that_was_released_and_is_used_again_is_waited_for_again() {
+    let bed = tight();
+    let (own, user) = (bed.stream(), bed.stream());
+    let back = bed.setup.pinned(&vec![0; 1 << 20]);
+    let block = bed.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
+    fill(&own, block, 7);
+    own.synchronize().unwrap();
+    bed.allocator.record_use(block, &user).unwrap();
+    bed.allocator.release_stream(&user).unwrap();
+    let gate = Gate::before(bed.device(), &[&user]);
+    read_back(&user, block, &back);
+    bed.allocator.record_use(block, &user).unwrap();
+    bed.allocator.free_for_stream(block, &own).unwrap();
+    let again = bed.allocator.allocate_for_stream(&own, 1 << 20).unwrap();
+    assert_eq!(again.address(), block.address());
+    fill(&own, again, 0xFF);
+    for _ in 0..20 {
+        assert!(!own.is_ready().unwrap(), "it comes behind the copy, which waits for the gate");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    gate.open();
+    own.synchronize().unwrap();
+    user.synchronize().unwrap();
+    assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
+    bed.allocator.free_for_stream(again, &own).unwrap();
+    drop((own, user, back));
+    bed.finish();
+}
+
+#[test]
 fn streams_that_come_and_go_in_many_threads_leave_their_memory_to_the_others() {
     watched(come_and_go);
 }
