@@ -114,7 +114,7 @@ impl CrossBackendTransferManager {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for no pair at all; [`ErrorKind::Unsupported`] where a pair has no method that can be
-    /// recorded, with the reason of each ([`RejectReason::NotRecordable`] for those of the host's threads and pageable memory),
+    /// recorded, with the reason of each ([`RejectReason::NotRecordable`](transload_core::RejectReason::NotRecordable) for those of the host's threads and pageable memory),
     /// where the pairs need queues of more than one device, and where their backend records nothing; those of
     /// [`transfer`](Self::transfer) that do not depend on its turn.
     pub fn record(
