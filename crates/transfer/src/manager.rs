@@ -293,7 +293,7 @@ impl CrossBackendTransferManager {
         backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
     }
 
-    /// Where there is a place to say what is in the way, the calling thread does not wait for it: it is said there, nothing was
+    /// With `in_the_way`, the calling thread does not wait for what blocks it: the obstacle is stored there, nothing was
     /// submitted, and the answer means nothing.
     pub(crate) fn start(
         &self,

@@ -168,7 +168,7 @@ impl AutoPrefetcher {
     }
 
     /// The first half of [`observe`](Self::observe), with what the residency [says](DeviceResidency::declare) of the launch that
-    /// is enqueued next: answers whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next,
+    /// is enqueued next. Returns whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next,
     /// once; it may come after the launch.
     #[must_use]
     pub fn passes_over(&self, there: Option<u64>) -> bool {

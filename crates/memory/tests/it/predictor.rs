@@ -16,7 +16,7 @@ fn covers(predicted: &PredictedAccess<u32>, access: &DeclaredAccess<u32>) -> boo
         && access.start + access.len <= predicted.start + predicted.len
 }
 
-/// Observes; answers how many accesses were predicted before they came, and how many ranges were predicted at all.
+/// Observes; returns how many accesses were predicted before they came, and how many ranges were predicted at all.
 fn run(predictor: &mut AccessPredictor<u32>, accesses: &[DeclaredAccess<u32>]) -> (usize, usize) {
     let (mut open, mut right, mut all) = (Vec::<PredictedAccess<u32>>::new(), 0, 0);
     for access in accesses {

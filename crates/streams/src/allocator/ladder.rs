@@ -210,7 +210,7 @@ impl Shared {
             };
             let is_foreign =
                 |fence: &&Fence| CudaStream::can_be_behind(fence, true) && !CudaStream::can_come_after(fence);
-            // Nothing is held: whoever releases a stream need not wait for this, as it may be the one to end that work.
+            // Nothing is held: a thread that releases a stream need not wait for this, as it may be the one to end that work.
             for fence in fences.iter().filter(is_foreign) {
                 outcome = outcome.and(fence.wait());
             }

@@ -184,7 +184,7 @@ impl Shared {
         };
         let passed: Vec<Fence> = behind.extract_if(.., |fence| waits(fence)).collect();
         if waited {
-            // From here on it is as if this stream had freed it: whoever comes after that comes after the fences.
+            // From here on it is as if this stream had freed it: later users come after the fences.
             state.freed += 1;
             order.freed = state.freed;
         }

@@ -47,10 +47,10 @@ pub(super) struct Shared {
     pub(super) last_callback: AtomicU64,
     /// What each thread keeps of dropped idle buffers.
     pub(super) shards: Box<[Shard<SpareBuffer>]>,
-    /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: whoever is short of
+    /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: a thread that is short of
     /// memory, or releases a stream, lets it put them down first. Nobody waits for a device meanwhile.
     in_hand: RwLock<()>,
-    /// Read-locked while a thread waits for streams, of which it has handles: whoever releases a stream waits for it.
+    /// Read-locked while a thread waits for streams, of which it has handles: a thread that releases a stream waits for it.
     visited: RwLock<()>,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,

@@ -116,7 +116,7 @@ pub(crate) enum Declined {
 pub(crate) enum InTheWay<'a> {
     /// It blocks the calling thread.
     WaitFor,
-    /// It answers what it is, and takes these turns.
+    /// The obstacle is returned; these turns are taken.
     Tell(&'a Turns),
 }
 
