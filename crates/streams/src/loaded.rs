@@ -137,15 +137,5 @@ fn explain(error: DriverError, what: &str, log: &[u8]) -> Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_compiler_says_is_part_of_the_error() {
-        let refused = || DriverError::Call { call: "cuModuleLoadDataEx", code: 218, name: "PTX".to_owned() };
-        let error = explain(refused(), "this module", b"ptxas: line 3\n\0\0");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("(ptxas: line 3)"), "{error}");
-        assert!(!explain(refused(), "this module", &[0; 8]).to_string().contains("()"));
-    }
-}
+#[path = "../tests/unit/loaded.rs"]
+mod tests;

@@ -28,12 +28,5 @@ pub(crate) fn memory() -> Option<MemoryInfo> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn some_of_what_there_is_is_free() {
-        let MemoryInfo { free, total } = memory().unwrap();
-        assert!(0 < free && free < total, "{free} of {total}");
-    }
-}
+#[path = "../../tests/unit/windows.rs"]
+mod tests;

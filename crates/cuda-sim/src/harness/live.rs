@@ -76,30 +76,5 @@ pub(super) fn more_than(before: &Live) -> Live {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::{LIVE, begin, change, end, more_than};
-
-    #[test]
-    fn of_checks_that_overlap_the_last_one_decides() {
-        begin();
-        *LIVE.lock().entry("streams").or_default() += 1;
-        begin();
-        assert!(end().is_none(), "the first check is still open");
-        let before = end().unwrap();
-        assert_eq!(more_than(&before), BTreeMap::from([("streams", 1)]));
-        *LIVE.lock().entry("streams").or_default() -= 1;
-        assert!(more_than(&before).is_empty());
-    }
-
-    #[test]
-    fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {
-        let mut classes = BTreeMap::<&str, [usize; 2]>::new();
-        for (class, by) in crate::implemented().iter().filter_map(|function| change(function)) {
-            classes.entry(class).or_default()[usize::from(by < 0)] += 1;
-        }
-        assert_eq!(classes.len(), 7, "{classes:?}");
-        assert!(classes.values().all(|functions| functions.iter().all(|count| *count > 0)), "{classes:?}");
-    }
-}
+#[path = "../../tests/unit/live.rs"]
+mod tests;

@@ -332,5 +332,5 @@ fn toolkits(folder: &Path) -> Vec<PathBuf> {
 }
 
 #[cfg(test)]
-#[path = "cupti_tests.rs"]
+#[path = "../../tests/unit/cupti.rs"]
 mod tests;

@@ -1,0 +1,24 @@
+//! How a copy or a fill is cut among workers.
+
+use transload_core::{Backend, DeviceId, MemoryKind};
+
+use super::*;
+use crate::CpuBackend;
+
+#[test]
+fn pieces_cover_everything_once_and_large_ones_are_whole_huge_pages() {
+    let backend = CpuBackend::new().unwrap();
+    for (bytes, grain) in [(4 << 20, 64 << 10), ((16 << 20) + 3, 2 << 20), (100 << 20, 2 << 20)] {
+        let dst = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
+        let fill = Operation::Fill { dst: &dst, pattern: Pattern::U8(0) };
+        for workers in [1, 8, 16, 1024] {
+            let cut = Cut::new(&fill, workers);
+            let mut end = 0;
+            for piece in (0..cut.pieces()).map_while(|index| cut.piece(index)) {
+                assert!(piece.start == end && piece.start.is_multiple_of(grain), "{bytes}: {piece:?}");
+                end = piece.end;
+            }
+            assert_eq!((end, cut.piece(cut.pieces())), (bytes, None));
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Lists of nodes, and what the system makes of a wish for one.
+
+use super::{
+    super::mapping::{Mapping, Wanted},
+    count,
+};
+
+#[test]
+fn a_list_of_nodes_is_counted() {
+    for (list, nodes) in [
+        ("0", 1),
+        ("0-1", 2),
+        ("0-3,5", 5),
+        ("", 0),
+        ("x", 0),
+        ("3-1", 0),
+        ("0-18446744073709551615,5", usize::MAX),
+    ] {
+        assert_eq!(count(list), nodes, "{list}");
+    }
+}
+
+#[test]
+fn a_wish_is_what_the_system_then_says_of_the_pages() {
+    /// `MPOL_F_ADDR`: of the page at an address, not of the thread.
+    const OF_ADDRESS: usize = 2;
+    const NODES: usize = 1024;
+    let wanted = Wanted { huge: false, node: Some(0) };
+    let mapping = Mapping::new(100_000, wanted).unwrap();
+    let (mut mode, mut mask) = (-1_i32, [0_u64; NODES / 64]);
+    // SAFETY: both out pointers are valid, the mask for as many bits as said; the address is mapped.
+    let code = unsafe {
+        libc::syscall(
+            libc::SYS_get_mempolicy,
+            &raw mut mode,
+            mask.as_mut_ptr(),
+            NODES + 1,
+            mapping.start().as_ptr(),
+            OF_ADDRESS,
+        )
+    };
+    if code != 0 {
+        println!("skipped: the system does not tell: {}", std::io::Error::last_os_error());
+        return;
+    }
+    assert_eq!((mode, mask[0], mask[1..].iter().sum::<u64>()), (libc::MPOL_PREFERRED, 1, 0));
+}
+
+#[test]
+fn a_node_that_no_kernel_has_is_a_wish_for_nothing() {
+    super::prefer(std::ptr::null_mut(), 0, u32::MAX);
+}

@@ -1,0 +1,19 @@
+//! Buffers that are handed to CUPTI and come back.
+
+use std::ptr;
+
+use super::*;
+
+#[test]
+fn a_buffer_that_somebody_else_handed_out_is_left_to_them_and_ours_is_freed_once() {
+    let mut theirs = vec![1_u8; 100_000];
+    completed(ptr::null_mut(), 0, theirs.as_mut_ptr(), theirs.len(), 0);
+    completed(ptr::null_mut(), 0, ptr::null_mut(), 0, 0);
+    assert!(theirs.iter().all(|byte| *byte == 1), "it was freed");
+    let (mut ours, mut size, mut most) = (ptr::null_mut(), 0, 1);
+    requested(&mut ours, &mut size, &mut most);
+    assert!(!ours.is_null() && ours.addr().is_multiple_of(8));
+    assert_eq!((size, most), (BUFFER.size(), 0));
+    completed(ptr::null_mut(), 0, ours, size, 0);
+    assert!(!is_ours(ours), "it was freed");
+}
