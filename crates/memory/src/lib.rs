@@ -67,10 +67,8 @@ pub use prediction::{
     PredictionStatistics,
 };
 pub use resource::{
-    CudaResource, FailureCallbackResource, HostPages, LimitedResource, LoggingResource, MemoryResource,
-    NumaBinding, PinnedResource, RegistrationCache, RegistrationStatistics, ResourceStatistics,
-    StatisticsResource, TrackedOrigin, TrackedSegment, TrackingReport, TrackingResource, UnifiedResource,
-    UploadBuffer, WriteCombinedResource, registration_edges,
+    CudaResource, HostPages, LimitedResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache,
+    RegistrationStatistics, UploadBuffer, registration_edges,
 };
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,

@@ -100,7 +100,7 @@ impl CudaMemoryManager {
     /// Where the device is out of memory, parked and cached memory is given back first and the driver asked again. For what is
     /// freed only by waiting for the device it waits at most two seconds: the caller may be the one that the device waits for.
     /// Unified memory beyond what the device has free, or more of it in all than the device has, is refused, since
-    /// oversubscribing it can stall the device; [`UnifiedResource`](crate::UnifiedResource) gives it on request. In all is what
+    /// oversubscribing it can stall the device; [`CudaResource::oversubscribed`](crate::CudaResource::oversubscribed) gives it. In all is what
     /// every manager of the device in this process gave, but for what others gave on such a request.
     ///
     /// # Errors

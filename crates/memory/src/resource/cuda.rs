@@ -1,8 +1,10 @@
 //! One kind of a device's memory as a resource: device memory (of a pool where the driver has them), pinned, mapped, unified.
+//!
+//! Every method may be called from any thread.
 
 use std::sync::Arc;
 
-use transload_core::{DeviceId, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
 use crate::{CudaMemoryManager, manager::Terms};
@@ -12,7 +14,7 @@ use crate::{CudaMemoryManager, manager::Terms};
 pub struct CudaResource {
     manager: Arc<CudaMemoryManager>,
     kind: MemoryKind,
-    pub(super) terms: Terms,
+    terms: Terms,
 }
 
 impl CudaResource {
@@ -21,14 +23,32 @@ impl CudaResource {
     /// # Errors
     /// `Unsupported` for a kind that the manager does not give.
     pub fn new(manager: &Arc<CudaMemoryManager>, kind: MemoryKind) -> Result<Self> {
+        Self::with_terms(manager, kind, Terms::Usual)
+    }
+
+    /// Managed memory beyond what the device has free, which is refused otherwise: the driver moves pages out to make room, which
+    /// can be many times slower than a copy. [`info`](MemoryResource::info) is `Unsupported`.
+    ///
+    /// # Errors
+    /// `Unsupported` where the device has no managed memory.
+    pub fn oversubscribed(manager: &Arc<CudaMemoryManager>) -> Result<Self> {
+        Self::with_terms(manager, MemoryKind::Unified, Terms::Oversubscribed)
+    }
+
+    /// Pinned memory past the host's caches, so for uploads and nothing else. Nothing can be transferred into it, and no writable
+    /// view of it opens: [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred
+    /// times slower than from any other memory. The host fills it through an [`UploadBuffer`](crate::UploadBuffer). A view to
+    /// read opens, for tests of what was written.
+    #[must_use]
+    pub fn write_combined(manager: &Arc<CudaMemoryManager>) -> Self {
+        Self { manager: Arc::clone(manager), kind: MemoryKind::Pinned, terms: Terms::WriteCombined }
+    }
+
+    fn with_terms(manager: &Arc<CudaMemoryManager>, kind: MemoryKind, terms: Terms) -> Result<Self> {
         if !manager.kinds().contains(&kind) {
             return Err(manager.no_such_kind(kind));
         }
-        Ok(Self::with_terms(manager, kind, Terms::Usual))
-    }
-
-    pub(super) fn with_terms(manager: &Arc<CudaMemoryManager>, kind: MemoryKind, terms: Terms) -> Self {
-        Self { manager: Arc::clone(manager), kind, terms }
+        Ok(Self { manager: Arc::clone(manager), kind, terms })
     }
 
     fn is_hosts(&self) -> bool {
@@ -59,6 +79,10 @@ unsafe impl MemoryResource for CudaResource {
     fn info(&self) -> Result<MemoryInfo> {
         if self.is_hosts() {
             return transload_core::host_memory();
+        }
+        if self.terms == Terms::Oversubscribed {
+            let text = "oversubscribed memory is bounded by the host's and the device's together, which nobody tells";
+            return Err(Error::new(ErrorKind::Unsupported, text));
         }
         self.manager.info()
     }

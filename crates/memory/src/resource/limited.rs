@@ -1,28 +1,36 @@
 //! An adaptor that gives no more than so many bytes at a time.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    any::Any,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use transload_core::{Error, MemoryInfo, MemoryShortage, RawBuffer, Result};
+use transload_core::{
+    Access, Claims, DeviceId, Error, Fence, MemoryInfo, MemoryShortage, Place, RawBuffer, Reclaimer, Result,
+    Storage,
+};
 
-use super::{MemoryResource, wrapped::Wrapper};
+use super::MemoryResource;
 
 /// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource, which may
-/// keep it for as long as work is in flight on it.
+/// keep it for as long as work is in flight on it. Every method may be called from any thread.
 pub struct LimitedResource<R> {
     upstream: R,
     limit: u64,
     used: Arc<AtomicU64>,
-    wrapper: Wrapper,
+    /// Holds only what a segment would not take over.
+    reclaimer: Arc<Reclaimer>,
 }
 
 impl<R: MemoryResource> LimitedResource<R> {
     /// At most `limit` bytes of `upstream`.
     #[must_use]
     pub fn new(upstream: R, limit: u64) -> Self {
-        Self { upstream, limit, used: Arc::default(), wrapper: Wrapper::default() }
+        Self { upstream, limit, used: Arc::default(), reclaimer: Arc::default() }
     }
 
     /// Bytes alive.
@@ -34,10 +42,16 @@ impl<R: MemoryResource> LimitedResource<R> {
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
 unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
-    as_upstream!(upstream: place device);
+    fn place(&self) -> Place {
+        self.upstream.place()
+    }
+
+    fn device(&self) -> Option<DeviceId> {
+        self.upstream.device()
+    }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.wrapper.sweep();
+        self.reclaimer.sweep();
         let requested = bytes as u64;
         let within = |used: u64| used.checked_add(requested).filter(|sum| *sum <= self.limit);
         if let Err(used) = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) {
@@ -47,11 +61,11 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
         }
         let share = Share { used: Arc::clone(&self.used), bytes: requested };
         let segment = self.upstream.allocate_segment(bytes)?;
-        Ok(self.wrapper.wrap(segment, (), share))
+        Ok(RawBuffer::new(Box::new(Limited { segment, _share: share }), &self.reclaimer))
     }
 
     fn trim(&self) -> Result<()> {
-        self.wrapper.drain().and(self.upstream.trim())
+        self.reclaimer.drain_where(crate::manager::is_of_a_device).and(self.upstream.trim())
     }
 
     fn info(&self) -> Result<MemoryInfo> {
@@ -78,5 +92,48 @@ struct Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A segment of the wrapped resource, which is given back before its share.
+struct Limited {
+    segment: RawBuffer,
+    _share: Share,
+}
+
+// SAFETY: every answer is that of a live segment, which is owned until drop.
+unsafe impl Storage for Limited {
+    fn place(&self) -> Place {
+        self.segment.place()
+    }
+
+    fn len(&self) -> usize {
+        self.segment.len()
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.segment.host_address()
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.segment.device_address()
+    }
+
+    fn is_writable(&self) -> bool {
+        self.segment.is_writable()
+    }
+
+    /// Hands the fences on: the segment waits for them where it came from, also when this resource is gone by then.
+    fn take_over(&mut self, until: &[Fence]) -> bool {
+        until.iter().all(|fence| {
+            let claims = Claims::of(&mut [(&self.segment, Access::Read)]);
+            // SAFETY: nobody uses the segment's own buffer, so the claim came after nothing.
+            claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
+        })
+    }
+
+    /// The wrapped resource's memory, whatever is around it.
+    fn as_any(&self) -> &dyn Any {
+        self.segment.storage().map_or(self, Storage::as_any)
     }
 }

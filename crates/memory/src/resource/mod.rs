@@ -1,50 +1,18 @@
-//! Where an allocator gets its segments: one trait, implemented by resources and by adaptors that wrap another resource.
+//! Where an allocator gets its segments: one trait, implemented by resources and by a limit around another one.
 //!
 //! A resource is asked seldom and for much; what is small and often is the allocator's own work. Every method may be called
 //! from any thread.
 
-/// Methods of a [`MemoryResource`] that answer what a field's do.
-macro_rules! as_upstream {
-    ($field:ident: $($method:ident)*) => { $( as_upstream!(@ $field $method); )* };
-    (@ $field:ident place) => {
-        fn place(&self) -> transload_core::Place {
-            self.$field.place()
-        }
-    };
-    (@ $field:ident device) => {
-        fn device(&self) -> Option<transload_core::DeviceId> {
-            self.$field.device()
-        }
-    };
-    (@ $field:ident trim) => {
-        fn trim(&self) -> transload_core::Result<()> {
-            self.$field.trim()
-        }
-    };
-    (@ $field:ident info) => {
-        fn info(&self) -> transload_core::Result<transload_core::MemoryInfo> {
-            self.$field.info()
-        }
-    };
-}
-
 mod cuda;
 mod edges;
-mod failure_callback;
 mod limited;
-mod logging;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod numa;
 mod pinned;
 mod pins;
 mod registration;
-mod statistics;
-mod tracking;
-mod tracking_report;
-mod unified;
-mod wrapped;
-mod write_combined;
+mod upload;
 
 use std::sync::Arc;
 
@@ -52,18 +20,12 @@ use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
 pub use edges::registration_edges;
-pub use failure_callback::FailureCallbackResource;
 pub use limited::LimitedResource;
-pub use logging::LoggingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};
 pub(crate) use pins::{Owner, Pins};
 pub use registration::{RegistrationCache, RegistrationStatistics};
-pub use statistics::{ResourceStatistics, StatisticsResource};
-pub use tracking::{TrackedOrigin, TrackedSegment, TrackingResource};
-pub use tracking_report::TrackingReport;
-pub use unified::UnifiedResource;
-pub use write_combined::{UploadBuffer, WriteCombinedResource};
+pub use upload::UploadBuffer;
 
 /// Gives segments of one kind of memory.
 ///

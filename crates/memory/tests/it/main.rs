@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod adaptors;
-mod adaptors_hand_on;
 mod failing;
 mod heap;
 mod hints;
@@ -14,7 +13,6 @@ mod policy;
 mod predictor;
 mod registration;
 mod registration_order;
-mod replay;
 mod resource;
 
 use std::sync::Arc;
@@ -46,11 +44,6 @@ impl std::ops::Deref for Shared {
 fn shared() -> Shared {
     let (_end, memory) = manager();
     Shared { memory: Arc::new(memory), _end }
-}
-
-/// For a test whose resource holds itself and is therefore never dropped.
-fn unchecked() -> Arc<CudaMemoryManager> {
-    Arc::new(CudaMemoryManager::new(&CudaDevice::new(harness::device().ordinal()).unwrap()).unwrap())
 }
 
 #[test]

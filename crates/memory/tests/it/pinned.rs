@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use transload_core::{ErrorKind, MemoryKind};
 use transload_memory::{
-    CudaFeature, CudaResource, HostPages, MemoryResource, NumaBinding, PinnedResource, UnifiedResource,
-    UnifiedSupport, UploadBuffer, WriteCombinedResource,
+    CudaFeature, CudaResource, HostPages, MemoryResource, NumaBinding, PinnedResource, UnifiedSupport,
+    UploadBuffer,
 };
 
 use super::manager;
@@ -87,7 +87,7 @@ fn a_pebibyte_of_any_pages_is_out_of_memory_with_its_numbers() {
 fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
-    let resource = WriteCombinedResource::new(&memory);
+    let resource = CudaResource::write_combined(&memory);
     let upload = UploadBuffer::new(resource.allocate_segment(1000).unwrap()).unwrap();
     upload.write(0, &[1; 1000]).unwrap();
     upload.write(990, &[2; 10]).unwrap();
@@ -117,7 +117,7 @@ fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
 fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
     let (device, memory) = manager();
     let memory = Arc::new(memory);
-    let Ok(usual) = UnifiedResource::new(&memory) else {
+    let Ok(usual) = CudaResource::new(&memory, MemoryKind::Unified) else {
         println!("skipped: the device has no managed memory");
         return;
     };
@@ -127,7 +127,7 @@ fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
     assert_eq!(shortage.requested, beyond as u64);
     assert!(shortage.free.unwrap() <= shortage.total.unwrap() && shortage.total.unwrap() < beyond as u64);
     // Only promised, as no page of it is touched.
-    let asked = UnifiedResource::new(&memory).unwrap().allow_oversubscription(true);
+    let asked = CudaResource::oversubscribed(&memory).unwrap();
     let segment = match asked.allocate_segment(beyond) {
         Err(error) if error.kind() == ErrorKind::OutOfMemory && !device.is_simulated() => {
             println!("skipped: the host has no room for what the device has not: {error}");

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use transload_core::{MemoryKind, RawBuffer};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{
-    CudaDevice, CudaMemoryManager, CudaResource, HostPages, MemoryResource, PinnedResource,
-    RegistrationCache, UnifiedResource,
+    CudaDevice, CudaMemoryManager, CudaResource, HostPages, MemoryResource, PinnedResource, RegistrationCache,
 };
 
 use crate::{builder, heap::heap};
@@ -89,7 +88,7 @@ fn a_trim_gives_the_driver_back_what_a_resource_keeps() {
     assert!(free() <= 3 * MIB, "the pool keeps it for the next one");
     resource.trim().unwrap();
     assert!(free() >= 7 * MIB);
-    let unified = UnifiedResource::new(&memory).unwrap();
+    let unified = CudaResource::new(&memory, MemoryKind::Unified).unwrap();
     drop(resource.allocate_segment(5 * MIB).unwrap());
     unified.trim().unwrap();
     assert!(free() >= 7 * MIB, "it is one memory");

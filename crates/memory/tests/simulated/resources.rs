@@ -5,8 +5,8 @@ use std::sync::{Arc, atomic::Ordering};
 use transload_core::{Error, ErrorKind, MemoryKind};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{
-    CudaDevice, CudaMemoryManager, HostPages, LimitedResource, MemoryResource, PinnedResource,
-    RegistrationCache, StatisticsResource, UnifiedResource, WriteCombinedResource,
+    CudaDevice, CudaMemoryManager, CudaResource, HostPages, LimitedResource, MemoryResource, PinnedResource,
+    RegistrationCache,
 };
 
 use crate::{ILLEGAL_ADDRESS, OUT_OF_MEMORY, alone_with_drop_errors, builder, heap::heap};
@@ -22,15 +22,12 @@ fn scenario(memory: &Arc<CudaMemoryManager>) -> transload_core::Result<()> {
     // Elsewhere pages cannot be chosen.
     let second = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
     for pages in [HostPages::Driver, second, HostPages::Auto] {
-        let resource = StatisticsResource::new(LimitedResource::new(
-            PinnedResource::new(memory).with_pages(pages),
-            16 << 20,
-        ));
+        let resource = LimitedResource::new(PinnedResource::new(memory).with_pages(pages), 16 << 20);
         resource.allocate_segment(5 << 20)?;
         resource.trim()?;
     }
-    WriteCombinedResource::new(memory).allocate_segment(1000)?;
-    UnifiedResource::new(memory)?.allow_oversubscription(true).allocate_segment(1000)?;
+    CudaResource::write_combined(memory).allocate_segment(1000)?;
+    CudaResource::oversubscribed(memory)?.allocate_segment(1000)?;
     let cache = RegistrationCache::new(memory, 8 * PAGE as u64)?;
     let (first, second) = (heap(4 * PAGE, true).0, heap(6 * PAGE, false).0);
     cache.register(&first.slice(..3 * PAGE)?)?;
@@ -203,11 +200,11 @@ fn a_lost_device_leaves_typed_errors_and_no_hang() {
 fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
     let sim = builder().total_memory(8 << 20).build();
     let memory = manager(sim);
-    let resource = UnifiedResource::new(&memory).unwrap();
+    let resource = CudaResource::new(&memory, MemoryKind::Unified).unwrap();
     let held: Vec<_> = (0..2).map(|_| resource.allocate_segment(3 << 20).unwrap()).collect();
     let shortage = resource.allocate_segment(3 << 20).unwrap_err().memory_shortage().unwrap();
     assert_eq!((shortage.free, shortage.total), (Some(2 << 20), Some(8 << 20)));
-    let more = UnifiedResource::new(&memory).unwrap().allow_oversubscription(true);
+    let more = CudaResource::oversubscribed(&memory).unwrap();
     assert_eq!(more.info().unwrap_err().kind(), ErrorKind::Unsupported);
     drop(more.allocate_segment(30 << 20).unwrap());
     drop(held);
@@ -219,7 +216,7 @@ fn managed_memory_is_bounded_by_the_device_also_where_none_of_it_is_resident() {
 fn managers_of_one_device_together_promise_no_more_than_it_has() {
     let sim = builder().total_memory(8 << 20).build();
     let (one, two) = (manager(sim), manager(sim));
-    let (first, second) = (UnifiedResource::new(&one).unwrap(), UnifiedResource::new(&two).unwrap());
+    let [first, second] = [&one, &two].map(|memory| CudaResource::new(memory, MemoryKind::Unified).unwrap());
     let held = first.allocate_segment(5 << 20).unwrap();
     let shortage = second.allocate_segment(4 << 20).unwrap_err().memory_shortage().unwrap();
     assert_eq!((shortage.free, shortage.total), (Some(3 << 20), Some(8 << 20)));
@@ -237,7 +234,7 @@ fn managers_of_one_device_together_promise_no_more_than_it_has() {
     drop(first.allocate_segment(8 << 20).unwrap());
     // Whoever was told to give more does so for himself.
     let third = manager(sim);
-    let more = UnifiedResource::new(&third).unwrap().allow_oversubscription(true);
+    let more = CudaResource::oversubscribed(&third).unwrap();
     first.trim().unwrap();
     let beyond = more.allocate_segment(30 << 20).unwrap();
     assert_eq!(third.allocate(MemoryKind::Unified, 1 << 20).unwrap_err().kind(), ErrorKind::OutOfMemory);

@@ -1,7 +1,7 @@
 //! Pinned memory from the allocator: hardly more held than asked for, and nothing asked of the driver while it is warm.
 
 use transload_core::{MemoryKind, RawBuffer};
-use transload_memory::{HostPages, PinnedResource, StatisticsResource, UploadBuffer, WriteCombinedResource};
+use transload_memory::{CudaResource, HostPages, LimitedResource, PinnedResource, UploadBuffer};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
@@ -52,18 +52,18 @@ fn the_upstream_holds_what_the_allocator_says() {
     let stream = bed.stream();
     // Elsewhere pages cannot be chosen.
     let pages = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
-    let resource =
-        std::sync::Arc::new(StatisticsResource::new(PinnedResource::new(&bed.memory).with_pages(pages)));
+    let pinned = PinnedResource::new(&bed.memory).with_pages(pages);
+    let resource = std::sync::Arc::new(LimitedResource::new(pinned, u64::MAX));
     let pool =
         StreamOrderedAllocator::builder(std::sync::Arc::clone(&resource)).exact_segments().build().unwrap();
     let held: Vec<RawBuffer> =
         (1..30).map(|index| pool.allocate_buffer(&stream, index * 70_001).unwrap()).collect();
     let asked: u64 = held.iter().map(|buffer| buffer.len() as u64).sum();
-    let now = resource.statistics();
-    assert_eq!(now.current_bytes, pool.statistics().reserved);
-    assert!(now.peak_bytes * 10 <= asked * 11, "{} bytes for {asked}", now.peak_bytes);
+    let used = resource.used();
+    assert_eq!(used, pool.statistics().reserved);
+    assert!(used * 10 <= asked * 11, "{used} bytes for {asked}");
     drop((held, pool, stream));
-    assert_eq!(resource.statistics().current_segments, 0);
+    assert_eq!(resource.used(), 0);
     drop(resource);
     bed.finish();
 }
@@ -120,7 +120,7 @@ fn a_pinned_buffer_over_memory_in_flight_is_written_only_behind_that() {
 fn write_combined_blocks_are_sources_only() {
     let bed = Bed::new();
     let stream = bed.stream();
-    let pool = StreamOrderedAllocator::new(WriteCombinedResource::new(&bed.memory));
+    let pool = StreamOrderedAllocator::new(CudaResource::write_combined(&bed.memory));
     let content = noise(100_000, 3);
     let device = bed.setup.device(100_000);
     let upload = UploadBuffer::new(pool.allocate_buffer(&stream, 100_000).unwrap()).unwrap();

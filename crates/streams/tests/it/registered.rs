@@ -278,7 +278,7 @@ fn memory_that_is_registered_in_part_is_copied_as_a_whole() {
 #[test]
 fn unified_memory_of_a_pool_is_ordered_among_streams_and_the_host() {
     let bed = crate::allocator::Bed::new();
-    let Ok(resource) = transload_memory::UnifiedResource::new(&bed.memory) else {
+    let Ok(resource) = transload_memory::CudaResource::new(&bed.memory, MemoryKind::Unified) else {
         println!("skipped: the device has no managed memory");
         return;
     };
@@ -324,7 +324,7 @@ fn a_process_ends_well_with_live_registrations_pools_and_memory_being_given_back
         transload_streams::StreamOrderedAllocator::new(transload_memory::PinnedResource::new(&bed.memory));
     let held = pool.allocate_buffer(&bed.stream, 5 << 20).unwrap();
     drop(bed.stream.copy_to_host_async(&bed.device_side, &held.slice(..BYTES).unwrap()));
-    let written = transload_memory::WriteCombinedResource::new(&bed.memory);
+    let written = transload_memory::CudaResource::write_combined(&bed.memory);
     let written = transload_memory::MemoryResource::allocate_segment(&written, 1000).unwrap();
     // The thread that frees memory is at it when the process ends.
     for _ in 0..20 {

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, fmt::Debug, sync::Arc};
 
 use transload_core::{Access, Buffer, ErrorKind, MemoryKind, Operation, Pattern, Pod, Timing, submit};
-use transload_memory::{CudaMemoryManager, Role, UnifiedBuffer, UnifiedResource};
+use transload_memory::{CudaMemoryManager, CudaResource, Role, UnifiedBuffer};
 use transload_streams::{CudaStream, LaunchConfig, StreamOrderedAllocator};
 
 use super::{Bench, everywhere};
@@ -194,7 +194,7 @@ fn typed_buffers_over_blocks_of_a_pool_are_shared_and_their_blocks_used_again() 
             return;
         }
         let memory = Arc::new(CudaMemoryManager::new(&bench.setup.device).unwrap());
-        let pool = StreamOrderedAllocator::new(UnifiedResource::new(&memory).unwrap());
+        let pool = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Unified).unwrap());
         let mut addresses = HashSet::new();
         for round in 1..10_u32 {
             let block = pool.allocate_buffer(&bench.stream, 40_000).unwrap();

@@ -1,47 +1,22 @@
-//! Write-combined pinned memory: past the host's caches on its way to a device, so for uploads and nothing else.
-//!
-//! Every method may be called from any thread. Only who asks for this resource gets such memory.
+//! How the host fills write-combined memory.
 
-use std::{ptr, sync::Arc};
+use std::ptr;
 
-use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
+use transload_core::{
+    Access, Error, ErrorKind, RawBuffer, Result,
+    host_access::{self, HostAccess},
+};
 
-use super::{CudaResource, MemoryResource};
-use crate::{CudaMemoryManager, driver_memory::DriverMemory, manager::Terms};
+use crate::driver_memory::DriverMemory;
 
-/// Segments of write-combined pinned memory. Nothing can be transferred into them, and no writable view of them opens:
-/// [`RawBuffer::is_writable`] is false, since the host would read what a device wrote there some hundred times slower than from
-/// any other memory. The host fills them through an [`UploadBuffer`]. A view to read opens, for tests of what was written.
-#[derive(Clone, Debug)]
-pub struct WriteCombinedResource {
-    memory: CudaResource,
-}
-
-impl WriteCombinedResource {
-    /// Write-combined memory, pinned for every device.
-    #[must_use]
-    pub fn new(manager: &Arc<CudaMemoryManager>) -> Self {
-        Self { memory: CudaResource::with_terms(manager, MemoryKind::Pinned, Terms::WriteCombined) }
-    }
-}
-
-// SAFETY: the segments are the wrapped resource's.
-unsafe impl MemoryResource for WriteCombinedResource {
-    as_upstream!(memory: place device trim info);
-
-    fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.memory.allocate_segment(bytes)
-    }
-}
-
-/// Write-combined memory that the host fills and uploads begin at.
+/// Write-combined memory that the host fills and uploads begin at; may be used from any thread.
 #[derive(Debug)]
 pub struct UploadBuffer {
     source: RawBuffer,
 }
 
 impl UploadBuffer {
-    /// Over memory of a [`WriteCombinedResource`], or a block that an allocator cut from it.
+    /// Over memory of [`CudaResource::write_combined`](crate::CudaResource::write_combined), or a block that an allocator cut from it.
     ///
     /// # Errors
     /// `InvalidArgument` for other memory.
@@ -50,7 +25,8 @@ impl UploadBuffer {
         if memory.is_some_and(DriverMemory::is_write_combined) && !source.is_writable() {
             return Ok(Self { source });
         }
-        let text = format!("{source:?} is no write-combined memory; take it from a WriteCombinedResource");
+        let text =
+            format!("{source:?} is no write-combined memory; take it from CudaResource::write_combined");
         Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 
@@ -73,11 +49,7 @@ impl UploadBuffer {
         let Some(to) = loan.buffer().host_address() else {
             return Err(Error::new(ErrorKind::Unsupported, "write-combined memory without an address"));
         };
-        transload_core::host_access::note(
-            to.as_ptr().addr(),
-            bytes.len(),
-            transload_core::host_access::HostAccess::Write,
-        );
+        host_access::note(to.as_ptr().addr(), bytes.len(), HostAccess::Write);
         // SAFETY: the range has as many bytes, and is lent to this call: nobody else uses it. It cannot be the source, which a
         // view of it would keep from being lent.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
