@@ -19,52 +19,34 @@ pub(super) struct New<'a> {
 }
 
 impl Table {
-    /// Replaces a held range by a use where that removes no origin and there is at most one segment with one use there. Returns
-    /// whether it did.
+    /// Replaces a held range by a use if that takes the place of one of the same origin and the very range. Returns whether it
+    /// did: most often.
     #[inline]
-    pub(super) fn commit_alone(&mut self, range: &Range<usize>, ticket: Ticket, fence: &Fence) -> bool {
-        if let Some((start, end, only)) = self.segments.single_mut()
-            && range.start <= *start
-            && *end <= range.end
-            && (ticket.access == Access::Write || only.access == Access::Read)
-            && self.origins.is_of_first(only, fence.timeline())
-            && fence.sources().is_none()
-        {
-            // Most often: the next use of the same queue.
-            (*start, *end) = (range.start, range.end);
-            (only.access, only.claim) = (ticket.access, ticket.claim);
-            only.point = only.point.max(fence.point());
-            self.holds.release(&ticket.held(range.clone()));
-            return true;
+    pub(super) fn commit_alike(
+        &mut self,
+        range: &Range<usize>,
+        ticket: &Ticket,
+        fence: &Fence,
+        keeps: bool,
+    ) -> bool {
+        let Some(segment) = self.segments.beginning_at(range.start) else { return false };
+        let [old] = segment.uses.as_mut_slice() else { return false };
+        let Some(origin) = self.origins.of(old).filter(|origin| origin.is_that_of(fence)) else {
+            return false;
+        };
+        let &Ticket { access, claim, .. } = ticket;
+        let used = Use { point: fence.point(), claim, access, kind: origin.kind, ..*old };
+        if segment.end != range.end || !(access == Access::Write && !keeps || used.replaces(old)) {
+            return false;
         }
-        let at = self.segments.seek_again(ticket.at, range.start);
-        let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
-        let Some(used) = self.origins.find(fence, ticket.claim, ticket.access) else { return false };
-        match next {
-            None if !range.is_empty() => {
-                self.origins.share(&used);
-                self.segments.insert(at, Segment::new(range.clone(), used));
-            }
-            Some(Segment { start, end, uses }) if (*start, *end) == (range.start, range.end) => {
-                match uses.as_mut_slice() {
-                    [old]
-                        if (used.access == Access::Write || used.replaces(old))
-                            && self.origins.exchange(old, &used) =>
-                    {
-                        *old = used;
-                    }
-                    _ => return false,
-                }
-            }
-            _ => return false,
-        }
-        self.holds.release(&ticket.held(range.clone()));
+        *old = used;
+        self.release(range, *ticket);
         true
     }
 
     /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
     /// with other `steps`. What is held keeps conflicting uses away until then. Of a write that keeps the bytes, marks stay.
-    #[inline]
+    #[inline(never)]
     pub(super) fn commit(
         &mut self,
         range: &Range<usize>,
@@ -78,13 +60,12 @@ impl Table {
             _ => self.add(from, range.end, new, steps, removed),
         };
         if is_complete {
-            self.holds.release(&ticket.held(range.clone()));
+            self.release(range, ticket);
         }
         is_complete
     }
 
     /// What was there before is implied: the write comes after it.
-    #[inline]
     fn commit_write(
         &mut self,
         range: &Range<usize>,

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use smallvec::SmallVec;
-
 use super::{holder::Holder, segments::steps};
 use crate::Access;
 
@@ -27,11 +25,18 @@ pub(super) enum Conflict {
     Open(Holder, Access),
 }
 
-/// All that is held: a short list, or counts for each stretch of bytes if there is much.
+/// All that is held.
 #[derive(Debug, Default)]
-#[repr(C)]
 pub(super) struct Holds {
-    few: SmallVec<[Held; 1]>,
+    /// Most often the only one.
+    one: Option<Held>,
+    others: Option<Box<Others>>,
+}
+
+/// What is held beside it: a short list, or counts for each stretch of bytes if there is much.
+#[derive(Debug, Default)]
+struct Others {
+    few: Vec<Held>,
     many: Counted,
 }
 
@@ -69,44 +74,38 @@ impl Counts {
 impl Holds {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.few.is_empty() && self.many.is_empty()
+        self.one.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
     }
 
     /// An empty range has no byte to conflict about, so it is not kept.
     #[inline]
-    pub(super) fn add(&mut self, held: Held) {
-        if held.range.is_empty() {
-            return;
-        }
-        if self.many.is_empty() && self.few.len() < FEW {
-            self.few.push(held);
-        } else {
-            self.add_to_many(held);
+    pub(super) fn add(&mut self, range: &Range<usize>, access: Access, by: Holder) {
+        if self.one.is_some() {
+            self.add_other(range, access, by);
+        } else if !range.is_empty() {
+            self.one = Some(Held { range: range.clone(), access, by });
         }
     }
 
     #[inline(never)]
-    fn add_to_many(&mut self, held: Held) {
-        self.few.drain(..).chain([held]).for_each(|held| change(&mut self.many, &held, true));
+    fn add_other(&mut self, range: &Range<usize>, access: Access, by: Holder) {
+        if !range.is_empty() {
+            self.others.get_or_insert_default().add(Held { range: range.clone(), access, by });
+        }
     }
 
     #[inline]
-    pub(super) fn release(&mut self, held: &Held) {
-        match self.few.as_slice() {
-            [only] if only == held => self.few.clear(),
-            _ => self.release_among_others(held),
+    pub(super) fn release(&mut self, range: &Range<usize>, access: Access, by: Holder) {
+        match &self.one {
+            Some(one) if (&one.range, one.access, one.by) == (range, access, by) => self.one = None,
+            _ => self.release_other(range, access, by),
         }
     }
 
     #[inline(never)]
-    fn release_among_others(&mut self, held: &Held) {
-        if held.range.is_empty() {
-            return;
-        }
-        if !self.many.is_empty() {
-            change(&mut self.many, held, false);
-        } else if let Some(index) = self.few.iter().position(|known| known == held) {
-            self.few.swap_remove(index);
+    fn release_other(&mut self, range: &Range<usize>, access: Access, by: Holder) {
+        if let Some(others) = self.others.as_mut().filter(|_| !range.is_empty()) {
+            others.release(&Held { range: range.clone(), access, by });
         }
     }
 
@@ -136,14 +135,43 @@ impl Holds {
 
     fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (Holder, Access)> {
         let Range { start, end } = *range;
-        let few = self.few.iter().filter(move |held| overlaps(&held.range, &(start..end)));
+        let others = self.others.as_deref().into_iter();
+        let few = self.one.iter().chain(others.clone().flat_map(|others| &others.few));
+        let few = few.filter(move |held| overlaps(&held.range, &(start..end)));
+        let many = others.flat_map(move |others| others.counts(start..end));
+        few.map(|held| (held.by, held.access)).chain(many)
+    }
+}
+
+impl Others {
+    fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.many.is_empty()
+    }
+
+    fn add(&mut self, held: Held) {
+        if self.many.is_empty() && self.few.len() < FEW {
+            self.few.push(held);
+        } else {
+            self.few.drain(..).chain([held]).for_each(|held| change(&mut self.many, &held, true));
+        }
+    }
+
+    fn release(&mut self, held: &Held) {
+        if !self.many.is_empty() {
+            change(&mut self.many, held, false);
+        } else if let Some(index) = self.few.iter().position(|known| known == held) {
+            self.few.swap_remove(index);
+        }
+    }
+
+    /// What the stretches say that overlap a range.
+    fn counts(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (Holder, Access)> {
         let first = match self.many.range(..=start).next_back() {
             Some((at, _)) if start < end => *at,
             _ => start,
         };
-        let many = self.many.range(first..end.max(first)).inspect(|_| steps::count());
-        let many = many.flat_map(|(_, counts)| counts.kinds());
-        few.map(|held| (held.by, held.access)).chain(many)
+        let stretches = self.many.range(first..end.max(first)).inspect(|_| steps::count());
+        stretches.flat_map(|(_, counts)| counts.kinds())
     }
 }
 

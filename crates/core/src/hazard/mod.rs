@@ -206,42 +206,21 @@ impl Hazards {
         keeps: bool,
         woken: &mut Woken,
     ) {
-        let mut table = self.table.lock();
-        let mut steps = STEPS;
+        // Declared before the lock, so dropped after it.
+        let mut removed = Removed::default();
+        let (mut table, mut steps) = (self.table.lock(), STEPS);
         for (range, ticket) in claims {
-            if keeps || !table.commit_alone(range, ticket, fence) {
-                (table, steps) = self.commit_among_others(table, range, ticket, fence, keeps, steps);
+            if table.commit_alike(range, &ticket, fence, keeps) {
+                continue;
+            }
+            let (mut from, Ticket { claim, access, .. }) = (range.start, ticket);
+            let new = New { fence, claim, access, keeps };
+            while !table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed) {
+                drop(table);
+                (table, steps) = (self.table.lock(), STEPS);
             }
         }
         self.close(table, woken);
-    }
-
-    #[inline(never)]
-    fn commit_among_others<'t>(
-        &'t self,
-        mut table: BriefGuard<'t, Table>,
-        range: &Range<usize>,
-        ticket: Ticket,
-        fence: &Fence,
-        keeps: bool,
-        mut steps: usize,
-    ) -> (BriefGuard<'t, Table>, usize) {
-        let (mut from, Ticket { claim, access, .. }) = (range.start, ticket);
-        let new = New { fence, claim, access, keeps };
-        loop {
-            let mut removed = Removed::default();
-            let is_complete = table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed);
-            if is_complete && removed.fences.is_empty() {
-                return (table, steps);
-            }
-            // What was removed is dropped without the lock.
-            drop(table);
-            drop(removed);
-            (table, steps) = (self.table.lock(), STEPS);
-            if is_complete {
-                return (table, steps);
-            }
-        }
     }
 
     /// Ends a claim whose work is complete. What it wrote takes the place of all that was known of its range.
@@ -259,7 +238,7 @@ impl Hazards {
             });
             table = self.table.lock();
         }
-        table.holds.release(&ticket.held(range.clone()));
+        table.release(range, ticket);
         self.close(table, woken);
     }
 
@@ -278,8 +257,8 @@ impl Hazards {
         let mut woken = Woken::default();
         let loan = Ticket { by: Holder::Loan, ..ticket };
         let mut table = self.table.lock();
-        table.holds.release(&ticket.held(range.clone()));
-        table.holds.add(loan.held(range.clone()));
+        table.release(range, ticket);
+        table.holds.add(range, loan.access, loan.by);
         self.close(table, &mut woken);
         loan
     }
@@ -287,7 +266,7 @@ impl Hazards {
     /// Takes a claim back: its operation was not enqueued. Or closes a host view.
     pub(crate) fn withdraw(&self, range: &Range<usize>, ticket: Ticket, woken: &mut Woken) {
         let mut table = self.table.lock();
-        table.holds.release(&ticket.held(range.clone()));
+        table.release(range, ticket);
         self.close(table, woken);
     }
 

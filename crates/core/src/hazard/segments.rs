@@ -40,32 +40,23 @@ pub(super) struct Segments {
     /// The blocks after it, none of them empty, each with a byte at or before which its first segment starts, and which all
     /// segments of earlier blocks start before.
     rest: Vec<(usize, Block)>,
+    /// Where a segment was looked at or added last: the next one is most often there, or behind it.
+    last: At,
+    /// How many blocks are to be checked for completion: two for each that was added.
+    pub(super) unswept: usize,
 }
 
 /// The place of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct At {
+pub(super) struct At {
     pub(super) block: usize,
     pub(super) index: usize,
 }
 
 impl Segments {
-    /// Returns how many there are, unless they are more than a block has.
     #[inline]
-    pub(super) fn few(&self) -> Option<usize> {
-        if self.rest.is_empty() { Some(self.first.len()) } else { None }
-    }
-
-    /// Returns the bounds of the segment and its use, if there is no other.
-    #[inline]
-    pub(super) fn single_mut(&mut self) -> Option<(&mut usize, &mut usize, &mut Use)> {
-        match self.first.as_mut_slice() {
-            [Segment { start, end, uses }] if self.rest.is_empty() => match uses.as_mut_slice() {
-                [only] => Some((start, end, only)),
-                _ => None,
-            },
-            _ => None,
-        }
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.rest.is_empty()
     }
 
     fn block(&self, block: usize) -> Option<&Block> {
@@ -85,43 +76,50 @@ impl Segments {
 
     #[inline]
     pub(super) fn get_mut(&mut self, at: At) -> Option<&mut Segment> {
+        self.last = at;
         self.block_mut(at.block)?.get_mut(at.index)
     }
 
-    /// Returns whether [`seek`](Self::seek) would find this place; `false` at times where it would.
+    /// Returns the segment that begins at a byte, if it is the last one or the next: most often it is.
     #[inline]
-    fn is_place(&self, at: At, byte: usize) -> bool {
-        let Some(list) = self.block(at.block) else { return false };
-        let is_after = match list.get(at.index) {
-            Some(segment) => segment.end > byte,
-            None => at.index == list.len() && at.block == self.rest.len(),
+    pub(super) fn beginning_at(&mut self, byte: usize) -> Option<&mut Segment> {
+        let At { block, index } = self.last;
+        let list = match block.checked_sub(1) {
+            None => &mut self.first,
+            Some(later) => &mut self.rest.get_mut(later)?.1,
         };
-        is_after
-            && match at.index.checked_sub(1) {
-                None => at.block == 0,
-                Some(before) => list.get(before).is_some_and(|before| before.end <= byte),
+        match list.get_mut(index..)? {
+            [here, ..] if here.start == byte => Some(here),
+            [_, next, ..] if next.start == byte => {
+                self.last.index = index + 1;
+                Some(next)
             }
-    }
-
-    /// Like [`seek`](Self::seek), where `at` was found for the same byte some time ago.
-    #[inline]
-    pub(super) fn seek_again(&self, at: At, byte: usize) -> At {
-        if !self.rest.is_empty() && self.is_place(at, byte) { at } else { self.seek(byte) }
+            _ => None,
+        }
     }
 
     /// Returns the place of the first segment that ends after `byte`.
-    #[inline]
     pub(super) fn seek(&self, byte: usize) -> At {
         steps::count();
-        let index = match self.first.as_slice() {
-            _ if !self.rest.is_empty() => return self.seek_among_blocks(byte),
-            [only] => usize::from(only.end <= byte),
-            few => few.partition_point(|segment| segment.end <= byte),
-        };
-        At { block: 0, index }
+        self.seek_near_last(byte).unwrap_or_else(|| self.seek_among_all(byte))
     }
 
-    fn seek_among_blocks(&self, byte: usize) -> At {
+    /// As [`seek`](Self::seek), if it is where the last one was, or behind it.
+    fn seek_near_last(&self, byte: usize) -> Option<At> {
+        let At { block, index } = self.last;
+        let list = self.block(block)?;
+        let is_before = |before: usize| list.get(before).is_some_and(|before| before.end <= byte);
+        let follows = || index.checked_sub(1).map_or(block == 0, is_before);
+        match list.get(index..)? {
+            [here, ..] if byte < here.end => (here.start <= byte || follows()).then_some(At { block, index }),
+            [_, next, ..] if byte < next.end => Some(At { block, index: index + 1 }),
+            [] if block == self.rest.len() && follows() => Some(At { block, index }),
+            [_] if block == self.rest.len() => Some(At { block, index: index + 1 }),
+            _ => None,
+        }
+    }
+
+    fn seek_among_all(&self, byte: usize) -> At {
         let block = self.rest.partition_point(|(start, _)| *start <= byte);
         let list = self.block(block).map_or(&[][..], |list| list);
         let index = list.partition_point(|segment| segment.end <= byte);
@@ -175,6 +173,7 @@ impl Segments {
             let start = segment.start;
             list.push(segment);
             self.rest.push((start, list));
+            self.unswept += 2;
         } else {
             let mut upper = Block::with_capacity(BLOCK);
             upper.extend(list.drain(BLOCK / 2..));
@@ -184,6 +183,7 @@ impl Segments {
             }
             if let Some(start) = upper.first().map(|first| first.start) {
                 self.rest.insert(block, (start, upper));
+                self.unswept += 2;
             }
         }
     }

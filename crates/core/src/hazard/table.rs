@@ -5,9 +5,9 @@ use std::{ops::Range, sync::Arc};
 use super::{
     Dependencies,
     holder::Holder,
-    holds::{Conflict, Held, Holds},
+    holds::{Conflict, Holds},
     mark::mark,
-    segments::{At, Segment, Segments},
+    segments::{Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
     uses::{Kind, Origins, Removed, Use, Writes, Written},
 };
@@ -16,15 +16,8 @@ use crate::{Access, Error, Fence, Timeline};
 /// How many segments one call handles before it releases the lock for a moment.
 pub(super) const STEPS: usize = 256;
 
-/// Up to how many segments are swept with every claim.
-const SHORT: usize = 16;
-
-/// How many segments are checked for completion in one sweep of a longer table.
+/// How many segments are checked for completion in one sweep.
 const SWEPT: usize = 32;
-
-/// A long table is swept with one claim of so many while that finds something, which makes four segments a claim; a commit
-/// adds three at most. While it finds nothing, the pause doubles up to the second number.
-const SWEPT_EVERY: (u32, u32) = (8, 64);
 
 /// No segment reaches further.
 const ALL: Range<usize> = 0..usize::MAX;
@@ -36,15 +29,6 @@ pub(crate) struct Ticket {
     pub(super) by: Holder,
     /// The low bits of its number.
     pub(super) claim: u32,
-    /// Where its segment is likely to be.
-    pub(super) at: At,
-}
-
-impl Ticket {
-    #[inline]
-    pub(super) fn held(self, range: Range<usize>) -> Held {
-        Held { range, access: self.access, by: self.by }
-    }
 }
 
 /// Why a range cannot be held now.
@@ -69,10 +53,8 @@ pub(super) struct Table {
     pub(super) holds: Holds,
     pub(super) segments: Segments,
     pub(super) origins: Origins,
-    /// Where the next sweep of a long table begins, after how many claims, and how many claims were between the last two.
+    /// Where the next sweep begins.
     sweep_from: usize,
-    sweep_in: u32,
-    sweep_pause: u32,
 }
 
 impl Table {
@@ -104,19 +86,24 @@ impl Table {
         {
             return false;
         }
-        if self.claims > 0 || self.segments.few() != Some(0) {
+        if self.claims > 0 || !self.segments.is_empty() {
             *self = Self::default();
         }
         true
     }
 
     #[inline]
-    pub(super) fn hold(&mut self, range: Range<usize>, access: Access, by: Holder) -> Ticket {
+    pub(super) fn hold(&mut self, range: &Range<usize>, access: Access, by: Holder) -> Ticket {
         self.claims += 1;
         self.writes += u64::from(access == Access::Write);
-        let ticket = Ticket { access, by, claim: self.claims as u32, at: At::default() };
-        self.holds.add(ticket.held(range));
-        ticket
+        self.holds.add(range, access, by);
+        Ticket { access, by, claim: self.claims as u32 }
+    }
+
+    /// Ends what was held for a ticket.
+    #[inline]
+    pub(super) fn release(&mut self, range: &Range<usize>, ticket: Ticket) {
+        self.holds.release(range, ticket.access, ticket.by);
     }
 
     /// Takes back what was counted for a range that was held and not used.
@@ -133,22 +120,19 @@ impl Table {
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
     ) -> Option<Ticket> {
-        if self.waiting.is_some() || !self.holds.is_empty() {
+        if self.waiting.is_some() || !self.holds.is_empty() || self.segments.unswept > 0 {
             return None;
         }
-        if let Some((.., only)) = self.segments.single_mut()
-            && own.is_some_and(|own| self.origins.is_of_first(only, own))
+        let segment = match self.segments.beginning_at(range.start) {
+            None => {
+                let at = self.segments.seek(range.start);
+                self.segments.get_mut(at)
+            }
+            found => found,
+        };
+        if let Some(segment) = segment
+            && segment.start < range.end
         {
-            return Some(self.hold(range.clone(), access, Holder::Pending));
-        }
-        match self.segments.few() {
-            Some(0 | 1) => {}
-            Some(2..=SHORT) => return None,
-            _ => self.sweep_in = self.sweep_in.checked_sub(1)?,
-        }
-        let at = self.segments.seek(range.start);
-        let next = self.segments.get_mut(at).filter(|segment| segment.start < range.end);
-        if let Some(segment) = next {
             let is_free = |used: &Use| {
                 !access.conflicts_with(used.access)
                     || self.origins.of(used).is_some_and(|origin| {
@@ -160,8 +144,7 @@ impl Table {
                 return None;
             }
         }
-        let ticket = self.hold(range.clone(), access, Holder::Pending);
-        Some(Ticket { at, ..ticket })
+        Some(self.hold(range, access, Holder::Pending))
     }
 
     /// Holds a range if nothing conflicts with that.
@@ -180,7 +163,7 @@ impl Table {
                 waiting.overtake(range, access, turn);
             }
         }
-        Ok(self.hold(range.clone(), access, by))
+        Ok(self.hold(range, access, by))
     }
 
     /// Returns why a range cannot be held now, as an error.
@@ -256,34 +239,13 @@ impl Table {
         None
     }
 
-    /// Removes uses that are complete: all of a short table, some of a long one, the next ones with the next call.
-    #[inline]
+    /// Removes uses that are complete, of a part of a table that has grown by a block; of the next one with the next call.
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
-        match self.segments.few() {
-            // The commit sees to a single one.
-            Some(0 | 1) => {}
-            Some(2..=SHORT) => _ = self.sweep_some(0, removed),
-            _ if self.sweep_in > 0 => self.sweep_in -= 1,
-            _ => {
-                let (shortest, longest) = SWEPT_EVERY;
-                let finds = self.sweep_some(self.sweep_from, removed);
-                self.sweep_pause =
-                    if finds { shortest } else { (2 * self.sweep_pause).clamp(shortest, longest) };
-                self.sweep_in = self.sweep_pause - 1;
-            }
-        }
-    }
-
-    #[inline(never)]
-    fn sweep_some(&mut self, from: usize, removed: &mut Removed) -> bool {
-        let mut finds = false;
-        let next = self.change(&(from..usize::MAX), &mut { SWEPT }, |origins, segment| {
+        let Some(rest) = self.segments.unswept.checked_sub(1) else { return };
+        self.segments.unswept = rest;
+        let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
             let range = segment.start..segment.end;
-            origins.remove(&mut segment.uses, removed, |origins, used| {
-                let is_done = used.kind != Kind::Mark && origins.is_done(used);
-                finds |= is_done;
-                is_done && !used.may_damage()
-            });
+            origins.remove(&mut segment.uses, removed, |origins, used| origins.is_forgettable(used));
             for used in segment.uses.iter().filter(|used| used.may_damage()) {
                 if origins.is_done(used) {
                     let written = origins.of(used).map(|origin| origin.written(used, range.clone()));
@@ -292,7 +254,6 @@ impl Table {
             }
         });
         self.sweep_from = next.unwrap_or(0);
-        finds
     }
 
     /// Changes the segments that overlap a range, each as a whole, and drops those left without uses. Returns where to go on
@@ -325,7 +286,7 @@ impl Table {
                 !segment.uses.is_empty()
             });
             let is_dropped = self.segments.drop_empty(block);
-            if next.is_some() || is_last || (is_dropped && self.segments.few() == Some(0)) {
+            if next.is_some() || is_last || (is_dropped && self.segments.is_empty()) {
                 return next;
             }
             block += usize::from(!is_dropped);

@@ -16,7 +16,7 @@ pub(super) struct Use {
     pub(super) point: u64,
     /// Number of the claim that it was made by.
     pub(super) claim: u32,
-    origin: u32,
+    pub(super) origin: u32,
     pub(super) access: Access,
     pub(super) kind: Kind,
 }
@@ -75,7 +75,8 @@ pub(super) struct Origins {
 pub(super) struct Origin {
     /// At the last point that is known to be reached.
     known: Fence,
-    can_fail: bool,
+    /// Of its uses.
+    pub(super) kind: Kind,
     uses: u32,
 }
 
@@ -87,6 +88,12 @@ impl Origin {
     #[inline]
     pub(super) fn is_of(&self, timeline: &Arc<dyn Timeline>) -> bool {
         self.known.is_of_timeline(timeline)
+    }
+
+    /// Returns whether uses with this fence are its.
+    #[inline]
+    pub(super) fn is_that_of(&self, fence: &Fence) -> bool {
+        self.is_of(fence.timeline()) && self.known.has_sources_of(fence)
     }
 
     /// Returns whether a point is known to be reached, without asking the driver.
@@ -113,11 +120,9 @@ impl Origins {
     /// Returns a use of a fence, if its origin is known. It is not counted.
     #[inline]
     pub(super) fn find(&self, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
-        let is_it = |origin: &Origin| origin.is_of(fence.timeline()) && origin.known.has_sources_of(fence);
         let mut searched = self.list.iter().take(SEARCHED).zip(0..);
         searched.find_map(|(origin, index)| {
-            let can_fail = origin.as_ref().filter(|origin| is_it(origin))?.can_fail;
-            let kind = if can_fail { Kind::Failing } else { Kind::Sure };
+            let kind = origin.as_ref().filter(|origin| origin.is_that_of(fence))?.kind;
             Some(Use { point: fence.point(), claim, origin: index, access, kind })
         })
     }
@@ -139,7 +144,7 @@ impl Origins {
         let kind = if can_fail { Kind::Failing } else { Kind::Sure };
         let mut known = fence.clone();
         known.move_to(0);
-        let origin = Some(Origin { known, can_fail, uses: 0 });
+        let origin = Some(Origin { known, kind, uses: 0 });
         let index = self.vacant.pop().unwrap_or(self.list.len() as u32);
         match self.list.get_mut(index as usize) {
             Some(vacant) => *vacant = origin,
@@ -157,25 +162,6 @@ impl Origins {
         let origin = |used: &Use| self.list.get(used.origin as usize)?.as_ref();
         one.origin == other.origin
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
-    }
-
-    /// Returns whether a use that cannot fail is of this timeline, and that is the first origin.
-    #[inline]
-    pub(super) fn is_of_first(&self, used: &Use, timeline: &Arc<dyn Timeline>) -> bool {
-        used.origin == 0
-            && used.kind == Kind::Sure
-            && matches!(self.list.first(), Some(Some(origin)) if origin.is_of(timeline))
-    }
-
-    /// Counts one use instead of another, if that removes no origin. Returns whether it did.
-    #[inline]
-    pub(super) fn exchange(&mut self, old: &Use, new: &Use) -> bool {
-        if old.origin != new.origin {
-            let Some(origin) = self.of(old).filter(|origin| origin.uses > 1) else { return false };
-            origin.uses -= 1;
-            self.share(new);
-        }
-        true
     }
 
     /// Counts a copy of a use.

@@ -52,7 +52,7 @@ impl Hazards {
             let mut table = self.table.lock();
             // Turns end with a drop of fences, so who may drop none takes no notice of them.
             let held = match table.holds.conflict(range, access) {
-                Conflict::None if !prunes => Ok(table.hold(range.clone(), access, Holder::Pending)),
+                Conflict::None if !prunes => Ok(table.hold(range, access, Holder::Pending)),
                 _ => table.try_hold(range, access, Holder::Pending, turn, &mut removed),
             };
             let ticket = match held {
@@ -85,9 +85,9 @@ impl Hazards {
             }
             let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
             let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
-            table.holds.release(&ticket.held(range.clone()));
+            table.release(range, ticket);
             if opens {
-                table.holds.add(view.held(range.clone()));
+                table.holds.add(range, access, view.by);
             } else {
                 table.was_no_use(access);
             }
