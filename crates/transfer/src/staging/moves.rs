@@ -10,7 +10,7 @@ use transload_core::{
     Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority, Timing,
     host_access::{self, HostAccess},
 };
-use transload_executor::yield_now;
+use transload_executor::{catch_panic, yield_now};
 
 use super::{
     StagedTransfer,
@@ -37,7 +37,8 @@ pub(crate) enum Task {
 
 /// A chunk that was taken, with the staging buffer that it goes through.
 ///
-/// Dropped before its end, it leaves the buffer and what uses it to the transfer, which then never counts all of its chunks.
+/// Dropped before its end, it leaves its copies to the transfer, which then never counts all of its chunks, and the buffer to the
+/// ring.
 pub(super) struct Move {
     transfer: Arc<StagedTransfer>,
     range: Range<usize>,
@@ -60,16 +61,16 @@ impl Move {
         self.transfer.priority
     }
 
-    /// Enqueues the first copy, if its queue has room; what the host copies before it only `with_host`.
+    /// Enqueues the first copy, if its queue has room; what the host copies before it only `with_host`. A panic is this chunk's
+    /// failure: the caller may be another transfer's task.
     pub(super) fn start(&mut self, with_host: bool) {
         let transfer = Arc::clone(&self.transfer);
-        match &transfer.task {
-            Task::Up(queue) if with_host && has_room(&**queue) => self.started = Some(self.up(queue)),
-            Task::Down(queue) | Task::Across(queue, _) if has_room(&**queue) => {
-                self.started = Some(self.out_of(queue));
-            }
-            _ => {}
-        }
+        let started = catch_panic(|| match &transfer.task {
+            Task::Up(queue) if with_host && has_room(&**queue) => self.up(queue).map(Some),
+            Task::Down(queue) | Task::Across(queue, _) if has_room(&**queue) => self.out_of(queue).map(Some),
+            _ => Ok(None),
+        });
+        self.started = started.and_then(|started| started).transpose();
     }
 
     /// Moves this chunk, then as many as the ring has for the task. Other tasks have a turn after each.
@@ -204,8 +205,9 @@ impl Move {
 impl Drop for Move {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.transfer.leave(std::mem::take(&mut self.copies), Some(buffer));
-            self.transfer.give_up();
+            self.transfer.give_up(&self.copies);
+            // Each copy was enqueued after those before it.
+            self.transfer.ring.take_from(buffer, self.copies.last());
         }
     }
 }

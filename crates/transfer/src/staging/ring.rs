@@ -4,7 +4,9 @@ use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, StreamPriority};
+use transload_core::{
+    Access, Backend, Claims, DeviceId, Error, ErrorKind, Fence, MemoryKind, RawBuffer, Result, StreamPriority,
+};
 use transload_executor::{BlockingKey, Executor};
 
 use super::{StagedTransfer, moves::Move};
@@ -84,9 +86,13 @@ impl StagingRing {
     }
 
     /// Adds a transfer whose chunks may be moved from now on. Returns a chunk of that priority for the caller to move, if any.
-    pub(super) fn add(self: &Arc<Self>, transfer: Arc<StagedTransfer>) -> Option<Move> {
-        let priority = transfer.priority;
-        self.dispatch(Some(priority), |state| state.enter(transfer, VecDeque::push_back))
+    pub(super) fn add(self: &Arc<Self>, transfer: &Arc<StagedTransfer>) -> Option<Move> {
+        self.dispatch(Some(transfer.priority), |state| {
+            // A thread that helps may have taken all, and even given up: then nobody would take it out again.
+            if !transfer.chunks.are_taken() {
+                state.enter(Arc::clone(transfer), VecDeque::push_back);
+            }
+        })
     }
 
     /// Takes a buffer back, and returns a chunk of that priority for the caller to move, if any.
@@ -96,6 +102,18 @@ impl StagingRing {
             return None;
         }
         self.dispatch(mine, |state| state.free.push(buffer))
+    }
+
+    /// Takes a buffer from a task that ended early. After a `copy` that may use it yet, its memory is given up instead, and freed
+    /// when that is over.
+    pub(super) fn take_from(self: &Arc<Self>, buffer: StagingBuffer, copy: Option<&Fence>) {
+        let _none = match copy {
+            Some(copy) => {
+                buffer.free_after(copy);
+                self.dispatch(None, |state| state.made -= 1)
+            }
+            None => self.put(buffer, None),
+        };
     }
 
     /// Returns a chunk of the transfer, if there is one and a free buffer for it.
@@ -275,6 +293,17 @@ impl Drop for Making {
 }
 
 impl StagingBuffer {
+    /// Leaves the memory to its backend, which frees it when the last copy that uses it is over.
+    fn free_after(self, copy: &Fence) {
+        let Some((buffer, _)) = &self.memory else { return };
+        match Claims::of(&mut [(buffer, Access::Write)]) {
+            // SAFETY: the copy is the last one, and nothing was claimed before.
+            Ok(claims) => unsafe { claims.commit(copy) },
+            // Never: nobody else has the buffer.
+            Err(_) => mem::forget(buffer.clone()),
+        }
+    }
+
     /// Returns the first `bytes` bytes, and where the host sees them.
     ///
     /// # Errors

@@ -16,13 +16,11 @@ use transload_core::{
     Backend, DeviceId, Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority,
     Timing,
 };
-use transload_executor::BlockingKey;
 
 use super::{
     StagedTimeline, StagingRing, Task,
     chunks::{Chunks, chunk_for},
     moves::Move,
-    ring::StagingBuffer,
     usual_workers,
     waits::{Waits, room, run_here},
 };
@@ -49,14 +47,12 @@ pub(crate) struct StagedTransfer {
     pub(super) chunks: Chunks,
     /// How many staging buffers it uses; the ring counts them.
     pub(super) held: AtomicUsize,
-    /// What tasks that ended early left: operations, and the buffer that those use.
-    left: Mutex<SmallVec<[Left; 1]>>,
+    /// Operations that are not known to be over and that no task waits for.
+    left: Mutex<SmallVec<[Fence; 2]>>,
     /// When the first byte was about to move.
     begun: OnceLock<Instant>,
     pub(super) end: Arc<StagedTimeline>,
 }
-
-type Left = (SmallVec<[Fence; 2]>, Option<StagingBuffer>);
 
 impl StagedTransfer {
     pub(crate) fn new(
@@ -119,7 +115,7 @@ impl StagedTransfer {
             return None;
         }
         self.begun.get_or_init(Instant::now);
-        self.ring.add(Arc::clone(self))
+        self.ring.add(self)
     }
 
     /// Returns whether another chunk may be taken.
@@ -181,7 +177,7 @@ impl StagedTransfer {
             // fence.
             unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?
         };
-        self.leave(SmallVec::from_iter([moved.clone()]), None);
+        self.left.lock().push(moved.clone());
         waits.fence(&moved).await.map_err(|error| lost_on(queue.device(), error))
     }
 
@@ -215,39 +211,23 @@ impl StagedTransfer {
         self.backends.iter().map(|backend| backend.attach_thread()).collect()
     }
 
-    /// Keeps operations, and a buffer that they use, until they are over, if the transfer ends early.
-    pub(super) fn leave(&self, operations: SmallVec<[Fence; 2]>, buffer: Option<StagingBuffer>) {
-        self.left.lock().push((operations, buffer));
-    }
-
-    /// Leaves the ring, since one of its tasks ended early: the drop of the last handle fails the transfer.
-    pub(super) fn give_up(&self) {
+    /// Leaves the ring, since one of its tasks ended early and left these copies: the drop of the last handle fails the transfer.
+    pub(super) fn give_up(&self, copies: &[Fence]) {
+        self.left.lock().extend(copies.iter().cloned());
         self.chunks.cancel();
         self.ring.forget(self);
     }
 }
 
 impl Drop for StagedTransfer {
-    /// Fails it on a spare thread if it did not end, since one of its tasks ended early.
+    /// Fails it if it did not end, since one of its tasks ended early.
     fn drop(&mut self) {
-        if self.end.is_over() {
-            return;
-        }
-        let (after, left) = (mem::take(&mut self.after), mem::take(self.left.get_mut()));
-        let (kept, ring, end) =
-            ((self.src.clone(), self.dst.clone()), Arc::clone(&self.ring), Arc::clone(&self.end));
-        drop(self.ring.executor().spawn_blocking(&BlockingKey::new(1), move || {
-            let operations = left.iter().flat_map(|(operations, _)| operations);
-            for fence in after.iter().chain(operations) {
-                let _over = fence.wait();
-            }
-            for buffer in left.into_iter().filter_map(|(_, buffer)| buffer) {
-                let _none = ring.put(buffer, None);
-            }
+        if !self.end.is_over() {
             let text = "a task of the staged transfer ended early, by a panic or for want of a waker";
-            end.fail(Error::new(ErrorKind::Interrupted, text));
-            end.reach(Default::default());
-            drop(kept);
-        }));
+            self.end.fail(Error::new(ErrorKind::Interrupted, text));
+            let mut left = mem::take(&mut self.after);
+            left.append(self.left.get_mut());
+            self.end.reach_after(left);
+        }
     }
 }

@@ -12,7 +12,8 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{DeviceId, Error, Result, Timeline, TimelineId, Timing, next_timeline_id};
+use smallvec::SmallVec;
+use transload_core::{DeviceId, Error, Fence, Result, Timeline, TimelineId, Timing, next_timeline_id};
 use transload_executor::catch_panic;
 
 use super::StagedTransfer;
@@ -34,6 +35,8 @@ pub(crate) struct StagedTimeline {
     error: OnceLock<Error>,
     /// Does not keep the transfer alive: it ends by its tasks.
     transfer: OnceLock<Weak<StagedTransfer>>,
+    /// What must be complete first, if no task is left that would reach the end: then it is found by polls and waits.
+    left: OnceLock<SmallVec<[Fence; 8]>>,
 }
 
 #[derive(Default)]
@@ -54,6 +57,7 @@ impl StagedTimeline {
             ended: Condvar::new(),
             error: OnceLock::new(),
             transfer: OnceLock::new(),
+            left: OnceLock::new(),
         }
     }
 
@@ -79,15 +83,37 @@ impl StagedTimeline {
 
     /// Ends the transfer: all of its work is over.
     pub(super) fn reach(&self, duration: Duration) {
+        self.wake_all(|state| {
+            state.duration = (self.timing == Timing::Measured).then_some(duration);
+            self.over.store(true, Ordering::Release);
+        });
+    }
+
+    /// Ends the transfer, which has failed and has no task any more, once these are complete. It takes no thread: those who
+    /// wait for the end wait for the fences.
+    pub(super) fn reach_after(&self, left: SmallVec<[Fence; 8]>) {
+        let _set_once = self.left.set(left);
+        self.wake_all(|_| ());
+        self.reach_if(Fence::is_known_done);
+    }
+
+    /// Changes the state, then wakes everyone who waits.
+    fn wake_all(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock();
-        state.duration = (self.timing == Timing::Measured).then_some(duration);
-        self.over.store(true, Ordering::Release);
+        change(&mut state);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.ended.notify_all();
         for waker in wakers {
             // The user's code: its panic must not keep the others asleep.
             let _discarded = catch_panic(|| waker.wake());
+        }
+    }
+
+    /// Reaches the end of a transfer that has no task any more, if `complete` says so of all that is left.
+    fn reach_if(&self, complete: impl Fn(&Fence) -> bool) {
+        if !self.is_over() && self.left.get().is_some_and(|left| left.iter().all(complete)) {
+            self.reach(Duration::ZERO);
         }
     }
 
@@ -115,6 +141,7 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
+        self.reach_if(Fence::is_over);
         if self.is_over() { self.outcome().map(|()| true) } else { Ok(false) }
     }
 
@@ -122,7 +149,8 @@ unsafe impl Timeline for StagedTimeline {
         if !self.is_over()
             && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
         {
-            transfer.help();
+            // A panic of a backend's ends the transfer, not the thread that waits for it.
+            let _ended_early = catch_panic(|| transfer.help());
         }
         let begun = Instant::now();
         while !self.is_over() {
@@ -133,10 +161,14 @@ unsafe impl Timeline for StagedTimeline {
                 thread::yield_now();
             } else {
                 let mut state = self.state.lock();
-                while !self.is_over() {
+                while !self.is_over() && self.left.get().is_none() {
                     self.ended.wait(&mut state);
                 }
             }
+            self.reach_if(|fence| {
+                let _failed = fence.wait();
+                true
+            });
         }
         self.outcome()
     }
@@ -145,13 +177,14 @@ unsafe impl Timeline for StagedTimeline {
         // The user's code, as its drop is: not under the lock.
         let mut new = Some(waker.clone());
         let mut state = self.state.lock();
-        let over = self.is_over();
-        if !over && let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new)))
+        if !self.is_over()
+            && let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new)))
         {
             state.wakers.push(new);
         }
         drop(state);
-        over
+        self.reach_if(|fence| fence.is_known_done() || fence.timeline().wake_at(fence.point(), waker));
+        self.is_over()
     }
 
     fn can_fail(&self) -> bool {

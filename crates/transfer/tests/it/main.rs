@@ -5,6 +5,7 @@ mod bad_use;
 mod cheapest;
 mod choice;
 mod cpu;
+mod ended_early;
 mod failure;
 mod gate;
 mod mock;

@@ -18,7 +18,7 @@ use transload_core::{
     TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
-use crate::mock_memory::{Memory, Shared};
+use crate::mock_memory::{Memory, Panics, Shared};
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
@@ -112,6 +112,31 @@ impl MockBackend {
 
     pub(crate) fn refuse_next(&self, kind: ErrorKind) {
         self.shared.refusals.lock().push_back(kind);
+    }
+
+    /// After `pass` more enqueuings the next `panic` ones panic.
+    pub(crate) fn panic_at_enqueues(&self, pass: u64, panic: u64) {
+        *self.shared.enqueues_panic.lock() = Panics { pass, panic };
+    }
+
+    /// After `pass` more waits the next `panic` ones panic.
+    pub(crate) fn panic_at_waits(&self, pass: u64, panic: u64) {
+        *self.shared.waits_panic.lock() = Panics { pass, panic };
+    }
+
+    /// After `pass` more polls the next `panic` ones panic.
+    pub(crate) fn panic_at_polls(&self, pass: u64, panic: u64) {
+        *self.shared.polls_panic.lock() = Panics { pass, panic };
+    }
+
+    /// Allocations of pinned memory that are left to fail.
+    pub(crate) fn pinned_to_fail(&self) -> u64 {
+        self.shared.pinned.lock().fail
+    }
+
+    /// Allocations that were freed while an operation used them.
+    pub(crate) fn freed_in_use(&self) -> u64 {
+        self.shared.freed_in_use.load(Ordering::SeqCst)
     }
 
     /// After `succeed` more allocations of pinned memory the next `fail` ones fail, each once `meet` threads are in one or
@@ -352,6 +377,7 @@ impl MockTimeline {
                 };
             }
         }
+        [work.src, work.dst].into_iter().for_each(|start| self.shared.uses_no_more(start));
         if work.timing == Timing::Measured {
             self.durations.lock().insert(point, Duration::from_micros(10));
         }
@@ -378,6 +404,7 @@ unsafe impl Timeline for MockTimeline {
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
+        Panics::may_panic(&self.shared.polls_panic);
         // Who was told that they are open asks no second time for the work behind them.
         if self.shared.closed.lock().as_ref().is_some_and(Fence::is_known_done) {
             self.perform_until(point);
@@ -387,6 +414,7 @@ unsafe impl Timeline for MockTimeline {
     }
 
     fn wait(&self, point: u64) -> Result<()> {
+        Panics::may_panic(&self.shared.waits_panic);
         self.perform_until(point);
         self.outcome(point)
     }
@@ -440,6 +468,7 @@ unsafe impl Queue for MockQueue {
     }
 
     unsafe fn enqueue(&self, operation: &Operation<'_>, after: &[Fence], timing: Timing) -> Result<Fence> {
+        Panics::may_panic(&self.shared.enqueues_panic);
         if let Some(kind) = self.shared.refusals.lock().pop_front() {
             return Err(Error::new(kind, "planted refusal"));
         }
@@ -457,6 +486,7 @@ unsafe impl Queue for MockQueue {
         let closed = self.shared.closed.lock().clone().filter(|_| down);
         let after = after.iter().cloned().chain(closed).collect();
         let work = Work { src: address(src), dst: address(dst), len, after, timing };
+        [work.src, work.dst].into_iter().for_each(|start| self.shared.uses(start..start + len));
         self.shared.enqueued.fetch_add(1, Ordering::SeqCst);
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);

@@ -4,6 +4,7 @@ use std::{
     any::Any,
     cell::UnsafeCell,
     collections::VecDeque,
+    ops::Range,
     ptr::NonNull,
     sync::{
         Arc,
@@ -24,6 +25,13 @@ pub(crate) struct Shared {
     pub(crate) leases: AtomicU64,
     /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
     pub(crate) failures: Mutex<VecDeque<Option<ErrorKind>>>,
+    /// Addresses that operations use which are not performed yet.
+    pub(crate) in_use: Mutex<Vec<Range<usize>>>,
+    /// Memory that went while an operation used it.
+    pub(crate) freed_in_use: AtomicU64,
+    pub(crate) enqueues_panic: Mutex<Panics>,
+    pub(crate) waits_panic: Mutex<Panics>,
+    pub(crate) polls_panic: Mutex<Panics>,
     /// Enqueuing that is refused.
     pub(crate) refusals: Mutex<VecDeque<ErrorKind>>,
     pub(crate) leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
@@ -37,6 +45,40 @@ pub(crate) struct Shared {
     pub(crate) enqueued: AtomicU64,
     pub(crate) pinned: Mutex<Pinned>,
     pub(crate) pinning: Condvar,
+}
+
+/// Which calls panic: so many pass, then so many panic, then all pass.
+#[derive(Default)]
+pub(crate) struct Panics {
+    pub(crate) pass: u64,
+    pub(crate) panic: u64,
+}
+
+impl Panics {
+    /// Called by the call that may be one of them.
+    pub(crate) fn may_panic(planted: &Mutex<Self>) {
+        let mut planted = planted.lock();
+        if planted.panic == 0 || planted.pass > 0 {
+            planted.pass = planted.pass.saturating_sub(1);
+            return;
+        }
+        planted.panic -= 1;
+        drop(planted);
+        panic!("planted panic of a backend");
+    }
+}
+
+impl Shared {
+    /// Notes that an operation uses what begins there, or does not any more.
+    pub(crate) fn uses(&self, used: Range<usize>) {
+        self.in_use.lock().push(used);
+    }
+
+    pub(crate) fn uses_no_more(&self, start: usize) {
+        let mut in_use = self.in_use.lock();
+        let found = in_use.iter().position(|used| used.start == start);
+        found.map(|at| in_use.swap_remove(at));
+    }
 }
 
 /// Which allocations of pinned memory succeed: so many, then so many fail, then all succeed.
@@ -96,6 +138,11 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let own = self.address().addr()..self.address().addr() + self.bytes.len();
+        let is_own = |used: &Range<usize>| used.start < own.end && own.start < used.end;
+        if self.shared.in_use.lock().iter().any(is_own) {
+            self.shared.freed_in_use.fetch_add(1, Ordering::SeqCst);
+        }
         self.shared.allocations.fetch_sub(1, Ordering::SeqCst);
     }
 }
