@@ -11,7 +11,7 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result};
-use transload_executor::{PLACES, place_of_thread};
+use transload_executor::{PLACES, catch_panic, place_of_thread};
 
 use crate::row::{Row, Watch};
 
@@ -53,10 +53,14 @@ struct List {
 }
 
 impl Unobserved {
-    /// Counts its end.
+    /// Counts its end. A panic of its backend's is a failure of this one only.
     fn settle(self, watch: &Watch) {
-        let timeline = self.fence.timeline();
-        let outcome = self.fence.wait().and_then(|()| timeline.take_duration(self.fence.point()));
+        let fence = self.fence;
+        let outcome = catch_panic(move || {
+            fence.wait()?;
+            fence.timeline().take_duration(fence.point())
+        });
+        let outcome = outcome.and_then(|outcome| outcome);
         if let Some(row) = &self.row {
             row.count(self.bytes, |counts| match &outcome {
                 Ok(moving) => counts.add(self.bytes, *moving),
@@ -175,7 +179,8 @@ impl UnobservedList {
         drop(list);
         let mut open = SmallVec::<[Unobserved; FEW]>::new();
         for transfer in taken {
-            if wait || transfer.fence.is_over() {
+            // One that cannot be polled is waited for later.
+            if wait || catch_panic(|| transfer.fence.is_over()).unwrap_or(false) {
                 transfer.settle(watch);
             } else {
                 open.push(transfer);

@@ -91,6 +91,33 @@ fn the_time_of_a_dropped_transfer_that_was_measured_counts() {
 }
 
 #[test]
+fn panic_at_the_end_of_a_dropped_transfer_is_its_failure_only() {
+    within("drains and statistics of transfers whose backend panics", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        let counts = || {
+            let stats = &manager.get_transfer_stats()[0];
+            (stats.transfers, stats.failures, stats.abandoned)
+        };
+        // The second of three, where all are waited for.
+        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        backend.panic_at_waits(1, 1);
+        let error = manager.drain().unwrap_err();
+        assert!(error.kind() == ErrorKind::Interrupted && error.to_string().contains("planted"), "{error}");
+        manager.drain().unwrap();
+        assert_eq!(counts(), (2, 1, 3));
+        // Where they are polled, they are kept: a poll that panics says nothing of the end.
+        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        backend.panic_at_polls(1, 1);
+        assert_eq!(counts(), (2, 1, 6));
+        manager.drain().unwrap();
+        assert_eq!(counts(), (5, 1, 6));
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
 fn a_refusal_that_nobody_saw_is_told_by_drain_once() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
