@@ -32,7 +32,7 @@ pub(crate) fn allocator(memory: &Arc<CudaMemoryManager>) -> StreamOrderedAllocat
     builder.limit(MIB as u64).build().unwrap()
 }
 
-fn bed(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
+pub(crate) fn bed(sim: &SimDevice) -> (CudaDevice, Arc<CudaMemoryManager>) {
     let device = CudaDevice::new(sim.ordinal()).unwrap();
     let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
     (device, memory)
@@ -48,24 +48,24 @@ pub(crate) fn fill(stream: &CudaStream, block: StreamBlock) {
 type Act = Box<dyn FnOnce() + Send>;
 
 /// A timeline that never ends, and does something when it is asked the nth time.
-struct Asked {
+pub(crate) struct Asked {
     id: TimelineId,
     act: Mutex<Option<(u32, Act)>>,
 }
 
 impl Asked {
-    fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { id: transload_core::next_timeline_id(), act: Mutex::new(None) })
     }
 
     /// Makes it a use of the buffer.
-    fn uses(self: &Arc<Self>, buffer: &RawBuffer) {
+    pub(crate) fn uses(self: &Arc<Self>, buffer: &RawBuffer) {
         let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
         // SAFETY: nothing runs.
         unsafe { claims.commit(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)) };
     }
 
-    fn act_at(&self, nth: u32, act: impl FnOnce() + Send + 'static) {
+    pub(crate) fn act_at(&self, nth: u32, act: impl FnOnce() + Send + 'static) {
         *self.act.lock().unwrap() = Some((nth, Box::new(act)));
     }
 }
@@ -167,7 +167,7 @@ fn a_request_that_only_another_backends_work_stands_in_the_way_of_is_refused_rat
 }
 
 /// Waits until both threads are here.
-fn meet(at: &AtomicU32) {
+pub(crate) fn meet(at: &AtomicU32) {
     at.fetch_add(1, Ordering::SeqCst);
     let mut turns = 0_u32;
     while at.load(Ordering::SeqCst) < 2 {

@@ -4,6 +4,7 @@
 
 mod allocator;
 mod allocator_churn;
+mod allocator_lives;
 mod allocator_races;
 mod allocator_released;
 mod captured;
