@@ -141,6 +141,11 @@ impl Fence {
         self.sources.as_deref()
     }
 
+    /// Returns whether the work can fail while its device is intact, by itself or by what it read.
+    pub(crate) fn can_fail(&self) -> bool {
+        self.sources.is_some() || self.timeline.can_fail()
+    }
+
     /// Returns whether both have the very same sources, or none.
     #[inline]
     pub(crate) fn has_sources_of(&self, other: &Self) -> bool {

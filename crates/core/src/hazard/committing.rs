@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     segments::{At, Segment},
     table::{Table, Ticket},
-    uses::{Kind, Origins, Removed, Use, Uses},
+    uses::{Origin, Origins, Removed, Use, Uses},
 };
 use crate::{Access, Fence};
 
@@ -14,8 +14,18 @@ pub(super) struct New<'a> {
     pub(super) fence: &'a Fence,
     pub(super) claim: u32,
     pub(super) access: Access,
-    /// Whether a write leaves some of the bytes as they are.
-    pub(super) keeps: bool,
+    pub(super) effect: Effect,
+}
+
+/// What a new use makes of those that are there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// Nothing: it lies beside them.
+    Beside,
+    /// It comes after them, and may leave bytes as they are: those that may have damaged bytes stay.
+    Keeps,
+    /// It comes after them. If it can fail, those that may have damaged bytes stay under it, until it has ended.
+    Replaces,
 }
 
 impl Table {
@@ -36,7 +46,8 @@ impl Table {
         };
         let &Ticket { access, claim, .. } = ticket;
         let used = Use { point: fence.point(), claim, access, kind: origin.kind, ..*old };
-        if segment.end != range.end || !(access == Access::Write && !keeps || used.replaces(old)) {
+        let replaces = access == Access::Write && !keeps && !old.may_damage() || used.replaces(old);
+        if segment.end != range.end || !replaces {
             return false;
         }
         *old = used;
@@ -45,7 +56,7 @@ impl Table {
     }
 
     /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
-    /// with other `steps`. What is held keeps conflicting uses away until then. Of a write that keeps the bytes, marks stay.
+    /// with other `steps`. What is held keeps conflicting uses away until then.
     #[inline(never)]
     pub(super) fn commit(
         &mut self,
@@ -55,8 +66,8 @@ impl Table {
         steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
-        let is_complete = match ticket.access {
-            Access::Write if !new.keeps => self.commit_write(range, new, steps, removed),
+        let is_complete = match new.effect {
+            Effect::Replaces if !new.fence.can_fail() => self.commit_write(range, new, steps, removed),
             _ => self.add(from, range.end, new, steps, removed),
         };
         if is_complete {
@@ -65,7 +76,7 @@ impl Table {
         is_complete
     }
 
-    /// What was there before is implied: the write comes after it.
+    /// What was there before is implied: the write comes after it, and cannot fail.
     fn commit_write(
         &mut self,
         range: &Range<usize>,
@@ -108,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Adds a use beside what is there. It takes the place of those of its own timeline with the same access.
+    /// Adds a use to what is there. It takes the place of those of its own timeline with the same access.
     pub(super) fn add(
         &mut self,
         from: &mut usize,
@@ -129,9 +140,11 @@ impl Table {
                 Some(segment) if segment.start == *from => {
                     *from = segment.end;
                     let used = self.origins.make(new.fence, new.claim, new.access);
-                    let forgets =
-                        |used: &Use| new.keeps && new.access == Access::Write && used.kind != Kind::Mark;
-                    add_use(&mut self.origins, &mut segment.uses, used, forgets, removed);
+                    if add_use(&mut self.origins, &mut segment.uses, used, new.effect, removed) {
+                        // So that there are not many more of them than are in flight.
+                        let is_done = |origin: &mut Origin, used: &Use| origin.is_reached(used.point);
+                        self.origins.find_unsettled(segment, &mut removed.unsettled, is_done);
+                    }
                     self.join(at, removed);
                 }
                 // No use yet, up to the next segment.
@@ -152,19 +165,20 @@ impl Table {
     }
 }
 
+/// Returns whether some that may have damaged the bytes stay.
 fn add_use(
     origins: &mut Origins,
     uses: &mut Uses,
-    new: Use,
-    forgets: impl Fn(&Use) -> bool,
+    mut new: Use,
+    effect: Effect,
     removed: &mut Removed,
-) {
+) -> bool {
     if let [used] = uses.as_mut_slice()
         && new.replaces(used)
     {
         origins.release(used, removed);
         *used = new;
-        return;
+        return false;
     }
     let mut is_newest = true;
     origins.remove(uses, removed, |origins, used| {
@@ -173,11 +187,15 @@ fn add_use(
             && !used.may_damage()
             && origins.are_of_one_timeline(used, &new);
         is_newest &= !(same && used.point > new.point);
-        forgets(used) || (same && used.point <= new.point) || origins.is_forgettable(used)
+        let is_before = effect != Effect::Beside && used.is_sound();
+        is_before || (same && used.point <= new.point) || origins.is_forgettable(used)
     });
+    let stay = effect != Effect::Beside && !uses.is_empty();
+    new.covers = stay && effect == Effect::Replaces;
     if is_newest {
         uses.push(new);
     } else {
         origins.release(&new, removed);
     }
+    stay
 }

@@ -29,7 +29,7 @@ use crate::{
     source::SourceList,
 };
 
-use committing::New;
+use committing::{Effect, New};
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
 use holder::{Holder, busy};
@@ -197,7 +197,8 @@ impl Hazards {
         }
     }
 
-    /// Turns claims into uses that are complete when `fence` is. Of those that are to write and `keep` the bytes, marks stay.
+    /// Turns claims into uses that are complete when `fence` is. Those that are to write and `keep` the bytes replace no write
+    /// that may have damaged them.
     #[inline]
     pub(crate) fn commit<'a>(
         &self,
@@ -214,13 +215,19 @@ impl Hazards {
                 continue;
             }
             let (mut from, Ticket { claim, access, .. }) = (range.start, ticket);
-            let new = New { fence, claim, access, keeps };
+            let effect = match access {
+                Access::Read => Effect::Beside,
+                Access::Write if keeps => Effect::Keeps,
+                Access::Write => Effect::Replaces,
+            };
+            let new = New { fence, claim, access, effect };
             while !table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed) {
                 drop(table);
                 (table, steps) = (self.table.lock(), STEPS);
             }
         }
         self.close(table, woken);
+        self.settle(&removed.unsettled);
     }
 
     /// Ends a claim whose work is complete. What it wrote takes the place of all that was known of its range.
@@ -275,7 +282,7 @@ impl Hazards {
     pub(crate) fn close_behind(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
         let Ticket { claim, access, .. } = ticket;
         for fence in fences {
-            let new = New { fence, claim, access, keeps: false };
+            let new = New { fence, claim, access, effect: Effect::Beside };
             self.in_steps(range.start, |table, mut from, removed| {
                 let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS }, removed);
                 (!is_complete).then_some(from)

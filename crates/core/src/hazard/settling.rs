@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     Dependencies, Hazards,
-    table::{Found, STEPS},
-    uses::{Kind, Written},
+    table::{Ended, Found, STEPS},
+    uses::{Kind, Writes, Written},
 };
 use crate::{
     Access, Error, ErrorKind, RawBuffer, Result,
@@ -21,53 +21,51 @@ impl Hazards {
         kept: Found,
         sources: &mut SourceList,
     ) -> Result<()> {
-        for (found, refuses) in [(read, true), (kept, false)] {
+        for (mut found, refuses) in [(read, true), (kept, false)] {
+            while let Some(write) = found.writes.pop() {
+                if write.fence.is_known_done() {
+                    self.settle(std::slice::from_ref(&write));
+                    if let Some(Err(error)) = write.fence.outcome() {
+                        if refuses && damages(&write, &error) {
+                            return Err(failure_of(&write, &error));
+                        }
+                        // What it covered counts again.
+                        self.find(&write.range, &mut found);
+                    }
+                } else if !crate::mutant!("core/inherit-sources") {
+                    add_sources(sources, &write.fence, (buffer.id(), buffer.place()), write.range);
+                }
+            }
             if let Some(mark) = found.mark.filter(|_| refuses)
                 && !crate::mutant!("core/refuse-damaged-source")
             {
                 mark.wait()?;
             }
-            found
-                .writes
-                .into_iter()
-                .try_for_each(|write| self.add_source(buffer, write, refuses, sources))?;
         }
         Ok(())
     }
 
-    /// Adds a write that can fail to the sources of an operation that reads, unless it has ended well.
-    fn add_source(
-        &self,
-        reader: &RawBuffer,
-        write: Written,
-        refuses: bool,
-        sources: &mut SourceList,
-    ) -> Result<()> {
-        if write.fence.is_known_done() {
-            let outcome = write.fence.outcome();
-            let refused = match &outcome {
-                Some(Err(error)) if refuses && damages(&write, error) => Err(failure_of(&write, error)),
-                _ => Ok(()),
-            };
-            self.settle(std::slice::from_ref(&write));
-            return refused;
-        }
-        if !crate::mutant!("core/inherit-sources") {
-            let of = (reader.id(), reader.place());
-            add_sources(sources, &write.fence, of, write.range);
-        }
-        Ok(())
+    /// Finds the writes that a reader of a range depends on.
+    fn find(&self, range: &Range<usize>, found: &mut Found) {
+        self.in_steps(range.start, |table, from, _| {
+            let (rest, mut after) = (from..range.end, Dependencies::default());
+            table.collect(&rest, Access::Read, None, &mut { STEPS }, &mut after, Some(found))
+        });
     }
 
     /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
     pub(super) fn settle(&self, writes: &[Written]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
-            let failure = outcome
-                .err()
-                .filter(|error| damages(write, error) && !crate::mutant!("core/mark-failed-writes"));
+            let ended = match &outcome {
+                Ok(()) => Ended::Well,
+                Err(_) if crate::mutant!("core/mark-failed-writes") => Ended::Well,
+                Err(error) if damages(write, error) => Ended::Damaged(error),
+                Err(_) if crate::mutant!("core/untouched-bytes-stay-marked") => Ended::Well,
+                Err(_) => Ended::Untouched,
+            };
             self.in_steps(write.range.start, |table, from, removed| {
-                table.settle(&(from..write.range.end), write, failure.as_ref(), removed)
+                table.settle(&(from..write.range.end), write, ended, removed)
             });
         }
     }
@@ -75,12 +73,13 @@ impl Hazards {
     /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
     pub(crate) fn assume_written(&self, range: &Range<usize>) {
         // What has failed unseen leaves its marks first.
-        let mut found = Found::default();
+        let mut found = Writes::default();
         self.in_steps(range.start, |table, from, _| {
-            let (rest, mut after) = (from..range.end, Dependencies::default());
-            table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found))
+            table.change(&(from..range.end), &mut { STEPS }, |origins, segment| {
+                origins.find_unsettled(segment, &mut found, |_, _| true);
+            })
         });
-        self.settle(&found.writes);
+        self.settle(&found);
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             table.cut_out(&rest);

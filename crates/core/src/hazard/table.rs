@@ -9,7 +9,7 @@ use super::{
     mark::mark,
     segments::{Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
-    uses::{Kind, Origins, Removed, Use, Writes, Written},
+    uses::{Kind, Origin, Origins, Removed, Use, Writes, Written},
 };
 use crate::{Access, Error, Fence, Timeline};
 
@@ -187,8 +187,8 @@ impl Table {
     }
 
     /// Adds the fences of the uses in conflict that are not known to be complete, but for those of the timeline `own`. Adds
-    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark. Returns
-    /// where to go on once there are no `steps` left, of which each segment takes one.
+    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark. What a later
+    /// write covers is left out. Returns where to go on once there are no `steps` left, of which each segment takes one.
     #[inline]
     pub(super) fn collect(
         &mut self,
@@ -205,7 +205,8 @@ impl Table {
                 return Some(shared.start);
             }
             *steps -= 1;
-            for used in segment.uses.iter().filter(|used| access.conflicts_with(used.access)) {
+            let covered = segment.uses.iter().rposition(|used| used.covers).unwrap_or(0);
+            for used in segment.uses.iter().skip(covered).filter(|used| access.conflicts_with(used.access)) {
                 let Some(origin) = self.origins.of(used) else { continue };
                 if let Some(found) = &mut found {
                     if used.kind == Kind::Mark {
@@ -244,14 +245,9 @@ impl Table {
         let Some(rest) = self.segments.unswept.checked_sub(1) else { return };
         self.segments.unswept = rest;
         let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
-            let range = segment.start..segment.end;
             origins.remove(&mut segment.uses, removed, |origins, used| origins.is_forgettable(used));
-            for used in segment.uses.iter().filter(|used| used.may_damage()) {
-                if origins.is_done(used) {
-                    let written = origins.of(used).map(|origin| origin.written(used, range.clone()));
-                    removed.unsettled.extend(written);
-                }
-            }
+            let is_done = |origin: &mut Origin, used: &Use| origin.is_reached(used.point);
+            origins.find_unsettled(segment, &mut removed.unsettled, is_done);
         });
         self.sweep_from = next.unwrap_or(0);
     }
@@ -305,12 +301,13 @@ impl Table {
         })
     }
 
-    /// Ends a write that can fail: forgets it, or puts a mark in its place. Returns where to go on after [`STEPS`] segments.
+    /// Ends a write that can fail: forgets it, or puts a mark in its place. What it covers is forgotten with it, unless it wrote
+    /// nothing. Returns where to go on after [`STEPS`] segments.
     pub(super) fn settle(
         &mut self,
         range: &Range<usize>,
         write: &Written,
-        failure: Option<&Error>,
+        ended: Ended<'_>,
         removed: &mut Removed,
     ) -> Option<usize> {
         let is_it = |origins: &mut Origins, used: &Use| {
@@ -318,14 +315,19 @@ impl Table {
                 && used.point == write.fence.point()
                 && origins.of(used).is_some_and(|origin| origin.is_of(write.fence.timeline()))
         };
-        let Some(error) = failure else { return self.prune(range, removed, is_it) };
         self.change(range, &mut { STEPS }, |origins, segment| {
-            let range = segment.start..segment.end;
-            for used in &mut segment.uses {
-                if is_it(origins, used) {
-                    origins.release(used, removed);
-                    *used = origins.make(&mark(&range, used.claim, error), used.claim, Access::Write);
-                    used.kind = Kind::Mark;
+            let Segment { start, end, uses } = segment;
+            while let Some(mut at) = uses.iter().position(|used| is_it(origins, used)) {
+                if uses.get(at).is_some_and(|used| used.covers) && !matches!(ended, Ended::Untouched) {
+                    uses.drain(..std::mem::take(&mut at)).for_each(|used| origins.release(&used, removed));
+                }
+                let used = uses.remove(at);
+                origins.release(&used, removed);
+                if let Ended::Damaged(error) = ended {
+                    let mark = mark(&(*start..*end), used.claim, error);
+                    let mut mark = origins.make(&mark, used.claim, Access::Write);
+                    mark.kind = Kind::Mark;
+                    uses.insert(at, mark);
                 }
             }
         })
@@ -347,6 +349,16 @@ impl Table {
         let next = self.segments.seek(byte);
         self.segments.insert(next, right);
     }
+}
+
+/// How a write that can fail ended.
+#[derive(Clone, Copy)]
+pub(super) enum Ended<'a> {
+    Well,
+    /// With this error, and the bytes may be neither as they were nor as they should be.
+    Damaged(&'a Error),
+    /// It failed, and the bytes are as they were.
+    Untouched,
 }
 
 /// Writes that can fail, of a range that is to be read.

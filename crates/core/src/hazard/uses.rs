@@ -4,6 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
+use super::segments::Segment;
 use crate::{Access, Fence, Timeline};
 
 /// How many origins are searched for that of a fence before it gets another one.
@@ -19,6 +20,8 @@ pub(super) struct Use {
     pub(super) origin: u32,
     pub(super) access: Access,
     pub(super) kind: Kind,
+    /// Whether it is a write over all uses before it in the segment. Those count again only if it fails and wrote nothing.
+    pub(super) covers: bool,
 }
 
 /// What the end of a use means for the bytes.
@@ -34,7 +37,8 @@ pub(super) enum Kind {
     Mark,
 }
 
-/// The uses of one range: most often at most one write, and the reads after it, one for each timeline.
+/// The uses of one range: most often at most one write, and the reads after it, one for each timeline. Before a write that
+/// can fail lie those that may have damaged the bytes.
 pub(super) type Uses = SmallVec<[Use; 2]>;
 
 impl Use {
@@ -123,7 +127,7 @@ impl Origins {
         let mut searched = self.list.iter().take(SEARCHED).zip(0..);
         searched.find_map(|(origin, index)| {
             let kind = origin.as_ref().filter(|origin| origin.is_that_of(fence))?.kind;
-            Some(Use { point: fence.point(), claim, origin: index, access, kind })
+            Some(Use { point: fence.point(), claim, origin: index, access, kind, covers: false })
         })
     }
 
@@ -140,8 +144,7 @@ impl Origins {
 
     #[inline(never)]
     fn add(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
-        let can_fail = fence.sources().is_some() || fence.timeline().can_fail();
-        let kind = if can_fail { Kind::Failing } else { Kind::Sure };
+        let kind = if fence.can_fail() { Kind::Failing } else { Kind::Sure };
         let mut known = fence.clone();
         known.move_to(0);
         let origin = Some(Origin { known, kind, uses: 0 });
@@ -150,7 +153,7 @@ impl Origins {
             Some(vacant) => *vacant = origin,
             None => self.list.push(origin),
         }
-        Use { point: fence.point(), claim, origin: index, access, kind }
+        Use { point: fence.point(), claim, origin: index, access, kind, covers: false }
     }
 
     #[inline]
@@ -192,6 +195,22 @@ impl Origins {
     #[inline]
     pub(super) fn is_forgettable(&mut self, used: &Use) -> bool {
         used.kind != Kind::Mark && !used.may_damage() && self.is_done(used)
+    }
+
+    /// Adds the writes of a segment that may have damaged it, of those that `which` chooses.
+    pub(super) fn find_unsettled(
+        &mut self,
+        segment: &Segment,
+        found: &mut Writes,
+        mut which: impl FnMut(&mut Origin, &Use) -> bool,
+    ) {
+        for used in segment.uses.iter().filter(|used| used.may_damage()) {
+            if let Some(origin) = self.of(used)
+                && which(origin, used)
+            {
+                found.push(origin.written(used, segment.start..segment.end));
+            }
+        }
     }
 
     /// Removes the uses that `which` chooses.

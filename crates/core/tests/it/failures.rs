@@ -20,7 +20,7 @@ fn cause(error: &Error) -> &Error {
 }
 
 /// The failure of a source, by the failure `text`.
-fn assert_source_failed<T: std::fmt::Debug>(outcome: Result<T>, text: &str) {
+pub(crate) fn assert_source_failed<T: std::fmt::Debug>(outcome: Result<T>, text: &str) {
     let error = outcome.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::SourceFailed, "{error}");
     assert_eq!(
@@ -30,12 +30,12 @@ fn assert_source_failed<T: std::fmt::Debug>(outcome: Result<T>, text: &str) {
     );
 }
 
-fn part(whole: &RawBuffer, range: std::ops::Range<usize>) -> RawBuffer {
+pub(crate) fn part(whole: &RawBuffer, range: std::ops::Range<usize>) -> RawBuffer {
     whole.slice(range).unwrap()
 }
 
 /// A buffer whose bytes a failed write may have damaged.
-fn damaged() -> (MockQueue, RawBuffer) {
+pub(crate) fn damaged() -> (MockQueue, RawBuffer) {
     let (host, dst) = (MockQueue::failing(), buffer(64));
     host.write(&dst).unwrap();
     host.fail(1, "disk on fire");
@@ -362,10 +362,9 @@ fn queue_without_own_failures_is_never_asked_for_an_outcome() {
 #[test]
 fn failure_before_anything_was_written_marks_nothing() {
     let (host, stream, dst) = (MockQueue::failing(), MockQueue::new(), buffer(64));
-    host.fails_untouched.store(true, std::sync::atomic::Ordering::SeqCst);
     host.write(&dst).unwrap();
     let read = stream.copy(&dst, &buffer(64)).unwrap();
-    host.fail(1, "disk on fire");
+    host.fail_untouched(1, "disk on fire");
     stream.complete(1);
     assert_source_failed(read.wait(), "disk on fire");
     drop(dst.read().unwrap());

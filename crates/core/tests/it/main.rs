@@ -8,6 +8,7 @@ mod batch;
 mod bounds;
 mod claim_order;
 mod costs;
+mod covered;
 mod deadlock;
 mod devices;
 mod errors;

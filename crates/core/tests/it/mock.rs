@@ -116,8 +116,6 @@ pub(crate) struct MockQueue {
     pub(crate) waits_for_own_only: AtomicBool,
     /// Answers that everything is over where it is asked, and does not say so of itself.
     pub(crate) silently_over: Arc<AtomicBool>,
-    /// Fails before it has touched a byte, where it fails.
-    pub(crate) fails_untouched: Arc<AtomicBool>,
 }
 
 pub(crate) struct MockLine {
@@ -127,7 +125,6 @@ pub(crate) struct MockLine {
     changed: Condvar,
     /// Whether its work can fail by itself.
     can_fail: bool,
-    fails_untouched: Arc<AtomicBool>,
     /// How often anybody has asked.
     pub(crate) polls: AtomicU64,
     silently_over: Arc<AtomicBool>,
@@ -136,8 +133,15 @@ pub(crate) struct MockLine {
 #[derive(Default)]
 struct State {
     wakers: Vec<(u64, Waker)>,
-    failures: Vec<(u64, Error)>,
+    failures: Vec<Failure>,
     last: u64,
+}
+
+struct Failure {
+    point: u64,
+    error: Error,
+    /// Whether it failed before it had touched a byte.
+    untouched: bool,
 }
 
 impl MockQueue {
@@ -152,14 +156,12 @@ impl MockQueue {
 
     fn that_can_fail(can_fail: bool) -> Self {
         let silently_over = Arc::new(AtomicBool::new(false));
-        let fails_untouched = Arc::new(AtomicBool::new(false));
         let line = Arc::new(MockLine {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
             can_fail,
-            fails_untouched: Arc::clone(&fails_untouched),
             polls: AtomicU64::new(0),
             silently_over: Arc::clone(&silently_over),
         });
@@ -172,7 +174,6 @@ impl MockQueue {
             at_once: AtomicBool::new(false),
             waits_for_own_only: AtomicBool::new(false),
             silently_over,
-            fails_untouched,
         }
     }
 
@@ -221,8 +222,18 @@ impl MockQueue {
         self.fail_as(point, ErrorKind::Device, text);
     }
 
+    /// As `fail`, before it has touched a byte.
+    pub(crate) fn fail_untouched(&self, point: u64, text: &'static str) {
+        self.end(Failure { point, error: Error::new(ErrorKind::Device, text), untouched: true });
+    }
+
     pub(crate) fn fail_as(&self, point: u64, kind: ErrorKind, text: &'static str) {
-        self.line.state.lock().failures.push((point, Error::new(kind, text)));
+        self.end(Failure { point, error: Error::new(kind, text), untouched: false });
+    }
+
+    fn end(&self, failure: Failure) {
+        let point = failure.point;
+        self.line.state.lock().failures.push(failure);
         self.complete(point);
     }
 }
@@ -279,10 +290,8 @@ unsafe impl Queue for MockQueue {
 
 impl MockLine {
     fn outcome(state: &State, point: u64) -> Result<()> {
-        match state.failures.iter().find(|(at, _)| *at == point) {
-            Some((_, error)) => Err(error.clone()),
-            None => Ok(()),
-        }
+        let failure = state.failures.iter().find(|failure| failure.point == point);
+        failure.map_or(Ok(()), |failure| Err(failure.error.clone()))
     }
 }
 
@@ -329,8 +338,8 @@ unsafe impl Timeline for MockLine {
         self.can_fail
     }
 
-    fn may_have_written(&self, _: u64) -> bool {
-        !self.fails_untouched.load(Ordering::SeqCst)
+    fn may_have_written(&self, point: u64) -> bool {
+        !self.state.lock().failures.iter().any(|failure| failure.point == point && failure.untouched)
     }
 
     fn take_duration(&self, _: u64) -> Result<Option<Duration>> {

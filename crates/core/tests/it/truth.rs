@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use transload_core::{
-    ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, Turns, Unsubmitted, try_submit,
+    DeviceId, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, Turns, Unsubmitted, submit,
+    try_submit,
 };
 
 use crate::mock::{MockQueue, host_buffer};
@@ -20,12 +21,16 @@ enum Step {
         queue: usize,
         range: Range<usize>,
     },
+    Prefetch {
+        queue: usize,
+        range: Range<usize>,
+    },
     Copy {
         queue: usize,
         from: Range<usize>,
         to: usize,
     },
-    /// Ends the oldest operations; the bits say which of them fail, where they can.
+    /// Ends the oldest operations; two bits for each say whether it fails, where it can, and whether before its first byte.
     End {
         count: usize,
         fails: u8,
@@ -49,6 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     let queue = 0..QUEUES;
     prop_oneof![
         3 => (queue.clone(), range()).prop_map(|(queue, range)| Step::Write { queue, range }),
+        1 => (queue.clone(), range()).prop_map(|(queue, range)| Step::Prefetch { queue, range }),
         6 => (queue, range(), 0..BYTES).prop_map(|(queue, from, to)| Step::Copy { queue, from, to }),
         3 => (1..4_usize, any::<u8>()).prop_map(|(count, fails)| Step::End { count, fails }),
         4 => (range(), any::<bool>()).prop_map(|(range, writes)| Step::View { range, writes }),
@@ -62,20 +68,29 @@ struct Done {
     reads: Range<usize>,
     /// The operations whose outcome decides about its own, besides itself.
     sources: Vec<usize>,
-    /// Whether what it wrote is damaged, once it has ended.
-    bad: Option<bool>,
+    /// Whether it leaves the bytes as they are.
+    keeps: bool,
+    ended: Option<End>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Byte {
-    Good,
-    By(usize),
+enum End {
+    Well,
+    /// What it wrote is damaged.
+    Failed,
+    Untouched,
 }
+
+const END: [End; 4] = [End::Well, End::Failed, End::Untouched, End::Well];
+
+/// Who may have damaged a byte: the last one that does not keep it decides and those behind it, and those before it if it fails
+/// without having touched the byte.
+type Writers = Vec<usize>;
 
 struct World {
     queues: Vec<MockQueue>,
     whole: RawBuffer,
-    bytes: Vec<Byte>,
+    bytes: Vec<Writers>,
     done: Vec<Done>,
     ended: usize,
 }
@@ -86,15 +101,31 @@ impl World {
     }
 
     fn writers(&self, range: &Range<usize>) -> Vec<usize> {
-        let by = |byte: &Byte| if let Byte::By(index) = byte { Some(*index) } else { None };
-        let mut writers: Vec<_> = self.bytes[range.clone()].iter().filter_map(by).collect();
+        let keeps = |writer: &usize| self.done[*writer].keeps;
+        let decide = |writers: &Writers| {
+            let first = writers.iter().rposition(|writer| !keeps(writer)).unwrap_or(0);
+            writers[first..].to_vec()
+        };
+        let mut writers: Vec<_> = self.bytes[range.clone()].iter().flat_map(decide).collect();
         writers.sort_unstable();
         writers.dedup();
         writers
     }
 
     fn is_bad(&self, range: &Range<usize>) -> bool {
-        self.writers(range).iter().any(|index| self.done[*index].bad == Some(true))
+        self.writers(range).iter().any(|index| self.done[*index].ended == Some(End::Failed))
+    }
+
+    fn prefetch(&mut self, queue: usize, range: Range<usize>) {
+        let (buffer, sources) = (self.part(range.clone()), self.open_writers(&range));
+        let prefetch = Operation::Prefetch { buffer: &buffer, to: DeviceId::Cpu };
+        let fence = submit(&self.queues[queue], &prefetch, Timing::Off).unwrap();
+        self.bytes[range].iter_mut().for_each(|writers| writers.push(self.done.len()));
+        self.done.push(Done { queue, fence, reads: 0..0, sources, keeps: true, ended: None });
+    }
+
+    fn open_writers(&self, range: &Range<usize>) -> Vec<usize> {
+        self.writers(range).into_iter().filter(|index| self.done[*index].ended.is_none()).collect()
     }
 
     fn submit(&mut self, queue: usize, from: Range<usize>, to: Range<usize>) {
@@ -105,10 +136,9 @@ impl World {
         match try_submit(&self.queues[queue], &operation, Timing::Off, &Turns::default()) {
             Ok(fence) => {
                 assert!(!self.is_bad(&from), "damaged bytes {from:?} were read");
-                let open = |index: &usize| self.done[*index].bad.is_none();
-                let sources = self.writers(&from).into_iter().filter(open).collect();
-                self.bytes[to].fill(Byte::By(self.done.len()));
-                self.done.push(Done { queue, fence, reads: from, sources, bad: None });
+                let sources = self.open_writers(&from);
+                self.bytes[to].iter_mut().for_each(|writers| writers.push(self.done.len()));
+                self.done.push(Done { queue, fence, reads: from, sources, keeps: false, ended: None });
             }
             Err(Unsubmitted::Refused(error)) => {
                 assert_eq!(error.kind(), ErrorKind::SourceFailed);
@@ -118,24 +148,33 @@ impl World {
         }
     }
 
-    fn end(&mut self, fails: bool) {
+    fn end(&mut self, how: End) {
         let Some(done) = self.done.get(self.ended) else { return };
-        let fails = fails && done.queue < FAILING;
+        let how = if done.queue < FAILING { how } else { End::Well };
         let (queue, point) = (&self.queues[done.queue], done.fence.point());
-        if fails {
-            queue.fail(point, "by the test")
-        } else {
-            queue.complete(point)
+        match how {
+            End::Well => queue.complete(point),
+            End::Failed => queue.fail(point, "by the test"),
+            End::Untouched => queue.fail_untouched(point, "by the test"),
         }
-        let inherits = done.sources.iter().any(|index| self.done[*index].bad == Some(true));
-        let expected = match (fails, inherits) {
-            (true, _) => Some(ErrorKind::Device),
-            (false, true) => Some(ErrorKind::SourceFailed),
-            (false, false) => None,
+        let inherits = done.sources.iter().any(|index| self.done[*index].ended != Some(End::Well));
+        let (expected, how) = match (how, inherits) {
+            (End::Well, false) => (None, how),
+            (End::Well, true) => (Some(ErrorKind::SourceFailed), End::Failed),
+            _ => (Some(ErrorKind::Device), how),
         };
         let outcome = done.fence.wait().err().map(|error| error.kind());
         assert_eq!(outcome, expected, "operation {} that read {:?}", self.ended, done.reads);
-        self.done[self.ended].bad = Some(fails || inherits);
+        for writers in &mut self.bytes {
+            if let Some(place) = writers.iter().position(|index| *index == self.ended) {
+                match how {
+                    End::Untouched => drop(writers.remove(place)),
+                    End::Well if self.done[self.ended].keeps => drop(writers.remove(place)),
+                    End::Well | End::Failed => drop(writers.drain(..place)),
+                }
+            }
+        }
+        self.done[self.ended].ended = Some(how);
         self.ended += 1;
     }
 
@@ -166,13 +205,14 @@ proptest! {
         let mut world = World {
             queues: (0..QUEUES).map(queue).collect(),
             whole: host_buffer(MemoryKind::Pinned, BYTES),
-            bytes: vec![Byte::Good; BYTES],
+            bytes: vec![Writers::new(); BYTES],
             done: Vec::new(),
             ended: 0,
         };
         for step in steps {
             match step {
                 Step::Write { queue, range } => world.submit(queue, 0..0, range),
+                Step::Prefetch { queue, range } => world.prefetch(queue, range),
                 Step::Copy { queue, from, to } => {
                     let end = (to + from.len()).min(BYTES);
                     let from = from.start..from.start + (end - to);
@@ -181,20 +221,18 @@ proptest! {
                     }
                 }
                 Step::End { count, fails } => {
-                    (0..count).for_each(|index| world.end(fails >> index & 1 == 1));
+                    (0..count).for_each(|index| world.end(END[usize::from(fails >> (2 * index) & 3)]));
                 }
                 Step::View { range, writes } => world.view(&range, writes),
                 Step::Assume { range } => {
                     world.part(range.clone()).assume_written(..).unwrap();
                     for index in range {
-                        if let Byte::By(writer) = world.bytes[index] && world.done[writer].bad.is_some() {
-                            world.bytes[index] = Byte::Good;
-                        }
+                        world.bytes[index].retain(|writer| world.done[*writer].ended.is_none());
                     }
                 }
             }
         }
-        (0..world.done.len()).for_each(|index| world.end(index % 3 == 0));
+        (0..world.done.len()).for_each(|index| world.end(END[index % 3]));
         (0..BYTES).for_each(|index| world.view(&(index..index + 1), false));
     }
 }

@@ -432,10 +432,23 @@ fn a_failed_download_marks_its_destination_until_it_is_written() {
         backend.pass_next();
         backend.fail_next(ErrorKind::Device);
         stage(&manager, &there, &back).wait().unwrap_err();
-        assert_eq!(back.read().unwrap_err().kind(), ErrorKind::SourceFailed);
+        // Others fail before their first byte, as does one that nobody watches: what was damaged is damaged still.
+        let (from, part) = (there.slice(..4096).unwrap(), back.slice(..4096).unwrap());
+        for watched in [true, false] {
+            // Of one chunk, so that no byte is moved.
+            backend.fail_next(ErrorKind::Device);
+            let failing = stage(&manager, &from, &part);
+            if watched {
+                failing.wait().unwrap_err();
+            } else {
+                drop(failing);
+                manager.drain().unwrap_err();
+            }
+            assert_eq!(part.read().unwrap_err().kind(), ErrorKind::SourceFailed, "watched: {watched}");
+        }
         stage(&manager, &there, &back).wait().unwrap();
         assert!(back.read().unwrap().iter().all(|byte| *byte == 1));
-        drop((back, there));
+        drop((back, there, from, part));
         assert!(is_at_rest(&manager));
     });
 }
