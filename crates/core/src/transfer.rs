@@ -19,18 +19,18 @@ use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath
 pub struct Submission {
     /// How many bytes move.
     pub bytes: u64,
+    /// See [`TransferReport::predicted`].
+    pub predicted: Duration,
     /// See [`TransferReport::queued`].
     pub queued: u64,
     /// See [`TransferReport::chunks`].
     pub chunks: u32,
     /// For the completion's own use.
     pub tag: u32,
-    /// When the submission began, where its times are wanted.
+    /// When the submission began, where its times are wanted; else no clock is read and no timeline is asked for a duration.
     pub begun: Option<Instant>,
     /// See [`TransferReport::submitting`]; of no meaning without `begun`.
     pub submitting: Duration,
-    /// See [`TransferReport::moving`], of a transfer that was complete when its submission returned.
-    pub moving: Option<Duration>,
 }
 
 /// Makes a transfer's report, and is told once about its end.
@@ -93,23 +93,33 @@ struct Refused {
 }
 
 struct Running {
-    /// `None` if it was complete when its submission returned.
-    fence: Option<Fence>,
+    end: End,
     submission: Submission,
     completion: Arc<dyn Completion>,
+}
+
+enum End {
+    At(Fence),
+    /// It was complete when its submission returned, after so long if it was measured.
+    Before(Option<Duration>),
 }
 
 impl Transfer {
     /// Returns a transfer that was enqueued with `fence`.
     #[inline]
     pub fn submitted(fence: Fence, submission: Submission, completion: Arc<dyn Completion>) -> Self {
-        Self { state: State::Running(Running { fence: Some(fence), submission, completion }) }
+        Self { state: State::Running(Running { end: End::At(fence), submission, completion }) }
     }
 
-    /// Returns a transfer whose bytes are in place. `completion` is told when it is awaited, waited for or dropped.
+    /// Returns a transfer whose bytes are in place; see [`TransferReport::moving`]. `completion` is told when it is awaited, waited
+    /// for or dropped.
     #[inline]
-    pub fn complete(submission: Submission, completion: Arc<dyn Completion>) -> Self {
-        Self { state: State::Running(Running { fence: None, submission, completion }) }
+    pub fn complete(
+        submission: Submission,
+        moving: Option<Duration>,
+        completion: Arc<dyn Completion>,
+    ) -> Self {
+        Self { state: State::Running(Running { end: End::Before(moving), submission, completion }) }
     }
 
     /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
@@ -150,8 +160,8 @@ impl Transfer {
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
-            State::Running(running) => running.fence.as_ref(),
-            State::Refused(_) | State::Taken => None,
+            State::Running(Running { end: End::At(fence), .. }) => Some(fence),
+            State::Running(_) | State::Refused(_) | State::Taken => None,
         }
     }
 
@@ -174,7 +184,7 @@ impl Transfer {
                 direct.end(outcome)
             }
             State::Running(running) => {
-                let outcome = running.fence.as_ref().map_or(Ok(()), Fence::wait);
+                let outcome = if let End::At(fence) = &running.end { fence.wait() } else { Ok(()) };
                 running.end(outcome)
             }
         }
@@ -204,9 +214,13 @@ impl Running {
         let mut report = self.completion.report(&self.submission);
         report.elapsed = self.submission.begun.map(|begun| begun.elapsed());
         let outcome = outcome.and_then(|()| {
-            if let Some(fence) = &self.fence {
-                report.moving = fence.timeline().take_duration(fence.point())?;
-            }
+            report.moving = match &self.end {
+                End::At(fence) if self.submission.begun.is_some() => {
+                    fence.timeline().take_duration(fence.point())?
+                }
+                End::At(_) => None,
+                End::Before(moving) => *moving,
+            };
             Ok(())
         });
         self.completion.ended(&report, outcome.as_ref().copied());
@@ -219,7 +233,7 @@ impl Future for Transfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
-            State::Direct(Direct { fence, .. }) | State::Running(Running { fence: Some(fence), .. }) => {
+            State::Direct(Direct { fence, .. }) | State::Running(Running { end: End::At(fence), .. }) => {
                 match fence.poll_done(context) {
                     Poll::Ready(outcome) => outcome,
                     Poll::Pending => return Poll::Pending,
@@ -247,7 +261,7 @@ impl Drop for Transfer {
             return;
         }
         match std::mem::replace(&mut self.state, State::Taken) {
-            State::Running(Running { completion, submission, fence: Some(fence) }) => {
+            State::Running(Running { completion, submission, end: End::At(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
             State::Running(complete) => drop(complete.end(Ok(()))),
@@ -266,8 +280,8 @@ impl fmt::Debug for Transfer {
         match &self.state {
             State::Refused(refused) => write!(f, "Transfer(refused: {})", refused.error),
             State::Direct(direct) => write!(f, "Transfer({}, {:?})", direct.report(), direct.fence),
-            State::Running(Running { fence, submission, completion }) => {
-                write!(f, "Transfer({}, {fence:?})", completion.report(submission))
+            State::Running(Running { submission, completion, .. }) => {
+                write!(f, "Transfer({}, {:?})", completion.report(submission), self.fence())
             }
             State::Taken => f.write_str("Transfer(taken)"),
         }

@@ -34,7 +34,9 @@ pub(crate) struct Candidate {
     references: Vec<Arc<Known>>,
 }
 
-/// What all transfers by a candidate have in common. It keeps no backend.
+/// What all transfers by a candidate have in common. It keeps no backend. A thread that drops transfers writes the count of
+/// references, which lies on another cache line than what threads that submit read.
+#[repr(align(128))]
 pub(crate) struct Known {
     pub(crate) row: Arc<Row>,
     pub(crate) lane: DeviceId,
@@ -48,7 +50,7 @@ pub(crate) struct Known {
 }
 
 /// The methods that one transfer cannot take although they apply: a bit for each one's index.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Excluded {
     /// By the method itself, for this transfer.
     pub(crate) declined: u8,
@@ -117,6 +119,7 @@ impl Candidate {
     pub(crate) fn submission(&self, request: &Request, choice: &Choice) -> Submission {
         Submission {
             bytes: request.bytes,
+            predicted: choice.predicted,
             queued: choice.queued,
             chunks: self.method.chunks(&self.route, request),
             tag: choice.excluded.tag(),
@@ -161,8 +164,7 @@ impl Completion for Known {
         report.lanes = self.lanes;
         report.chunks = submission.chunks;
         report.submitting = submission.begun.map(|_| submission.submitting);
-        report.moving = submission.moving;
-        report.predicted = self.cost.model.predict(submission.bytes);
+        report.predicted = submission.predicted;
         report.queued = submission.queued;
         report.basis = self.cost.basis;
         report.rejected = match submission.tag {
@@ -192,7 +194,7 @@ impl Completion for Known {
         if self.watch.observer.is_some() {
             self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
         }
-        let transfer = Unobserved { fence, bytes, lane: self.lane, row: Some(Arc::clone(&self.row)) };
-        self.watch.unobserved.add(transfer, &self.watch);
+        let (row, is_timed) = (Some(Arc::clone(&self.row)), submission.begun.is_some());
+        self.watch.unobserved.add(Unobserved { fence, bytes, lane: self.lane, row, is_timed }, &self.watch);
     }
 }

@@ -61,10 +61,13 @@ impl LostDevices {
 
     /// # Errors
     /// [`ErrorKind::DeviceLost`] with the first cause, where one of the devices was lost.
+    #[inline]
     pub(crate) fn check(&self, devices: [DeviceId; 3]) -> Result<()> {
-        if !self.any.load(Ordering::Acquire) {
-            return Ok(());
-        }
+        if self.any.load(Ordering::Acquire) { self.check_each(devices) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_each(&self, devices: [DeviceId; 3]) -> Result<()> {
         match self.causes.lock().iter().find(|(lost, _)| devices.contains(lost)) {
             Some((device, cause)) => Err(Error::caused_by(
                 ErrorKind::DeviceLost,

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use transload_core::{
@@ -18,7 +18,7 @@ use crate::{
     methods::{InTheWay, Job, Submitted},
     planner::Choice,
     registry::Registry,
-    request::{Ranges, Request},
+    request::{Request, ranges},
     row::Watch,
     unobserved::Unobserved,
 };
@@ -138,7 +138,7 @@ impl CrossBackendTransferManager {
     /// # Errors
     /// As for [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
     pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
-        self.start(Ranges::whole(src, dst), &TransferOptions::new(), None)
+        self.start(src, dst, &TransferOptions::new(), None)
     }
 
     /// As [`transfer_buffer`](Self::transfer_buffer), with a say in how.
@@ -154,7 +154,10 @@ impl CrossBackendTransferManager {
         size: usize,
         options: &TransferOptions,
     ) -> Transfer {
-        self.start(Ranges::checked(src, dst, src_offset, dst_offset, size), options, None)
+        match ranges((src, src_offset), (dst, dst_offset), size) {
+            Ok((src, dst)) => self.start(&src, &dst, options, None),
+            Err(error) => self.refuse(error),
+        }
     }
 
     /// What a transfer would do: nothing is moved and no queue is leased.
@@ -220,7 +223,9 @@ impl CrossBackendTransferManager {
         let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
         for fence in copies.iter().flatten().cloned() {
             let bytes = shared.buffer.len() as u64;
-            self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None }, &self.watch);
+            self.watch
+                .unobserved
+                .add(Unobserved { fence, bytes, lane, row: None, is_timed: false }, &self.watch);
         }
     }
 
@@ -297,15 +302,15 @@ impl CrossBackendTransferManager {
     /// submitted, and the answer means nothing.
     pub(crate) fn start(
         &self,
-        ranges: Result<Ranges<'_>>,
+        src: &RawBuffer,
+        dst: &RawBuffer,
         options: &TransferOptions,
         in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
-        let ranges = match ranges {
-            Ok(ranges) => ranges,
+        let request = match Request::of(src, dst) {
+            Ok(request) => request,
             Err(error) => return self.refuse(error),
         };
-        let request = ranges.request();
         let (mut slot, mut declined) = (self.registry.slot(), 0);
         loop {
             let routes = match slot.routes(&self.registry, request.path) {
@@ -318,7 +323,7 @@ impl CrossBackendTransferManager {
             };
             let candidate = &mut routes.candidates[choice.index];
             match self.registry.prepare(request.path, candidate) {
-                Ok(()) => return self.submit(candidate, &choice, &ranges, &request, options, in_the_way),
+                Ok(()) => return self.submit(candidate, &choice, (src, dst), &request, options, in_the_way),
                 // What cannot be taken falls through to the next best: this once, or from now on.
                 Err(methods) => declined |= methods,
             }
@@ -329,15 +334,15 @@ impl CrossBackendTransferManager {
         &self,
         candidate: &mut Candidate,
         choice: &Choice,
-        ranges: &Ranges<'_>,
+        (src, dst): (&RawBuffer, &RawBuffer),
         request: &Request,
         options: &TransferOptions,
         in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
         let timing = candidate.timing(request.bytes, options.timing);
         let job = Job {
-            src: &ranges.src,
-            dst: &ranges.dst,
+            src,
+            dst,
             priority: options.priority,
             workload: options.workload,
             stage_in_place: choice.stage_in_place,
@@ -349,7 +354,9 @@ impl CrossBackendTransferManager {
             submission.begun = Some(Instant::now());
         }
         let submitted = candidate.method.submit(&candidate.route, &job);
-        submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+        if let Some(begun) = submission.begun {
+            submission.submitting = begun.elapsed();
+        }
         match submitted {
             Ok(submitted) => {
                 let known = candidate.reference();
@@ -358,10 +365,7 @@ impl CrossBackendTransferManager {
                 }
                 let fence = match submitted {
                     Submitted::Until(fence) => fence,
-                    Submitted::Complete(took) => {
-                        submission.moving = (timing == Timing::Measured).then_some(took);
-                        return Transfer::complete(submission, known);
-                    }
+                    Submitted::Complete(took) => return Transfer::complete(submission, took, known),
                 };
                 if !choice.stage_in_place {
                     candidate.queue(&fence, request.bytes);
@@ -387,7 +391,7 @@ impl CrossBackendTransferManager {
     }
 
     #[cold]
-    fn refuse(&self, error: Error) -> Transfer {
+    pub(crate) fn refuse(&self, error: Error) -> Transfer {
         self.watch.refused.fetch_add(1, Ordering::Relaxed);
         Transfer::refused_with(error, Arc::clone(&self.watch) as _)
     }

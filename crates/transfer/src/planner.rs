@@ -21,6 +21,10 @@ pub(crate) struct PathRoutes {
     pub(crate) path: TransferPath,
     pub(crate) candidates: SmallVec<[Candidate; 5]>,
     reasons: Reasons,
+    /// The methods among the candidates that copy in place: a bit for each one's index.
+    in_place: u8,
+    /// The cheapest method of the latest request, and that request's size.
+    latest: Option<(u64, Choice)>,
 }
 
 /// What will be done for a request.
@@ -30,6 +34,7 @@ pub(crate) struct Choice {
     pub(crate) index: usize,
     /// See [`TransferReport::queued`].
     pub(crate) queued: u64,
+    pub(crate) predicted: Duration,
     /// Whether the method stages, and the device copies in place between itself and the staging buffers.
     pub(crate) stage_in_place: bool,
     pub(crate) excluded: Excluded,
@@ -71,19 +76,22 @@ impl PathRoutes {
             Candidate::new(known, Arc::clone(method), route, engine)
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
-        let candidates = applicable.map(|(method, route)| candidate(method, route)).collect();
-        Self { path, candidates, reasons }
+        let candidates: SmallVec<[_; 5]> =
+            applicable.map(|(method, route)| candidate(method, route)).collect();
+        let in_place = candidates.iter().filter(|candidate| candidate.method.is_in_place());
+        let in_place = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
+        Self { path, candidates, reasons, in_place, latest: None }
     }
 
     /// The cheapest method that applies and is allowed. For a small transfer of high priority it is the cheapest in place
     /// instead, if what this manager has queued before the copy engine takes longer (see [`TransferOptions::priority`]).
-    /// Every request asks the cost curves themselves, whose points are the break points; nothing is remembered per size class.
+    /// A request asks the cost curves themselves, whose points are the break points, unless it is just as the one before.
     /// Methods that declined this very request are passed over.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
     pub(crate) fn choose(
-        &self,
+        &mut self,
         request: &Request,
         options: &TransferOptions,
         watch: &Watch,
@@ -122,6 +130,7 @@ impl PathRoutes {
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
         {
             choice.index = index;
+            choice.predicted = candidate.predict(bytes);
             choice.stage_in_place = candidate.route.stages_in_place;
         }
     }
@@ -131,7 +140,7 @@ impl PathRoutes {
     /// # Errors
     /// As for `choose`.
     pub(crate) fn choose_recordable(
-        &self,
+        &mut self,
         request: &Request,
         options: &TransferOptions,
         watch: &Watch,
@@ -148,7 +157,7 @@ impl PathRoutes {
     /// # Errors
     /// As for `choose`.
     fn choose_among(
-        &self,
+        &mut self,
         request: &Request,
         options: &TransferOptions,
         watch: &Watch,
@@ -156,27 +165,34 @@ impl PathRoutes {
     ) -> Result<Choice> {
         excluded.forbidden = options.forbidden();
         if !request.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
-            let in_place = self.candidates.iter().filter(|candidate| candidate.method.is_in_place());
-            excluded.unmapped = in_place.fold(0, |methods, candidate| methods | bit(candidate.method()));
+            excluded.unmapped = self.in_place;
         }
+        let choice = match self.latest {
+            Some((bytes, choice)) if (bytes, choice.excluded) == (request.bytes, excluded) => choice,
+            _ => {
+                let choice = self.cheapest(request.bytes, excluded)?;
+                self.latest = Some((request.bytes, choice));
+                choice
+            }
+        };
+        let lane = self.candidates[choice.index].route.lane;
+        watch.lost.check([self.path.src.device, self.path.dst.device, lane])?;
+        Ok(choice)
+    }
+
+    #[cold]
+    fn cheapest(&self, bytes: u64, excluded: Excluded) -> Result<Choice> {
         let none = excluded.all();
         let allowed = |(_, candidate): &(usize, &Candidate)| none & bit(candidate.method()) == 0;
-        let mut allowed = self.candidates.iter().enumerate().filter(allowed);
-        let Some(first) = allowed.next() else {
+        let allowed = self.candidates.iter().enumerate().filter(allowed);
+        let predicted = allowed.map(|(index, candidate)| (index, candidate.predict(bytes)));
+        let Some((index, predicted)) = predicted.min_by_key(|(_, predicted)| *predicted) else {
             let reasons = excluded.rejections(&self.reasons);
             let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
             let text = format!("no method is left for {}: {}", self.path, reasons.join("; "));
             return Err(Error::new(ErrorKind::Unsupported, text));
         };
-        let mut best = (first, None);
-        for next in allowed {
-            let least = best.1.unwrap_or_else(|| best.0.1.predict(request.bytes));
-            let predicted = next.1.predict(request.bytes);
-            best = if predicted < least { (next, Some(predicted)) } else { (best.0, Some(least)) };
-        }
-        let (index, candidate) = best.0;
-        watch.lost.check([self.path.src.device, self.path.dst.device, candidate.route.lane])?;
-        Ok(Choice { index, queued: 0, stage_in_place: false, excluded })
+        Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
     }
 
     /// What the allowed methods would take, cheapest first.

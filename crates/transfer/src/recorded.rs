@@ -12,12 +12,8 @@ use transload_core::{
 };
 
 use crate::{
-    CrossBackendTransferManager, TransferOptions,
-    engine_queue::EngineQueue,
-    methods::Single,
-    request::{Ranges, Request},
-    row::Watch,
-    unobserved::Unobserved,
+    CrossBackendTransferManager, TransferOptions, engine_queue::EngineQueue, methods::Single,
+    request::Request, row::Watch, unobserved::Unobserved,
 };
 
 /// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one
@@ -91,7 +87,7 @@ impl Completion for Replays {
     fn abandoned(&self, submission: &Submission, fence: Fence) {
         self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
         let TransferReport { bytes, lane, .. } = self.report;
-        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None }, &self.watch);
+        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None, is_timed: false }, &self.watch);
     }
 }
 
@@ -169,7 +165,7 @@ impl CrossBackendTransferManager {
 
     /// The cheapest method for the pair among those that are one operation of a queue.
     fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
-        let request: Request = Ranges::whole(src, dst)?.request();
+        let request = Request::of(src, dst)?;
         let (mut slot, mut declined) = (self.registry.slot(), 0);
         loop {
             let routes = slot.routes(&self.registry, request.path)?;

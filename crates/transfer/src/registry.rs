@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::{RwLock, RwLockWriteGuard};
 use transload_core::{
     Backend, BriefGuard, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, Rejected, Result, TransferPath,
+    Place, Rejected, Result, TransferMethod, TransferPath,
 };
 
 use transload_executor::{PLACES, place_of_thread};
@@ -59,6 +59,8 @@ pub(crate) struct Kept {
     generation: u64,
     /// Sorted by path.
     routes: Vec<PathRoutes>,
+    /// Where the latest request's path is among them.
+    latest: usize,
 }
 
 /// A place's routes, for one thread at a time.
@@ -84,14 +86,16 @@ impl Slot<'_> {
             kept.routes.clear();
             kept.generation = generation;
         }
-        let at = match kept.routes.binary_search_by(|routes| routes.path.cmp(&path)) {
-            Ok(at) => at,
-            Err(at) => {
-                kept.routes.insert(at, registry.find(path)?);
-                at
-            }
-        };
-        Ok(&mut kept.routes[at])
+        if kept.routes.get(kept.latest).is_none_or(|routes| routes.path != path) {
+            kept.latest = match kept.routes.binary_search_by(|routes| routes.path.cmp(&path)) {
+                Ok(at) => at,
+                Err(at) => {
+                    kept.routes.insert(at, registry.find(path)?);
+                    at
+                }
+            };
+        }
+        Ok(&mut kept.routes[kept.latest])
     }
 }
 
@@ -174,12 +178,18 @@ impl Registry {
     ///
     /// # Errors
     /// The method's bit, where it cannot be taken now.
+    #[inline]
     pub(crate) fn prepare(&self, path: TransferPath, candidate: &Candidate) -> Result<(), u8> {
-        let declined = candidate.method.prepare(path, &candidate.route);
-        if let Err(Declined::ForGood(reason)) = declined {
-            self.reject(path, Rejected { method: candidate.method(), reason });
+        let prepared = candidate.method.prepare(path, &candidate.route);
+        prepared.map_err(|declined| self.decline(path, candidate.method(), declined))
+    }
+
+    #[cold]
+    fn decline(&self, path: TransferPath, method: TransferMethod, declined: Declined) -> u8 {
+        if let Declined::ForGood(reason) = declined {
+            self.reject(path, Rejected { method, reason });
         }
-        declined.map_err(|_| bit(candidate.method()))
+        bit(method)
     }
 
     fn reject(&self, path: TransferPath, rejected: Rejected) {

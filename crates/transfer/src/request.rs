@@ -13,79 +13,72 @@ pub(crate) struct Request {
     pub(crate) device_visible: bool,
 }
 
-/// The bytes of a transfer: borrowed where a whole buffer is meant, which saves two reference counts.
-#[derive(Debug)]
-pub(crate) struct Ranges<'a> {
-    pub(crate) src: Cow<'a, RawBuffer>,
-    pub(crate) dst: Cow<'a, RawBuffer>,
-}
-
 impl Request {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for 0 bytes.
     pub(crate) fn new(path: TransferPath, bytes: u64) -> Result<Self> {
         if bytes == 0 { Err(nothing()) } else { Ok(Self { path, bytes, device_visible: true }) }
     }
-}
 
-impl<'a> Ranges<'a> {
-    /// Two whole buffers.
+    /// Copies all of `src` over all of `dst`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where their lengths differ, and as for [`checked`](Self::checked).
-    pub(crate) fn whole(src: &'a RawBuffer, dst: &'a RawBuffer) -> Result<Self> {
-        if src.len() != dst.len() {
-            let text = format!(
-                "the source has {} bytes, the destination {}; a whole transfer needs equal lengths, transfer_buffer takes ranges",
-                src.len(),
-                dst.len()
-            );
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        Self::checked(src, dst, 0, 0, src.len())
-    }
-
-    /// A range of each buffer.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for 0 bytes or a destination that may not be written, [`ErrorKind::OutOfRange`],
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes, unequal lengths or a destination that may not be written,
     /// [`ErrorKind::Overlap`].
-    pub(crate) fn checked(
-        src: &'a RawBuffer,
-        dst: &'a RawBuffer,
-        src_offset: usize,
-        dst_offset: usize,
-        size: usize,
-    ) -> Result<Self> {
-        if size == 0 {
-            return Err(nothing());
+    #[inline]
+    pub(crate) fn of(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
+        let (path, bytes) = (TransferPath::new(src.place(), dst.place()), src.len() as u64);
+        let overlap = src.overlaps(dst) && !transload_core::mutant!("transfer/overlap-refused");
+        let writable = dst.is_writable() || transload_core::mutant!("transfer/read-only-refused");
+        if bytes == 0 || src.len() != dst.len() || overlap || !writable {
+            return Err(refusal(src, dst));
         }
-        let ranges = Self {
-            src: range("source", src, src_offset, size)?,
-            dst: range("destination", dst, dst_offset, size)?,
-        };
-        if ranges.src.overlaps(&ranges.dst) && !transload_core::mutant!("transfer/overlap-refused") {
-            let text = format!(
-                "{size} bytes from {} and from {} of one allocation overlap; choose offsets at least {size} apart",
-                ranges.src.offset(),
-                ranges.dst.offset(),
-            );
-            return Err(Error::new(ErrorKind::Overlap, text));
-        }
-        if !dst.is_writable() && !transload_core::mutant!("transfer/read-only-refused") {
-            let text = "the destination wraps memory that may not be written; only its source side is valid";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        Ok(ranges)
-    }
-
-    pub(crate) fn request(&self) -> Request {
-        let path = TransferPath::new(self.src.place(), self.dst.place());
         let visible =
             |buffer: &RawBuffer| !buffer.place().device.is_cpu() || buffer.device_address().is_some();
-        let device_visible = visible(&self.src) && visible(&self.dst);
-        Request { path, bytes: self.src.len() as u64, device_visible }
+        Ok(Self { path, bytes, device_visible: visible(src) && visible(dst) })
     }
+}
+
+/// Why a request cannot be taken.
+#[cold]
+fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
+    if src.len() != dst.len() {
+        let text = format!(
+            "the source has {} bytes, the destination {}; a whole transfer needs equal lengths, transfer_buffer takes ranges",
+            src.len(),
+            dst.len()
+        );
+        return Error::new(ErrorKind::InvalidArgument, text);
+    }
+    if src.is_empty() {
+        return nothing();
+    }
+    if src.overlaps(dst) {
+        let text = format!(
+            "{size} bytes from {} and from {} of one allocation overlap; choose offsets at least {size} apart",
+            src.offset(),
+            dst.offset(),
+            size = src.len(),
+        );
+        return Error::new(ErrorKind::Overlap, text);
+    }
+    let text = "the destination wraps memory that may not be written; only its source side is valid";
+    Error::new(ErrorKind::InvalidArgument, text)
+}
+
+/// The ranges of two buffers: borrowed where a whole buffer is meant, which saves two reference counts.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfRange`].
+pub(crate) fn ranges<'a>(
+    (src, src_offset): (&'a RawBuffer, usize),
+    (dst, dst_offset): (&'a RawBuffer, usize),
+    size: usize,
+) -> Result<(Cow<'a, RawBuffer>, Cow<'a, RawBuffer>)> {
+    if size == 0 {
+        return Err(nothing());
+    }
+    Ok((range("source", src, src_offset, size)?, range("destination", dst, dst_offset, size)?))
 }
 
 fn nothing() -> Error {

@@ -62,7 +62,8 @@ impl RefusalHandler for Watch {
 pub(crate) struct Rows(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<Row>>>);
 
 /// A path and a method, as seen from one place: threads that transfer side by side count in rows of their own. Each size class
-/// is counted under a lock of its own, held for a few additions.
+/// is counted under a lock of its own, held for a few additions. It is aligned as [`Known`](crate::candidate::Known) is.
+#[repr(align(128))]
 pub(crate) struct Row {
     pub(crate) path: TransferPath,
     pub(crate) method: TransferMethod,

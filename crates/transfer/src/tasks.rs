@@ -5,7 +5,7 @@ use transload_core::{
     TransferReport, Turns, WorkloadType,
 };
 
-use crate::{CrossBackendTransferManager, TransferOptions, request::Ranges};
+use crate::{CrossBackendTransferManager, TransferOptions, request::ranges};
 
 impl CrossBackendTransferManager {
     /// As [`transfer_with`](Self::transfer_with) for a task, from submission to the last byte: no thread is blocked by
@@ -51,11 +51,14 @@ impl CrossBackendTransferManager {
         size: usize,
         options: &TransferOptions,
     ) -> Transfer {
+        let (src, dst) = match ranges((src, src_offset), (dst, dst_offset), size) {
+            Ok(ranges) => ranges,
+            Err(error) => return self.refuse(error),
+        };
         let turns = Turns::default();
         loop {
             let mut in_the_way = None;
-            let ranges = Ranges::checked(src, dst, src_offset, dst_offset, size);
-            let transfer = self.start(ranges, options, Some((&turns, &mut in_the_way)));
+            let transfer = self.start(&src, &dst, options, Some((&turns, &mut in_the_way)));
             match in_the_way {
                 None => return transfer,
                 Some(obstacle) => obstacle.await,

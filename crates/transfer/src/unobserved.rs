@@ -1,11 +1,8 @@
 //! Transfers whose handles were dropped before their end was observed, kept until the end is known.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -17,8 +14,8 @@ use crate::row::{Row, Watch};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
-/// Each time that a list has grown by so many, twice as many are checked. What is settled together costs the threads that
-/// submit one exchange of cache lines.
+/// Each time that a list has grown by so many, twice as many are checked. What is looked at and settled together costs the threads
+/// that submit one exchange of cache lines: to ask each timeline when a handle is dropped would cost them one for each.
 const BATCH: usize = 16;
 /// From so many entries on, the driver is polled for one of them if none of a batch is known to be complete. A query costs as
 /// much as a small copy, and its answer is that of all that share an event.
@@ -31,6 +28,8 @@ pub(crate) struct Unobserved {
     pub(crate) lane: DeviceId,
     /// Where it counts, if it does.
     pub(crate) row: Option<Arc<Row>>,
+    /// Whether its timeline may know how long it took.
+    pub(crate) is_timed: bool,
 }
 
 /// Lists of them: each thread adds at its own place. No fence is polled, waited for or dropped under a lock.
@@ -47,7 +46,9 @@ struct UnobservedList {
 
 #[derive(Default)]
 struct List {
-    entries: VecDeque<Unobserved>,
+    entries: Vec<Unobserved>,
+    /// Which entry is checked next: one that takes long hides no others.
+    next: usize,
     /// Entries that a thread has removed and not yet settled or put back.
     in_transit: usize,
 }
@@ -58,7 +59,7 @@ impl Unobserved {
         let fence = self.fence;
         let outcome = catch_panic(move || {
             fence.wait()?;
-            fence.timeline().take_duration(fence.point())
+            if self.is_timed { fence.timeline().take_duration(fence.point()) } else { Ok(None) }
         });
         let outcome = outcome.and_then(|outcome| outcome);
         if let Some(row) = &self.row {
@@ -88,8 +89,8 @@ impl UnobservedTransfers {
     /// Keeps the transfer until its end is known, and counts it then.
     pub(crate) fn add(&self, transfer: Unobserved, watch: &Watch) {
         match self.here() {
-            Some(here) if !transfer.fence.is_known_done() => here.add(transfer, watch),
-            _ => transfer.settle(watch),
+            Some(here) => here.add(transfer, watch),
+            None => transfer.settle(watch),
         }
     }
 
@@ -109,7 +110,7 @@ impl UnobservedTransfers {
         for one in &self.0 {
             let mut list = one.list.lock();
             let all = std::mem::take(&mut list.entries);
-            one.settle(list, all, false, watch);
+            one.settle(list, all.into_iter(), false, watch);
         }
     }
 
@@ -125,7 +126,7 @@ impl UnobservedList {
             return;
         }
         let mut list = self.list.lock();
-        list.entries.push_back(transfer);
+        list.entries.push(transfer);
         let count = list.entries.len();
         self.waiting.store(count, Ordering::Release);
         if count.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
@@ -136,18 +137,19 @@ impl UnobservedList {
     fn check(&self, mut list: MutexGuard<'_, List>, most: usize, watch: &Watch) {
         let mut taken = SmallVec::<[Unobserved; 2 * BATCH]>::new();
         for _ in 0..most.min(list.entries.len()) {
-            // What is not over goes to the end: one that takes long hides no others.
-            match list.entries.pop_front() {
-                Some(over) if over.fence.is_known_done() => taken.push(over),
-                Some(open) => list.entries.push_back(open),
-                None => {}
+            let at = list.next % list.entries.len();
+            let is_over = list.entries.get(at).is_some_and(|one| one.fence.is_known_done());
+            if is_over {
+                taken.push(list.entries.swap_remove(at));
             }
+            list.next = at + usize::from(!is_over);
         }
         if taken.is_empty() && most > FEW && list.entries.len() >= MANY {
-            taken.extend(list.entries.pop_front());
+            let at = list.next % list.entries.len();
+            taken.push(list.entries.swap_remove(at));
         }
         if !taken.is_empty() {
-            self.settle(list, taken, false, watch);
+            self.settle(list, taken.drain(..), false, watch);
         }
     }
 
@@ -156,7 +158,7 @@ impl UnobservedList {
             let mut list = self.list.lock();
             let all = std::mem::take(&mut list.entries);
             if !all.is_empty() {
-                self.settle(list, all, true, watch);
+                self.settle(list, all.into_iter(), true, watch);
             } else if list.in_transit > 0 {
                 self.settled.wait(&mut list);
             } else {
@@ -168,11 +170,10 @@ impl UnobservedList {
     fn settle(
         &self,
         mut list: MutexGuard<'_, List>,
-        taken: impl IntoIterator<Item = Unobserved, IntoIter: ExactSizeIterator>,
+        taken: impl ExactSizeIterator<Item = Unobserved>,
         wait: bool,
         watch: &Watch,
     ) {
-        let taken = taken.into_iter();
         let count = taken.len();
         list.in_transit += count;
         self.waiting.store(list.entries.len(), Ordering::Release);
@@ -226,7 +227,10 @@ mod tests {
         let drop_one = |point| {
             watch.unobserved.check_few(&watch);
             let fence = timeline.fence(point);
-            watch.unobserved.add(Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None }, &watch);
+            watch.unobserved.add(
+                Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None, is_timed: false },
+                &watch,
+            );
         };
         (1..=1000).for_each(drop_one);
         let polls = timeline.polls();

@@ -1,7 +1,8 @@
 //! One copy by one queue, from or to the caller's memory.
 
 use transload_core::{
-    MemoryKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, copy_at_once,
+    MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, Unsubmitted,
+    copy_at_once,
 };
 
 use super::{Context, Job, Method, Route, Single, Submitted};
@@ -30,7 +31,7 @@ impl Method for DirectCopy {
         if job.src.len() <= route.at_once
             && let Some(took) = copy_at_once(&*route.backend, job.src, job.dst, job.timing)?
         {
-            return Ok(Submitted::Complete(took));
+            return Ok(Submitted::Complete((job.timing == Timing::Measured).then_some(took)));
         }
         let queue = job.lease_to_copy(&*route.backend, route.lane)?;
         job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)

@@ -124,7 +124,7 @@ pub(crate) enum InTheWay<'a> {
 pub(crate) enum Submitted {
     Until(Fence),
     /// It is complete, after so long if it was measured.
-    Complete(Duration),
+    Complete(Option<Duration>),
 }
 
 /// Makes an operation of a source and a destination.
