@@ -1,7 +1,14 @@
 //! A task that awaits a fence occupies no thread, is woken, and delays no other.
 
 use std::{
-    sync::{Arc, atomic::Ordering, mpsc},
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    task::{Context, RawWaker, RawWakerVTable, Waker},
     thread,
 };
 
@@ -203,5 +210,62 @@ fn each_of_hundreds_of_parked_fences_is_asked_for_a_bounded_number_of_times() {
         assert!(last <= 4 * FENCES, "{last} questions for {ended} of {FENCES} fences");
         gates.iter().for_each(|gate| gate.reach(1));
         executor.drain().unwrap();
+    });
+}
+
+/// A waker with code of a task's in its clone and drop.
+struct Hooks(Box<dyn Fn() + Send + Sync>);
+
+impl Hooks {
+    const TABLE: RawWakerVTable = RawWakerVTable::new(Self::clone, Self::drop, |_| {}, Self::drop);
+
+    fn waker(hook: impl Fn() + Send + Sync + 'static) -> Waker {
+        let hooks = Arc::new(Self(Box::new(hook)));
+        // SAFETY: the table's functions take a pointer that counts one handle of the `Arc`.
+        unsafe { Waker::from_raw(RawWaker::new(Arc::into_raw(hooks).cast(), &Self::TABLE)) }
+    }
+
+    unsafe fn clone(data: *const ()) -> RawWaker {
+        // SAFETY: the pointer came from `Arc::into_raw`, and its handle is alive; it is not dropped here.
+        let hooks = std::mem::ManuallyDrop::new(unsafe { Arc::from_raw(data.cast::<Self>()) });
+        (hooks.0)();
+        RawWaker::new(Arc::into_raw(Arc::clone(&hooks)).cast(), &Self::TABLE)
+    }
+
+    unsafe fn drop(data: *const ()) {
+        // SAFETY: as above; this handle is given up.
+        let hooks = unsafe { Arc::from_raw(data.cast::<Self>()) };
+        (hooks.0)();
+    }
+}
+
+#[test]
+fn wakers_are_cloned_woken_and_dropped_under_no_lock() {
+    within_limit(String::new, || {
+        let executor = executor(1);
+        let (gate, other) = (Gate::new(), Gate::new());
+        let (calls, counted) = (Arc::new(AtomicU64::new(0)), executor.clone());
+        let hook = {
+            let (calls, point) = (Arc::clone(&calls), AtomicU64::new(1));
+            move || {
+                calls.fetch_add(1, Ordering::SeqCst);
+                // Enters the list of fences, which would stop this thread if it had the list locked.
+                let mut wait = pin!(counted.fence(&other.fence(point.fetch_add(1, Ordering::SeqCst))));
+                assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            }
+        };
+        let waker = Hooks::waker(hook);
+        let mut context = Context::from_waker(&waker);
+        let (mut one, mut same) =
+            (pin!(executor.fence(&gate.fence(1))), pin!(executor.fence(&gate.fence(1))));
+        // New, known already, and known again from another future of the same point.
+        for _ in 0..2 {
+            assert!(one.as_mut().poll(&mut context).is_pending());
+            assert!(same.as_mut().poll(&mut context).is_pending());
+        }
+        // Four clones, of which three were known and dropped.
+        assert_eq!(calls.load(Ordering::SeqCst), 7);
+        gate.reach(1);
+        until("the fourth is woken", || calls.load(Ordering::SeqCst) == 8);
     });
 }
