@@ -19,6 +19,7 @@ use crate::{executor, gate::Gate, until, within_limit};
 #[derive(Default)]
 struct Seen {
     alive: AtomicUsize,
+    most: AtomicUsize,
     names: Mutex<HashSet<String>>,
 }
 
@@ -38,7 +39,8 @@ impl Seen {
     fn note(self: &Arc<Self>) {
         HERE.with_borrow_mut(|here| {
             here.get_or_insert_with(|| {
-                self.alive.fetch_add(1, Ordering::SeqCst);
+                let alive = self.alive.fetch_add(1, Ordering::SeqCst) + 1;
+                self.most.fetch_max(alive, Ordering::SeqCst);
                 self.names.lock().insert(thread::current().name().unwrap_or_default().to_owned());
                 Here(Arc::clone(self))
             });
@@ -71,6 +73,28 @@ fn threads_are_named_bounded_and_gone_after_the_last_handle() {
         exercise(&group, &seen);
         drop(group);
         until("every thread ends", || seen.alive.load(Ordering::SeqCst) == 0);
+    });
+}
+
+#[test]
+fn spare_threads_are_at_most_as_many_as_calls_that_keys_permit() {
+    within_limit(String::new, || {
+        for bounds in [&[1][..], &[1, 1], &[1, 2, 3]] {
+            let (executor, seen) = (executor(1), Arc::new(Seen::default()));
+            let keys: Vec<_> = bounds.iter().map(|most| BlockingKey::new(*most)).collect();
+            let call = |key| {
+                let seen = Arc::clone(&seen);
+                executor.spawn_blocking(key, move || seen.note())
+            };
+            // A call that comes when the last one has just ended, and calls of all keys that come at once.
+            for _ in 0..100 {
+                keys.iter().for_each(|key| call(key).wait().unwrap());
+                keys.iter().cycle().take(10).for_each(|key| drop(call(key)));
+                executor.drain().unwrap();
+            }
+            let most = seen.most.load(Ordering::SeqCst);
+            assert!((1..=bounds.iter().sum()).contains(&most), "{most} threads for {bounds:?}");
+        }
     });
 }
 

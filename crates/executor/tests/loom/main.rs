@@ -34,6 +34,11 @@ impl Pool {
         self.idle.notify();
     }
 
+    fn push_several(&self, count: usize) {
+        self.pieces.fetch_add(count, Ordering::Release);
+        self.idle.notify_several(count);
+    }
+
     fn has_work(&self) -> bool {
         self.pieces.load(Ordering::Acquire) > 0
     }
@@ -126,10 +131,10 @@ fn two_workers_get_every_push() {
     });
 }
 
-/// Two pieces that end only together: a worker that found one must have the other taken by the second worker.
-#[test]
-fn two_workers_share_the_work() {
-    model(1, || {
+/// Two workers that each take one piece, which end only together. `more` is what a worker says that found one: whether it
+/// wakes the next.
+fn two_pieces_end_together(push: impl Fn(&Pool) + Sync + Send + 'static, more: fn(&Pool) -> bool) {
+    model(1, move || {
         let pool = Arc::new(Pool::default());
         let both = Arc::new((Mutex::new(0), Condvar::new()));
         let workers: Vec<_> = (0..2)
@@ -140,7 +145,7 @@ fn two_workers_share_the_work() {
                     while !pool.pop() {
                         pool.idle.park(|| pool.has_work());
                     }
-                    pool.idle.found(|| pool.has_work());
+                    pool.idle.found(|| more(&pool));
                     let mut begun = both.0.lock().unwrap();
                     *begun += 1;
                     both.1.notify_all();
@@ -153,9 +158,47 @@ fn two_workers_share_the_work() {
         // Time for them to sleep, which loom counts as no preemption.
         thread::yield_now();
         thread::yield_now();
-        pool.push();
-        pool.push();
+        push(&pool);
         workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+}
+
+/// A worker that found one must have the other taken by the second worker.
+#[test]
+fn two_workers_share_the_work() {
+    two_pieces_end_together(|pool| (0..2).for_each(|_| pool.push()), Pool::has_work);
+}
+
+/// Of pieces that come at once, each has a worker that does not wait for another one to wake it.
+#[test]
+fn pieces_pushed_at_once_need_no_chain_of_wakes() {
+    two_pieces_end_together(|pool| pool.push_several(2), |_| false);
+}
+
+#[test]
+fn workers_get_all_of_what_is_pushed_at_once() {
+    for (preemptions, count, pieces) in [(2, 1, 2), (1, 2, 2)] {
+        model(preemptions, move || {
+            let pool = Arc::new(Pool::default());
+            let workers = workers(&pool, count);
+            pool.push_several(pieces);
+            pool.close();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            assert_eq!(pool.done.load(Ordering::Relaxed), pieces);
+        });
+    }
+}
+
+/// Those for which there is neither a searcher nor a sleeper.
+#[test]
+fn threads_of_use_are_those_that_are_missing() {
+    model(1, || {
+        let idle = Idle::default();
+        assert_eq!(idle.notify_several(3), 3);
+        idle.begin();
+        assert_eq!((idle.notify_several(3), idle.notify_several(1), idle.notify_several(0)), (2, 0, 0));
+        idle.found(|| false);
+        assert_eq!(idle.notify_several(1), 1);
     });
 }
 

@@ -18,6 +18,7 @@ mod refusal;
 mod registration;
 mod staging;
 mod statistics;
+mod turns;
 mod unobserved;
 mod watchdog;
 

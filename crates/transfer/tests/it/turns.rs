@@ -1,0 +1,71 @@
+//! A task whose submission waits gets its turn: later transfers of the same bytes cannot overtake it for ever.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    task::{Context, Poll, Waker},
+};
+
+use transload_core::{RawBuffer, TransferMethod};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+use crate::{
+    Mock,
+    gate::Gate,
+    mock::{bytes, set_bytes},
+    pair,
+    staging::staged,
+    watchdog::within,
+    with,
+};
+
+const OVERTAKES: usize = 16;
+
+fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Submits staged transfers, which wait for no earlier work at their submission, until one has to wait. Returns how many did
+/// not, of `most`.
+fn overtake(manager: &CrossBackendTransferManager, src: &RawBuffer, dst: &RawBuffer, most: usize) -> usize {
+    let is_submitted = |_: &usize| {
+        let options = staged();
+        let mut newcomer = pin!(manager.submit_async(src, dst, 0, 0, 64, &options));
+        match poll(newcomer.as_mut()) {
+            Poll::Ready(transfer) => transfer.refusal().is_none(),
+            Poll::Pending => false,
+        }
+    };
+    (0..most).take_while(is_submitted).count()
+}
+
+#[test]
+fn transfer_async_overtaken_sixteen_times_is_next() {
+    within("a transfer that 16 others overtake", || {
+        let (manager, _backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        let (other, newest) = (pair(&manager, 64).0, pair(&manager, 64).0);
+        set_bytes(&src, 2);
+        set_bytes(&newest, 3);
+        let (first, second) = (Gate::before(&dst), Gate::before(&other));
+        let options = TransferOptions::new().only(TransferMethod::DirectCopy);
+        let mut waiter = pin!(manager.transfer_async(&src, &dst, 0, 0, 64, &options));
+        assert!(poll(waiter.as_mut()).is_pending());
+        assert_eq!(overtake(&manager, &other, &dst, OVERTAKES / 2), OVERTAKES / 2);
+        // It tries again, and is kept by those that overtook it; they count all the same.
+        first.open();
+        assert!(poll(waiter.as_mut()).is_pending());
+        assert_eq!(overtake(&manager, &other, &dst, 10 * OVERTAKES), OVERTAKES / 2);
+        let options = staged();
+        let mut newcomer = pin!(manager.transfer_async(&newest, &dst, 0, 0, 64, &options));
+        assert!(poll(newcomer.as_mut()).is_pending());
+        second.open();
+        pollster::block_on(waiter).unwrap();
+        pollster::block_on(newcomer).unwrap();
+        assert_eq!(bytes(&dst), [3; 64]);
+        // Its turn is over.
+        assert_eq!(overtake(&manager, &src, &dst, 2 * OVERTAKES), 2 * OVERTAKES);
+        manager.drain().unwrap();
+        assert_eq!(bytes(&dst), [2; 64]);
+    });
+}
