@@ -164,21 +164,11 @@ impl Measured {
             .rows
             .iter()
             .map(|row| {
-                let verified = if row.verified { "verified" } else { "-" };
-                let verified =
-                    if row.simulated { format!("{verified}, simulated") } else { verified.to_owned() };
+                let compared = if row.simulated { "verified, simulated" } else { "verified" };
                 let [p10, p50, p90] = [row.p10, row.p50, row.p90].map(text::rate);
-                let method = row.method.to_owned();
-                [
-                    row.from.clone(),
-                    row.to.clone(),
-                    method,
-                    verified,
-                    text::bytes(row.bytes as u64),
-                    p10,
-                    p50,
-                    p90,
-                ]
+                let [from, to, method, compared] =
+                    [&row.from, &row.to, row.method, compared].map(str::to_owned);
+                [from, to, method, compared, text::bytes(row.bytes as u64), p10, p50, p90]
             })
             .collect();
         let headings = ["FROM", "TO", "METHOD", "BYTES COMPARED", "SIZE", "P10", "P50", "P90"];

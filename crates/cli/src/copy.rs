@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 use transload::{MemoryKind, load::LoadOptions};
 
 use crate::{
@@ -13,28 +13,12 @@ use crate::{
     output, text,
 };
 
-#[derive(Serialize)]
-struct Copied {
-    #[serde(flatten)]
-    moved: Moved,
-    up: Rate,
-    down: Rate,
-    verified: bool,
-}
-
-/// One direction, by the host's clock: the file is read meanwhile, and on the way down compared.
-#[derive(Serialize)]
-struct Rate {
-    wall_seconds: f64,
-    wall_bytes_per_second: f64,
-}
-
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Copy) -> Result<String, Failure> {
     let copied = invocation.drained(copy(invocation, wanted))?;
-    invocation.render("copy", &copied, || copied.human())
+    invocation.render("copy", &json(&copied), || human(&copied))
 }
 
-fn copy(invocation: &Invocation, wanted: &args::Copy) -> Result<Copied, Failure> {
+fn copy<'a>(invocation: &Invocation, wanted: &'a args::Copy) -> Result<Moved<'a>, Failure> {
     let device = invocation.device(wanted.to.device)?;
     let options = LoadOptions::new(wanted.to)
         .raw(true)
@@ -50,39 +34,40 @@ fn copy(invocation: &Invocation, wanted: &args::Copy) -> Result<Copied, Failure>
             if wanted.pinned && failure.exit == Exit::Input { " (--pageable works everywhere)" } else { "" };
         failure.during(&format!("{} was not copied to {}{hint}", wanted.file.display(), wanted.to))
     })?;
-    let report = model.report();
-    Ok(Copied {
-        moved: Moved::new(&wanted.file, report, device.name),
-        up: Rate::new(report.moving(), report.bytes),
-        down: Rate::new(report.verifying.unwrap_or_default(), report.bytes),
-        verified: report.verifying.is_some(),
-    })
+    Ok(Moved { file: &wanted.file, report: model.report().clone(), device_name: device.name })
 }
 
-impl Rate {
-    fn new(wall: Duration, bytes: u64) -> Self {
-        let wall_seconds = wall.as_secs_f64();
-        Self { wall_seconds, wall_bytes_per_second: bytes as f64 / wall_seconds.max(1e-9) }
-    }
-
-    fn human(&self, meanwhile: &str, simulated: &str) -> String {
-        let rate = text::rate(self.wall_bytes_per_second);
-        format!("{rate} by wall clock ({:.3} s, {meanwhile} included){simulated}", self.wall_seconds)
-    }
+/// The times of both directions by the host's clock: the file is read meanwhile, and on the way down compared.
+fn walls(copied: &Moved<'_>) -> [Duration; 2] {
+    [copied.report.moving(), copied.report.verifying.unwrap_or_default()]
 }
 
-impl Copied {
-    fn human(&self) -> String {
-        let (moved, simulated) = (&self.moved, self.moved.simulated());
-        let mut facts = vec![
-            ("file", moved.file(moved.bytes)),
-            ("to", moved.to()),
-            ("through", moved.through()),
-            ("up", self.up.human("reading the file", simulated)),
-            ("down", self.down.human("reading and comparing the file", simulated)),
-        ];
-        facts.extend(moved.methods());
-        facts.push(("verified", format!("all {} bytes came back equal", moved.bytes)));
-        output::facts(&facts)
-    }
+fn rate(copied: &Moved<'_>, wall: Duration) -> f64 {
+    copied.report.bytes as f64 / wall.as_secs_f64().max(1e-9)
+}
+
+fn json(copied: &Moved<'_>) -> Value {
+    let [up, down] = walls(copied).map(
+        |wall| json!({ "wall_seconds": wall.as_secs_f64(), "wall_bytes_per_second": rate(copied, wall) }),
+    );
+    copied.json(json!({ "up": up, "down": down, "verified": copied.report.verifying.is_some() }))
+}
+
+fn human(copied: &Moved<'_>) -> String {
+    let (bytes, simulated) = (copied.report.bytes, copied.simulated());
+    let said = |wall: Duration, meanwhile: &str| {
+        let (rate, seconds) = (text::rate(rate(copied, wall)), wall.as_secs_f64());
+        format!("{rate} by wall clock ({seconds:.3} s, {meanwhile} included){simulated}")
+    };
+    let [up, down] = walls(copied);
+    let mut facts = vec![
+        ("file", copied.file(bytes)),
+        ("to", copied.to()),
+        ("through", copied.through()),
+        ("up", said(up, "reading the file")),
+        ("down", said(down, "reading and comparing the file")),
+    ];
+    facts.extend(copied.methods());
+    facts.push(("verified", format!("all {bytes} bytes came back equal")));
+    output::facts(&facts)
 }

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
 
-use serde::Serialize;
-use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor, MethodCount};
+use serde_json::{Value, json};
+use transload::load::{LoadOptions, LoadPhase, LoadReport, LoadedModel, LoadedTensor};
 
 use crate::{
     args,
@@ -14,70 +14,36 @@ use crate::{
     text,
 };
 
-#[derive(Serialize)]
-struct Loaded {
-    #[serde(flatten)]
-    moved: Moved,
-    file_bytes: u64,
-    tensors: usize,
-    segments: usize,
-    /// By the host's clock: from the call until the last byte was in place, the file's reading included.
-    wall_seconds: f64,
-    wall_bytes_per_second: f64,
-    /// The part of it before the first byte was read: header, allocations, first use of the device.
-    preparing_seconds: f64,
-    /// Reading back and comparing; not part of the wall clock's time.
-    verifying_seconds: Option<f64>,
-    checksums: bool,
-    verified: bool,
+struct Loaded<'a> {
+    wanted: &'a args::Load,
+    moved: Moved<'a>,
     metadata: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    list: Option<Vec<Tensor>>,
+    tensors: Vec<Tensor>,
 }
 
 /// What was moved where, and how.
-#[derive(Serialize)]
-pub(crate) struct Moved {
-    file: String,
-    /// Of all tensors.
-    pub(crate) bytes: u64,
-    to: String,
-    device_name: String,
-    /// 0 where the file was read straight to its place.
-    buffers: usize,
-    buffer_bytes: usize,
-    buffer_kind: Option<String>,
-    chunks: u64,
-    methods: Vec<Method>,
-    simulated_device: bool,
+pub(crate) struct Moved<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) report: LoadReport,
+    pub(crate) device_name: String,
 }
 
-#[derive(Serialize)]
-struct Method {
-    method: &'static str,
-    chunks: u64,
-    /// Gaps between tensors included.
-    bytes: u64,
-}
-
-#[derive(Serialize)]
 struct Tensor {
     name: String,
     dtype: String,
     shape: Vec<usize>,
     bytes: usize,
     /// XXH3, 64 bits, as 16 hexadecimal digits.
-    #[serde(skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
 }
 
 pub(crate) fn run(invocation: &Invocation, wanted: &args::Load) -> Result<String, Failure> {
     let loaded = invocation.drained(load(invocation, wanted))?;
-    invocation.render("load", &loaded, || loaded.human())
+    invocation.render("load", &loaded.json(), || loaded.human())
 }
 
 /// The model itself is given back before the result is printed: the command shows that, how and how fast.
-fn load(invocation: &Invocation, wanted: &args::Load) -> Result<Loaded, Failure> {
+fn load<'a>(invocation: &Invocation, wanted: &'a args::Load) -> Result<Loaded<'a>, Failure> {
     let place = wanted.kind.map_or(Ok(wanted.to), |kind| text::with_kind(wanted.to, kind));
     let place = place.map_err(|valid| Failure::new(Exit::Input, format!("--kind: {valid}")))?;
     let device = invocation.device(place.device)?;
@@ -87,7 +53,9 @@ fn load(invocation: &Invocation, wanted: &args::Load) -> Result<Loaded, Failure>
         .verify(wanted.verify);
     let model = with_progress(invocation, &wanted.file, options)
         .map_err(|failure| failure.during(&format!("{} was not loaded to {place}", wanted.file.display())))?;
-    Ok(Loaded::new(wanted, &model, device.name))
+    let moved = Moved { file: &wanted.file, report: model.report().clone(), device_name: device.name };
+    let tensors = model.tensors().iter().filter(|_| wanted.list).map(Tensor::new).collect();
+    Ok(Loaded { wanted, moved, metadata: model.metadata().clone(), tensors })
 }
 
 /// Loads a file, with a bar for a person who looks at it.
@@ -120,103 +88,118 @@ fn check_readable(path: &Path) -> Result<(), Failure> {
     })
 }
 
-impl Moved {
-    pub(crate) fn new(file: &Path, report: &LoadReport, device_name: String) -> Self {
-        let method = |count: &MethodCount| Method {
-            method: count.method.name(),
-            chunks: count.chunks,
-            bytes: count.bytes,
-        };
-        Self {
-            file: file.display().to_string(),
-            bytes: report.bytes,
-            to: report.place.to_string(),
-            device_name,
-            buffers: report.buffers,
-            buffer_bytes: report.buffer_bytes,
-            buffer_kind: report.staging.map(|kind| kind.to_string()),
-            chunks: report.chunks,
-            methods: report.methods.iter().map(method).collect(),
-            simulated_device: report.simulated,
-        }
+impl Moved<'_> {
+    /// With what else is known of it.
+    pub(crate) fn json(&self, more: Value) -> Value {
+        let Self { file, report, device_name } = self;
+        let methods = report.methods.iter().map(|count| {
+            // Gaps between tensors are among the bytes.
+            json!({ "method": count.method.name(), "chunks": count.chunks, "bytes": count.bytes })
+        });
+        let moved = json!({
+            "file": file.display().to_string(),
+            "bytes": report.bytes,
+            "to": report.place.to_string(),
+            "device_name": device_name,
+            // 0 where the file was read straight to its place.
+            "buffers": report.buffers,
+            "buffer_bytes": report.buffer_bytes,
+            "buffer_kind": report.staging.map(|kind| kind.to_string()),
+            "chunks": report.chunks,
+            "methods": methods.collect::<Vec<_>>(),
+            "simulated_device": report.simulated,
+        });
+        output::merged([moved, more])
     }
 
     /// What is put behind a figure of a simulated device.
     pub(crate) fn simulated(&self) -> &'static str {
-        if self.simulated_device { " (simulated)" } else { "" }
+        if self.report.simulated { " (simulated)" } else { "" }
     }
 
     pub(crate) fn file(&self, bytes: u64) -> String {
-        format!("{}, {} ({bytes} bytes)", self.file, text::bytes(bytes))
+        format!("{}, {} ({bytes} bytes)", self.file.display(), text::bytes(bytes))
     }
 
     pub(crate) fn to(&self) -> String {
-        format!("{}, {}{}", self.to, self.device_name, self.simulated())
+        format!("{}, {}{}", self.report.place, self.device_name, self.simulated())
     }
 
     /// Which host memory the bytes went through.
     pub(crate) fn through(&self) -> String {
-        match &self.buffer_kind {
-            Some(kind) => {
-                format!("{} × {} of {kind} memory", self.buffers, text::bytes(self.buffer_bytes as u64))
-            }
-            None if self.chunks > 0 => {
-                format!("nothing: read straight to its place, in {}", text::count(self.chunks, "chunk"))
+        let LoadReport { staging, buffers, buffer_bytes, chunks, .. } = self.report;
+        match staging {
+            Some(kind) => format!("{buffers} × {} of {kind} memory", text::bytes(buffer_bytes as u64)),
+            None if chunks > 0 => {
+                format!("nothing: read straight to its place, in {}", text::count(chunks, "chunk"))
             }
             None => "nothing: there were no bytes to read".to_owned(),
         }
     }
 
     pub(crate) fn methods(&self) -> impl Iterator<Item = (&'static str, String)> {
-        self.methods.iter().map(|Method { method, chunks, bytes }| {
-            let (chunks, bytes) = (text::count(*chunks, "chunk"), text::bytes(*bytes));
-            ("method", format!("{method}: {chunks}, {bytes}{}", self.simulated()))
+        self.report.methods.iter().map(|count| {
+            let (chunks, bytes) = (text::count(count.chunks, "chunk"), text::bytes(count.bytes));
+            ("method", format!("{}: {chunks}, {bytes}{}", count.method.name(), self.simulated()))
         })
     }
 }
 
-impl Loaded {
-    fn new(wanted: &args::Load, model: &LoadedModel, device_name: String) -> Self {
-        let report: &LoadReport = model.report();
-        Self {
-            moved: Moved::new(&wanted.file, report, device_name),
-            file_bytes: report.file_bytes,
-            tensors: report.tensors,
-            segments: report.segments,
-            wall_seconds: report.wall.as_secs_f64(),
-            wall_bytes_per_second: report.bytes_per_second(),
-            preparing_seconds: report.preparing.as_secs_f64(),
-            verifying_seconds: report.verifying.map(|time| time.as_secs_f64()),
-            checksums: wanted.checksum,
-            verified: wanted.verify,
-            metadata: model.metadata().clone(),
-            list: wanted.list.then(|| model.tensors().iter().map(Tensor::new).collect()),
+impl Loaded<'_> {
+    fn json(&self) -> Value {
+        let Self { wanted, moved, metadata, tensors } = self;
+        let report = &moved.report;
+        let mut loaded = moved.json(json!({
+            "file_bytes": report.file_bytes,
+            "tensors": report.tensors,
+            "segments": report.segments,
+            // By the host's clock: from the call until the last byte was in place, the file's reading included.
+            "wall_seconds": report.wall.as_secs_f64(),
+            "wall_bytes_per_second": report.bytes_per_second(),
+            // The part of it before the first byte was read: header, allocations, first use of the device.
+            "preparing_seconds": report.preparing.as_secs_f64(),
+            // Reading back and comparing; not part of the wall clock's time.
+            "verifying_seconds": report.verifying.map(|time| time.as_secs_f64()),
+            "checksums": wanted.checksum,
+            "verified": wanted.verify,
+            "metadata": metadata,
+        }));
+        if wanted.list {
+            loaded["list"] = tensors.iter().map(Tensor::json).collect();
         }
+        loaded
     }
 
     fn human(&self) -> String {
-        let Self { moved, tensors, segments, .. } = self;
-        let simulated = moved.simulated();
-        let of_tensors = format!("{} ({} bytes)", text::bytes(moved.bytes), moved.bytes);
+        let Self { moved, wanted, tensors: list, .. } = self;
+        let (report, simulated) = (&moved.report, moved.simulated());
+        let LoadReport { bytes, file_bytes, tensors, segments, wall, preparing, .. } = report;
         let mut facts = vec![
-            ("file", moved.file(self.file_bytes)),
-            ("tensors", format!("{}, {of_tensors}", text::count(*tensors as u64, "tensor"))),
+            ("file", moved.file(*file_bytes)),
+            (
+                "tensors",
+                format!(
+                    "{}, {} ({bytes} bytes)",
+                    text::count(*tensors as u64, "tensor"),
+                    text::bytes(*bytes)
+                ),
+            ),
             ("to", format!("{}; {}", moved.to(), text::count(*segments as u64, "allocation"))),
             ("through", moved.through()),
             (
                 "wall clock",
                 format!(
                     "{} ({:.3} s, of which {:.3} s before the first byte; reading the file included){simulated}",
-                    text::rate(self.wall_bytes_per_second),
-                    self.wall_seconds,
-                    self.preparing_seconds
+                    text::rate(report.bytes_per_second()),
+                    wall.as_secs_f64(),
+                    preparing.as_secs_f64()
                 ),
             ),
         ];
         facts.extend(moved.methods());
         facts.push(("checked", self.checked()));
         let mut text = output::facts(&facts);
-        if let Some(list) = &self.list {
+        if wanted.list {
             let rows: Vec<_> = list.iter().map(Tensor::row).collect();
             text += "\n";
             text += &output::table(["TENSOR", "TYPE", "SHAPE", "CHECKSUM", "BYTES"], 4, &rows);
@@ -225,14 +208,14 @@ impl Loaded {
     }
 
     fn checked(&self) -> String {
-        let how = match (self.checksums, self.verified) {
+        let how = match (self.wanted.checksum, self.wanted.verify) {
             (true, true) => "checksums and bytes came back equal",
             (true, false) => "checksums came back equal",
             (false, true) => "bytes came back equal",
             (false, false) => return "not asked for; --checksum or --verify read everything back".to_owned(),
         };
-        let seconds = self.verifying_seconds.unwrap_or(0.0);
-        format!("of all {} tensors {how} ({seconds:.3} s more)", self.tensors)
+        let LoadReport { tensors, verifying, .. } = &self.moved.report;
+        format!("of all {tensors} tensors {how} ({:.3} s more)", verifying.unwrap_or_default().as_secs_f64())
     }
 }
 
@@ -245,6 +228,15 @@ impl Tensor {
             bytes: tensor.buffer().len(),
             checksum: tensor.checksum().map(|checksum| format!("{checksum:016x}")),
         }
+    }
+
+    fn json(&self) -> Value {
+        let Self { name, dtype, shape, bytes, checksum } = self;
+        let mut tensor = json!({ "name": name, "dtype": dtype, "shape": shape, "bytes": bytes });
+        if let Some(checksum) = checksum {
+            tensor["checksum"] = checksum.as_str().into();
+        }
+        tensor
     }
 
     fn row(&self) -> [String; 5] {

@@ -1,4 +1,6 @@
-//! Columns for people.
+//! Columns for people, and objects for programs.
+
+use serde_json::{Map, Value};
 
 /// Rows under their headings, each column as wide as its widest cell; the columns from `right` on are set to the right.
 pub(crate) fn table<const N: usize>(headings: [&str; N], right: usize, rows: &[[String; N]]) -> String {
@@ -17,6 +19,15 @@ pub(crate) fn table<const N: usize>(headings: [&str; N], right: usize, rows: &[[
         lines.push('\n');
     }
     lines
+}
+
+/// One object of the members of several.
+pub(crate) fn merged(objects: [Value; 2]) -> Value {
+    let members = objects.into_iter().filter_map(|object| match object {
+        Value::Object(members) => Some(members),
+        _ => None,
+    });
+    Value::Object(members.flatten().collect::<Map<_, _>>())
 }
 
 /// Named values below each other.
