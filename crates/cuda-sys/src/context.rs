@@ -122,11 +122,11 @@ impl Context {
         Ok(bound)
     }
 
-    /// Makes a call in this context that leaves captures of other threads valid.
+    /// Makes the driver call `name` in this context; captures of other threads stay valid. `call` returns the driver's code.
     ///
     /// # Errors
     /// The driver's code.
-    pub(crate) fn call(&self, name: &'static str, call: impl FnOnce() -> u32) -> Result<()> {
+    pub fn call(&self, name: &'static str, call: impl FnOnce() -> u32) -> Result<()> {
         let _bound = self.enter()?;
         let _capture = RelaxedCapture::enter()?;
         check(name, call())

@@ -3,7 +3,7 @@
 use std::{ptr, sync::Arc};
 
 use transload_cuda_sys::{
-    AsStream, Context, Device, DriverError, RelaxedCapture, Stream, StreamOptions, check,
+    AsStream, Context, Device, DriverError, Stream, StreamOptions,
     cust::sys::{CUmemAccessDesc, CUmemPoolProps, CUmemoryPool},
     ffi, record_drop_error,
 };
@@ -25,14 +25,12 @@ impl DeviceSource {
 
     /// An address, and where it goes back to.
     pub(crate) fn allocate(&self, context: &Context, bytes: usize) -> Result<(u64, Origin), DriverError> {
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         match self {
             Self::Pool(pool) => Ok((pool.allocate(bytes)?, Origin::Pool(Arc::clone(pool)))),
             Self::Plain => {
                 let mut address = 0;
                 // SAFETY: the out pointer is valid and a context is current.
-                check("cuMemAlloc_v2", unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
+                context.call("cuMemAlloc_v2", || unsafe { ffi::cuMemAlloc_v2(&mut address, bytes) })?;
                 Ok((address, Origin::Freed(Address::Device(address))))
             }
         }
@@ -82,8 +80,6 @@ impl Pool {
         const RELEASE_THRESHOLD: u32 = 4;
 
         let stream = Stream::new(context, StreamOptions::default())?;
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // `CUmemPoolProps`: two 4-byte enums, the location (two 4-byte words), a pointer, reserved bytes that must be 0.
         // Built from integers, because cust's enums lack values of newer drivers.
         let mut properties = [[0_u32; 2]; size_of::<CUmemPoolProps>() / 8].map(Aligned);
@@ -93,12 +89,12 @@ impl Pool {
         let mut raw = ptr::null_mut();
         // SAFETY: the out pointer is valid; the properties have the structure's size and layout, and the driver copies
         // them byte by byte.
-        check("cuMemPoolCreate", unsafe { ffi::cuMemPoolCreate(&mut raw, properties) })?;
+        context.call("cuMemPoolCreate", || unsafe { ffi::cuMemPoolCreate(&mut raw, properties) })?;
         let pool = Self { raw, stream };
         // With the default threshold of 0 the pool gives its memory back at every synchronisation.
         let mut keep = u64::MAX;
         // SAFETY: the attribute is an unsigned 64-bit number.
-        check("cuMemPoolSetAttribute", unsafe {
+        context.call("cuMemPoolSetAttribute", || unsafe {
             ffi::cuMemPoolSetAttribute(pool.raw, RELEASE_THRESHOLD, (&raw mut keep).cast())
         })?;
         Ok(pool)
@@ -107,7 +103,7 @@ impl Pool {
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
         let mut address = 0;
         // SAFETY: the out pointer, the pool and the stream are valid.
-        check("cuMemAllocFromPoolAsync", unsafe {
+        self.stream.context().call("cuMemAllocFromPoolAsync", || unsafe {
             ffi::cuMemAllocFromPoolAsync(&mut address, bytes, self.raw, self.stream.as_raw())
         })?;
         // Other streams may use the memory from here on. The stream holds nothing but earlier frees.
@@ -119,10 +115,9 @@ impl Pool {
     }
 
     pub(crate) fn free(&self, address: u64) -> Result<(), DriverError> {
-        let _bound = self.stream.context().enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the address came from this pool, no operation uses it any more, and it is freed once.
-        check("cuMemFreeAsync", unsafe { ffi::cuMemFreeAsync(address, self.stream.as_raw()) })
+        let free = || unsafe { ffi::cuMemFreeAsync(address, self.stream.as_raw()) };
+        self.stream.context().call("cuMemFreeAsync", free)
     }
 
     fn allow(&self, peer: Device) -> Result<(), DriverError> {
@@ -131,33 +126,27 @@ impl Pool {
         /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
         const READ_WRITE: u32 = 3;
 
-        let _bound = self.stream.context().enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // `CUmemAccessDesc`: the location (two 4-byte words) and a 4-byte enum; integers, as for the pool's properties.
         let access = [DEVICE, peer.as_raw().cast_unsigned(), READ_WRITE];
         const { assert!(size_of::<CUmemAccessDesc>() == 12 && align_of::<CUmemAccessDesc>() == 4) };
         // SAFETY: the pool is valid; the words have the size and layout of one structure, which the driver copies during
         // the call.
-        check("cuMemPoolSetAccess", unsafe {
+        self.stream.context().call("cuMemPoolSetAccess", || unsafe {
             ffi::cuMemPoolSetAccess(self.raw, access.as_ptr().cast::<CUmemAccessDesc>(), 1)
         })
     }
 
     fn trim(&self) -> Result<(), DriverError> {
         self.stream.synchronize()?;
-        let _bound = self.stream.context().enter()?;
-        let _capture = RelaxedCapture::enter()?;
         // SAFETY: the pool is valid.
-        check("cuMemPoolTrimTo", unsafe { ffi::cuMemPoolTrimTo(self.raw, 0) })
+        self.stream.context().call("cuMemPoolTrimTo", || unsafe { ffi::cuMemPoolTrimTo(self.raw, 0) })
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        record_drop_error(self.stream.context().enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: every allocation of the pool holds a reference to it, so all are freed.
-            check("cuMemPoolDestroy", unsafe { ffi::cuMemPoolDestroy(self.raw) })
-        }));
+        // SAFETY: every allocation of the pool holds a reference to it, so all are freed.
+        let destroy = || unsafe { ffi::cuMemPoolDestroy(self.raw) };
+        record_drop_error(self.stream.context().call("cuMemPoolDestroy", destroy));
     }
 }

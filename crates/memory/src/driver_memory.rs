@@ -3,7 +3,7 @@
 use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
 
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage, mutant};
-use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi, record_drop_error};
+use transload_cuda_sys::{Context, DriverError, ffi, record_drop_error};
 
 use crate::{
     device_memory::{DeviceSource, Pool},
@@ -106,11 +106,10 @@ impl DriverMemory {
         if write_combined {
             flags |= WRITE_COMBINED;
         }
-        let _bound = parts.context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let mut pointer = ptr::null_mut();
         // SAFETY: the out pointer is valid and a context is current.
-        check("cuMemHostAlloc", unsafe { ffi::cuMemHostAlloc(&mut pointer, bytes, flags) })?;
+        let allocate = || unsafe { ffi::cuMemHostAlloc(&mut pointer, bytes, flags) };
+        parts.context.call("cuMemHostAlloc", allocate)?;
         let Some(address) = NonNull::new(pointer.cast::<u8>()) else {
             return Err(DriverError::Call {
                 call: "cuMemHostAlloc",
@@ -123,7 +122,7 @@ impl DriverMemory {
         memory.write_combined = write_combined;
         let mut device_address = 0;
         // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
-        let found = check("cuMemHostGetDevicePointer_v2", unsafe {
+        let found = parts.context.call("cuMemHostGetDevicePointer_v2", || unsafe {
             ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
         });
         match found {
@@ -144,11 +143,10 @@ impl DriverMemory {
     ) -> Result<Self, DriverError> {
         /// `CU_MEM_ATTACH_GLOBAL`: any stream of any device may use it.
         const GLOBAL: u32 = 1;
-        let _bound = parts.context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let mut address = 0;
         // SAFETY: the out pointer is valid and a context is current.
-        check("cuMemAllocManaged", unsafe { ffi::cuMemAllocManaged(&mut address, bytes, GLOBAL) })?;
+        let allocate = || unsafe { ffi::cuMemAllocManaged(&mut address, bytes, GLOBAL) };
+        parts.context.call("cuMemAllocManaged", allocate)?;
         let host_address = usize::try_from(address)
             .ok()
             .filter(|_| concurrent)

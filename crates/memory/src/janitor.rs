@@ -10,9 +10,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Hold, RawBuffer, Result};
-use transload_cuda_sys::{
-    AsStream, Context, DriverError, RelaxedCapture, Stream, StreamOptions, check, ffi, record_drop_error,
-};
+use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
 use crate::{
     driver_memory::settle,
@@ -170,31 +168,25 @@ fn send(context: &Context, unsent: &Unsent) -> Result<(), DriverError> {
     };
     let bytes = unsent.from.len().min(to.len());
     let stream = Stream::new(context, StreamOptions::default())?;
-    {
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
-        // SAFETY: both sides are alive and have so many bytes. The hold keeps every other use from the destination, all earlier ones
-        // are over, and nobody writes the source any more.
-        check("cuMemcpyHtoDAsync_v2", unsafe {
-            ffi::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), bytes, stream.as_raw())
-        })?;
-    }
+    // SAFETY: both sides are alive and have so many bytes. The hold keeps every other use from the destination, all earlier ones
+    // are over, and nobody writes the source any more.
+    context.call("cuMemcpyHtoDAsync_v2", || unsafe {
+        ffi::cuMemcpyHtoDAsync_v2(address, from.as_ptr().cast(), bytes, stream.as_raw())
+    })?;
     stream.synchronize()
 }
 
 /// Frees memory and returns what kept it mapped, if it is the user's.
 fn release(context: &Context, address: Address) -> Result<Option<Owner>, DriverError> {
-    let _bound = context.enter()?;
-    let _capture = RelaxedCapture::enter()?;
     match address {
         // SAFETY: the storage that owned the address is gone, and it is freed exactly once, here.
-        Address::Device(address) => check("cuMemFree_v2", unsafe { ffi::cuMemFree_v2(address) })?,
+        Address::Device(address) => context.call("cuMemFree_v2", || unsafe { ffi::cuMemFree_v2(address) }),
         Address::Host(address) => {
             let pointer = std::ptr::with_exposed_provenance_mut(address);
             // SAFETY: as above.
-            check("cuMemFreeHost", unsafe { ffi::cuMemFreeHost(pointer) })?;
+            context.call("cuMemFreeHost", || unsafe { ffi::cuMemFreeHost(pointer) })
         }
         Address::Registered(mut pins) => return pins.end(),
     }
-    Ok(None)
+    .map(|()| None)
 }

@@ -5,7 +5,7 @@
 
 /// y = a * x + y; saxpy.cu beside it is what to read.
 #[cfg(any(target_os = "linux", windows))]
-const PTX: &str = include_str!("kernels/saxpy.ptx");
+const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kernels/saxpy.ptx"));
 
 #[cfg(any(target_os = "linux", windows))]
 pub(crate) fn run(ordinal: u32) -> transload_core::Result<()> {

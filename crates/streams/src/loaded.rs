@@ -9,7 +9,7 @@ use std::{
 
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{
-    Context, DriverError, RawStream, RelaxedCapture, check,
+    Context, DriverError, RawStream, check,
     cust::sys::{CUfunction, CUmodule},
     ffi, record_drop_error,
 };
@@ -51,14 +51,12 @@ impl Loaded {
         let mut options = ERROR_LOG;
         // The last byte stays NUL whatever the driver writes; the size is passed in the pointer's place.
         let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES - 1)];
-        let _bound = context.enter().map_err(lift)?;
-        let _capture = RelaxedCapture::enter().map_err(lift)?;
         // SAFETY: a context is current, the out pointer is valid, both options have their values, the log has the room
         // that is said and outlives the call, and the image is the caller's promise.
-        let code = unsafe {
+        let load = || unsafe {
             ffi::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
-        check("cuModuleLoadDataEx", code).map_err(|error| explain(error, what, &log))?;
+        context.call("cuModuleLoadDataEx", load).map_err(|error| explain(error, what, &log))?;
         Ok(Self { context: context.clone(), raw: module, is_left: AtomicBool::new(false) })
     }
 
@@ -81,11 +79,9 @@ impl Drop for Loaded {
         if *self.is_left.get_mut() {
             return;
         }
-        record_drop_error(self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its code runs.
-            check("cuModuleUnload", unsafe { ffi::cuModuleUnload(self.raw) })
-        }));
+        // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its code runs.
+        let unload = || unsafe { ffi::cuModuleUnload(self.raw) };
+        record_drop_error(self.context.call("cuModuleUnload", unload));
     }
 }
 

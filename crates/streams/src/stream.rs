@@ -7,7 +7,7 @@ use std::{
 };
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, Timeline};
-use transload_cuda_sys::{AsStream, Context, RawStream, RelaxedCapture, Stream, StreamOptions, check, ffi};
+use transload_cuda_sys::{AsStream, Context, RawStream, Stream, StreamOptions, ffi};
 use transload_memory::{CudaDevice, lift};
 
 use crate::{CudaEvent, MetricsSampling, StreamMetrics, callbacks, timeline::StreamTimeline};
@@ -283,11 +283,9 @@ fn check_context(context: &Context, raw: RawStream, device: &CudaDevice) -> Resu
     if raw.addr() <= PER_THREAD {
         return Ok(());
     }
-    let _bound = context.enter().map_err(lift)?;
-    let _capture = RelaxedCapture::enter().map_err(lift)?;
     let mut of = std::ptr::null_mut();
     // SAFETY: the caller of `from_raw` promises a live stream; the out pointer is valid for the call.
-    check("cuStreamGetCtx", unsafe { ffi::cuStreamGetCtx(raw, &mut of) }).map_err(lift)?;
+    context.call("cuStreamGetCtx", || unsafe { ffi::cuStreamGetCtx(raw, &mut of) }).map_err(lift)?;
     if of == context.as_raw() {
         return Ok(());
     }

@@ -5,7 +5,7 @@
 
 use std::{any::Any, ptr};
 
-use transload_cuda_sys::{Context, DriverError, RelaxedCapture, check, ffi};
+use transload_cuda_sys::{Context, DriverError, ffi};
 
 use super::edges;
 
@@ -45,11 +45,10 @@ impl Pins {
     ) -> Result<Self, DriverError> {
         /// `CU_MEMHOSTREGISTER_PORTABLE`: for every context.
         const PORTABLE: u32 = 1;
-        let _bound = context.enter()?;
-        let _capture = RelaxedCapture::enter()?;
         let pointer = ptr::with_exposed_provenance_mut(start);
         // SAFETY: the caller promises that the range is mapped, and a context is current.
-        check("cuMemHostRegister_v2", unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) })?;
+        let register = || unsafe { ffi::cuMemHostRegister_v2(pointer, bytes, PORTABLE | more) };
+        context.call("cuMemHostRegister_v2", register)?;
         let number = edges::enter(start, bytes);
         Ok(Self { context: context.clone(), start, number, owner: Some(owner) })
     }
@@ -57,13 +56,11 @@ impl Pins {
     /// Returns the address under which devices use the memory in place, if the driver gives one.
     #[cfg(target_os = "linux")]
     pub(crate) fn device_address(&self) -> Option<u64> {
-        let _bound = self.context.enter().ok()?;
-        let _capture = RelaxedCapture::enter().ok()?;
         let mut address = 0;
         let pointer = ptr::with_exposed_provenance_mut(self.start);
         // SAFETY: the range is registered, and a context is current.
-        let code = unsafe { ffi::cuMemHostGetDevicePointer_v2(&mut address, pointer, 0) };
-        check("cuMemHostGetDevicePointer_v2", code).ok().map(|()| address)
+        let ask = || unsafe { ffi::cuMemHostGetDevicePointer_v2(&mut address, pointer, 0) };
+        self.context.call("cuMemHostGetDevicePointer_v2", ask).ok().map(|()| address)
     }
 
     /// Ends the registration and leaves the memory to the caller, to be let go where the user's code may run. The second time it
@@ -73,13 +70,9 @@ impl Pins {
     /// The driver's; the memory stays as it is then, for good, since the device may still reach it.
     pub(crate) fn end(&mut self) -> Result<Option<Owner>, DriverError> {
         let Some(owner) = self.owner.take() else { return Ok(None) };
-        let ended = self.context.enter().and_then(|_bound| {
-            let _capture = RelaxedCapture::enter()?;
-            let pointer = ptr::with_exposed_provenance_mut(self.start);
-            // SAFETY: the range was registered by `new`, and this is the one time that it is taken back.
-            check("cuMemHostUnregister", unsafe { ffi::cuMemHostUnregister(pointer) })
-        });
-        match ended {
+        let pointer = ptr::with_exposed_provenance_mut(self.start);
+        // SAFETY: the range was registered by `new`, and this is the one time that it is taken back.
+        match self.context.call("cuMemHostUnregister", || unsafe { ffi::cuMemHostUnregister(pointer) }) {
             Ok(()) => {
                 edges::leave(self.start, self.number);
                 Ok(Some(owner))

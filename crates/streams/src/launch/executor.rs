@@ -22,32 +22,7 @@ use crate::CudaStream;
 /// itself at each launch, and the executor prefetches nothing.
 ///
 /// ```
-/// # #[cfg(any(target_os = "linux", windows))] {
-/// use transload_core::{DeviceId, MemoryKind};
-/// use transload_memory::{CudaDevice, CudaMemoryManager};
-/// use transload_streams::{CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
-///
-/// const PTX: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/examples/kernels/saxpy.ptx"));
-///
-/// fn twice_and_add() -> transload_core::Result<()> {
-///     let device = CudaDevice::new(0)?;
-///     let memory = CudaMemoryManager::new(&device)?;
-///     let (x, y) = (memory.allocate(MemoryKind::Unified, 4096)?, memory.allocate(MemoryKind::Unified, 4096)?);
-///     let saxpy = CudaModule::from_ptx(&device, PTX)?.kernel("transload_saxpy")?;
-///     let (executor, stream) = (LaunchExecutor::new(&device)?, CudaStream::new(&device)?);
-///     let launch = saxpy.launch(LaunchConfig::for_elements(1024, 256));
-///     let launch = launch.arg(2.0_f32).reads(&x).reads_writes(&y).arg(1024_u64).result_on(DeviceId::Cpu);
-///     // SAFETY: the kernel takes a float, two pointers and a count, and touches so many floats of both buffers.
-///     unsafe { executor.enqueue(launch, &stream) }?;
-///     // Waits for the launch and for the way back.
-///     println!("{:?}", &y.read()?[..4]);
-///     Ok(())
-/// }
-///
-/// if let Err(error) = twice_and_add() {
-///     println!("no CUDA here: {error}");
-/// }
-/// # }
+#[doc = include_str!("../../examples/launch.rs")]
 /// ```
 ///
 /// Usable from any thread. Dropping it neither waits for work nor cuts it short.
