@@ -10,7 +10,7 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{holds::overlaps, uses::Removed};
+use super::{holds::overlaps, segments::steps, uses::Removed};
 use crate::{Access, Fence};
 
 /// How many conflicting uses may overtake a waiter.
@@ -161,5 +161,6 @@ fn older<'a>(
     own: Option<TurnId>,
 ) -> impl Iterator<Item = (&'a TurnId, &'a mut Turn)> {
     let before = turns.iter_mut().take(LOOKED_AT).take_while(move |(id, _)| own.is_none_or(|own| **id < own));
+    let before = before.inspect(|_| steps::count());
     before.filter(move |(_, turn)| access.conflicts_with(turn.access) && overlaps(range, &turn.range))
 }

@@ -208,3 +208,57 @@ fn a_batch_of_pieces_apart_takes_a_few_steps_each() {
         assert!(counted() - before <= 12 * 2_000, "{} segments", counted() - before);
     }
 }
+
+#[test]
+fn table_is_swept_where_claims_come_in_pairs() {
+    let (table, line) = (Table::new(), Line::new());
+    for index in 0..4_000 {
+        let point = index as u64 + 1;
+        table.write([piece(2 * index), piece(100_000 - 2 * index)], &line, point);
+        line.reached.store(point, Ordering::SeqCst);
+    }
+    let before = counted();
+    assert_eq!(table.write([0..200_000 * PIECE], &Line::new(), 1), 0);
+    assert!(counted() - before <= 512, "{} segments of 8000 were left", counted() - before);
+}
+
+#[test]
+fn claim_over_many_held_ranges_looks_at_each_a_few_times() {
+    for held in [1_000, 8_000] {
+        let table = Table::new();
+        for index in 0..held {
+            let view = table.hazards.try_open_view(&piece(2 * index), Access::Read, None);
+            assert!(matches!(view, Ok(Attempt::Held(_))));
+        }
+        let (whole, before) = (0..2 * held * PIECE, counted());
+        assert!(matches!(table.hazards.try_open_view(&whole, Access::Read, None), Ok(Attempt::Held(_))));
+        let took = counted() - before;
+        assert!(took <= 12 * held as u64, "{took} steps over {held} views");
+        // The first view in conflict answers for all.
+        let before = counted();
+        assert!(table.hazards.try_open_view(&whole, Access::Write, None).is_err());
+        assert!(counted() - before <= 16, "{} steps to be refused", counted() - before);
+    }
+}
+
+#[test]
+fn claim_looks_at_a_bounded_number_of_waiters_in_turn() {
+    let table = Table::new();
+    let until = [Fence::new(Line::new() as Arc<dyn Timeline>, 1)];
+    for _ in 0..1_000 {
+        table.hazards.keep_turn(None, &piece(0), Access::Write, &until);
+    }
+    // Until the oldest is overtaken no more, and from then on.
+    for claim in 0..20 {
+        let (asked, before) = (Asked { own: None, turn: None, inherits: false }, counted());
+        let mut group =
+            [Claimed { buffer: &table.buffer, range: piece(0), access: Access::Read, ticket: None }];
+        let claimed = table.hazards.claim(&mut group, &asked, &mut None);
+        assert!(counted() - before <= 2 * 32 + 16, "{} steps for claim {claim}", counted() - before);
+        let is_held = matches!(claimed, Ok(Attempt::Held(())));
+        assert_eq!(is_held, claim < 16, "claim {claim}");
+        let [one] = group;
+        let withdraw = |ticket| table.hazards.withdraw(&one.range, ticket, &mut Woken::default());
+        one.ticket.into_iter().for_each(withdraw);
+    }
+}
