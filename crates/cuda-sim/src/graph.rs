@@ -32,6 +32,8 @@ const UNSAFE: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleLoadDataEx",
     "cuModuleUnload",
+    // It loads the kernel if no launch has yet ("Lazy Loading" in the CUDA Programming Guide).
+    "cuFuncGetAttribute",
     "cuMemcpyHtoD_v2",
     "cuMemcpyDtoH_v2",
     "cuMemcpyDtoD_v2",

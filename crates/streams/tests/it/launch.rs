@@ -9,6 +9,7 @@ use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig};
 
 use crate::{
+    capture::beside_a_global_capture,
     gate::within,
     setup::{Setup, noise},
 };
@@ -50,6 +51,19 @@ pub(crate) fn saxpy(
     let launch = kernel.launch(LaunchConfig::for_elements(count, 128)).arg(a).reads(x).reads_writes(y);
     // SAFETY: the kernel takes these four parameters and touches `count` numbers of each buffer.
     unsafe { launch.arg(count).enqueue(stream) }
+}
+
+#[test]
+fn loading_a_module_and_its_first_launch_disturb_no_capture_of_others() {
+    let setup = Setup::new();
+    let [captured, stream] = [(); 2].map(|()| CudaStream::new(&setup.device).unwrap());
+    let [x, y] = [(); 2].map(|()| setup.device(400));
+    beside_a_global_capture(&captured, || {
+        let kernel = CudaModule::from_ptx(&setup.device, SAXPY)?.kernel("transload_saxpy")?;
+        saxpy(&kernel, &stream, 1.0, &x, &y)?.wait()
+    });
+    drop((captured, stream, x, y));
+    setup.finish();
 }
 
 #[test]
