@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    mem::ManuallyDrop,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
@@ -14,14 +15,13 @@ use std::{
 use transload_core::{
     DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
 };
-use transload_cuda_sys::{
-    AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, RelaxedCapture, Stream,
-};
+use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
 use transload_memory::lift;
 
 use crate::{
     allocator::ending::Endings,
     callbacks::Callbacks,
+    captured::is_captured,
     ends::Ends,
     kernels::Kernels,
     line::{Covered, Ended},
@@ -43,7 +43,8 @@ pub(crate) struct StreamTimeline {
     pub(crate) ends: Ends<Event>,
     /// The one thread in which the handle means this stream, for a per-thread default stream.
     thread: Option<ThreadId>,
-    stream: Stream,
+    /// Taken when this is dropped: whoever keeps something in its order may need it for longer.
+    stream: ManuallyDrop<Stream>,
     pub(crate) device: DeviceId,
     /// Whether the stream was put behind an event of someone's, which may have been part of a capture.
     pub(crate) joins: AtomicBool,
@@ -79,7 +80,7 @@ impl StreamTimeline {
             id: next_timeline_id(),
             device,
             priority,
-            stream,
+            stream: ManuallyDrop::new(stream),
             thread,
             ends: Ends::new(is_shared, spare),
             watch: Arc::new(Watch::new(Weak::clone(this), Wakers::with_room(TASKS))),
@@ -329,14 +330,15 @@ impl StreamTimeline {
 
 impl Drop for StreamTimeline {
     fn drop(&mut self) {
-        self.endings.tell(self.id, &self.stream);
+        // SAFETY: taken once, here, and not used through `self` afterwards.
+        let stream = Arc::new(unsafe { ManuallyDrop::take(&mut self.stream) });
+        self.endings.tell(self.id, &stream);
         let wakers = std::mem::take(&mut *self.watch.wakers.lock());
         contained(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
-        // In another thread the handle would name another stream.
-        let idle = self.is_here()
-            && RelaxedCapture::enter().and_then(|_capture| self.stream.is_idle()).is_ok_and(|idle| idle);
-        if !idle {
+        // In another thread the handle would name another stream. To ask one that someone captures would break the capture.
+        let can_be_asked = self.is_here() && !is_captured(&stream);
+        if !(can_be_asked && stream.is_idle().is_ok_and(|is_idle| is_idle)) {
             kernels.leave_running();
         }
     }

@@ -105,7 +105,7 @@ impl Arenas {
     }
 
     /// Takes note that a stream ends, which nobody else uses any more. What is left over is for when it is destroyed.
-    pub(crate) fn stream_ends(&self, id: TimelineId, stream: &Stream) -> Option<(Owner, Vec<Fence>)> {
+    pub(crate) fn stream_ends(&self, id: TimelineId, stream: &Arc<Stream>) -> Option<(Owner, Vec<Fence>)> {
         let (index, arena) = self.find(id)?;
         let needed = {
             let state = arena.lock();

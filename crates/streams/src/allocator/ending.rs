@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -11,8 +11,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{DeviceId, Fence, Result, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, RelaxedCapture, Stream};
+use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
+use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, Stream};
 use transload_memory::lift;
 
 use super::arenas::Arenas;
@@ -41,8 +41,8 @@ impl Endings {
         drop(told);
     }
 
-    /// `stream` is destroyed afterwards; nobody else can use it.
-    pub(crate) fn tell(&self, id: TimelineId, stream: &Stream) {
+    /// `stream` is destroyed with its last reference; nobody else can use it.
+    pub(crate) fn tell(&self, id: TimelineId, stream: &Arc<Stream>) {
         let told = std::mem::take(&mut *self.told.lock());
         // Dropped when all were told: it may be the last handle of anything.
         let left: Vec<_> = told.iter().map(|arenas| arenas.stream_ends(id, stream)).collect();
@@ -56,44 +56,65 @@ pub(crate) struct EndOfStream {
     /// The stream.
     pub(crate) of: TimelineId,
     device: DeviceId,
-    /// `None` where the work was waited for because nothing could be recorded.
-    event: Option<Event>,
+    /// Behind the work. None where that was over, or waited for because nothing could be recorded.
+    event: OnceLock<Event>,
+    /// The stream, where someone captured it when it ended: the event is recorded once the capture is over.
+    captured: Option<Arc<Stream>>,
     over: AtomicBool,
 }
 
 impl EndOfStream {
     /// Marks the end of everything enqueued on `stream`.
-    pub(crate) fn of(id: TimelineId, stream: &Stream) -> Arc<Self> {
-        // To ask a stream that someone captures would break the capture.
-        let is_idle = || RelaxedCapture::enter().and_then(|_capture| stream.is_idle());
-        if !is_captured(stream) && is_idle().is_ok_and(|is_idle| is_idle) {
-            return Self::over(id, stream);
+    pub(crate) fn of(id: TimelineId, stream: &Arc<Stream>) -> Arc<Self> {
+        // To ask it would break the capture, and an event that is recorded into one never tells anything.
+        if is_captured(stream) {
+            return Self::new(id, stream, Some(Arc::clone(stream)), false);
         }
-        let recorded = Event::new(stream.context(), EventTiming::Disabled)
-            .and_then(|event| event.record(stream).map(|()| event));
-        let event = match recorded {
-            Ok(event) => Some(event),
-            Err(error) => {
-                wait_out(error, || stream.synchronize());
-                None
-            }
-        };
-        Self::new(id, stream, event)
+        let is_over = stream.is_idle().is_ok_and(|is_idle| is_idle);
+        let end = Self::new(id, stream, None, is_over);
+        if !is_over && let Err(error) = end.record(stream) {
+            wait_out(error, || stream.synchronize());
+            end.over.store(true, Ordering::Release);
+        }
+        end
     }
 
     /// Of a stream whose work is over.
     pub(crate) fn over(id: TimelineId, stream: &Stream) -> Arc<Self> {
-        Self::new(id, stream, None)
+        Self::new(id, stream, None, true)
     }
 
-    fn new(of: TimelineId, stream: &Stream, event: Option<Event>) -> Arc<Self> {
+    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<Stream>>, is_over: bool) -> Arc<Self> {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
-        let over = AtomicBool::new(event.is_none());
-        Arc::new(Self { id: next_timeline_id(), of, device, event, over })
+        let (event, over) = (OnceLock::new(), AtomicBool::new(is_over));
+        Arc::new(Self { id: next_timeline_id(), of, device, event, captured, over })
+    }
+
+    fn record(&self, stream: &Stream) -> Result<(), DriverError> {
+        let event = Event::new(stream.context(), EventTiming::Disabled)?;
+        event.record(stream)?;
+        let _earlier_one_will_do = self.event.set(event);
+        Ok(())
+    }
+
+    /// Records the event if a capture stood in its way and is over.
+    fn look(&self) {
+        if self.is_captured()
+            && let Some(stream) = self.captured.as_ref().filter(|stream| !is_captured(stream))
+            && let Err(error) = self.record(stream)
+            && error.is_sticky()
+        {
+            self.over.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether someone's capture stood in the way of the event when the driver was asked last.
+    pub(crate) fn is_captured(&self) -> bool {
+        self.event.get().is_none() && !self.is_known_over()
     }
 
     pub(crate) fn event(&self) -> Option<&Event> {
-        self.event.as_ref().filter(|_| !self.is_known_over())
+        self.event.get().filter(|_| !self.is_known_over())
     }
 
     pub(crate) fn is_known_over(&self) -> bool {
@@ -138,7 +159,8 @@ unsafe impl Timeline for EndOfStream {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        let Some(event) = self.event() else { return Ok(true) };
+        self.look();
+        let Some(event) = self.event() else { return Ok(self.is_known_over()) };
         match event.is_done() {
             Ok(done) => {
                 self.over.fetch_or(done, Ordering::Release);
@@ -154,13 +176,26 @@ unsafe impl Timeline for EndOfStream {
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
-        let Some(event) = self.event() else { return Ok(()) };
+        let event = loop {
+            self.look();
+            match self.event() {
+                Some(event) => break event,
+                None if self.is_known_over() => return Ok(()),
+                None => std::thread::yield_now(),
+            }
+        };
         let waited = event.synchronize();
         if let Err(error) = &waited {
             wait_out(error.clone(), || event.synchronize());
         }
         self.over.store(true, Ordering::Release);
         waited.map_err(lift)
+    }
+
+    fn held_by_user(&self, _point: u64) -> Option<Error> {
+        self.look();
+        let busy = || Error::new(ErrorKind::Busy, "someone captures the stream into a graph");
+        self.is_captured().then(busy)
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {

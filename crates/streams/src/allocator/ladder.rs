@@ -208,8 +208,9 @@ impl Shared {
                 let state = arena.lock();
                 state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect()
             };
-            let is_foreign =
-                |fence: &&Fence| CudaStream::can_be_behind(fence, true) && !CudaStream::can_come_after(fence);
+            let is_foreign = |fence: &&Fence| {
+                CudaStream::can_be_behind(fence, true) && !CudaStream::can_be_behind(fence, false)
+            };
             // Nothing is held: a thread that releases a stream need not wait for this, as it may be the one to end that work.
             for fence in fences.iter().filter(is_foreign) {
                 outcome = outcome.and(fence.wait());
@@ -232,13 +233,14 @@ impl Shared {
                     state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect();
                 (waiting, state.last_point)
             };
-            for fence in waiting.iter().filter(|fence| CudaStream::can_come_after(fence)) {
+            for fence in waiting.iter().filter(|fence| CudaStream::can_be_behind(fence, false)) {
                 outcome = outcome.and(fence.wait());
             }
             // An error means that the work is over as well.
             let _over = match owner {
-                Whose::Nobodys => Ok(()),
-                Whose::Ended(end) => end.wait(),
+                // Of one that someone captures nothing can be waited for.
+                Whose::Ended(end) if end.timeline().held_by_user(end.point()).is_none() => end.wait(),
+                Whose::Nobodys | Whose::Ended(_) => Ok(()),
                 Whose::Stream(stream) => {
                     let seal =
                         if stream.own.is_captured() { Ok(None) } else { self.seal(arena, life, &stream) };

@@ -28,15 +28,14 @@ impl CudaStream {
         }
     }
 
-    /// Whether the device can wait for the fence by itself.
-    pub(super) fn can_come_after(fence: &Fence) -> bool {
-        let timeline = fence.timeline().as_any();
-        timeline.is::<StreamTimeline>() || timeline.is::<EndOfStream>()
-    }
-
     /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only
     /// for the device's, and nobody for the end of someone's capture.
     pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
-        if buffer { !fence.timeline().as_any().is::<AfterCapture>() } else { Self::can_come_after(fence) }
+        let timeline = fence.timeline().as_any();
+        match timeline.downcast_ref::<EndOfStream>() {
+            Some(end) => !end.is_captured(),
+            None if buffer => !timeline.is::<AfterCapture>(),
+            None => timeline.is::<StreamTimeline>(),
+        }
     }
 }
