@@ -250,7 +250,9 @@ impl State {
                 break;
             }
         }
-        let missing = wanted.saturating_sub(self.making).min(room);
+        // No more at once than there are: a driver pins one after the other, and the first chunks would wait for all.
+        let at_once = (self.made - self.making).max(1);
+        let missing = wanted.min(at_once).saturating_sub(self.making).min(room);
         self.made += missing;
         self.making += missing;
         missing

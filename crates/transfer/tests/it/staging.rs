@@ -92,6 +92,28 @@ fn every_pinned_allocation_failing_ends_transfers_with_its_error() {
 }
 
 #[test]
+fn ring_begins_with_one_staging_buffer_and_grows_to_what_a_transfer_may_have() {
+    within("transfers through a ring that grows", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 8 * MIB);
+        // After the first one, as many are tried for at once as there are.
+        backend.fail_pinned(1, FOREVER, 1);
+        stage(&manager, &src, &dst).wait().unwrap();
+        manager.drain().unwrap();
+        let tried = FOREVER - backend.pinned_to_fail();
+        assert!(tried <= 1, "{tried} further buffers at once");
+        let all = 2 * thread::available_parallelism().map_or(2, usize::from).min(8);
+        let (manager, _backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, all * 4 * MIB);
+        let made = || manager.ledger()[0].1.allocations as usize - 2;
+        while made() < all - (all / 8).max(1) {
+            stage(&manager, &src, &dst).wait().unwrap();
+        }
+        assert_eq!(bytes(&dst), vec![1; all * 4 * MIB]);
+    });
+}
+
+#[test]
 fn later_pinned_allocations_failing_leave_the_slots_that_there_are() {
     within("transfers through one slot", || {
         for succeed in [1, 2] {
