@@ -3,6 +3,8 @@
 //! `cargo run --release -p transload-core --example submission_cost` prints one line a case, in nanoseconds per copy: the
 //! least of many short runs, since other load on the machine only ever adds. With two numbers, of parts and of passes, it
 //! runs these alone, for a program that counts instructions; 0 parts are one pair on one queue, a thousand times a pass.
+//! In the last column each operation also reads as much memory as the nearest cache has, as the call of a driver does, less
+//! what that takes by itself.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -11,6 +13,7 @@
 
 use std::{
     any::Any,
+    hint::black_box,
     ptr::NonNull,
     sync::{
         Arc,
@@ -69,12 +72,18 @@ struct NoOpQueue {
     own: Arc<NoOpTimeline>,
     timeline: Arc<dyn Timeline>,
     last: AtomicU64,
+    /// What an operation reads.
+    reads: Arc<[u64]>,
 }
 
 impl NoOpQueue {
-    fn new() -> Self {
+    fn new(reads: &Arc<[u64]>) -> Self {
         let own = Arc::new(NoOpTimeline { id: next_timeline_id(), reached: AtomicU64::new(0) });
-        Self { timeline: own.clone(), own, last: AtomicU64::new(0) }
+        Self { timeline: own.clone(), own, last: AtomicU64::new(0), reads: Arc::clone(reads) }
+    }
+
+    fn read(&self) {
+        black_box(self.reads.iter().step_by(8).sum::<u64>());
     }
 
     fn complete(&self) {
@@ -105,6 +114,7 @@ unsafe impl Queue for NoOpQueue {
     }
 
     unsafe fn enqueue(&self, _: &Operation<'_>, _: &[Fence], _: Timing) -> Result<Fence> {
+        self.read();
         let point = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
@@ -138,55 +148,62 @@ fn least(runs: usize, copies: usize, mut each: impl FnMut()) -> f64 {
         .map_or(0.0, |least| least.as_secs_f64() * 1e9 / copies as f64)
 }
 
-/// Copies of one pair of buffers on one queue, or in turn on two.
-fn of_one_pair(queues: &[NoOpQueue], passes: usize) -> f64 {
-    let (src, dst) = (buffer(4096), buffer(4096));
-    least(passes, 1000, || {
-        for index in 0..1000 {
-            copy(&queues[index % queues.len()], &src, &dst);
+/// Copies of pairs of buffers in turn, each on the next queue, all in flight together. Returns nanoseconds a copy.
+fn of(pairs: &[(RawBuffer, RawBuffer)], queues: &[NoOpQueue], copies: usize, passes: usize) -> f64 {
+    let alone = least(passes, copies, || (0..copies).for_each(|_| queues[0].read()));
+    let mut in_turn = queues.iter().cycle();
+    let all = least(passes, copies, || {
+        for ((src, dst), queue) in pairs.iter().cycle().take(copies).zip(&mut in_turn) {
+            copy(queue, src, dst);
         }
-    })
+        if pairs.len() > 1 {
+            queues.iter().for_each(NoOpQueue::complete);
+        }
+    });
+    all - alone
 }
 
-/// Copies of `n` parts of one allocation to as many of another, on eight queues, all in flight together.
-fn of_parts(n: usize, passes: usize) -> f64 {
+/// `n` parts of one allocation with as many of another, every `step`-th after each other.
+fn parts(n: usize, step: usize) -> Vec<(RawBuffer, RawBuffer)> {
     const PART: usize = 4096;
     let (src, dst) = (buffer(n * PART), buffer(n * PART));
-    let parts: Vec<_> = (0..n)
-        .map(|index| {
-            let range = index * PART..(index + 1) * PART;
-            (src.slice(range.clone()).unwrap(), dst.slice(range).unwrap())
-        })
-        .collect();
-    let queues: Vec<_> = (0..8).map(|_| NoOpQueue::new()).collect();
-    least(passes, n, || {
-        for (index, (src, dst)) in parts.iter().enumerate() {
-            copy(&queues[index % 8], src, dst);
-        }
-        queues.iter().for_each(NoOpQueue::complete);
-    })
+    let part = |index: usize| (index * step % n) * PART..(index * step % n + 1) * PART;
+    (0..n).map(|index| (src.slice(part(index)).unwrap(), dst.slice(part(index)).unwrap())).collect()
+}
+
+fn queues(n: usize, reads: &Arc<[u64]>) -> Vec<NoOpQueue> {
+    (0..n).map(|_| NoOpQueue::new(reads)).collect()
 }
 
 fn main() {
     let counts: Vec<usize> = std::env::args().skip(1).map(|text| text.parse().unwrap()).collect();
-    let one = [NoOpQueue::new()];
+    let nothing: Arc<[u64]> = Arc::new([]);
     match counts.as_slice() {
         [0, passes] => {
-            of_one_pair(&one, *passes);
+            of(&parts(1, 1), &queues(1, &nothing), 1000, *passes);
             return;
         }
         [n, passes] => {
-            of_parts(*n, *passes);
+            of(&parts(*n, 1), &queues(8, &nothing), *n, *passes);
             return;
         }
         _ => {}
     }
-    println!("one pair, one queue             {:8.1} ns", of_one_pair(&one, 400));
-    println!(
-        "one pair, two queues in turn    {:8.1} ns",
-        of_one_pair(&[NoOpQueue::new(), NoOpQueue::new()], 400)
-    );
-    for (n, passes) in [(250, 20), (1000, 20), (8000, 5)] {
-        println!("{n:5} parts in flight           {:8.1} ns", of_parts(n, passes));
+    let separate: Vec<_> = (0..64).flat_map(|_| parts(1, 1)).collect();
+    let cases = [
+        ("one pair, one queue", parts(1, 1), 1, 1000),
+        ("one pair, two queues in turn", parts(1, 1), 2, 1000),
+        ("64 pairs", separate, 8, 64),
+        ("250 parts in flight", parts(250, 1), 8, 250),
+        ("1000 parts in flight", parts(1000, 1), 8, 1000),
+        ("1000 parts, far from each other", parts(1000, 77), 8, 1000),
+        ("1000 parts, another queue each time", parts(1000, 1), 7, 1000),
+        ("8000 parts in flight", parts(8000, 1), 8, 8000),
+    ];
+    let cache: Arc<[u64]> = vec![0; 64 * 1024 / 8].into();
+    for (name, pairs, n, copies) in cases {
+        let passes = 400_000 / copies;
+        let [warm, cold] = [&nothing, &cache].map(|reads| of(&pairs, &queues(n, reads), copies, passes));
+        println!("{name:36} {warm:8.1} ns {cold:8.1} ns");
     }
 }

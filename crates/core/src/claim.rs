@@ -151,14 +151,12 @@ impl<'a> Claims<'a> {
                 _ => self.held.push(Claimed { buffer, range, access: *access, ticket: None }),
             }
         }
-        let mut rest = self.held.as_mut_slice();
-        while let Some(first) = rest.first() {
-            let buffer = first.buffer;
-            let (group, others) = rest.split_at_mut(of_one_buffer(rest));
-            let turn = turns.and_then(|turns| turns.of(buffer));
-            let asked = Asked { own, turn, inherits: self.written.inherits() };
+        let mut asked = Asked { own, turn: None, inherits: self.written.inherits() };
+        for group in self.held.chunk_by_mut(are_of_one_buffer) {
+            let Some(Claimed { buffer, .. }) = group.first() else { continue };
+            asked.turn = turns.and_then(|turns| turns.of(buffer));
             match buffer.hazards().claim(group, &asked, &mut self.earlier) {
-                Ok(Attempt::Held(())) => rest = others,
+                Ok(Attempt::Held(())) => {}
                 Ok(Attempt::Blocked(before)) => return Err(self.blocked(before, turns)),
                 Err(error) => {
                     self.withdraw();
@@ -307,13 +305,11 @@ impl<'a> Claims<'a> {
         };
         let mut woken = Woken::default();
         let keeps = self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks");
-        let mut rest = self.held.as_slice();
-        while let Some(first) = rest.first() {
-            let (group, others) = rest.split_at(of_one_buffer(rest));
-            first.buffer.is_used_behind(fence);
-            let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket?)));
-            first.buffer.hazards().commit(claims, fence, keeps, &mut woken);
-            rest = others;
+        for group in self.held.chunk_by(are_of_one_buffer) {
+            let Some(Claimed { buffer, .. }) = group.first() else { continue };
+            buffer.is_used_behind(fence);
+            let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket.as_ref()?)));
+            buffer.hazards().commit(claims, fence, keeps, &mut woken);
         }
         // They are no claims any more.
         self.held.clear();
@@ -362,13 +358,7 @@ fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
     (buffer.id(), buffer.offset())
 }
 
-/// The number of claims at the beginning that are of one allocation.
 #[inline]
-fn of_one_buffer(claims: &[Claimed<'_>]) -> usize {
-    match claims {
-        [first, second, ..] if first.buffer.id() == second.buffer.id() => {
-            claims.partition_point(|one| one.buffer.id() == first.buffer.id())
-        }
-        _ => claims.len().min(1),
-    }
+fn are_of_one_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
+    one.buffer.id() == other.buffer.id()
 }

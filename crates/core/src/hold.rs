@@ -98,7 +98,7 @@ impl Hold {
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_behind(fence);
-            let claims = [(&self.buffer.range(), ticket)];
+            let claims = [(&self.buffer.range(), &ticket)];
             self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
         }
     }

@@ -57,7 +57,7 @@ impl Loan {
     pub unsafe fn end_behind(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
-            let claims = [(&self.buffer.range(), ticket)];
+            let claims = [(&self.buffer.range(), &ticket)];
             self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
         }
     }

@@ -41,11 +41,8 @@ impl Table {
     ) -> bool {
         let Some(segment) = self.segments.beginning_at(range.start) else { return false };
         let [old] = segment.uses.as_mut_slice() else { return false };
-        let Some(origin) = self.origins.of(old).filter(|origin| origin.is_that_of(fence)) else {
-            return false;
-        };
         let &Ticket { access, claim, .. } = ticket;
-        let used = Use { point: fence.point(), claim, access, kind: origin.kind, ..*old };
+        let Some(used) = self.origins.like(old, fence, claim, access) else { return false };
         let replaces = access == Access::Write && !keeps && !old.may_damage() || used.replaces(old);
         if segment.end != range.end || !replaces {
             return false;
@@ -61,19 +58,48 @@ impl Table {
     pub(super) fn commit(
         &mut self,
         range: &Range<usize>,
-        (ticket, new): (Ticket, &New<'_>),
+        ticket: &Ticket,
+        (fence, keeps): (&Fence, bool),
         from: &mut usize,
         steps: &mut usize,
-        removed: &mut Removed,
+        removed: &mut Option<Removed>,
     ) -> bool {
-        let is_complete = match new.effect {
-            Effect::Replaces if !new.fence.can_fail() => self.commit_write(range, new, steps, removed),
-            _ => self.add(from, range.end, new, steps, removed),
+        let removed = removed.get_or_insert_default();
+        let &Ticket { claim, access, .. } = ticket;
+        let effect = match access {
+            Access::Read => Effect::Beside,
+            Access::Write if keeps => Effect::Keeps,
+            Access::Write => Effect::Replaces,
         };
+        let new = New { fence, claim, access, effect };
+        let is_complete = self.exchange(range, &new, removed)
+            || match effect {
+                Effect::Replaces if !fence.can_fail() => self.commit_write(range, &new, steps, removed),
+                _ => self.add(from, range.end, &new, steps, removed),
+            };
         if is_complete {
-            self.release(range, ticket);
+            self.release(range, *ticket);
         }
         is_complete
+    }
+
+    /// Puts a use in the place of one of the very range that it says all of, or of the only one, if that is implied or over.
+    /// Returns whether it did.
+    fn exchange(&mut self, range: &Range<usize>, new: &New<'_>, removed: &mut Removed) -> bool {
+        let Some(segment) = self.segments.beginning_at(range.start) else { return false };
+        let Some(used) = self.origins.find(new.fence, new.claim, new.access) else { return false };
+        let is_implied = |old: &Use| new.effect != Effect::Beside && old.is_sound();
+        let old = match segment.uses.as_mut_slice() {
+            _ if segment.end != range.end => None,
+            [old] if is_implied(old) || self.origins.is_forgettable(old) => Some(old),
+            uses if new.access == Access::Read => uses.iter_mut().find(|old| used.replaces(old)),
+            _ => None,
+        };
+        let Some(old) = old else { return false };
+        self.origins.share(&used);
+        self.origins.release(old, removed);
+        *old = used;
+        true
     }
 
     /// What was there before is implied: the write comes after it, and cannot fail.
@@ -173,17 +199,10 @@ fn add_use(
     effect: Effect,
     removed: &mut Removed,
 ) -> bool {
-    if let [used] = uses.as_mut_slice()
-        && new.replaces(used)
-    {
-        origins.release(used, removed);
-        *used = new;
-        return false;
-    }
     let mut is_newest = true;
     origins.remove(uses, removed, |origins, used| {
         // What each of two failing writes damaged is told by its own point.
-        let same = (used.access, used.kind) == (new.access, new.kind)
+        let same = (used.access(), used.kind()) == (new.access(), new.kind())
             && !used.may_damage()
             && origins.are_of_one_timeline(used, &new);
         is_newest &= !(same && used.point > new.point);
@@ -191,7 +210,9 @@ fn add_use(
         is_before || (same && used.point <= new.point) || origins.is_forgettable(used)
     });
     let stay = effect != Effect::Beside && !uses.is_empty();
-    new.covers = stay && effect == Effect::Replaces;
+    if stay && effect == Effect::Replaces {
+        new = new.covering();
+    }
     if is_newest {
         uses.push(new);
     } else {

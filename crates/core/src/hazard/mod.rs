@@ -202,32 +202,27 @@ impl Hazards {
     #[inline]
     pub(crate) fn commit<'a>(
         &self,
-        claims: impl IntoIterator<Item = (&'a Range<usize>, Ticket)>,
+        claims: impl IntoIterator<Item = (&'a Range<usize>, &'a Ticket)>,
         fence: &Fence,
         keeps: bool,
         woken: &mut Woken,
     ) {
-        // Declared before the lock, so dropped after it.
-        let mut removed = Removed::default();
+        // Declared before the lock, so dropped after it. Most often there is nothing to remove.
+        let mut removed = None;
         let (mut table, mut steps) = (self.table.lock(), STEPS);
         for (range, ticket) in claims {
-            if table.commit_alike(range, &ticket, fence, keeps) {
-                continue;
-            }
-            let (mut from, Ticket { claim, access, .. }) = (range.start, ticket);
-            let effect = match access {
-                Access::Read => Effect::Beside,
-                Access::Write if keeps => Effect::Keeps,
-                Access::Write => Effect::Replaces,
-            };
-            let new = New { fence, claim, access, effect };
-            while !table.commit(range, (ticket, &new), &mut from, &mut steps, &mut removed) {
+            let mut from = range.start;
+            while !table.commit_alike(range, ticket, fence, keeps)
+                && !table.commit(range, ticket, (fence, keeps), &mut from, &mut steps, &mut removed)
+            {
                 drop(table);
                 (table, steps) = (self.table.lock(), STEPS);
             }
         }
         self.close(table, woken);
-        self.settle(&removed.unsettled);
+        if let Some(removed) = &removed {
+            self.settle(&removed.unsettled);
+        }
     }
 
     /// Ends a claim whose work is complete. What it wrote takes the place of all that was known of its range.

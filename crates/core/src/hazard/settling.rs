@@ -83,7 +83,7 @@ impl Hazards {
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             table.cut_out(&rest);
-            table.prune(&rest, removed, |_, used| used.kind == Kind::Mark)
+            table.prune(&rest, removed, |_, used| used.kind() == Kind::Mark)
         });
     }
 }

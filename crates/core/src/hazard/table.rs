@@ -63,11 +63,8 @@ impl Table {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
             let mut written = |fence: &Fence| {
-                let mut used = table.origins.make(fence, 0, Access::Write);
-                if !crate::mutant!("core/new-block-is-unmarked") {
-                    used.kind = Kind::Earlier;
-                }
-                used
+                let used = table.origins.make(fence, 0, Access::Write);
+                if crate::mutant!("core/new-block-is-unmarked") { used } else { used.of_kind(Kind::Earlier) }
             };
             let uses = fences.iter().map(&mut written).collect();
             let at = table.segments.seek(range.start);
@@ -134,7 +131,7 @@ impl Table {
             && segment.start < range.end
         {
             let is_free = |used: &Use| {
-                !access.conflicts_with(used.access)
+                !access.conflicts_with(used.access())
                     || self.origins.of(used).is_some_and(|origin| {
                         (access == Access::Write || used.is_sound())
                             && (own.is_some_and(|own| origin.is_of(own)) || origin.is_reached(used.point))
@@ -205,11 +202,12 @@ impl Table {
                 return Some(shared.start);
             }
             *steps -= 1;
-            let covered = segment.uses.iter().rposition(|used| used.covers).unwrap_or(0);
-            for used in segment.uses.iter().skip(covered).filter(|used| access.conflicts_with(used.access)) {
+            let covered = segment.uses.iter().rposition(Use::covers).unwrap_or(0);
+            for used in segment.uses.iter().skip(covered).filter(|used| access.conflicts_with(used.access()))
+            {
                 let Some(origin) = self.origins.of(used) else { continue };
                 if let Some(found) = &mut found {
-                    if used.kind == Kind::Mark {
+                    if used.kind() == Kind::Mark {
                         found.mark = Some(origin.fence(used));
                     } else if used.may_damage() {
                         let written = origin.written(used, shared.clone());
@@ -318,16 +316,15 @@ impl Table {
         self.change(range, &mut { STEPS }, |origins, segment| {
             let Segment { start, end, uses } = segment;
             while let Some(mut at) = uses.iter().position(|used| is_it(origins, used)) {
-                if uses.get(at).is_some_and(|used| used.covers) && !matches!(ended, Ended::Untouched) {
+                if uses.get(at).is_some_and(Use::covers) && !matches!(ended, Ended::Untouched) {
                     uses.drain(..std::mem::take(&mut at)).for_each(|used| origins.release(&used, removed));
                 }
                 let used = uses.remove(at);
                 origins.release(&used, removed);
                 if let Ended::Damaged(error) = ended {
                     let mark = mark(&(*start..*end), used.claim, error);
-                    let mut mark = origins.make(&mark, used.claim, Access::Write);
-                    mark.kind = Kind::Mark;
-                    uses.insert(at, mark);
+                    let mark = origins.make(&mark, used.claim, Access::Write);
+                    uses.insert(at, mark.of_kind(Kind::Mark));
                 }
             }
         })

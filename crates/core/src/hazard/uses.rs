@@ -11,21 +11,21 @@ use crate::{Access, Fence, Timeline};
 const SEARCHED: usize = 16;
 
 /// A use that was enqueued, complete when its timeline reaches the point. The timeline is in the table's [`Origins`], so that
-/// a use is copied and dropped without a count that threads share.
+/// a use is copied and dropped without a count that threads share. In two words, since a segment that is searched has room for
+/// two uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) point: u64,
     /// Number of the claim that it was made by.
     pub(super) claim: u32,
-    pub(super) origin: u32,
-    pub(super) access: Access,
-    pub(super) kind: Kind,
-    /// Whether it is a write over all uses before it in the segment. Those count again only if it fails and wrote nothing.
-    pub(super) covers: bool,
+    /// The number of its origin, then a bit for [`covers`](Self::covers), two for its kind and one for its access. No memory has
+    /// room for so many origins that the rest is too short.
+    what: u32,
 }
 
 /// What the end of a use means for the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum Kind {
     /// Nothing: it can fail only with its device.
     Sure,
@@ -42,24 +42,63 @@ pub(super) enum Kind {
 pub(super) type Uses = SmallVec<[Use; 2]>;
 
 impl Use {
+    #[inline]
+    fn new(fence: &Fence, claim: u32, origin: u32, access: Access, kind: Kind) -> Self {
+        let what = origin << 4 | (kind as u32) << 1 | u32::from(access == Access::Write);
+        Self { point: fence.point(), claim, what }
+    }
+
+    /// Returns it with another kind.
+    pub(super) fn of_kind(self, kind: Kind) -> Self {
+        Self { what: self.what & !0b110 | (kind as u32) << 1, ..self }
+    }
+
+    /// Makes it a write over all uses before it in the segment. Those count again only if it fails and wrote nothing.
+    pub(super) fn covering(self) -> Self {
+        Self { what: self.what | 0b1000, ..self }
+    }
+
+    #[inline]
+    pub(super) fn covers(&self) -> bool {
+        self.what & 0b1000 != 0
+    }
+
+    #[inline]
+    fn origin(&self) -> u32 {
+        self.what >> 4
+    }
+
+    #[inline]
+    pub(super) fn access(&self) -> Access {
+        if self.what & 1 == 0 { Access::Read } else { Access::Write }
+    }
+
+    #[inline]
+    pub(super) fn kind(&self) -> Kind {
+        match self.what >> 1 & 0b11 {
+            0 => Kind::Sure,
+            1 => Kind::Failing,
+            2 => Kind::Earlier,
+            _ => Kind::Mark,
+        }
+    }
+
     /// Returns whether the bytes are as it wrote them, if it did.
     #[inline]
     pub(super) fn is_sound(&self) -> bool {
-        !matches!((self.access, self.kind), (Access::Write, Kind::Failing | Kind::Mark))
+        !matches!((self.access(), self.kind()), (Access::Write, Kind::Failing | Kind::Mark))
     }
 
     /// Returns whether the bytes are as they should only if it succeeds.
     #[inline]
     pub(super) fn may_damage(&self) -> bool {
-        self.access == Access::Write && self.kind == Kind::Failing
+        self.access() == Access::Write && self.kind() == Kind::Failing
     }
 
     /// Returns whether this says all that the other one does.
     #[inline]
     pub(super) fn replaces(&self, other: &Self) -> bool {
-        (self.origin, self.access, self.kind) == (other.origin, other.access, other.kind)
-            && self.point >= other.point
-            && !other.may_damage()
+        self.what == other.what && self.point >= other.point && !other.may_damage()
     }
 
     /// Returns whether both are the same for the bytes, whichever claims they were made by.
@@ -80,7 +119,7 @@ pub(super) struct Origin {
     /// At the last point that is known to be reached.
     known: Fence,
     /// Of its uses.
-    pub(super) kind: Kind,
+    kind: Kind,
     uses: u32,
 }
 
@@ -96,7 +135,7 @@ impl Origin {
 
     /// Returns whether uses with this fence are its.
     #[inline]
-    pub(super) fn is_that_of(&self, fence: &Fence) -> bool {
+    fn is_that_of(&self, fence: &Fence) -> bool {
         self.is_of(fence.timeline()) && self.known.has_sources_of(fence)
     }
 
@@ -121,18 +160,23 @@ impl Origin {
 }
 
 impl Origins {
-    /// Returns a use of a fence, if its origin is known. It is not counted.
+    /// Returns a use of a fence, if it has the origin of an earlier use. It is not counted.
     #[inline]
+    pub(super) fn like(&mut self, used: &Use, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
+        let origin = self.of(used).filter(|origin| origin.is_that_of(fence))?;
+        Some(Use::new(fence, claim, used.origin(), access, origin.kind))
+    }
+
+    /// Returns a use of a fence, if its origin is known. It is not counted.
     pub(super) fn find(&self, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
         let mut searched = self.list.iter().take(SEARCHED).zip(0..);
         searched.find_map(|(origin, index)| {
             let kind = origin.as_ref().filter(|origin| origin.is_that_of(fence))?.kind;
-            Some(Use { point: fence.point(), claim, origin: index, access, kind, covers: false })
+            Some(Use::new(fence, claim, index, access, kind))
         })
     }
 
     /// Makes a use of a fence, to be kept in one place or to be [released](Self::release).
-    #[inline]
     pub(super) fn make(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
         let used = match self.find(fence, claim, access) {
             Some(used) => used,
@@ -153,17 +197,17 @@ impl Origins {
             Some(vacant) => *vacant = origin,
             None => self.list.push(origin),
         }
-        Use { point: fence.point(), claim, origin: index, access, kind, covers: false }
+        Use::new(fence, claim, index, access, kind)
     }
 
     #[inline]
     pub(super) fn of(&mut self, used: &Use) -> Option<&mut Origin> {
-        self.list.get_mut(used.origin as usize)?.as_mut()
+        self.list.get_mut(used.origin() as usize)?.as_mut()
     }
 
     pub(super) fn are_of_one_timeline(&self, one: &Use, other: &Use) -> bool {
-        let origin = |used: &Use| self.list.get(used.origin as usize)?.as_ref();
-        one.origin == other.origin
+        let origin = |used: &Use| self.list.get(used.origin() as usize)?.as_ref();
+        one.origin() == other.origin()
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
     }
 
@@ -177,12 +221,12 @@ impl Origins {
 
     #[inline]
     pub(super) fn release(&mut self, used: &Use, removed: &mut Removed) {
-        let Some(place) = self.list.get_mut(used.origin as usize) else { return };
+        let Some(place) = self.list.get_mut(used.origin() as usize) else { return };
         let Some(origin) = place else { return };
         origin.uses -= 1;
         if origin.uses == 0 {
             removed.fences.extend(place.take().map(|origin| origin.known));
-            self.vacant.push(used.origin);
+            self.vacant.push(used.origin());
         }
     }
 
@@ -194,7 +238,7 @@ impl Origins {
     /// Returns whether nothing needs to be known of a use any more.
     #[inline]
     pub(super) fn is_forgettable(&mut self, used: &Use) -> bool {
-        used.kind != Kind::Mark && !used.may_damage() && self.is_done(used)
+        used.kind() != Kind::Mark && !used.may_damage() && self.is_done(used)
     }
 
     /// Adds the writes of a segment that may have damaged it, of those that `which` chooses.

@@ -125,7 +125,7 @@ impl Hazards {
             let _as_below =
                 table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found));
             table.prune(&rest, removed, |origins, used| {
-                let is_sure = used.kind != Kind::Mark && !used.may_damage();
+                let is_sure = used.kind() != Kind::Mark && !used.may_damage();
                 let origin = origins.of(used).filter(|_| is_sure);
                 origin.is_some_and(|origin| is_complete(origin.timeline(), used.point))
             })

@@ -135,7 +135,7 @@ impl Table {
                 Attempt::Held(()) => {
                     assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
                     assert!(self.enqueueing.swap(false, Ordering::Relaxed));
-                    let claims = [(&range, group[0].ticket.unwrap())];
+                    let claims = [(&range, group[0].ticket.as_ref().unwrap())];
                     self.hazards.commit(claims, fence, false, &mut Woken::default());
                     if let Some(turn) = turn {
                         self.hazards.end_turn(turn);

@@ -123,7 +123,7 @@ impl Table {
     /// Writes ranges as one operation. Returns how many fences it comes after.
     fn write(&self, ranges: impl IntoIterator<Item = Range<usize>>, line: &Arc<Line>, point: u64) -> usize {
         let (tickets, after) = self.claim(ranges);
-        let claims = tickets.iter().map(|(range, ticket)| (range, *ticket));
+        let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
         let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
         self.hazards.commit(claims, &fence, false, &mut Woken::default());
         after
