@@ -137,8 +137,8 @@ impl Hazards {
         let before = before.get_or_insert_default();
         let mut steps = STEPS;
         for one in &mut *group {
-            match table.try_hold(&one.range, one.access, Holder::Pending, asked.turn, &mut removed) {
-                Ok(ticket) => one.ticket = Some(ticket),
+            match table.admit(&one.range, one.access, asked.turn, &mut removed) {
+                Ok(()) => one.ticket = Some(table.hold(&one.range, one.access, Holder::Pending)),
                 Err(blocked) => {
                     drop(table);
                     return told(blocked, &one.range).map(Attempt::Blocked);

@@ -89,6 +89,7 @@ impl Table {
         true
     }
 
+    /// Holds a range for a use, which is counted: what was counted is never taken back, so that no number comes twice.
     #[inline]
     pub(super) fn hold(&mut self, range: &Range<usize>, access: Access, by: Holder) -> Ticket {
         self.claims += 1;
@@ -101,12 +102,6 @@ impl Table {
     #[inline]
     pub(super) fn release(&mut self, range: &Range<usize>, ticket: Ticket) {
         self.holds.release(range, ticket.access, ticket.by);
-    }
-
-    /// Takes back what was counted for a range that was held and not used.
-    pub(super) fn was_no_use(&mut self, access: Access) {
-        self.claims -= 1;
-        self.writes -= u64::from(access == Access::Write);
     }
 
     /// Claims a range if nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
@@ -144,23 +139,22 @@ impl Table {
         Some(self.hold(range, access, Holder::Pending))
     }
 
-    /// Holds a range if nothing conflicts with that.
+    /// Returns whether a range can be held now: nothing conflicts with that.
     #[inline]
-    pub(super) fn try_hold(
+    pub(super) fn admit(
         &mut self,
         range: &Range<usize>,
         access: Access,
-        by: Holder,
         turn: Option<TurnId>,
         removed: &mut Removed,
-    ) -> Result<Ticket, Blocked> {
+    ) -> Result<(), Blocked> {
         if self.waiting.is_some() || !self.holds.is_empty() {
             self.check(range, access, turn, removed)?;
             if let Some(waiting) = &mut self.waiting {
                 waiting.overtake(range, access, turn);
             }
         }
-        Ok(self.hold(range, access, by))
+        Ok(())
     }
 
     /// Returns why a range cannot be held now, as an error.

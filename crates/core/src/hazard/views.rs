@@ -51,17 +51,16 @@ impl Hazards {
             let mut removed = Removed::default();
             let mut table = self.table.lock();
             // Turns end with a drop of fences, so who may drop none takes no notice of them.
-            let held = match table.holds.conflict(range, access) {
-                Conflict::None if !prunes => Ok(table.hold(range, access, Holder::Pending)),
-                _ => table.try_hold(range, access, Holder::Pending, turn, &mut removed),
+            let admitted = match table.holds.conflict(range, access) {
+                Conflict::None if !prunes => Ok(()),
+                _ => table.admit(range, access, turn, &mut removed),
             };
-            let ticket = match held {
-                Ok(ticket) => ticket,
-                Err(blocked) => {
-                    drop(table);
-                    return told(blocked, range).map(Attempt::Blocked);
-                }
-            };
+            if let Err(blocked) = admitted {
+                drop(table);
+                return told(blocked, range).map(Attempt::Blocked);
+            }
+            // No use yet, so it is not counted.
+            table.holds.add(range, access, Holder::Pending);
             let mut rest = range.clone();
             // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
             loop {
@@ -83,19 +82,15 @@ impl Hazards {
                 // What is left of the range is for the next use.
                 let _rest = table.prune(range, &mut removed, |origins, used| origins.is_forgettable(used));
             }
-            let (mut woken, view) = (Woken::default(), Ticket { by: Holder::View, ..ticket });
             let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
-            table.release(range, ticket);
-            if opens {
-                table.holds.add(range, access, view.by);
-            } else {
-                table.was_no_use(access);
-            }
+            table.holds.release(range, access, Holder::Pending);
+            let view = opens.then(|| table.hold(range, access, Holder::View));
+            let mut woken = Woken::default();
             self.close(table, &mut woken);
             if prunes {
                 self.settle(&removed.unsettled);
             }
-            if opens {
+            if let Some(view) = view {
                 return Ok(Attempt::Held(view));
             }
             if let Some(mark) = found.mark {

@@ -206,3 +206,39 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
         other.join().unwrap();
     });
 }
+
+/// A view looks through more segments than in one go, and does not open; meanwhile another range is used.
+#[test]
+fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() {
+    const SEGMENTS: usize = 257;
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.max_branches = 20 * SEGMENTS;
+    builder.check(|| {
+        let table = Table::new();
+        let claim = |table: &Table, range: std::ops::Range<usize>| {
+            let mut group = [Claimed { buffer: &table.buffer, range, access: Access::Write, ticket: None }];
+            let asked = Asked { own: None, turn: None, inherits: false };
+            assert!(matches!(table.hazards.claim(&mut group, &asked, &mut None), Ok(Attempt::Held(()))));
+            group[0].ticket.take().unwrap()
+        };
+        let fence = fence();
+        for at in (0..2 * SEGMENTS).step_by(2) {
+            let ticket = claim(&table, at..at + 1);
+            table.hazards.commit([(&(at..at + 1), &ticket)], &fence, false, &mut Woken::default());
+        }
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || {
+                let before = (table.hazards.uses(), table.hazards.writes());
+                let ticket = claim(&table, 4000..4001);
+                table.hazards.withdraw(&(4000..4001), ticket, &mut Woken::default());
+                let after = (table.hazards.uses(), table.hazards.writes());
+                assert!(after.0 > before.0 && after.1 > before.1, "{before:?} and {after:?}");
+            })
+        };
+        let opens = table.hazards.try_open_view(&(0..2 * SEGMENTS), Access::Write, None).unwrap();
+        assert!(matches!(opens, Attempt::Blocked(Before::Fences(_))));
+        other.join().unwrap();
+    });
+}
