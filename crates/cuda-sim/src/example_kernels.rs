@@ -2,23 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{
-    access::AccessKind,
-    twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin},
-};
+use crate::twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin};
 
 pub(crate) fn register() {
     register_kernel_twin("transload_saxpy", SAXPY);
     register_kernel_twin("transload_add", ADD);
     register_kernel_twin("transload_spin", SPIN);
-}
-
-fn read(address: u64, bytes: usize) -> KernelAccess {
-    KernelAccess { address, bytes, kind: AccessKind::Read }
-}
-
-fn written(address: u64, bytes: usize) -> KernelAccess {
-    KernelAccess { address, bytes, kind: AccessKind::Write }
 }
 
 /// How many bytes so many `f32` have; more than there can be where that overflows.
@@ -31,7 +20,7 @@ const SAXPY: KernelTwin = KernelTwin {
     parameters: &[4, 8, 8, 8],
     accesses: |launch| {
         let bytes = bytes_of(launch.number(3));
-        vec![read(launch.number(1), bytes), written(launch.number(2), bytes)]
+        vec![KernelAccess::read(launch.number(1), bytes), KernelAccess::written(launch.number(2), bytes)]
     },
     run: |launch, memory| {
         let a = f32::from_bits(launch.number(0) as u32);
@@ -45,7 +34,11 @@ const ADD: KernelTwin = KernelTwin {
     parameters: &[8, 8, 8, 8],
     accesses: |launch| {
         let bytes = bytes_of(launch.number(3));
-        vec![read(launch.number(0), bytes), read(launch.number(1), bytes), written(launch.number(2), bytes)]
+        vec![
+            KernelAccess::read(launch.number(0), bytes),
+            KernelAccess::read(launch.number(1), bytes),
+            KernelAccess::written(launch.number(2), bytes),
+        ]
     },
     run: |launch, memory| {
         let (x, y, sum) = (launch.number(0), launch.number(1), launch.number(2));
@@ -84,7 +77,7 @@ const SPIN: KernelTwin = KernelTwin {
     parameters: &[8, 8],
     accesses: |launch| match launch.number(1) {
         0 => Vec::new(),
-        out => vec![written(out, 16)],
+        out => vec![KernelAccess::written(out, 16)],
     },
     run: spin,
 };

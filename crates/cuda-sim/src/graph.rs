@@ -127,7 +127,7 @@ struct Front {
     nodes: BTreeSet<usize>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Graphs {
     captures: BTreeMap<u64, Capture>,
     last_capture: u64,
@@ -140,17 +140,6 @@ pub(crate) struct Graphs {
 }
 
 impl Graphs {
-    pub(crate) const fn new() -> Self {
-        Self {
-            captures: BTreeMap::new(),
-            last_capture: 0,
-            streams: BTreeMap::new(),
-            events: BTreeMap::new(),
-            graphs: BTreeMap::new(),
-            execs: BTreeMap::new(),
-        }
-    }
-
     /// Refuses a call that may wait for a device while a capture forbids it to this thread, whose mode is `mode`; the
     /// capture is invalid then.
     pub(crate) fn admit(&mut self, name: &str, thread: u64, mode: u32) -> Answer {

@@ -3,7 +3,6 @@
 use std::sync::Once;
 
 use crate::{
-    access::AccessKind,
     example_kernels,
     twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin},
 };
@@ -27,10 +26,7 @@ fn parameters(launch: &Launch) -> (u64, u64, usize) {
 
 fn accesses(launch: &Launch) -> Vec<KernelAccess> {
     let (dst, src, bytes) = parameters(launch);
-    vec![
-        KernelAccess { address: src, bytes, kind: AccessKind::Read },
-        KernelAccess { address: dst, bytes, kind: AccessKind::Write },
-    ]
+    vec![KernelAccess::read(src, bytes), KernelAccess::written(dst, bytes)]
 }
 
 fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
@@ -41,10 +37,7 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
 /// `transload_fill(dst, bytes, low, high)`: crates/streams/src/kernels/fill.cu.
 const FILL: KernelTwin = KernelTwin {
     parameters: &[8, 8, 8, 8],
-    accesses: |launch| {
-        let (address, bytes) = (launch.number(0), launch.number(1) as usize);
-        vec![KernelAccess { address, bytes, kind: AccessKind::Write }]
-    },
+    accesses: |launch| vec![KernelAccess::written(launch.number(0), launch.number(1) as usize)],
     run: fill,
 };
 

@@ -161,17 +161,13 @@ pub(crate) struct Entry {
 }
 
 /// All allocations by their first address.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Memory {
     by_base: BTreeMap<u64, Allocation>,
-    next_id: u64,
+    last_id: u64,
 }
 
 impl Memory {
-    pub(crate) const fn new() -> Self {
-        Self { by_base: BTreeMap::new(), next_id: 1 }
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Allocation> {
         self.by_base.values()
     }
@@ -225,19 +221,13 @@ impl Memory {
 
     fn enter(&mut self, base: u64, start: NonNull<u8>, block: Option<Block>, entry: Entry) {
         let Entry { bytes, device, context, kind, life } = entry;
-        let id = self.next_id;
-        self.next_id += 1;
+        self.last_id += 1;
+        let id = self.last_id;
         self.by_base.insert(base, Allocation { id, base, bytes, device, context, kind, life, block, start });
     }
 
     pub(crate) fn remove(&mut self, base: u64) -> Option<Allocation> {
         self.by_base.remove(&base)
-    }
-
-    /// Takes out everything that `which` says.
-    pub(crate) fn remove_where(&mut self, which: impl Fn(&Allocation) -> bool) -> Vec<Allocation> {
-        let bases: Vec<u64> = self.iter().filter(|one| which(one)).map(|one| one.base).collect();
-        bases.into_iter().filter_map(|base| self.by_base.remove(&base)).collect()
     }
 
     /// Where the bytes of a range are that queued work touches now: an illegal address unless all of it is live.

@@ -56,7 +56,7 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
         }
         Work::Free { base, id, .. } => {
             if state.memory.at(*base).is_some_and(|found| found.id == *id) {
-                free_pooled(state, *base);
+                state.release(*base);
             }
             Ok(())
         }
@@ -74,17 +74,6 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
     match result {
         Ok(()) => Progress::Done,
         Err(code) => Progress::Failed(code),
-    }
-}
-
-/// Removes an allocation of a pool; its reserved memory stays with the pool until a synchronisation.
-pub(crate) fn free_pooled(state: &mut State, base: u64) {
-    let Some(allocation) = state.memory.remove(base) else { return };
-    state.forget_memory(allocation.device, allocation.base, allocation.bytes);
-    if let Kind::Pool(pool) = allocation.kind
-        && let Some(pool) = state.pools.get_mut(&pool)
-    {
-        pool.used = pool.used.saturating_sub(crate::state::charged(allocation.bytes));
     }
 }
 

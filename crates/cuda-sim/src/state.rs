@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
-        Arc,
+        Arc, LazyLock,
         atomic::{AtomicBool, Ordering},
     },
     thread::ThreadId,
@@ -33,7 +33,7 @@ const EXECUTED_KEPT: usize = 65_536;
 /// The locked state. The lock is never held while a host function of the caller's runs.
 pub(crate) type Guard = MutexGuard<'static, State>;
 
-static STATE: Mutex<State> = Mutex::new(State::new());
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
 /// Woken when a host function of a stream has returned.
 pub(crate) static CHANGED: Condvar = Condvar::new();
@@ -45,7 +45,7 @@ pub(crate) fn lock() -> Guard {
     STATE.lock()
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) initialised: bool,
     pub(crate) devices: Vec<Device>,
@@ -132,7 +132,7 @@ pub(crate) struct Stream {
     pub(crate) clock: Clock,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Event {
     pub(crate) context: u64,
     pub(crate) device: u32,
@@ -143,7 +143,7 @@ pub(crate) struct Event {
     pub(crate) clock: Option<Arc<Clock>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) device: u32,
     pub(crate) created: bool,
@@ -175,25 +175,6 @@ pub(crate) struct Function {
 }
 
 impl State {
-    const fn new() -> Self {
-        Self {
-            initialised: false,
-            devices: Vec::new(),
-            contexts: BTreeMap::new(),
-            streams: BTreeMap::new(),
-            events: BTreeMap::new(),
-            pools: BTreeMap::new(),
-            modules: BTreeMap::new(),
-            functions: BTreeMap::new(),
-            graphs: Graphs::new(),
-            memory: Memory::new(),
-            sequence: 0,
-            recording: false,
-            host_clock: Clock::new(),
-            next_handle: 0,
-        }
-    }
-
     /// A handle that no object had before, far from the small numbers that name default streams. Handles are looked up
     /// in tables and never dereferenced.
     pub(crate) fn new_handle(&mut self) -> u64 {
@@ -312,26 +293,64 @@ impl State {
         self.functions.retain(|_, function| function.context != context);
         self.graphs.forget_context(context);
         // Memory of pools outlives a context: it belongs to the device.
-        let dropped = self.memory.remove_where(|allocation| {
-            allocation.context == context && !matches!(allocation.kind, Kind::Pool(_))
-        });
-        for allocation in &dropped {
-            self.forget_memory(allocation.device, allocation.base, allocation.bytes);
-            if matches!(allocation.kind, Kind::Device) {
-                let owner = self.device_mut(allocation.device);
-                owner.used = owner.used.saturating_sub(charged(allocation.bytes));
-            }
+        let own = self.memory.iter().filter(|one| one.context == context);
+        let own = own.filter(|one| !matches!(one.kind, Kind::Pool(_))).map(|one| one.base);
+        for base in own.collect::<Vec<_>>() {
+            self.release(base);
         }
         let owner = self.device_mut(device);
         owner.primary = None;
         owner.faults.sticky = None;
     }
 
-    /// The checker forgets memory that is gone: the next owner of the range starts afresh.
-    pub(crate) fn forget_memory(&mut self, device: u32, base: u64, bytes: usize) {
-        if self.recording {
-            self.device_mut(device).log.forget_range(base, bytes);
+    /// Removes an allocation. Memory that a pool reserved stays with the pool until a synchronisation.
+    pub(crate) fn release(&mut self, base: u64) {
+        let Some(gone) = self.memory.remove(base) else { return };
+        let recording = self.recording;
+        let owner = self.device_mut(gone.device);
+        if recording {
+            // The next owner of the range starts afresh.
+            owner.log.forget_range(gone.base, gone.bytes);
         }
+        let taken = match gone.kind {
+            Kind::Device => &mut owner.used,
+            Kind::Pool(pool) => match self.pools.get_mut(&pool) {
+                Some(pool) => &mut pool.used,
+                None => return,
+            },
+            _ => return,
+        };
+        *taken = taken.saturating_sub(charged(gone.bytes));
+    }
+
+    pub(crate) fn stream(&self, stream: u64) -> Answer<&Stream> {
+        self.streams.get(&stream).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// Gives a stream up; what is in flight on it runs to its end.
+    pub(crate) fn destroy_stream(&mut self, stream: u64) {
+        let Some(own) = self.streams.get_mut(&stream) else { return };
+        own.destroyed = true;
+        if own.queue.is_empty() && !own.busy {
+            self.streams.remove(&stream);
+        }
+    }
+
+    pub(crate) fn event(&self, event: u64) -> Answer<&Event> {
+        self.events.get(&event).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn function(&self, function: u64) -> Answer<&Function> {
+        self.functions.get(&function).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn pool(&self, pool: u64) -> Answer<&Pool> {
+        self.pools.get(&pool).ok_or(code::INVALID_VALUE)
+    }
+
+    /// Whether the devices can reach each other's memory.
+    pub(crate) fn are_peers(&self, one: u32, other: u32) -> bool {
+        one != other && self.device(one).options.peers && self.device(other).options.peers
     }
 
     pub(crate) fn finished(&mut self, device: u32, stream: u32, name: &'static str) {
@@ -403,18 +422,7 @@ impl State {
 
 impl Pool {
     pub(crate) fn new(device: u32, created: bool) -> Self {
-        Self {
-            device,
-            created,
-            destroyed: false,
-            threshold: 0,
-            reserved: 0,
-            reserved_high: 0,
-            used: 0,
-            used_high: 0,
-            reuse: [1; 3],
-            access: BTreeMap::new(),
-        }
+        Self { device, created, reuse: [1; 3], ..Self::default() }
     }
 }
 

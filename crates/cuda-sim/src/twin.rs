@@ -34,6 +34,20 @@ pub struct KernelAccess {
     pub kind: AccessKind,
 }
 
+impl KernelAccess {
+    /// A range that is only read.
+    #[must_use]
+    pub fn read(address: u64, bytes: usize) -> Self {
+        Self { address, bytes, kind: AccessKind::Read }
+    }
+
+    /// A range that is written.
+    #[must_use]
+    pub fn written(address: u64, bytes: usize) -> Self {
+        Self { address, bytes, kind: AccessKind::Write }
+    }
+}
+
 /// The parameters of one launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {

@@ -111,7 +111,7 @@ driver! {
         if peer == scope.device {
             return Err(code::INVALID_CONTEXT);
         }
-        if !state.device(scope.device).options.peers || !state.device(peer).options.peers {
+        if !state.are_peers(scope.device, peer) {
             return Err(code::PEER_ACCESS_UNSUPPORTED);
         }
         let own = state.contexts.get_mut(&scope.context).ok_or(code::INVALID_CONTEXT)?;

@@ -107,7 +107,7 @@ pub(crate) fn copy(
     let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
     let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
     let on_host = |found| !matches!(found, Found::Device(_));
-    let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+    let device = state.stream(stream)?.device;
     let pinned = |found| matches!(found, Found::Locked | Found::Ordinary);
     let mut waits = match mode {
         // A node of a graph runs when the graph does.

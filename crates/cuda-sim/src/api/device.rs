@@ -83,10 +83,6 @@ fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
     })
 }
 
-fn can_reach(state: &state::State, from: u32, to: u32) -> bool {
-    from != to && state.device(from).options.peers && state.device(to).options.peers
-}
-
 driver! {
     fn cuInit(flags: u32) {
         if flags != 0 {
@@ -150,7 +146,7 @@ driver! {
     fn cuDeviceCanAccessPeer(can: Pointer<i32>, device: i32, peer: i32) {
         let (state, device) = on_device(NAME, device)?;
         let peer = device_of(&state, peer)?;
-        can.set(i32::from(can_reach(&state, device, peer)))
+        can.set(i32::from(state.are_peers(device, peer)))
     }
 
     fn cuDevicePrimaryCtxRetain(context: Pointer<usize>, device: i32) {

@@ -16,7 +16,7 @@ const DISABLE_TIMING: u32 = 2;
 fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
     let event = event.addr() as u64;
-    let device = state.events.get(&event).ok_or(code::INVALID_HANDLE)?.device;
+    let device = state.event(event)?.device;
     wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     Ok((state, event))
@@ -30,16 +30,8 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let handle = state.new_handle();
-        let entry = Event {
-            context: scope.context,
-            device: scope.device,
-            timing: flags & DISABLE_TIMING == 0,
-            generation: 0,
-            record: None,
-            time: None,
-            clock: None,
-        };
-        state.events.insert(handle, entry);
+        let (context, device, timing) = (scope.context, scope.device, flags & DISABLE_TIMING == 0);
+        state.events.insert(handle, Event { context, device, timing, ..Event::default() });
         event.set(handle as usize)
     }
 
@@ -53,8 +45,8 @@ driver! {
     fn cuEventRecord(event: Handle, stream: Handle) {
         let (mut state, event) = on_event(NAME, event)?;
         let stream = find_stream(&mut state, stream)?;
-        let context = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context;
-        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let context = state.stream(stream)?.context;
+        let found = state.event(event)?;
         if found.context != context {
             return Err(code::INVALID_HANDLE);
         }
@@ -77,7 +69,7 @@ driver! {
     fn cuEventQuery(event: Handle) {
         let (mut state, event) = on_event(NAME, event)?;
         state.graphs.ask(event)?;
-        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let found = state.event(event)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
         let done = scheduler::query(&mut state, point);
@@ -92,7 +84,7 @@ driver! {
     fn cuEventSynchronize(event: Handle) {
         let (mut state, event) = on_event(NAME, event)?;
         state.graphs.ask(event)?;
-        let found = state.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        let found = state.event(event)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
         scheduler::force(&mut state, point);
@@ -105,8 +97,8 @@ driver! {
         let (mut state, start) = on_event(NAME, start)?;
         state.graphs.ask(start)?;
         state.graphs.ask(end.addr() as u64)?;
-        let first = state.events.get(&start).ok_or(code::INVALID_HANDLE)?;
-        let second = state.events.get(&(end.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let first = state.event(start)?;
+        let second = state.event(end.addr() as u64)?;
         let usable = |event: &Event| event.timing && event.record.is_some();
         if !usable(first) || !usable(second) || first.context != second.context {
             return Err(code::INVALID_HANDLE);

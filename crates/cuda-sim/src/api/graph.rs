@@ -118,7 +118,7 @@ driver! {
         if !out.is_null() {
             out.set(0)?;
         }
-        let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        let own = state.stream(stream)?;
         let (context, device) = (own.context, own.device);
         let nodes = state.graphs.end(stream, thread_number())?;
         if out.is_null() {
@@ -175,14 +175,7 @@ driver! {
     fn cuGraphExecDestroy(exec: Handle) {
         let (mut state, exec) = on_exec(NAME, exec)?;
         let gone = state.graphs.execs.remove(&exec).ok_or(code::INVALID_VALUE)?;
-        // What is in flight runs to its end.
-        for id in gone.streams {
-            let Some(own) = state.streams.get_mut(&id) else { continue };
-            own.destroyed = true;
-            if own.queue.is_empty() && !own.busy {
-                state.streams.remove(&id);
-            }
-        }
+        gone.streams.into_iter().for_each(|stream| state.destroy_stream(stream));
         Ok(())
     }
 

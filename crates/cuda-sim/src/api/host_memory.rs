@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr::NonNull};
 use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
     code,
-    memory::{Block, Entry, Kind, Life},
+    memory::{Block, Kind},
 };
 
 driver! {
@@ -19,14 +19,7 @@ driver! {
         let block = Block::new(bytes)?;
         let start = block.start().as_ptr();
         // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
-        let entry = Entry {
-            bytes,
-            device: scope.device,
-            context: scope.context,
-            kind: Kind::Pinned { flags },
-            life: Life::Live,
-        };
-        state.memory.insert(None, block, entry);
+        state.memory.insert(None, block, scope.entry(bytes, Kind::Pinned { flags }));
         pointer.set(start.cast())
     }
 
@@ -36,9 +29,7 @@ driver! {
         let owner = state.memory.at(base).filter(|found| matches!(found.kind, Kind::Pinned { .. }));
         let owner = owner.map(|found| found.device).ok_or(code::INVALID_VALUE)?;
         let waited = wait_to_free(&mut state, scope.device, owner);
-        if let Some(gone) = state.memory.remove(base) {
-            state.forget_memory(gone.device, gone.base, gone.bytes);
-        }
+        state.release(base);
         waited
     }
 
@@ -61,14 +52,7 @@ driver! {
         if state.memory.overlaps(address, bytes) {
             return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
         }
-        let entry = Entry {
-            bytes,
-            device: scope.device,
-            context: scope.context,
-            kind: Kind::Registered { flags },
-            life: Life::Live,
-        };
-        state.memory.insert_foreign(start, entry);
+        state.memory.insert_foreign(start, scope.entry(bytes, Kind::Registered { flags }));
         Ok(())
     }
 
@@ -85,9 +69,7 @@ driver! {
         let owner = found.device;
         let waits = state.device_mut(owner).rng.chance(75);
         let waited = if waits { wait_to_free(&mut state, scope.device, owner) } else { Ok(()) };
-        if let Some(gone) = state.memory.remove(base) {
-            state.forget_memory(gone.device, gone.base, gone.bytes);
-        }
+        state.release(base);
         waited
     }
 

@@ -8,7 +8,7 @@ use crate::{
     code::{self, Answer},
     device::Residency,
     install,
-    memory::{Block, Entry, Kind, Life, Managed},
+    memory::{Block, Kind, Managed},
     op::Work,
     scheduler,
     state::State,
@@ -75,7 +75,7 @@ fn prefetch(
     let to = to(&state)?;
     let spot = admit(&state, to)?;
     managed(&mut state, address, bytes)?;
-    let owner = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+    let owner = state.stream(stream)?.device;
     admit(&state, Spot::Device(owner))?;
     let (found, whole, range) = managed(&mut state, address, bytes)?;
     for page in found.advice.pages_mut(whole, range) {
@@ -131,8 +131,7 @@ driver! {
         }
         let block = Block::new(bytes)?;
         let kind = Kind::Managed(Managed::new(bytes));
-        let entry = Entry { bytes, device: scope.device, context: scope.context, kind, life: Life::Live };
-        pointer.set(state.memory.insert(None, block, entry))
+        pointer.set(state.memory.insert(None, block, scope.entry(bytes, kind)))
     }
 
     fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: Handle) {

@@ -25,23 +25,6 @@ pub(crate) fn place(state: &mut State, entry: Entry) -> Answer<u64> {
     Ok(memory.insert(Some(base), block, entry))
 }
 
-/// Removes an allocation of device or managed memory.
-fn release(state: &mut State, base: u64) {
-    match state.memory.at(base).map(|found| (&found.kind, found.device, found.bytes)) {
-        Some((Kind::Pool(_), ..)) => crate::perform::free_pooled(state, base),
-        Some((kind, device, bytes)) => {
-            let is_device = matches!(kind, Kind::Device);
-            state.memory.remove(base);
-            state.forget_memory(device, base, bytes);
-            if is_device {
-                let owner = state.device_mut(device);
-                owner.used = owner.used.saturating_sub(charged(bytes));
-            }
-        }
-        None => {}
-    }
-}
-
 driver! {
     fn cuMemAlloc_v2(pointer: Pointer<u64>, bytes: usize) {
         let (mut state, scope) = on_current(NAME)?;
@@ -49,14 +32,7 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let charge = charge(&state, scope.device, bytes)?;
-        let entry = Entry {
-            bytes,
-            device: scope.device,
-            context: scope.context,
-            kind: Kind::Device,
-            life: Life::Live,
-        };
-        let base = place(&mut state, entry)?;
+        let base = place(&mut state, scope.entry(bytes, Kind::Device))?;
         state.device_mut(scope.device).used += charge;
         pointer.set(base)
     }
@@ -73,7 +49,7 @@ driver! {
         }
         let owner = allocation.device;
         let waited = wait_to_free(&mut state, scope.device, owner);
-        release(&mut state, pointer);
+        state.release(pointer);
         waited
     }
 }

@@ -45,6 +45,7 @@ use crate::{
     access::Actor,
     clock::{ActorId, Clock},
     code::{self, Answer},
+    memory::{Entry, Kind, Life},
     op::HostCall,
     state::{self, Guard, State},
 };
@@ -157,6 +158,13 @@ pub(crate) struct Scope {
     pub(crate) device: u32,
 }
 
+impl Scope {
+    /// A live allocation of the context.
+    pub(crate) fn entry(self, bytes: usize, kind: Kind) -> Entry {
+        Entry { bytes, device: self.device, context: self.context, kind, life: Life::Live }
+    }
+}
+
 /// Counts a call for a device; answers the fault that hits it, or the error that stuck to the context.
 pub(crate) fn attribute(state: &mut State, name: &str, device: u32) -> Answer {
     let faults = &mut state.device_mut(device).faults;
@@ -220,7 +228,7 @@ pub(crate) fn find_stream(state: &mut State, handle: Handle) -> Answer<u64> {
 pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
     let stream = find_stream(&mut state, handle)?;
-    let device = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.device;
+    let device = state.stream(stream)?.device;
     wait_for_free(&mut state, device);
     attribute(&mut state, name, device)?;
     crate::graph::admit_on_stream(&mut state, name, stream)?;

@@ -107,8 +107,8 @@ driver! {
         extra: *mut *mut c_void,
     ) {
         let (mut state, _, stream) = on_current_stream(NAME, stream)?;
-        let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
-        let own = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?;
+        let function = state.function(function.addr() as u64)?;
+        let own = state.stream(stream)?;
         let device = own.device;
         if own.context != function.context {
             return Err(code::INVALID_HANDLE);
@@ -146,7 +146,7 @@ driver! {
 
     fn cuFuncGetAttribute(value: Pointer<i32>, attribute: u32, function: Handle) {
         let (mut state, scope) = on_current(NAME)?;
-        let module = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?.module;
+        let module = state.function(function.addr() as u64)?.module;
         load_now(&mut state, module, scope.device);
         value.set(match attribute {
             // Threads of a block at most.
@@ -168,7 +168,7 @@ driver! {
 
     fn cuFuncGetParamInfo(function: Handle, index: usize, offset: Pointer<usize>, size: Pointer<usize>) {
         let (state, _) = on_current(NAME)?;
-        let function = state.functions.get(&(function.addr() as u64)).ok_or(code::INVALID_HANDLE)?;
+        let function = state.function(function.addr() as u64)?;
         let sizes = function.twin.parameters;
         let own = *sizes.get(index).ok_or(code::INVALID_VALUE)?;
         // Each parameter is aligned to its size.

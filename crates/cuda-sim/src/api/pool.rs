@@ -25,7 +25,7 @@ fn allocate(
     pool: u64,
     stream: u64,
 ) -> Answer {
-    let device = state.pools.get(&pool).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+    let device = state.pool(pool)?.device;
     if !state.device(device).options.pools {
         return Err(code::NOT_SUPPORTED);
     }
@@ -46,8 +46,8 @@ fn allocate(
         settle(state, device);
         reserve(state, pool, bytes)?;
     }
-    let entry = Entry { bytes, device, context: scope.context, kind: Kind::Pool(pool), life: Life::Pending };
-    let base = place(state, entry)?;
+    let entry = Scope { device, ..scope }.entry(bytes, Kind::Pool(pool));
+    let base = place(state, Entry { life: Life::Pending, ..entry })?;
     let id = state.memory.at(base).map_or(0, |found| found.id);
     scheduler::enqueue(state, stream, name, Work::Allocate { base, id, bytes });
     pointer.set(base)
@@ -113,7 +113,7 @@ pub(crate) struct Properties {
 fn on_pool(name: &str, pool: Handle) -> Answer<(Guard, u64)> {
     let mut state = begin()?;
     let pool = find(&state, pool)?;
-    let device = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?.device;
+    let device = state.pool(pool)?.device;
     attribute(&mut state, name, device)?;
     Ok((state, pool))
 }
@@ -130,7 +130,7 @@ pub(crate) struct AccessDescription {
 driver! {
     fn cuMemAllocAsync(pointer: Pointer<u64>, bytes: usize, stream: Handle) {
         let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
-        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let device = state.stream(stream)?.device;
         let pool = state.device(device).default_pool;
         allocate(&mut state, NAME, scope, pointer, bytes, pool, stream)
     }
@@ -212,7 +212,7 @@ driver! {
 
     fn cuMemPoolGetAttribute(pool: Handle, attribute: u32, value: Pointer<u64>) {
         let (state, pool) = on_pool(NAME, pool)?;
-        let found = state.pools.get(&pool).ok_or(code::INVALID_VALUE)?;
+        let found = state.pool(pool)?;
         match attribute {
             1..=3 => value.cast::<i32>().set(found.reuse[attribute as usize - 1]),
             4 => value.set(found.threshold),
@@ -226,12 +226,11 @@ driver! {
 
     fn cuMemPoolSetAccess(pool: Handle, map: Pointer<AccessDescription>, count: usize) {
         let (mut state, pool) = on_pool(NAME, pool)?;
-        let owner = state.pools.get(&pool).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
+        let owner = state.pool(pool)?.device;
         for index in 0..count {
             let wanted = map.get_at(index)?;
             let device = device_of(&state, wanted.location_id)?;
-            let reaches =
-                device == owner || (state.device(device).options.peers && state.device(owner).options.peers);
+            let reaches = device == owner || state.are_peers(device, owner);
             if wanted.location_type != 1 || !matches!(wanted.flags, 0 | 1 | 3) {
                 return Err(code::INVALID_VALUE);
             }

@@ -38,21 +38,16 @@ driver! {
             return Err(code::INVALID_HANDLE);
         }
         let (mut state, stream) = on_stream(NAME, stream)?;
-        let own = state.streams.get_mut(&stream).ok_or(code::INVALID_HANDLE)?;
-        if !own.created {
+        if !state.stream(stream)?.created {
             return Err(code::INVALID_HANDLE);
         }
-        // Work still enqueued runs when its turn comes; the stream goes with the last of it.
-        own.destroyed = true;
-        if own.queue.is_empty() && !own.busy {
-            state.streams.remove(&stream);
-        }
+        state.destroy_stream(stream);
         Ok(())
     }
 
     fn cuStreamQuery(stream: Handle) {
         let (mut state, stream) = on_stream(NAME, stream)?;
-        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let device = state.stream(stream)?.device;
         let point = scheduler::end_of(&state, stream);
         let known = scheduler::knowledge(&state, stream);
         let done = scheduler::query(&mut state, point);
@@ -66,7 +61,7 @@ driver! {
 
     fn cuStreamSynchronize(stream: Handle) {
         let (mut state, stream) = on_stream(NAME, stream)?;
-        let device = state.streams.get(&stream).map(|own| own.device).ok_or(code::INVALID_HANDLE)?;
+        let device = state.stream(stream)?.device;
         let point = scheduler::end_of(&state, stream);
         let waited = super::copy::wait(&mut state, stream, point);
         pool::settle(&mut state, device);
@@ -75,18 +70,18 @@ driver! {
 
     fn cuStreamGetPriority(stream: Handle, priority: Pointer<i32>) {
         let (state, stream) = on_stream(NAME, stream)?;
-        priority.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.priority)
+        priority.set(state.stream(stream)?.priority)
     }
 
     fn cuStreamGetFlags(stream: Handle, flags: Pointer<u32>) {
         let (state, stream) = on_stream(NAME, stream)?;
-        let kind = state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.kind;
+        let kind = state.stream(stream)?.kind;
         flags.set(if kind == StreamKind::NonBlocking { NON_BLOCKING } else { 0 })
     }
 
     fn cuStreamGetCtx(stream: Handle, context: Pointer<usize>) {
         let (state, stream) = on_stream(NAME, stream)?;
-        context.set(state.streams.get(&stream).ok_or(code::INVALID_HANDLE)?.context as usize)
+        context.set(state.stream(stream)?.context as usize)
     }
 
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
@@ -96,13 +91,13 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let handle = event.addr() as u64;
-        let event = state.events.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        let event = state.event(handle)?;
         let recorded = event.record.is_some();
         if state.graphs.wait(stream, handle, recorded)? {
             // External nodes are not simulated.
             return if flags == 0 { Ok(()) } else { Err(code::NOT_SUPPORTED) };
         }
-        let event = state.events.get(&handle).ok_or(code::INVALID_HANDLE)?;
+        let event = state.event(handle)?;
         let Some(point) = event.record else { return Ok(()) };
         let known = event.clock.clone();
         let after = vec![point];
