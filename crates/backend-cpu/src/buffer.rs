@@ -8,6 +8,7 @@ use std::{
 
 use transload_core::{
     Backend, Buffer, DeviceId, Error, ErrorKind, HostView, HostViewMut, MemoryKind, Pod, RawBuffer, Result,
+    check_same_len,
 };
 
 use crate::CpuBackend;
@@ -123,14 +124,6 @@ fn check_element<T>() -> Result<()> {
     Ok(())
 }
 
-fn same_length(buffer: usize, host: usize) -> Result<()> {
-    if buffer == host {
-        return Ok(());
-    }
-    let text = format!("the buffer has {buffer} elements, the slice {host}; both must agree");
-    Err(Error::new(ErrorKind::InvalidArgument, text))
-}
-
 impl<T: Pod> Buffer<T> for HostBuffer<T> {
     fn raw(&self) -> &RawBuffer {
         &self.raw
@@ -143,14 +136,14 @@ impl<T: Pod> Buffer<T> for HostBuffer<T> {
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        same_length(self.len(), source.len())?;
+        check_same_len(self.len(), source.len())?;
         let view = self.raw.overwrite()?;
         HostSliceMut { view, elements: PhantomData }.copy_from_slice(source);
         Ok(())
     }
 
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        same_length(self.len(), destination.len())?;
+        check_same_len(self.len(), destination.len())?;
         destination.copy_from_slice(&self.read()?);
         Ok(())
     }

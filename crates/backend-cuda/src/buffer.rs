@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 
 use transload_core::{
-    Buffer, Error, ErrorKind, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing,
-    WorkloadType, fill, submit,
+    Buffer, Operation, Pod, QueueLease, RawBuffer, Result, StreamPriority, Timing, WorkloadType,
+    bytes_of_elements, check_same_len, fill, submit,
 };
 use transload_memory::{borrow, borrow_mut};
 use transload_streams::AdvancedStreamPool;
@@ -24,30 +24,13 @@ impl<T: Pod> CudaBuffer<T> {
         pool: &AdvancedStreamPool,
         allocate: impl Fn(usize) -> Result<RawBuffer>,
     ) -> Result<Self> {
-        let bytes = size_of::<T>().checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "{len} elements of {} bytes are no valid size: 1 to {} bytes are",
-                    size_of::<T>(),
-                    usize::MAX
-                ),
-            )
-        })?;
+        let bytes = bytes_of_elements::<T>(len)?;
         let queue = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
         Ok(Self { raw: allocate(bytes)?, queue, element: PhantomData })
     }
 
     fn run(&self, operation: &Operation<'_>) -> Result<()> {
         submit(&*self.queue, operation, Timing::Off)?.wait()
-    }
-
-    fn check_len(&self, given: usize) -> Result<()> {
-        if given == self.len() {
-            return Ok(());
-        }
-        let text = format!("the host slice has {given} elements; it must have the buffer's {}", self.len());
-        Err(Error::new(ErrorKind::InvalidArgument, text))
     }
 }
 
@@ -61,14 +44,14 @@ impl<T: Pod> Buffer<T> for CudaBuffer<T> {
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        self.check_len(source.len())?;
+        check_same_len(self.len(), source.len())?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let source = unsafe { borrow(source) };
         self.run(&Operation::Copy { src: &source, dst: &self.raw })
     }
 
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        self.check_len(destination.len())?;
+        check_same_len(self.len(), destination.len())?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let destination = unsafe { borrow_mut(destination) };
         self.run(&Operation::Copy { src: &self.raw, dst: &destination })

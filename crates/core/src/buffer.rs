@@ -1,6 +1,6 @@
 //! Typed buffers of any kind of memory behind one object-safe trait.
 
-use crate::{DeviceId, MemoryKind, Pod, RawBuffer, Result};
+use crate::{DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result};
 
 /// `len` elements of `T` somewhere. Generic code runs on host, device and unified buffers alike.
 ///
@@ -47,4 +47,28 @@ pub trait Buffer<T: Pod>: Send + Sync {
     /// # Errors
     /// As for `copy_from_host`.
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()>;
+}
+
+/// The bytes of `len` elements of `T`.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] where that is 0 or overflows.
+pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
+    let size = size_of::<T>();
+    size.checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
+        let text = format!("{len} elements of {size} bytes are no valid size: 1 to {} bytes are", usize::MAX);
+        Error::new(ErrorKind::InvalidArgument, text)
+    })
+}
+
+/// Refuses a host slice that has not as many elements as the buffer it is copied from or to.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`] naming both lengths.
+pub fn check_same_len(buffer: usize, host: usize) -> Result<()> {
+    if buffer == host {
+        return Ok(());
+    }
+    let text = format!("the host slice has {host} elements; it must have the buffer's {buffer}");
+    Err(Error::new(ErrorKind::InvalidArgument, text))
 }

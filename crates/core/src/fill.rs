@@ -94,10 +94,6 @@ unsafe impl Storage for Element {
         Some(NonNull::from(&*self.words).cast())
     }
 
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
     fn is_writable(&self) -> bool {
         false
     }

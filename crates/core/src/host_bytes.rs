@@ -52,10 +52,6 @@ unsafe impl<O: Send + Sync + 'static> Storage for HostBytes<O> {
         Some(self.address)
     }
 
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
     fn is_writable(&self) -> bool {
         self.writable
     }

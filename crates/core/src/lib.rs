@@ -56,7 +56,7 @@ mod whereabouts;
 pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
 #[doc(hidden)]
 pub use brief_lock::{BriefGuard, BriefLock};
-pub use buffer::Buffer;
+pub use buffer::{Buffer, bytes_of_elements, check_same_len};
 pub use buffer_id::BufferId;
 pub use claim::{Access, Claims};
 pub use cost::{CostBasis, CostModel, PathCost};

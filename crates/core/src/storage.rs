@@ -34,8 +34,10 @@ pub unsafe trait Storage: Send + Sync + 'static {
     /// Where the host sees it.
     fn host_address(&self) -> Option<NonNull<u8>>;
 
-    /// Where the device sees it.
-    fn device_address(&self) -> Option<u64>;
+    /// Where the device sees it; by default it does not.
+    fn device_address(&self) -> Option<u64> {
+        None
+    }
 
     /// Whether bytes may be put there.
     fn is_writable(&self) -> bool {

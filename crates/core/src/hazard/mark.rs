@@ -1,6 +1,6 @@
 //! What stays of a write that failed: its bytes may be damaged until they are written again.
 
-use std::{any::Any, ops::Range, sync::Arc, task::Waker, time::Duration};
+use std::{any::Any, ops::Range, sync::Arc, task::Waker};
 
 use crate::{DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, source::source_failed};
 
@@ -49,10 +49,6 @@ unsafe impl Timeline for Mark {
 
     fn can_fail(&self) -> bool {
         true
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

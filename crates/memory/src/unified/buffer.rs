@@ -4,6 +4,7 @@ use std::{fmt, marker::PhantomData, ops::RangeBounds};
 
 use transload_core::{
     Access, Buffer, DeviceId, Error, ErrorKind, MemoryKind, Pod, Queue, QueueLease, RawBuffer, Result,
+    bytes_of_elements, check_same_len,
 };
 
 use super::{DeviceAccess, Role, UnifiedMode, UnifiedSlice, UnifiedSliceMut, body::Body};
@@ -67,14 +68,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         len: usize,
         mode: UnifiedMode,
     ) -> Result<Self> {
-        let bytes = size_of::<T>().checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
-            let text = format!(
-                "{len} elements of {} bytes are no valid size: 1 to {} bytes are",
-                size_of::<T>(),
-                usize::MAX
-            );
-            Error::new(ErrorKind::InvalidArgument, text)
-        })?;
+        let bytes = bytes_of_elements::<T>(len)?;
         Self::over(Body::allocate(memory, queue, bytes, mode)?)
     }
 
@@ -206,15 +200,6 @@ impl<T: Pod> UnifiedBuffer<T> {
         let range = self.body.bytes(range, size_of::<T>())?;
         DeviceAccess::acquire(&self.body, queue, range, role, access)
     }
-
-    fn check_len(&self, given: usize) -> Result<()> {
-        let own = Buffer::len(self);
-        if given == own {
-            return Ok(());
-        }
-        let text = format!("the host slice has {given} elements; it must have the buffer's {own}");
-        Err(Error::new(ErrorKind::InvalidArgument, text))
-    }
 }
 
 impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
@@ -237,12 +222,12 @@ impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
-        self.check_len(source.len())?;
+        check_same_len(self.len(), source.len())?;
         self.body.copy_from_host(bytemuck::cast_slice(source))
     }
 
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
-        self.check_len(destination.len())?;
+        check_same_len(self.len(), destination.len())?;
         self.body.copy_to_host(bytemuck::cast_slice_mut(destination))
     }
 }

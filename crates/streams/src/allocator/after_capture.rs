@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
@@ -98,10 +97,6 @@ unsafe impl Timeline for AfterCapture {
         // Nobody tells when a capture ends; who awaits that asks again and again.
         waker.wake_by_ref();
         false
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

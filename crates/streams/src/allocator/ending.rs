@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -205,10 +204,6 @@ unsafe impl Timeline for EndOfStream {
         // No task of this library awaits the end of a stream; one that does asks again and again.
         waker.wake_by_ref();
         false
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

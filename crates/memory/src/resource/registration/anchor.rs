@@ -133,10 +133,6 @@ unsafe impl Storage for Anchor {
         Some(self.address)
     }
 
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
     fn as_any(&self) -> &dyn Any {
         self
     }

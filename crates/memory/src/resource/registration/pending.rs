@@ -8,7 +8,6 @@ use std::{
     },
     task::Waker,
     thread,
-    time::Duration,
 };
 
 use transload_core::{DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id};
@@ -94,10 +93,6 @@ unsafe impl Timeline for PendingUses {
                 false
             }
         }
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

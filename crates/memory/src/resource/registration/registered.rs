@@ -34,10 +34,6 @@ unsafe impl Storage for Registered {
         self.loan.buffer().host_address()
     }
 
-    fn device_address(&self) -> Option<u64> {
-        None
-    }
-
     fn is_writable(&self) -> bool {
         self.writable
     }
