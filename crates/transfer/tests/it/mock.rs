@@ -30,7 +30,7 @@ pub(crate) struct MockBackend {
     peers: bool,
     shares: bool,
     in_place: bool,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     reclaimer: Arc<Reclaimer>,
     queues: Vec<Arc<MockQueue>>,
     next: AtomicU64,
@@ -112,31 +112,6 @@ impl MockBackend {
 
     pub(crate) fn refuse_next(&self, kind: ErrorKind) {
         self.shared.refusals.lock().push_back(kind);
-    }
-
-    /// After `pass` more enqueuings the next `panic` ones panic.
-    pub(crate) fn panic_at_enqueues(&self, pass: u64, panic: u64) {
-        *self.shared.enqueues_panic.lock() = Panics { pass, panic };
-    }
-
-    /// After `pass` more waits the next `panic` ones panic.
-    pub(crate) fn panic_at_waits(&self, pass: u64, panic: u64) {
-        *self.shared.waits_panic.lock() = Panics { pass, panic };
-    }
-
-    /// After `pass` more polls the next `panic` ones panic.
-    pub(crate) fn panic_at_polls(&self, pass: u64, panic: u64) {
-        *self.shared.polls_panic.lock() = Panics { pass, panic };
-    }
-
-    /// Allocations of pinned memory that are left to fail.
-    pub(crate) fn pinned_to_fail(&self) -> u64 {
-        self.shared.pinned.lock().fail
-    }
-
-    /// Allocations that were freed while an operation used them.
-    pub(crate) fn freed_in_use(&self) -> u64 {
-        self.shared.freed_in_use.load(Ordering::SeqCst)
     }
 
     /// After `succeed` more allocations of pinned memory the next `fail` ones fail, each once `meet` threads are in one or

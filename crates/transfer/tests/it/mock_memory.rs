@@ -1,4 +1,4 @@
-//! The mock backend's memory, and its bytes as tests see them.
+//! The mock backend's memory, its bytes as tests see them, and panics that are planted in it.
 
 use std::{
     any::Any,
@@ -17,6 +17,8 @@ use transload_core::{
     DeviceId, ErrorKind, Fence, MemoryKind, Place, RawBuffer, Reclaimer, Storage, StreamPriority,
     WorkloadType,
 };
+
+use crate::mock::MockBackend;
 
 /// What happens to be alive, and what is to go wrong.
 #[derive(Default)]
@@ -65,6 +67,33 @@ impl Panics {
         planted.panic -= 1;
         drop(planted);
         panic!("planted panic of a backend");
+    }
+}
+
+impl MockBackend {
+    /// After `pass` more enqueuings the next `panic` ones panic.
+    pub(crate) fn panic_at_enqueues(&self, pass: u64, panic: u64) {
+        *self.shared.enqueues_panic.lock() = Panics { pass, panic };
+    }
+
+    /// After `pass` more waits the next `panic` ones panic.
+    pub(crate) fn panic_at_waits(&self, pass: u64, panic: u64) {
+        *self.shared.waits_panic.lock() = Panics { pass, panic };
+    }
+
+    /// After `pass` more polls the next `panic` ones panic.
+    pub(crate) fn panic_at_polls(&self, pass: u64, panic: u64) {
+        *self.shared.polls_panic.lock() = Panics { pass, panic };
+    }
+
+    /// Allocations of pinned memory that are left to fail.
+    pub(crate) fn pinned_to_fail(&self) -> u64 {
+        self.shared.pinned.lock().fail
+    }
+
+    /// Allocations that were freed while an operation used them.
+    pub(crate) fn freed_in_use(&self) -> u64 {
+        self.shared.freed_in_use.load(Ordering::SeqCst)
     }
 }
 

@@ -1,0 +1,54 @@
+//! Work for which the system refuses a thread. Alone in its program, since the limit is the whole process's.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
+
+#[path = "shared/no_threads.rs"]
+mod no_threads;
+
+use std::sync::mpsc;
+
+use no_threads::NoThreads;
+use transload_core::{ErrorKind, StreamPriority};
+use transload_executor::{BlockingKey, Executor};
+
+#[test]
+fn refused_threads_end_what_needs_them_with_an_error_and_nothing_hangs() {
+    let (executor, key, other) =
+        (Executor::with_threads(2).unwrap(), BlockingKey::new(1), BlockingKey::new(1));
+    // The first worker.
+    let none = NoThreads::new();
+    assert_eq!(executor.spawn(async {}).wait().unwrap_err().kind(), ErrorKind::Io);
+    let refused = executor.spawn_detached(StreamPriority::Normal, async {}).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Io, "{refused}");
+    executor.drain().unwrap();
+    drop(none);
+    assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+
+    // The first spare thread; tasks run on, by the one worker that there is.
+    let none = NoThreads::new();
+    for _ in 0..3 {
+        assert_eq!(executor.spawn_blocking(&key, || ()).wait().unwrap_err().kind(), ErrorKind::Io);
+    }
+    let tasks: Vec<_> = (0..10).map(|number| executor.spawn(async move { number })).collect();
+    assert!(tasks.into_iter().map(|task| task.wait().unwrap()).eq(0..10));
+    executor.drain().unwrap();
+    drop(none);
+    assert_eq!(executor.spawn_blocking(&key, || 2).wait().unwrap(), 2);
+
+    // A further spare thread: the first one takes the call when it has ended its own.
+    let (go, gone) = mpsc::channel::<()>();
+    let (begun, begins) = mpsc::channel();
+    let standing = executor.spawn_blocking(&key, move || {
+        begun.send(()).unwrap();
+        gone.recv().unwrap();
+    });
+    begins.recv().unwrap();
+    let none = NoThreads::new();
+    let waiting = executor.spawn_blocking(&other, || 3);
+    assert!(!waiting.is_finished());
+    go.send(()).unwrap();
+    assert_eq!(waiting.wait().unwrap(), 3);
+    standing.wait().unwrap();
+    executor.drain().unwrap();
+    drop(none);
+}

@@ -1,0 +1,60 @@
+//! Staged transfers for which the system refuses a thread. Alone in its program, since the limit is the whole process's.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
+
+#[allow(dead_code, unused_imports, reason = "shared with tests that use more of it")]
+#[path = "it/mock.rs"]
+mod mock;
+#[allow(dead_code, reason = "as above")]
+#[path = "it/mock_memory.rs"]
+mod mock_memory;
+#[path = "../../executor/tests/shared/no_threads.rs"]
+mod no_threads;
+#[path = "it/watchdog.rs"]
+mod watchdog;
+
+use std::sync::Arc;
+
+use mock::{MOCK, Mock};
+use mock_memory::{bytes, set_bytes};
+use no_threads::NoThreads;
+use transload_core::{DeviceId, ErrorKind, Ledger, MemoryKind, TransferMethod};
+use transload_transfer::{CrossBackendTransferManager, TransferOptions};
+
+const BYTES: usize = 1 << 20;
+
+#[test]
+fn staged_transfers_that_lack_threads_end_with_an_error() {
+    watchdog::within("transfers without a spare thread", || {
+        let backend = Mock { unified_beside_host: true, ..Mock::default() }.build();
+        let manager = CrossBackendTransferManager::new();
+        manager.register_backend(Arc::clone(&backend) as _).unwrap();
+        let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
+        let [there, unified] = [MemoryKind::Device, MemoryKind::Unified]
+            .map(|kind| manager.allocate(MOCK, kind, BYTES).unwrap());
+        set_bytes(&host, 1);
+        let by = |method| TransferOptions::new().only(method);
+        let (staged, by_host) = (by(TransferMethod::HostStaged), by(TransferMethod::UnifiedMemory));
+        let move_to = |dst, options| manager.transfer_with(&host, dst, 0, 0, BYTES, options);
+
+        // Workers only; no thread pins memory.
+        manager.prepare(host.place(), there.place(), &staged).unwrap();
+        let none = NoThreads::new();
+        let error = move_to(&there, &staged).wait().unwrap_err();
+        assert!(error.to_string().contains("no staging buffer"), "{error}");
+        // A task that ends early, which nobody can wait for on another thread.
+        backend.panic_at_enqueues(0, 1);
+        let error = pollster::block_on(move_to(&unified, &by_host)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted, "{error}");
+        manager.drain().unwrap();
+        drop(none);
+
+        for (dst, options) in [(&there, &staged), (&unified, &by_host)] {
+            move_to(dst, options).wait().unwrap();
+            assert_eq!(bytes(dst), vec![1; BYTES]);
+        }
+        drop((host, there, unified));
+        manager.drain().unwrap();
+        assert_eq!(manager.ledger()[0].1, Ledger::default());
+    });
+}
