@@ -29,8 +29,8 @@ pub(super) enum Effect {
 }
 
 impl Table {
-    /// Replaces a held range by a use if that takes the place of one of the same origin and the very range. Returns whether it
-    /// did: most often.
+    /// Replaces a held range by a use if that takes the place of one of the very range that it says all of, or of the only one,
+    /// if that is implied or over; and if that removes no origin. Returns whether it did: most often.
     #[inline]
     pub(super) fn commit_alike(
         &mut self,
@@ -39,17 +39,23 @@ impl Table {
         fence: &Fence,
         keeps: bool,
     ) -> bool {
-        let Some(segment) = self.segments.beginning_at(range.start) else { return false };
-        let [old] = segment.uses.as_mut_slice() else { return false };
+        let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start) else { return false };
         let &Ticket { access, claim, .. } = ticket;
-        let Some(used) = self.origins.like(old, fence, claim, access) else { return false };
-        let replaces = access == Access::Write && !keeps && !old.may_damage() || used.replaces(old);
-        if segment.end != range.end || !replaces {
+        let Some(used) = uses.first().and_then(|first| self.origins.like(first, fence, claim, access)) else {
             return false;
+        };
+        let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
+        let old = match uses.as_mut_slice() {
+            _ if *end != range.end => None,
+            [old] if used.replaces(old) || is_implied(old) || self.origins.is_forgettable(old) => Some(old),
+            uses if access == Access::Read => uses.iter_mut().find(|old| used.replaces(old)),
+            _ => None,
+        };
+        let is_exchanged = old.is_some_and(|old| self.origins.exchange(old, used));
+        if is_exchanged {
+            self.release(range, *ticket);
         }
-        *old = used;
-        self.release(range, *ticket);
-        true
+        is_exchanged
     }
 
     /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
@@ -72,34 +78,14 @@ impl Table {
             Access::Write => Effect::Replaces,
         };
         let new = New { fence, claim, access, effect };
-        let is_complete = self.exchange(range, &new, removed)
-            || match effect {
-                Effect::Replaces if !fence.can_fail() => self.commit_write(range, &new, steps, removed),
-                _ => self.add(from, range.end, &new, steps, removed),
-            };
+        let is_complete = match effect {
+            Effect::Replaces if !fence.can_fail() => self.commit_write(range, &new, steps, removed),
+            _ => self.add(from, range.end, &new, steps, removed),
+        };
         if is_complete {
             self.release(range, *ticket);
         }
         is_complete
-    }
-
-    /// Puts a use in the place of one of the very range that it says all of, or of the only one, if that is implied or over.
-    /// Returns whether it did.
-    fn exchange(&mut self, range: &Range<usize>, new: &New<'_>, removed: &mut Removed) -> bool {
-        let Some(segment) = self.segments.beginning_at(range.start) else { return false };
-        let Some(used) = self.origins.find(new.fence, new.claim, new.access) else { return false };
-        let is_implied = |old: &Use| new.effect != Effect::Beside && old.is_sound();
-        let old = match segment.uses.as_mut_slice() {
-            _ if segment.end != range.end => None,
-            [old] if is_implied(old) || self.origins.is_forgettable(old) => Some(old),
-            uses if new.access == Access::Read => uses.iter_mut().find(|old| used.replaces(old)),
-            _ => None,
-        };
-        let Some(old) = old else { return false };
-        self.origins.share(&used);
-        self.origins.release(old, removed);
-        *old = used;
-        true
     }
 
     /// What was there before is implied: the write comes after it, and cannot fail.

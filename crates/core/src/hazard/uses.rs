@@ -160,11 +160,15 @@ impl Origin {
 }
 
 impl Origins {
-    /// Returns a use of a fence, if it has the origin of an earlier use. It is not counted.
+    /// Returns a use of a fence, if its origin is known: most often that of an earlier use. It is not counted.
     #[inline]
     pub(super) fn like(&mut self, used: &Use, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
-        let origin = self.of(used).filter(|origin| origin.is_that_of(fence))?;
-        Some(Use::new(fence, claim, used.origin(), access, origin.kind))
+        match self.of(used) {
+            Some(origin) if origin.is_that_of(fence) => {
+                Some(Use::new(fence, claim, used.origin(), access, origin.kind))
+            }
+            _ => self.find(fence, claim, access),
+        }
     }
 
     /// Returns a use of a fence, if its origin is known. It is not counted.
@@ -209,6 +213,18 @@ impl Origins {
         let origin = |used: &Use| self.list.get(used.origin() as usize)?.as_ref();
         one.origin() == other.origin()
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
+    }
+
+    /// Puts a use that is not counted in the place of another, if that removes no origin. Returns whether it did.
+    #[inline]
+    pub(super) fn exchange(&mut self, old: &mut Use, new: Use) -> bool {
+        if old.origin() != new.origin() {
+            let Some(origin) = self.of(old).filter(|origin| origin.uses > 1) else { return false };
+            origin.uses -= 1;
+            self.share(&new);
+        }
+        *old = new;
+        true
     }
 
     /// Counts a copy of a use.
