@@ -33,17 +33,18 @@ impl Segment {
 type Block = SmallVec<[Segment; 1]>;
 
 /// Disjoint segments, none of them empty. To find one takes two searches by halves; to add one moves at most a block, and at
-/// times the list of blocks.
+/// times the list of blocks. In this order the first block fills a line of the processor's cache.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Segments {
     first: Block,
-    /// The blocks after it, none of them empty, each with a byte at or before which its first segment starts, and which all
-    /// segments of earlier blocks start before.
-    rest: Vec<(usize, Block)>,
     /// Where a segment was looked at or added last: the next one is most often there, or behind it.
     last: At,
     /// How many blocks are to be checked for completion: two for each that was added.
     pub(super) unswept: usize,
+    /// The blocks after the first, none of them empty, each with a byte at or before which its first segment starts, and which
+    /// all segments of earlier blocks start before.
+    rest: Vec<(usize, Block)>,
 }
 
 /// The place of a segment.

@@ -155,6 +155,20 @@ fn disjoint_pieces_in_flight_cost_the_same_whatever_their_number() {
 }
 
 #[test]
+fn pieces_that_never_come_again_leave_a_table_about_as_long_as_what_is_in_flight() {
+    for far in [1, 77] {
+        let (table, line, n) = (Table::new(), Line::new(), 20_011);
+        for index in 0..n {
+            table.write([piece(index * far % n)], &line, index as u64 + 1);
+            line.reached.store((index as u64).saturating_sub(100), Ordering::SeqCst);
+        }
+        let (whole, before) = (0..n * PIECE, counted());
+        table.write([whole], &Line::new(), 1);
+        assert!(counted() - before <= 600, "{} segments", counted() - before);
+    }
+}
+
+#[test]
 fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
     let (table, lines, whole) = (Table::new(), [Line::new(), Line::new(), Line::new()], 0..4_000 * PIECE);
     for index in 0..4_000 {
@@ -218,7 +232,8 @@ fn table_is_swept_where_claims_come_in_pairs() {
         line.reached.store(point, Ordering::SeqCst);
     }
     let before = counted();
-    assert_eq!(table.write([0..200_000 * PIECE], &Line::new(), 1), 0);
+    let whole = 0..200_000 * PIECE;
+    assert_eq!(table.write([whole], &Line::new(), 1), 0);
     assert!(counted() - before <= 512, "{} segments of 8000 were left", counted() - before);
 }
 
