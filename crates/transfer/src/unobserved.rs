@@ -14,7 +14,7 @@ use crate::row::{Row, Watch};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
-/// Each time that a list has grown by so many, twice as many are checked. What is looked at and settled together costs the threads
+/// One in so many that are added to a list checks twice as many. What is looked at and settled together costs the threads
 /// that submit one exchange of cache lines: to ask each timeline when a handle is dropped would cost them one for each.
 const BATCH: usize = 16;
 /// From so many entries on, the driver is polled for one of them if none of a batch is known to be complete. A query costs as
@@ -47,6 +47,8 @@ struct UnobservedList {
 #[derive(Default)]
 struct List {
     entries: Vec<Unobserved>,
+    /// How many were added so far.
+    added: usize,
     /// Which entry is checked next: one that takes long hides no others.
     next: usize,
     /// Entries that a thread has removed and not yet settled or put back.
@@ -127,9 +129,9 @@ impl UnobservedList {
         }
         let mut list = self.list.lock();
         list.entries.push(transfer);
-        let count = list.entries.len();
-        self.waiting.store(count, Ordering::Release);
-        if count.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
+        list.added += 1;
+        self.waiting.store(list.entries.len(), Ordering::Release);
+        if list.added.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
             self.check(list, 2 * BATCH, watch);
         }
     }
