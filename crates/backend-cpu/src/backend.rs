@@ -8,14 +8,13 @@ use std::{
 
 use transload_core::{
     Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
-    Operation, PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, Timing,
-    WorkloadType, host_memory,
+    PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
+    host_memory,
 };
 use transload_executor::Executor;
 
 use crate::{
-    CpuBackendBuilder, copy, costs, device,
-    job::Outcome,
+    CpuBackendBuilder, costs, device,
     pages::Pages,
     queue::INLINE,
     queues::Queues,
@@ -165,13 +164,6 @@ impl Backend for CpuBackend {
 
     fn copies_at_once(&self, src: Place, dst: Place) -> usize {
         if self.copier(src, dst).is_some() { INLINE } else { 0 }
-    }
-
-    unsafe fn copy_at_once(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
-        let operation = Operation::Copy { src, dst };
-        copy::check(&operation)?;
-        // SAFETY: the caller's promise.
-        Outcome::of(Timing::Off, || unsafe { copy::perform(&operation) }).result
     }
 
     fn default_costs(&self) -> Vec<PathCost> {

@@ -193,24 +193,11 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// How many bytes [`copy_at_once`](Self::copy_at_once) copies at most from `src` to `dst`; 0 where it copies nothing.
+    /// Up to how many bytes [`copy_at_once`](crate::copy_at_once) is quicker than the backend's queue from `src` to `dst`, both of
+    /// which the host can address; 0 where it is not.
     fn copies_at_once(&self, src: Place, dst: Place) -> usize {
         let _ = (src, dst);
         0
-    }
-
-    /// Copies all of `src` over all of `dst`, both of one length, on the calling thread and without a queue. Quicker than a queue
-    /// for a short copy that needs to wait for nothing.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] where it has no such copies; then nothing was copied.
-    ///
-    /// # Safety
-    /// * The two do not overlap, and `dst` may be written.
-    /// * Until this returns, no other work uses the bytes in conflict; [`copy_at_once`](crate::copy_at_once) sees to both.
-    unsafe fn copy_at_once(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
-        let _ = (src, dst);
-        unsupported(self, "copies without a queue")
     }
 
     /// Makes the device's queues ready for [`Operation::CopyInPlace`](crate::Operation::CopyInPlace): loads a kernel, say.

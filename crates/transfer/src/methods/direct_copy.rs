@@ -29,7 +29,7 @@ impl Method for DirectCopy {
     /// transfers in one line, and the backend could not spread them.
     fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
         if job.src.len() <= route.at_once
-            && let Some(took) = copy_at_once(&*route.backend, job.src, job.dst, job.timing)?
+            && let Some(took) = copy_at_once(job.src, job.dst, job.timing)?
         {
             return Ok(Submitted::Complete((job.timing == Timing::Measured).then_some(took)));
         }
