@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use transload_core::{Error, ErrorKind, Fence, Operation, Pattern, Pitched, RawBuffer, Result, Timing};
+use transload_core::{
+    Error, ErrorKind, Fence, Operation, Pattern, Pitched, RawBuffer, Result, Timing, catch_panic,
+};
 
 /// Work that waits its turn. Shares the buffers, so their memory outlives every handle of the user's.
 pub(crate) struct Job {
@@ -60,7 +62,7 @@ impl Outcome {
     /// Runs `work`, by the clock if asked to. A panic becomes an error: the queue goes on.
     pub(crate) fn of(timing: Timing, work: impl FnOnce() -> Result<()>) -> Self {
         let begun = (timing == Timing::Measured).then(Instant::now);
-        let result = transload_executor::catch_panic(work).unwrap_or_else(|panic| {
+        let result = catch_panic(work).unwrap_or_else(|panic| {
             Err(Error::caused_by(
                 ErrorKind::Interrupted,
                 "the operation panicked; its destination is undefined",

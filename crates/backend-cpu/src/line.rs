@@ -15,10 +15,10 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 use transload_core::{
-    DeviceId, Error, ErrorKind, Operation, Result, StreamPriority, Timeline, TimelineId, Timing,
+    DeviceId, Error, ErrorKind, Operation, Result, StreamPriority, Timeline, TimelineId, Timing, catch_panic,
     next_timeline_id,
 };
-use transload_executor::{Executor, catch_panic, yield_now};
+use transload_executor::{Executor, yield_now};
 
 use crate::{
     copy::{self, Cut},

@@ -13,8 +13,8 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Result, StreamPriority, Timing};
-use transload_executor::{Executor, catch_panic, yield_now};
+use transload_core::{Result, StreamPriority, Timing, catch_panic};
+use transload_executor::{Executor, yield_now};
 
 use crate::{
     copy::{self, Cut},

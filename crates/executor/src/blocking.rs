@@ -3,11 +3,11 @@
 use std::{collections::VecDeque, fmt, sync::Arc, thread, time::Duration};
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, catch_panic};
 
 use crate::{
     group::Live,
-    guarded::{catch_panic, discard},
+    guarded::discard,
     task::Completer,
     workers::{Workers, enter},
 };

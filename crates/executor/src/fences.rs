@@ -13,12 +13,9 @@ use std::{
 use concurrent_queue::ConcurrentQueue;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{Fence, Result, Timeline, TimelineId};
+use transload_core::{Fence, Result, Timeline, TimelineId, catch_panic};
 
-use crate::{
-    guarded::{catch_panic, wake},
-    workers::Workers,
-};
+use crate::{guarded::wake, workers::Workers};
 
 /// Up to so many timelines are all polled by an idle worker, which sees an end earlier than a waker tells it. Of more, each
 /// gets a waker at once and is asked again when that is called: what n fences cost in all is proportional to n.

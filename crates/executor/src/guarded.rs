@@ -1,51 +1,21 @@
 //! Panics of the caller's code, turned into errors.
 
 use std::{
-    any::Any,
     future::{Future, poll_fn},
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     task::{Poll, Waker},
 };
 
-use transload_core::{Error, ErrorKind, Result};
-
-/// Returns [`ErrorKind::Interrupted`] with the panic's message.
-#[must_use]
-pub fn panic_error(payload: &(dyn Any + Send)) -> Error {
-    let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
-        (Some(text), _) => text,
-        (None, Some(text)) => text.as_str(),
-        (None, None) => "a payload that is no text",
-    };
-    Error::new(ErrorKind::Interrupted, format!("panicked: {text}"))
-}
-
-/// Runs `body` and returns its result.
-///
-/// # Errors
-/// [`ErrorKind::Interrupted`] with the message if it panics.
-pub fn catch_panic<T>(body: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
-        let error = panic_error(&*payload);
-        discard(payload);
-        error
-    })
-}
+use transload_core::{Error, ErrorKind, Result, catch_panic};
 
 /// Drops a value of the caller's, whose destructor may panic.
 pub(crate) fn discard<T>(value: T) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-        // Another destructor that may panic, and so on: the memory of such a payload is given up.
-        std::mem::forget(payload);
-    }
+    let _panic = catch_panic(|| drop(value));
 }
 
 /// Wakes, and discards a panic of the waker.
 pub(crate) fn wake(waker: Waker) {
-    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
-        discard(payload);
-    }
+    let _panic = catch_panic(|| waker.wake());
 }
 
 /// Drops what it pins, without a panic.
@@ -53,9 +23,7 @@ struct Clear<'a, F>(Pin<&'a mut Option<F>>);
 
 impl<F> Drop for Clear<'_, F> {
     fn drop(&mut self) {
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.0.set(None))) {
-            discard(payload);
-        }
+        let _panic = catch_panic(|| self.0.set(None));
     }
 }
 

@@ -43,7 +43,6 @@ mod yielding;
 pub use blocking::BlockingKey;
 pub use executor::Executor;
 pub use group::Helping;
-pub use guarded::{catch_panic, panic_error};
 pub use place::{PLACES, place_of_thread};
 pub use task::Task;
 pub use yielding::yield_now;

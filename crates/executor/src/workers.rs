@@ -14,9 +14,9 @@ use std::{
 
 use async_task::Runnable;
 use concurrent_queue::ConcurrentQueue;
-use transload_core::{Error, ErrorKind, Result, TimelineId};
+use transload_core::{Error, ErrorKind, Result, TimelineId, catch_panic};
 
-use crate::{blocking::Spare, fences::Fences, guarded::catch_panic, idle::Idle};
+use crate::{blocking::Spare, fences::Fences, idle::Idle};
 
 /// How long a worker without work searches before it sleeps: about as long as being woken takes (some 250 us measured in a
 /// virtual machine), so that at worst the cost is doubled.

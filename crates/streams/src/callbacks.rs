@@ -17,9 +17,9 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Result, Timeline};
+use transload_core::{Error, ErrorKind, Result, Timeline, panic_text};
 
-use crate::{panics::panic_text, timeline::StreamTimeline};
+use crate::timeline::StreamTimeline;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 

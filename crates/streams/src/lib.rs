@@ -34,7 +34,6 @@ mod loaded;
 mod loss;
 mod marks;
 mod metrics;
-mod panics;
 mod points;
 mod pool;
 mod raw_copies;

@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use transload_core::{Error, ErrorKind, Result};
+use transload_core::{Error, ErrorKind, Result, catch_panic};
 use transload_cuda_sys::RelaxedCapture;
 
 use crate::{
     callbacks,
-    panics::contained,
     timeline::StreamTimeline,
     watch::{Desk, Watch},
 };
@@ -105,13 +104,13 @@ impl Reactor {
                 let Some(timeline) = watch.stream.upgrade() else { continue };
                 waiting |= timeline.wake_what_is_over(&mut woken);
                 // Perhaps the last handle of a stream: dropped under no lock, and before anyone is told that its work is over.
-                contained(|| drop(timeline));
+                let _panic = catch_panic(|| drop(timeline));
             }
             if came || !woken.is_empty() {
                 active = Instant::now();
             }
             // A waker may run a task that submits.
-            woken.drain(..).for_each(|waker| contained(|| waker.wake()));
+            woken.drain(..).for_each(|waker| drop(catch_panic(|| waker.wake())));
             if waiting {
                 let quiet = active.elapsed();
                 if quiet > BUSY && self.desk.rest(&watches, false) {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, next_timeline_id,
+    DeviceId, Error, ErrorKind, Result, StreamPriority, Timeline, TimelineId, catch_panic, next_timeline_id,
 };
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
 use transload_memory::lift;
@@ -27,7 +27,6 @@ use crate::{
     line::{Covered, Ended},
     loss::is_of_a_capture,
     metrics::Counters,
-    panics::contained,
     reactor::{Reactor, StreamWatch},
     wakers::Wakers,
     watch::Watch,
@@ -334,7 +333,7 @@ impl Drop for StreamTimeline {
         let stream = Arc::new(unsafe { ManuallyDrop::take(&mut self.stream) });
         self.endings.tell(self.id, &stream);
         let wakers = std::mem::take(&mut *self.watch.wakers.lock());
-        contained(|| drop(wakers));
+        let _panic = catch_panic(|| drop(wakers));
         let Some(kernels) = self.kernels.get() else { return };
         // In another thread the handle would name another stream. To ask one that someone captures would break the capture.
         let can_be_asked = self.is_here() && !is_captured(&stream);

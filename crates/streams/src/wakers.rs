@@ -4,7 +4,7 @@
 
 use std::{collections::VecDeque, task::Waker};
 
-use crate::panics::contained;
+use transload_core::catch_panic;
 
 /// Points are mostly waited for in their order, thousands at once: adding one is a binary search, taking those that are over
 /// a search and a move, and nothing is allocated once there was room.
@@ -63,7 +63,7 @@ impl Wakers {
 impl Drop for Wakers {
     fn drop(&mut self) {
         for (_, waker) in self.waiting.drain(..) {
-            contained(|| drop(waker));
+            let _panic = catch_panic(|| drop(waker));
         }
     }
 }

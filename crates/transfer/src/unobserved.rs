@@ -7,8 +7,8 @@ use std::sync::{
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Error, Fence, Result};
-use transload_executor::{PLACES, catch_panic, place_of_thread};
+use transload_core::{DeviceId, Error, Fence, Result, catch_panic};
+use transload_executor::{PLACES, place_of_thread};
 
 use crate::row::{Row, Watch};
 

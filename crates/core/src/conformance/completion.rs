@@ -114,7 +114,7 @@ pub(super) fn held_fences(lab: &Lab<'_>) -> Found {
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
         here.wait()?;
-        waiting.join().map_err(|panic| Failure::panicked(&*panic))?;
+        waiting.join().map_err(|panic| Failure::panicked(panic))?;
         ensure!(there.is_over(), "what came before is not over");
         lab.expect(&back, &content, "bytes that were held up")?;
     }

@@ -225,7 +225,7 @@ pub(super) fn perform(queue: &QueueLease, operation: &Operation<'_>) -> Result<O
 
 /// What a thread of a check found.
 pub(super) fn joined(thread: thread::ScopedJoinHandle<'_, Result<(), Failure>>) -> Result<(), Failure> {
-    thread.join().unwrap_or_else(|panic| Err(Failure::panicked(&*panic)))
+    thread.join().unwrap_or_else(|panic| Err(Failure::panicked(panic)))
 }
 
 /// Looks on while what must not happen would have the time to happen, and answers whether it did. Nothing waits for this: on a

@@ -72,7 +72,7 @@ pub(super) fn dropped(lab: &Lab<'_>) -> Found {
                 drop((src, dst));
             } else {
                 thread::scope(|scope| scope.spawn(move || drop((src, dst))).join())
-                    .map_err(|panic| Failure::panicked(&*panic))?;
+                    .map_err(|panic| Failure::panicked(panic))?;
             }
             // Fresh memory must not be what is still in use.
             let fresh = lab.allocate(to, content.len())?;

@@ -144,7 +144,7 @@ impl Check {
             Ok(verdict)
         };
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(run));
-        outcome.unwrap_or_else(|panic| Err(Failure::panicked(&*panic))).map_err(|failure| Failure {
+        outcome.unwrap_or_else(|panic| Err(Failure::panicked(panic))).map_err(|failure| Failure {
             check: self.name,
             seed: subject.seed,
             ..failure

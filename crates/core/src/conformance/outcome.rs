@@ -2,7 +2,7 @@
 
 use std::{any::Any, fmt, panic::Location};
 
-use crate::Error;
+use crate::{Error, panic_text};
 
 /// How a check ended without a broken promise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,10 +40,8 @@ impl Failure {
     }
 
     #[track_caller]
-    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Self::new(format!("something panicked: {text}"))
+    pub(super) fn panicked(panic: Box<dyn Any + Send>) -> Self {
+        Self::new(format!("something panicked: {}", panic_text(panic)))
     }
 }
 

@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result};
+use transload_core::{Error, ErrorKind, Fence, Result, panic_text};
 
 use super::{MultiStreamCoordinator, unknown};
-use crate::{CudaStream, panics::panic_text};
+use crate::CudaStream;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 

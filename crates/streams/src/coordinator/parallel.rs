@@ -8,10 +8,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{Error, ErrorKind, Fence, Result, TimelineId};
+use transload_core::{Error, ErrorKind, Fence, Result, TimelineId, panic_text};
 
 use super::{MultiStreamCoordinator, no_streams};
-use crate::{CudaStream, panics::panic_text};
+use crate::CudaStream;
 
 /// Where a task failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -28,10 +28,6 @@ mod wakers;
 #[allow(dead_code, reason = "the reactor uses more of it")]
 mod watch;
 
-#[path = "../../src/panics.rs"]
-#[allow(dead_code, reason = "callbacks use more of it")]
-mod panics;
-
 #[path = "../../src/points.rs"]
 #[allow(dead_code, reason = "a model uses what it is about")]
 mod points;

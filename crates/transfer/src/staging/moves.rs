@@ -7,10 +7,10 @@ use std::{
 
 use smallvec::SmallVec;
 use transload_core::{
-    Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority, Timing,
+    Error, ErrorKind, Fence, Operation, QueueLease, RawBuffer, Result, StreamPriority, Timing, catch_panic,
     host_access::{self, HostAccess},
 };
-use transload_executor::{catch_panic, yield_now};
+use transload_executor::yield_now;
 
 use super::{
     StagedTransfer,

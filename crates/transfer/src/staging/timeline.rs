@@ -13,8 +13,9 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Error, Fence, Result, Timeline, TimelineId, Timing, next_timeline_id};
-use transload_executor::catch_panic;
+use transload_core::{
+    DeviceId, Error, Fence, Result, Timeline, TimelineId, Timing, catch_panic, next_timeline_id,
+};
 
 use super::StagedTransfer;
 
