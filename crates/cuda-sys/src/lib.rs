@@ -43,7 +43,7 @@ pub use capture::{RelaxedCapture, relaxed};
 pub use context::{Context, ContextGuard, Enters, Loss, in_any_context};
 pub use cust;
 pub use device::{Device, attribute};
-pub use driver::{Driver, SymbolSource, Version, ffi, install, trace};
+pub use driver::{Driver, Library, SymbolSource, Version, ffi, install, trace};
 pub use drop_errors::{record_drop_error, take_drop_errors};
 pub use error::{DriverError, InstallError, Result, check};
 pub use event::{Event, EventTiming};

@@ -7,8 +7,7 @@ use std::{
     sync::OnceLock,
 };
 
-use libloading::Library;
-
+use super::library::Library;
 use crate::InstallError;
 
 /// The variable that names the driver library to open instead of the system's; empty, it counts as not set.
@@ -39,9 +38,12 @@ pub unsafe trait SymbolSource: Send + Sync + 'static {
 }
 
 enum Loaded {
-    Library { library: Library, origin: &'static str },
+    /// Never closed: functions of it are cached for the life of the process.
+    Library(Library),
     Installed(&'static dyn SymbolSource),
-    Nothing { tried: Vec<String> },
+    Nothing {
+        tried: Vec<String>,
+    },
 }
 
 static LOADED: OnceLock<Loaded> = OnceLock::new();
@@ -74,7 +76,7 @@ pub(crate) fn installed() -> Option<&'static dyn SymbolSource> {
 
 pub(crate) fn origin() -> &'static str {
     match loaded() {
-        Loaded::Library { origin, .. } => origin,
+        Loaded::Library(library) => library.origin(),
         Loaded::Installed(source) => source.name(),
         Loaded::Nothing { .. } => "no driver",
     }
@@ -95,11 +97,7 @@ pub(super) fn is_present() -> bool {
 
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<c_void>> {
     match loaded() {
-        Loaded::Library { library, .. } => {
-            // SAFETY: the symbol is only copied as an address here; who calls it names its type.
-            let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
-            symbol.ok().and_then(|address| NonNull::new(*address))
-        }
+        Loaded::Library(library) => library.symbol(name),
         Loaded::Installed(source) => source.symbol(name),
         Loaded::Nothing { .. } => None,
     }
@@ -123,34 +121,19 @@ fn candidates() -> Vec<OsString> {
 }
 
 fn open() -> Loaded {
-    let mut tried = Vec::new();
-    for candidate in candidates() {
-        // SAFETY: opening the driver runs its initialisers; they make no demand on the caller. The library is never
-        // closed, because functions of it are cached for the life of the process.
-        match unsafe { Library::new(&candidate) } {
-            // Whatever else it may be, what cannot be initialised is no driver; its other symbols are not asked for.
-            Ok(library) if !has_entry(&library) => {
-                tried.push(format!("{} is no CUDA driver (it has no cuInit)", candidate.to_string_lossy()));
+    let accept = |library: Library| match library.symbol(c"cuInit") {
+        Some(_) => Ok(library),
+        // Whatever else it may be, what cannot be initialised is no driver; its other symbols are not asked for.
+        None => Err(format!("{} is no CUDA driver (it has no cuInit)", library.origin())),
+    };
+    // SAFETY: the driver's initialisers make no demand on the caller.
+    match unsafe { Library::open_first(candidates(), accept) } {
+        Ok(library) => Loaded::Library(library),
+        Err(mut tried) => {
+            if named().is_none() {
+                tried.push(format!("the variable {PATH_VARIABLE} (not set)"));
             }
-            Ok(library) => {
-                let origin = candidate.to_string_lossy().into_owned().leak();
-                return Loaded::Library { library, origin };
-            }
-            Err(error) => {
-                let file = candidate.to_string_lossy().into_owned();
-                // The system's own words are the cause; they usually begin with the file's name.
-                let reason = std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
-                tried.push(if reason.contains(&file) { reason } else { format!("{file}: {reason}") });
-            }
+            Loaded::Nothing { tried }
         }
     }
-    if named().is_none() {
-        tried.push(format!("the variable {PATH_VARIABLE} (not set)"));
-    }
-    Loaded::Nothing { tried }
-}
-
-fn has_entry(library: &Library) -> bool {
-    // SAFETY: the symbol is only looked for, neither called nor read.
-    unsafe { library.get::<*mut c_void>(b"cuInit\0") }.is_ok()
 }

@@ -3,12 +3,14 @@
 pub(crate) mod code;
 #[allow(nonstandard_style, unused_imports, clippy::too_many_arguments, clippy::missing_safety_doc)]
 mod generated;
+mod library;
 mod loader;
 #[allow(nonstandard_style, clippy::too_many_arguments)]
 mod newer;
 mod table;
 pub mod trace;
 
+pub use library::Library;
 pub(crate) use loader::tried;
 pub use loader::{SymbolSource, install};
 

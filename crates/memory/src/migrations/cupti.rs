@@ -11,9 +11,8 @@ use std::{
     sync::OnceLock,
 };
 
-use libloading::Library;
 use transload_core::{Error, ErrorKind, Result};
-use transload_cuda_sys::Driver;
+use transload_cuda_sys::{Driver, Library};
 
 use super::regions::{Event, Record};
 use crate::lift;
@@ -127,32 +126,17 @@ impl Cupti {
         if let Some(source) = driver.installed() {
             return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.known();
         }
-        let mut tried = Vec::new();
-        for candidate in candidates() {
-            let origin = candidate.to_string_lossy().into_owned();
-            // SAFETY: opening NVIDIA's library runs its initialisers, which make no demand on the caller; it is never closed.
-            match unsafe { Library::new(&candidate) } {
-                Ok(library) => {
-                    let library = Box::leak(Box::new(library));
-                    let find = |name: &CStr| {
-                        // SAFETY: the symbol is only copied as an address here; `resolve` names its type.
-                        let symbol = unsafe { library.get::<*mut c_void>(name.to_bytes_with_nul()) };
-                        symbol.ok().and_then(|address| NonNull::new(*address))
-                    };
-                    match Self::resolve(find, origin).and_then(Self::known) {
-                        Ok(cupti) => return Ok(cupti),
-                        Err(reason) => tried.push(reason),
-                    }
-                }
-                Err(error) => {
-                    let reason =
-                        std::error::Error::source(&error).map_or(error.to_string(), ToString::to_string);
-                    tried.push(if reason.contains(&origin) { reason } else { format!("{origin}: {reason}") });
-                }
-            }
-        }
-        tried.push(format!("the variable {PATH_VARIABLE} may name the library"));
-        Err(tried.join("; "))
+        let resolve = |library: Library| {
+            let found = Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.known()?;
+            // Its functions are kept for good.
+            std::mem::forget(library);
+            Ok(found)
+        };
+        // SAFETY: the initialisers of NVIDIA's library make no demand on the caller.
+        unsafe { Library::open_first(candidates(), resolve) }.map_err(|mut tried| {
+            tried.push(format!("the variable {PATH_VARIABLE} may name the library"));
+            tried.join("; ")
+        })
     }
 
     /// Refuses versions whose records may be others.

@@ -51,14 +51,7 @@ impl Role {
     /// What takes [`advice`](Self::advice) back.
     #[must_use]
     pub fn taken_back(self, device: DeviceId) -> Vec<MemoryAdvice> {
-        match self {
-            Self::Input => vec![MemoryAdvice::UnsetReadMostly],
-            Self::Resident => vec![MemoryAdvice::UnsetPreferredLocation],
-            Self::Output => {
-                vec![MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu), MemoryAdvice::UnsetAccessedBy(device)]
-            }
-            Self::InOut => Vec::new(),
-        }
+        self.advice(device).into_iter().map(taken_back).collect()
     }
 
     /// Whether its advice is another one on another device.
@@ -83,13 +76,13 @@ impl Role {
     }
 }
 
-/// Whether the one would undo the other.
-fn takes_back(unset: MemoryAdvice, set: MemoryAdvice) -> bool {
-    match (unset, set) {
-        (MemoryAdvice::UnsetReadMostly, MemoryAdvice::SetReadMostly)
-        | (MemoryAdvice::UnsetPreferredLocation, MemoryAdvice::SetPreferredLocation(_)) => true,
-        (MemoryAdvice::UnsetAccessedBy(former), MemoryAdvice::SetAccessedBy(new)) => former == new,
-        _ => false,
+/// What takes advice back.
+fn taken_back(advice: MemoryAdvice) -> MemoryAdvice {
+    match advice {
+        MemoryAdvice::SetReadMostly => MemoryAdvice::UnsetReadMostly,
+        MemoryAdvice::SetPreferredLocation(_) => MemoryAdvice::UnsetPreferredLocation,
+        MemoryAdvice::SetAccessedBy(who) => MemoryAdvice::UnsetAccessedBy(who),
+        unset => unset,
     }
 }
 
@@ -118,7 +111,7 @@ impl Placing {
         let others = self.roles.iter().filter(|known| **known != (role, device));
         let mut advice: Vec<_> = others
             .flat_map(|(other, device)| other.taken_back(*device))
-            .filter(|back| !given.iter().any(|set| takes_back(*back, *set)))
+            .filter(|back| !given.iter().any(|set| taken_back(*set) == *back))
             .filter(|_| !transload_core::mutant!("memory/advice-taken-back"))
             .collect();
         advice.extend(given);

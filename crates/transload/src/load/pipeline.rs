@@ -1,7 +1,7 @@
 //! The file through a small ring of host buffers to the device: chunks are read while earlier ones are in flight. To the
 //! host's memory there is no ring: chunks are read where they are to be.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use transload_core::{DeviceId, ErrorKind, MemoryKind, RawBuffer, Result, Transfer};
 use transload_transfer::CrossBackendTransferManager;
@@ -83,7 +83,11 @@ impl<'a> Pipeline<'a> {
             buffer_bytes: self.chunk,
             staging: self.ring.front().map(|slot| slot.buffer.place().kind),
             simulated: devices.iter().any(|info| info.id == device && info.simulated),
-            ..LoadReport::default()
+            chunks: 0,
+            preparing: Duration::ZERO,
+            wall: Duration::ZERO,
+            verifying: None,
+            methods: Vec::new(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use transload_core::{DeviceId, MemoryKind, Place, TransferMethod, TransferReport};
+use transload_core::{MemoryKind, Place, TransferMethod, TransferReport};
 
 /// What was loaded, by which methods, and how long it took. Times are the host's: see each.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,27 +71,6 @@ impl LoadReport {
             count.bytes += report.bytes;
         } else {
             self.methods.push(MethodCount { method: report.method, chunks: 1, bytes: report.bytes });
-        }
-    }
-}
-
-impl Default for LoadReport {
-    fn default() -> Self {
-        Self {
-            place: Place::new(DeviceId::Cpu, MemoryKind::Pageable),
-            bytes: 0,
-            file_bytes: 0,
-            tensors: 0,
-            segments: 0,
-            chunks: 0,
-            buffers: 0,
-            buffer_bytes: 0,
-            staging: None,
-            preparing: Duration::ZERO,
-            wall: Duration::ZERO,
-            verifying: None,
-            methods: Vec::new(),
-            simulated: false,
         }
     }
 }

@@ -25,7 +25,8 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     let header = Header::read(&source).unwrap();
     let placed = Placed::allocate(&manager, &header, &options).unwrap();
     let mut pipeline = Pipeline::new(&manager, &placed, &options).unwrap();
-    let hashes = pipeline.send(&header, &source, &mut LoadReport::default()).unwrap();
+    let mut report = pipeline.report(&header, &source);
+    let hashes = pipeline.send(&header, &source, &mut report).unwrap();
     if let Some(at) = flip {
         placed.segments[0].write().unwrap()[at] ^= 0x10;
     }
