@@ -17,7 +17,10 @@ use transload::{
 };
 use transload_core::{Access, Claims, Fence, Timeline, TimelineId, next_timeline_id};
 use transload_cuda_sim::SimDevice;
+use transload_memory::CudaDevice;
+use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 
+const SAXPY: &str = include_str!("../../../streams/examples/kernels/saxpy.ptx");
 const MIB: usize = 1 << 20;
 const UNKNOWN: u32 = 999;
 
@@ -217,5 +220,44 @@ fn a_dropped_staged_upload_that_fails_is_told_by_drain_and_by_its_destination() 
         assert_source_failed(&error);
         assert_eq!(back.read().unwrap()[0], 9, "nothing was moved");
         setup.ends([host, there, back]);
+    });
+}
+
+#[test]
+fn launch_behind_a_staged_upload_that_fails_tells_it() {
+    within("launches that may read what an upload should have written", || {
+        let setup = Setup::new();
+        let (host, x, y, back) = (setup.host(0), setup.there(), setup.there(), setup.host(0));
+        let device = CudaDevice::new(setup.sim.ordinal()).unwrap();
+        let (stream, module) =
+            (CudaStream::new(&device).unwrap(), CudaModule::from_ptx(&device, SAXPY).unwrap());
+        let kernel = module.kernel("transload_saxpy").unwrap();
+        let count = (y.len() / 4) as u64;
+        for uploaded in [&x, &y] {
+            for there in [&x, &y] {
+                setup.staged(&host, there).wait().unwrap();
+            }
+            let gate = Gate::before(&host);
+            setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
+            let up = setup.staged(&host, uploaded);
+            let launched = thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Until the launch has claimed both.
+                    while [&x, &y].iter().any(|claimed| claimed.in_flight().is_some()) {
+                        thread::yield_now();
+                    }
+                    gate.open();
+                });
+                // It is said to write y only, which it may read as well.
+                let launch = kernel.launch(LaunchConfig::for_elements(count, 128)).arg(1.0_f32);
+                // SAFETY: the kernel takes these four parameters, and touches `count` numbers of each buffer.
+                unsafe { launch.reads(&x).writes(&y).arg(count).enqueue(&stream) }.unwrap()
+            });
+            assert_eq!(up.wait().unwrap_err().kind(), ErrorKind::Device);
+            assert_source_failed(&launched.wait().unwrap_err());
+            assert_source_failed(&setup.staged(&y, &back).wait().unwrap_err());
+        }
+        drop((stream, kernel, module, device));
+        setup.ends([host, x, y, back]);
     });
 }
