@@ -46,7 +46,7 @@ fn allocations_of(work: impl FnOnce()) -> u64 {
 
 #[test]
 fn warm_buffers_cost_no_heap_allocation() {
-    let test = harness::device();
+    let test = harness::device().end_check();
     let (backend, device) = open(&test);
     let elsewhere = Elsewhere::new();
     elsewhere.end();

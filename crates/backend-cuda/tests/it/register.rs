@@ -31,14 +31,11 @@ fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
     cuda.drain().unwrap();
     cpu.drain().unwrap();
     assert!(cuda.ledger().is_empty() && cpu.ledger().is_empty(), "{} {}", cuda.ledger(), cpu.ledger());
-    drop(cuda);
-    test.assert_ledger_empty();
-    test.assert_no_races();
 }
 
 #[test]
 fn the_backend_keeps_no_more_registered_than_its_configuration_says() {
-    let test = transload_cuda_sim::harness::device();
+    let test = transload_cuda_sim::harness::device().end_check();
     let config = transload_backend_cuda::CudaBackendConfig::default()
         .with_devices([test.ordinal()])
         .with_registration_limit(1 << 20);

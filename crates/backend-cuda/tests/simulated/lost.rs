@@ -8,7 +8,7 @@ use transload_core::{
 use transload_cuda_sim::SimDevice;
 use transload_streams::CudaStream;
 
-use super::{build, serving::watched};
+use super::{builder, serving::watched};
 
 const ILLEGAL_ADDRESS: u32 = 700;
 const KINDS: [MemoryKind; 4] =
@@ -41,7 +41,8 @@ fn assert_refused<T>(outcome: transload_core::Result<T>, cause: &Error, what: &s
 #[test]
 fn a_lost_device_refuses_and_its_ledger_ends_empty() {
     watched(|| {
-        let (sim, other) = (build(|builder| builder), build(|builder| builder));
+        // What is on a lost device goes with its context, which a backend keeps.
+        let (sim, other) = (builder().build(), builder().checked());
         let config = CudaBackendConfig::default().with_devices([sim.ordinal(), other.ordinal()]);
         let backend = CudaBackend::open(&config).unwrap();
         let (device, buffers, cause) = lose(&backend, &sim);
@@ -70,7 +71,7 @@ fn a_lost_device_refuses_and_its_ledger_ends_empty() {
 #[test]
 fn free_blocks_of_a_lost_device_leave_the_ledger() {
     watched(|| {
-        let sim = build(|builder| builder);
+        let sim = builder().build();
         let backend = CudaBackend::open(&CudaBackendConfig::default().with_devices([sim.ordinal()])).unwrap();
         let stream = CudaStream::new(backend.device(sim.ordinal()).unwrap()).unwrap();
         let allocator = backend.allocator(sim.ordinal()).unwrap();

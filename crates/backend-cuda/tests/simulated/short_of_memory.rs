@@ -15,7 +15,9 @@ fn where_there_is_no_other_memory_a_buffer_comes_behind_work_in_flight() {
 }
 
 fn no_other_memory() {
-    let test = harness::device_with(|builder| builder.total_memory(8 * MIB).record_accesses(true)).unwrap();
+    let test = harness::device_with(|builder| builder.total_memory(8 * MIB).record_accesses(true))
+        .unwrap()
+        .end_check();
     let (backend, device) = open(&test);
     let queue = backend.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory).unwrap();
     let back = backend.allocate(device, MemoryKind::Pinned, 5 * MIB).unwrap();
@@ -36,7 +38,7 @@ fn no_other_memory() {
 
 #[test]
 fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
-    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap();
+    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let keep = || {
         let few = [7, 7, 7].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap());
@@ -64,7 +66,7 @@ fn what_another_allocator_only_keeps_goes_back_before_a_buffer_begins_behind_wor
 }
 
 fn kept_beside() {
-    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap();
+    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
     let first = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
@@ -85,7 +87,7 @@ fn where_memory_is_short_nothing_is_waited_for_that_this_thread_may_be_the_one_t
 }
 
 fn not_waited_for() {
-    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap();
+    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let stream = CudaStream::new(backend.device(test.ordinal()).unwrap()).unwrap();
     drop(backend.allocator(test.ordinal()).unwrap().allocate_buffer(&stream, MIB).unwrap());
@@ -110,7 +112,7 @@ fn not_waited_for() {
 
 #[test]
 fn pinned_memory_stays_warm_where_the_devices_memory_is_short() {
-    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap();
+    let test = harness::device_with(|builder| builder.total_memory(32 * MIB)).unwrap().end_check();
     let (backend, device) = open(&test);
     let was = address(&backend.allocate(device, MemoryKind::Pinned, 3 * MIB).unwrap());
     for kind in [MemoryKind::Device, MemoryKind::Unified] {

@@ -146,6 +146,30 @@ impl Drop for EndCheck {
     }
 }
 
+/// A simulated device with an [`EndCheck`]: declared first, it is dropped after everything that a test made on it.
+#[derive(Debug)]
+pub struct Checked {
+    sim: SimDevice,
+    _end: EndCheck,
+}
+
+impl Deref for Checked {
+    type Target = SimDevice;
+
+    fn deref(&self) -> &SimDevice {
+        &self.sim
+    }
+}
+
+impl SimDeviceBuilder {
+    /// Builds the device, which checks at its drop that nothing is alive on it.
+    #[must_use]
+    pub fn checked(self) -> Checked {
+        let sim = self.build();
+        Checked { sim, _end: TestDevice { ordinal: sim.ordinal(), sim: Some(sim) }.end_check() }
+    }
+}
+
 /// Whether tests run on the machine's own driver.
 #[must_use]
 pub fn is_real() -> bool {

@@ -10,8 +10,6 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 
 struct Bed {

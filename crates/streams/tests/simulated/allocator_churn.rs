@@ -9,8 +9,6 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{allocator_races::fill, builder, within};
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 const SEGMENTS: usize = 3;
 

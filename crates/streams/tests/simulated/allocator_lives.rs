@@ -17,8 +17,6 @@ use super::{
     within,
 };
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 const QUARTER: usize = MIB / 4;
 

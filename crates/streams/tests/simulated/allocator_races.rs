@@ -21,8 +21,6 @@ use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{builder, within};
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 const QUARTER: usize = MIB / 4;
 

@@ -12,8 +12,6 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::{allocator_races::allocator, builder, within};
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 
 #[test]

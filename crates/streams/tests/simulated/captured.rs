@@ -10,8 +10,6 @@ use super::{
     builder, within,
 };
 
-use crate::Check as _;
-
 const MIB: usize = 1 << 20;
 
 #[test]

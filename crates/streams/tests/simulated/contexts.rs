@@ -5,7 +5,7 @@ use transload_cuda_sys::{Context, Device, trace};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, builder};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder};
 
 const COPY: &str = "cuMemcpyHtoDAsync_v2";
 

@@ -10,7 +10,7 @@ use transload_cuda_sim::{SimDevice, harness};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaStream, Dependency, MultiStreamCoordinator, TaskStage};
 
-use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
 
 fn over<'a>(streams: impl IntoIterator<Item = &'a CudaStream>) -> MultiStreamCoordinator {
     let coordinator = MultiStreamCoordinator::new();

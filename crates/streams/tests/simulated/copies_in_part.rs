@@ -7,7 +7,7 @@ use transload_cuda_sys::{Capture, CaptureMode};
 use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
 use transload_streams::CudaStream;
 
-use crate::{Check as _, UNKNOWN, builder, within};
+use crate::{UNKNOWN, builder, within};
 
 #[path = "../../../memory/tests/it/heap.rs"]
 #[allow(dead_code, reason = "shared with the tests of memory")]

@@ -6,7 +6,7 @@ use transload_core::{
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, CudaGraph, CudaStream};
 
-use crate::{Check as _, builder, shifted::shifted, with_each_call_failing};
+use crate::{builder, shifted::shifted, with_each_call_failing};
 
 const WIDE: [Pattern; 2] =
     [Pattern::U64(0x0102_0304_0506_0708), Pattern::U128(0x0102_0304_0506_0708_090A_0B0C)];

@@ -4,7 +4,7 @@ use transload_core::{MemoryKind, Operation, Pattern, StreamPriority};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
-use crate::{Check as _, builder};
+use crate::builder;
 
 #[test]
 fn the_kernels_of_a_recorded_wide_fill_stay_loaded_as_long_as_the_graph_lives() {

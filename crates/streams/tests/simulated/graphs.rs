@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Strea
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaGraph, CudaStream};
 
-use crate::{Check as _, ILLEGAL_ADDRESS, builder, with_each_call_failing};
+use crate::{ILLEGAL_ADDRESS, builder, with_each_call_failing};
 
 const NORMAL: StreamPriority = StreamPriority::Normal;
 

@@ -8,7 +8,7 @@ use transload_memory::{
 };
 use transload_streams::CudaStream;
 
-use crate::{Check as _, UNKNOWN, builder, with_each_call_failing};
+use crate::{UNKNOWN, builder, with_each_call_failing};
 
 type Make = fn(SimDeviceBuilder) -> SimDeviceBuilder;
 

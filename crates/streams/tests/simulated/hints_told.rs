@@ -11,7 +11,7 @@ use transload_memory::{
 };
 use transload_streams::CudaStream;
 
-use crate::{Check as _, builder, gate::Gate, within};
+use crate::{builder, gate::Gate, within};
 
 const BYTES: usize = 1 << 20;
 

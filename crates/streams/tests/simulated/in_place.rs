@@ -4,7 +4,7 @@ use transload_core::{ErrorKind, MemoryKind, Operation, Pattern, RawBuffer, Timin
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, CudaStream};
 
-use crate::{Check as _, builder, with_each_call_failing};
+use crate::{builder, with_each_call_failing};
 
 fn copy(stream: &CudaStream, src: &RawBuffer, dst: &RawBuffer) -> transload_core::Result<()> {
     submit(stream, &Operation::CopyInPlace { src, dst }, Timing::Off).map(drop)

@@ -5,7 +5,7 @@ use transload_cuda_sim::Residency;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
 
-use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 const SAXPY: &str = include_str!("../../examples/kernels/saxpy.ptx");
 

@@ -9,7 +9,7 @@ use transload_memory::{
 };
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaStream};
 
-use crate::{Check as _, builder, within};
+use crate::{builder, within};
 
 const BYTES: usize = 4096;
 const COPIES: usize = 64;

@@ -49,44 +49,6 @@ fn builder() -> transload_cuda_sim::SimDeviceBuilder {
     SimDevice::builder()
 }
 
-/// A simulated device. Dropped, after everything that a test made on it if it is declared first, it checks that nothing of that
-/// is alive and that there was no race.
-struct Checked(SimDevice);
-
-impl std::ops::Deref for Checked {
-    type Target = SimDevice;
-
-    fn deref(&self) -> &SimDevice {
-        &self.0
-    }
-}
-
-impl Drop for Checked {
-    fn drop(&mut self) {
-        // Threads that free memory or wake tasks may be about to let go of something.
-        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while !self.ledger().is_empty() && std::time::Instant::now() < end && !std::thread::panicking() {
-            transload_core::Reclaimer::new().sweep();
-            std::thread::yield_now();
-        }
-        if !std::thread::panicking() {
-            assert!(self.ledger().is_empty(), "seed {}: {}", self.seed(), self.ledger());
-            assert!(self.races().is_empty(), "seed {}: {}", self.seed(), self.races()[0]);
-        }
-    }
-}
-
-trait Check {
-    /// Builds the device, which checks itself in the end.
-    fn checked(self) -> Checked;
-}
-
-impl Check for transload_cuda_sim::SimDeviceBuilder {
-    fn checked(self) -> Checked {
-        Checked(self.build())
-    }
-}
-
 /// Runs a scenario with each of its driver calls failing in turn: a typed error, no race, no leak, no hang.
 fn with_each_call_failing(scenario: impl Fn(&CudaDevice, &CudaMemoryManager) -> transload_core::Result<()>) {
     let _alone = alone_with_drop_errors();

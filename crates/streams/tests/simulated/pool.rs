@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, Work
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
-use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
 #[test]
 fn a_lost_device_is_told_by_leases_and_by_waits_and_nothing_hangs() {

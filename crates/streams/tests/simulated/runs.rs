@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_memory::{CudaDevice, CudaMemoryManager};
 use transload_streams::CudaStream;
 
-use crate::{Check as _, ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failing};
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, builder, gate::Gate, with_each_call_failing};
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -6,7 +6,7 @@ use transload_core::{Buffer, ErrorKind, Operation, Pattern, QueueLease, Result, 
 use transload_memory::{CudaDevice, CudaMemoryManager, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use crate::{Check as _, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, within};
+use crate::{UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing, within};
 
 const BYTES: usize = 3000;
 

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use transload_core::{Buffer, ErrorKind, MemoryKind, Operation, Pattern, QueueLease, Timing, submit};
+use transload_cuda_sim::harness::Checked;
 use transload_memory::{CudaDevice, CudaMemoryManager, Residency, Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
 
-use crate::{Check as _, Checked, UNKNOWN, alone_with_drop_errors, builder, within};
+use crate::{UNKNOWN, alone_with_drop_errors, builder, within};
 
 const BYTES: usize = 3000;
 

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, mpsc},
     task::Waker,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use transload::{
@@ -16,7 +16,7 @@ use transload::{
     cuda::{CudaBackend, CudaBackendConfig},
 };
 use transload_core::{Access, Claims, Fence, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sim::SimDevice;
+use transload_cuda_sim::{SimDevice, harness::Checked};
 use transload_memory::CudaDevice;
 use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 
@@ -91,14 +91,15 @@ unsafe impl Timeline for Gate {
 }
 
 struct Setup {
-    sim: SimDevice,
     manager: CrossBackendTransferManager,
+    /// Dropped last: checks that everything was given back.
+    sim: Checked,
 }
 
 impl Setup {
     fn new() -> Self {
         transload_cuda_sim::install().unwrap();
-        let sim = SimDevice::builder().record_accesses(true).build();
+        let sim = SimDevice::builder().record_accesses(true).checked();
         let manager = CrossBackendTransferManager::new();
         manager.register_backend(CpuBackend::new().unwrap()).unwrap();
         let config = CudaBackendConfig::default().with_devices([sim.ordinal()]);
@@ -121,18 +122,10 @@ impl Setup {
         self.manager.transfer_with(src, dst, 0, 0, src.len(), &only)
     }
 
-    /// Everything is given back, and no failure is left that nobody saw.
+    /// No failure is left that nobody saw.
     fn ends(self, buffers: impl IntoIterator<Item = RawBuffer>) {
         drop(buffers.into_iter().collect::<Vec<_>>());
         self.manager.drain().unwrap();
-        assert!(self.sim.races().is_empty(), "{}", self.sim.races()[0]);
-        drop(self.manager);
-        // A thread that polled a fence may hold the stream for a moment.
-        let begun = Instant::now();
-        while !self.sim.ledger().is_empty() && begun.elapsed() < Duration::from_secs(20) {
-            thread::yield_now();
-        }
-        assert!(self.sim.ledger().is_empty(), "{}", self.sim.ledger());
     }
 }
 
