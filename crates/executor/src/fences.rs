@@ -15,7 +15,10 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{Fence, Result, Timeline, TimelineId, catch_panic};
 
-use crate::{guarded::wake, workers::Workers};
+use crate::{
+    guarded::{discard, wake},
+    workers::Workers,
+};
 
 /// Up to so many timelines are all polled by an idle worker, which sees an end earlier than a waker tells it. Of more, each
 /// gets a waker at once and is asked again when that is called: what n fences cost in all is proportional to n.
@@ -73,6 +76,8 @@ struct Call<'a> {
     fences: &'a Fences,
     fence: Fence,
     over: bool,
+    /// The last point that is known to be over, if this one is.
+    reached: u64,
     registered: bool,
 }
 
@@ -160,17 +165,25 @@ impl Fences {
             drop(lanes);
             last = Some(fence.timeline().id());
             let others = self.unregistered.load(Ordering::Relaxed) > 0;
-            let mut call = Call { fences: self, fence, over: false, registered: false };
+            let mut call = Call { fences: self, fence, over: false, reached: 0, registered: false };
             // A timeline that panics breaks its promise, but ends no thread.
+            let ask = |call: &mut Call<'_>| {
+                ask(call);
+                if call.over {
+                    call.reached = call.fence.timeline().reached().max(call.fence.point());
+                }
+            };
             around(others, &mut || drop(catch_panic(|| ask(&mut call))));
             ended |= call.over;
+            // With it the timeline may go.
+            discard(call);
         }
     }
 
     /// Adds a wait. Returns whether it is new, so that a worker must be told.
     fn add(&self, fence: &Fence, waker: Waker) -> bool {
-        let mut lanes = self.lanes.lock();
         let (id, point) = (fence.timeline().id(), fence.point());
+        let mut lanes = self.lanes.lock();
         let at = find(&lanes, id).unwrap_or_else(|at| {
             let (timeline, waits) = (Arc::clone(fence.timeline()), SmallVec::new());
             lanes.insert(at, Lane { id, timeline, waits, called: false, recall: false, registered: None });
@@ -213,17 +226,16 @@ fn find(lanes: &[Lane], id: TimelineId) -> std::result::Result<usize, usize> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        let (timeline, point) = (self.fence.timeline(), self.fence.point());
+        let (id, point) = (self.fence.timeline().id(), self.fence.point());
         let mut lanes = self.fences.lanes.lock();
-        let Ok(at) = find(&lanes, timeline.id()) else { return };
+        let Ok(at) = find(&lanes, id) else { return };
         let ended = |lane: &mut Lane| {
             lane.called = false;
             let recalled = std::mem::take(&mut lane.recall);
             if self.registered && !recalled {
                 lane.registered = Some(point);
             }
-            let reached = if self.over { timeline.reached().max(point) } else { 0 };
-            let due = lane.waits.partition_point(|(point, _)| *point <= reached);
+            let due = lane.waits.partition_point(|(point, _)| *point <= self.reached);
             let due: SmallVec<[(u64, Waker); 4]> = lane.waits.drain(..due).collect();
             (due, lane.waits.is_empty())
         };
@@ -235,7 +247,7 @@ impl Drop for Call<'_> {
         });
         self.fences.awaited.store(lanes.len(), Ordering::Relaxed);
         drop(lanes);
-        // The timeline may be the last of its stream: it goes outside the lock.
+        // Outside the lock, although the fence of this call has the timeline as well.
         drop(empty);
         due.into_iter().for_each(|(_, waker)| wake(waker));
     }

@@ -30,6 +30,8 @@ pub(crate) struct Gate {
     pub(crate) stuck: AtomicBool,
     /// Whether a poll that found its point not reached does not return until this is false.
     pub(crate) stuck_after_looking: AtomicBool,
+    /// How many calls by a worker panic, of the kind that is named.
+    pub(crate) panics: Mutex<(&'static str, usize)>,
     /// How often a poll lets others run before it returns.
     pub(crate) lingering: AtomicUsize,
 }
@@ -49,6 +51,7 @@ impl Gate {
             most_inside: AtomicUsize::new(0),
             stuck: AtomicBool::new(false),
             stuck_after_looking: AtomicBool::new(false),
+            panics: Mutex::default(),
             lingering: AtomicUsize::new(0),
         })
     }
@@ -78,11 +81,28 @@ impl Gate {
         self.failing.store(point, Ordering::SeqCst);
     }
 
+    /// Panics if a panic of calls of this kind is planted.
+    fn may_panic(&self, kind: &str) {
+        let mut panics = self.panics.lock();
+        let by_worker = thread::current().name().is_some_and(|name| name.starts_with("transload-"));
+        if by_worker && panics.0 == kind && panics.1 > 0 {
+            panics.1 -= 1;
+            drop(panics);
+            panic!("a timeline panics, on purpose");
+        }
+    }
+
     fn outcome(&self, point: u64) -> Result<()> {
         match self.failing.load(Ordering::SeqCst) == point {
             true => Err(Error::new(ErrorKind::Device, "fails, on purpose")),
             false => Ok(()),
         }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.may_panic("drop");
     }
 }
 
@@ -97,10 +117,15 @@ unsafe impl Timeline for Gate {
     }
 
     fn reached(&self) -> u64 {
-        self.known.load(Ordering::SeqCst)
+        let known = self.known.load(Ordering::SeqCst);
+        if known > 0 {
+            self.may_panic("reached");
+        }
+        known
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
+        self.may_panic("poll");
         let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_inside.fetch_max(inside, Ordering::SeqCst);
         self.asked_for.fetch_max(point, Ordering::SeqCst);
@@ -127,6 +152,7 @@ unsafe impl Timeline for Gate {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        self.may_panic("wake_at");
         self.registered.fetch_add(1, Ordering::SeqCst);
         let mut wakers = self.wakers.lock();
         if self.done.load(Ordering::SeqCst) >= point {

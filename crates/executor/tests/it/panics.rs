@@ -1,16 +1,29 @@
 //! What the caller wrote may panic anywhere: one task ends, nothing else.
 
 use std::{
-    sync::Arc,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Wake, Waker},
 };
 
 use transload_core::ErrorKind;
 use transload_executor::{BlockingKey, yield_now};
 
-use crate::{executor, gate::Gate, within_limit};
+use crate::{executor, gate::Gate, until, within_limit};
 
 struct Rude;
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
 
 impl Drop for Rude {
     fn drop(&mut self) {
@@ -98,4 +111,30 @@ fn panicking_waker_ends_no_thread() {
         }
         assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
     });
+}
+
+#[test]
+fn panicking_timeline_ends_no_thread() {
+    for kind in ["poll", "wake_at", "reached", "drop"] {
+        let place = move || format!("a panic in `{kind}`");
+        within_limit(place, move || {
+            let executor = executor(1);
+            for _ in 0..50 {
+                let gate = Gate::new();
+                *gate.panics.lock() = (kind, 1);
+                let woken = Arc::new(Woken::default());
+                let waker = Waker::from(Arc::clone(&woken));
+                let mut wait = executor.fence(&gate.fence(1));
+                assert!(Future::poll(Pin::new(&mut wait), &mut Context::from_waker(&waker)).is_pending());
+                // The worker's call is the last to have the timeline.
+                drop(wait);
+                gate.reach(1);
+                drop(gate);
+                until(&format!("a task is woken after a panic in `{kind}`"), || {
+                    woken.0.load(Ordering::SeqCst)
+                });
+            }
+            assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+        });
+    }
 }
