@@ -64,6 +64,7 @@ impl<E: Timed> Ends<E> {
             return Ok(None);
         }
         record(&end)?;
+        self.points.end_run(upto);
         Ok(self.note(upto, SMALL, end, None))
     }
 

@@ -19,6 +19,8 @@ pub(crate) struct Points {
     marked: AtomicU64,
     /// The last point known to be reached.
     reached: AtomicU64,
+    /// The last point of a run that has an event.
+    small: AtomicU64,
     /// Someone outside can enqueue work of any kind on the stream: no point may go without an event then, since a late one
     /// would also cover what they enqueued meanwhile, and that may wait for the host.
     shared: AtomicBool,
@@ -30,6 +32,7 @@ impl Points {
             given: AtomicU64::new(0),
             marked: AtomicU64::new(0),
             reached: AtomicU64::new(0),
+            small: AtomicU64::new(0),
             shared: AtomicBool::new(shared),
         }
     }
@@ -76,11 +79,21 @@ impl Points {
         self.marked.load(Ordering::Acquire) < self.given()
     }
 
-    /// Whether a run is open; with nothing outstanding before it, unless that does not matter.
+    /// Whether a run is open with nothing outstanding before it.
     #[inline]
-    pub(crate) fn run_goes_on(&self, whatever_is_before: bool) -> bool {
-        let is_open = self.run_is_open() && !transload_core::mutant!("streams/lease-continues-run");
-        is_open && (whatever_is_before || self.marked.load(Ordering::Relaxed) <= self.reached())
+    pub(crate) fn only_a_run_is_outstanding(&self) -> bool {
+        self.run_is_open() && self.marked.load(Ordering::Relaxed) <= self.reached()
+    }
+
+    /// Whether the last operation was a small one.
+    #[inline]
+    pub(crate) fn last_was_small(&self) -> bool {
+        self.run_is_open() || self.small.load(Ordering::Relaxed) == self.given()
+    }
+
+    /// A run ends with this point.
+    pub(crate) fn end_run(&self, upto: u64) {
+        self.small.store(upto, Ordering::Relaxed);
     }
 
     /// Whether an event covers the point, or it is reached.

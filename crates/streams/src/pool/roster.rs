@@ -65,8 +65,9 @@ pub(crate) struct Seen {
     leases: u32,
     /// For so many leases the thread keeps to its place without a look at other threads' leases.
     pub(crate) keeps: u32,
-    /// Whether the place where the thread was last for a workload was the least loaded of many with work.
-    pub(crate) crowded: [bool; WORKLOADS.len()],
+    /// For so many leases of a workload the thread keeps to the least loaded of many streams with work, if it enqueues small
+    /// copies only.
+    pub(crate) stays: [u8; WORKLOADS.len()],
 }
 
 thread_local! {
@@ -127,7 +128,7 @@ impl Places {
             // So that threads of few leases look as well, now and then.
             leases: thread_number() as u32 % LEASES_PER_LOOK * 617 % LEASES_PER_LOOK,
             keeps: 0,
-            crowded: [false; WORKLOADS.len()],
+            stays: [0; WORKLOADS.len()],
         };
         let before = place.take().filter(|seen| seen.lane == self.id);
         place.insert(match before {

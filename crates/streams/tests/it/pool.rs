@@ -446,10 +446,10 @@ fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
         lease.id()
     };
     // Nobody asks whether they are over, so all count as outstanding: three free streams, then the least loaded ones.
-    for _ in 0..2 {
+    for run in [RUN, 8 * RUN] {
         let streams: HashSet<_> = (0..3)
             .map(|_| {
-                let run: HashSet<_> = (0..RUN).map(|_| copy(64)).collect();
+                let run: HashSet<_> = (0..run).map(|_| copy(64)).collect();
                 assert_eq!(run.len(), 1, "one stream for a run");
                 run.into_iter().next()
             })
