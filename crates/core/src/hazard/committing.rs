@@ -84,6 +84,10 @@ impl Table {
         };
         if is_complete {
             self.release(range, *ticket);
+            // A timeline keeps its queue alive, so a short table is swept, too, where other queues come.
+            if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
+                self.segments.unswept = self.segments.unswept.max(1);
+            }
         }
         is_complete
     }

@@ -40,7 +40,7 @@ pub(super) struct Segments {
     first: Block,
     /// Where a segment was looked at or added last: the next one is most often there, or behind it.
     last: At,
-    /// How many blocks are to be checked for completion: two for each that was added.
+    /// How many blocks are to be checked for completion: two for each that was added, and one where a timeline was.
     pub(super) unswept: usize,
     /// The blocks after the first, none of them empty, each with a byte at or before which its first segment starts, and which
     /// all segments of earlier blocks start before.
@@ -55,6 +55,10 @@ pub(super) struct At {
 }
 
 impl Segments {
+    pub(super) fn are_several(&self) -> bool {
+        self.first.len() > 1 || !self.rest.is_empty()
+    }
+
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_empty() && self.rest.is_empty()

@@ -112,6 +112,8 @@ impl Use {
 pub(super) struct Origins {
     list: SmallVec<[Option<Origin>; 2]>,
     vacant: SmallVec<[u32; 4]>,
+    /// Whether one was added since the last commit.
+    pub(super) has_new: bool,
 }
 
 #[derive(Debug)]
@@ -196,6 +198,7 @@ impl Origins {
         let mut known = fence.clone();
         known.move_to(0);
         let origin = Some(Origin { known, kind, uses: 0 });
+        self.has_new = true;
         let index = self.vacant.pop().unwrap_or(self.list.len() as u32);
         match self.list.get_mut(index as usize) {
             Some(vacant) => *vacant = origin,

@@ -169,6 +169,20 @@ fn pieces_that_never_come_again_leave_a_table_about_as_long_as_what_is_in_flight
 }
 
 #[test]
+fn timelines_whose_work_is_over_are_let_go_by_later_claims_of_other_pieces() {
+    let table = Table::new();
+    let mut lines = Vec::new();
+    for index in 0..20 {
+        let line = Line::new();
+        table.write([piece(2 * index)], &line, 1);
+        line.reached.store(1, Ordering::SeqCst);
+        lines.push(Arc::downgrade(&line));
+    }
+    let kept = lines.iter().filter(|line| line.strong_count() > 0).count();
+    assert!(kept <= 2, "{kept} of 20 are kept");
+}
+
+#[test]
 fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
     let (table, lines, whole) = (Table::new(), [Line::new(), Line::new(), Line::new()], 0..4_000 * PIECE);
     for index in 0..4_000 {
