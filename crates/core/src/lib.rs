@@ -86,7 +86,7 @@ pub use size_class::SizeClass;
 pub use spare_buffer::{Recycler, SpareBuffer};
 pub use storage::Storage;
 pub use submission::{copy_at_once, submit_async, try_submit};
-pub use transfer::{Completion, RefusalHandler, Submission, Transfer};
+pub use transfer::{Completion, RefusalHandler, Submission, Submitted, Transfer};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
 pub use bytemuck::Pod;

@@ -93,33 +93,25 @@ struct Refused {
 }
 
 struct Running {
-    end: End,
+    end: Submitted,
     submission: Submission,
     completion: Arc<dyn Completion>,
 }
 
-enum End {
-    At(Fence),
-    /// It was complete when its submission returned, after so long if it was measured.
-    Before(Option<Duration>),
+/// How work was submitted.
+#[derive(Debug)]
+pub enum Submitted {
+    /// It is complete when this fence is.
+    Until(Fence),
+    /// It is complete, after so long if it was measured.
+    Complete(Option<Duration>),
 }
 
 impl Transfer {
-    /// Returns a transfer that was enqueued with `fence`.
+    /// Returns a transfer that was submitted. `completion` is told when it is awaited, waited for or dropped.
     #[inline]
-    pub fn submitted(fence: Fence, submission: Submission, completion: Arc<dyn Completion>) -> Self {
-        Self { state: State::Running(Running { end: End::At(fence), submission, completion }) }
-    }
-
-    /// Returns a transfer whose bytes are in place; see [`TransferReport::moving`]. `completion` is told when it is awaited, waited
-    /// for or dropped.
-    #[inline]
-    pub fn complete(
-        submission: Submission,
-        moving: Option<Duration>,
-        completion: Arc<dyn Completion>,
-    ) -> Self {
-        Self { state: State::Running(Running { end: End::Before(moving), submission, completion }) }
+    pub fn submitted(end: Submitted, submission: Submission, completion: Arc<dyn Completion>) -> Self {
+        Self { state: State::Running(Running { end, submission, completion }) }
     }
 
     /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
@@ -160,7 +152,7 @@ impl Transfer {
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
             State::Direct(direct) => Some(&direct.fence),
-            State::Running(Running { end: End::At(fence), .. }) => Some(fence),
+            State::Running(Running { end: Submitted::Until(fence), .. }) => Some(fence),
             State::Running(_) | State::Refused(_) | State::Taken => None,
         }
     }
@@ -184,7 +176,7 @@ impl Transfer {
                 direct.end(outcome)
             }
             State::Running(running) => {
-                let outcome = if let End::At(fence) = &running.end { fence.wait() } else { Ok(()) };
+                let outcome = if let Submitted::Until(fence) = &running.end { fence.wait() } else { Ok(()) };
                 running.end(outcome)
             }
         }
@@ -210,16 +202,17 @@ impl Direct {
 }
 
 impl Running {
+    #[inline(always)]
     fn end(self, outcome: Result<()>) -> Result<TransferReport> {
         let mut report = self.completion.report(&self.submission);
         report.elapsed = self.submission.begun.map(|begun| begun.elapsed());
         let outcome = outcome.and_then(|()| {
             report.moving = match &self.end {
-                End::At(fence) if self.submission.begun.is_some() => {
+                Submitted::Until(fence) if self.submission.begun.is_some() => {
                     fence.timeline().take_duration(fence.point())?
                 }
-                End::At(_) => None,
-                End::Before(moving) => *moving,
+                Submitted::Until(_) => None,
+                Submitted::Complete(moving) => *moving,
             };
             Ok(())
         });
@@ -233,7 +226,8 @@ impl Future for Transfer {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match &self.state {
-            State::Direct(Direct { fence, .. }) | State::Running(Running { end: End::At(fence), .. }) => {
+            State::Direct(Direct { fence, .. })
+            | State::Running(Running { end: Submitted::Until(fence), .. }) => {
                 match fence.poll_done(context) {
                     Poll::Ready(outcome) => outcome,
                     Poll::Pending => return Poll::Pending,
@@ -261,7 +255,7 @@ impl Drop for Transfer {
             return;
         }
         match std::mem::replace(&mut self.state, State::Taken) {
-            State::Running(Running { completion, submission, end: End::At(fence) }) => {
+            State::Running(Running { completion, submission, end: Submitted::Until(fence) }) => {
                 completion.abandoned(&submission, fence);
             }
             State::Running(complete) => drop(complete.end(Ok(()))),

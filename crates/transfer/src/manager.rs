@@ -8,14 +8,14 @@ use std::{
 
 use transload_core::{
     Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Result, Shared, SizeClass, Timing, Transfer, TransferEvent, TransferPath,
-    Turns, Unsubmitted,
+    PathCost, Place, RawBuffer, Result, Shared, SizeClass, Submitted, Timing, Transfer, TransferEvent,
+    TransferPath, Turns, Unsubmitted,
 };
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     candidate::Candidate,
-    methods::{InTheWay, Job, Submitted},
+    methods::{InTheWay, Job},
     planner::Choice,
     registry::Registry,
     request::{Request, ranges},
@@ -358,20 +358,18 @@ impl CrossBackendTransferManager {
             submission.submitting = begun.elapsed();
         }
         match submitted {
-            Ok(submitted) => {
+            Ok(end) => {
                 let known = candidate.reference();
                 if self.watch.observer.is_some() {
                     self.watch.tell(TransferEvent::Submitted(&known.report(&submission)));
                 }
-                let fence = match submitted {
-                    Submitted::Until(fence) => fence,
-                    Submitted::Complete(took) => return Transfer::complete(submission, took, known),
-                };
-                if !choice.stage_in_place {
-                    candidate.queue(&fence, request.bytes);
+                if let Submitted::Until(fence) = &end {
+                    if !choice.stage_in_place {
+                        candidate.queue(fence, request.bytes);
+                    }
+                    self.watch.unobserved.check_few(&self.watch);
                 }
-                self.watch.unobserved.check_few(&self.watch);
-                Transfer::submitted(fence, submission, known)
+                Transfer::submitted(end, submission, known)
             }
             Err(Unsubmitted::Blocked(obstacle)) => {
                 if let Some((_, told)) = in_the_way {

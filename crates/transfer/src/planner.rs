@@ -90,6 +90,7 @@ impl PathRoutes {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
+    #[inline]
     pub(crate) fn choose(
         &mut self,
         request: &Request,
@@ -156,6 +157,7 @@ impl PathRoutes {
     ///
     /// # Errors
     /// As for `choose`.
+    #[inline(always)]
     fn choose_among(
         &mut self,
         request: &Request,

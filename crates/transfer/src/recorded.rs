@@ -8,7 +8,8 @@ use std::{
 
 use transload_core::{
     Backend, Completion, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, Result,
-    StreamPriority, Submission, Timing, Transfer, TransferEvent, TransferReport, WorkloadType, submit,
+    StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
+    submit,
 };
 
 use crate::{
@@ -51,7 +52,7 @@ impl RecordedTransfers {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
                 watch.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
-                Transfer::submitted(fence, submission, Arc::clone(&self.replays) as _)
+                Transfer::submitted(Submitted::Until(fence), submission, Arc::clone(&self.replays) as _)
             }
             Err(error) => {
                 watch.lost.note(report.lane, &error);

@@ -183,7 +183,10 @@ impl UnobservedList {
         let mut open = SmallVec::<[Unobserved; FEW]>::new();
         for transfer in taken {
             // One that cannot be polled is waited for later.
-            if wait || catch_panic(|| transfer.fence.is_over()).unwrap_or(false) {
+            if wait
+                || transfer.fence.is_known_done()
+                || catch_panic(|| transfer.fence.is_over()).unwrap_or(false)
+            {
                 transfer.settle(watch);
             } else {
                 open.push(transfer);

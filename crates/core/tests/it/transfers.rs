@@ -15,7 +15,7 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{
     Completion, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, RefusalHandler, Result, Submission,
-    Transfer, TransferMethod, TransferPath, TransferReport,
+    Submitted, Transfer, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::mock::{DEVICE, MockQueue, buffer, memory};
@@ -59,7 +59,7 @@ impl Diary {
 
 fn transfer(fence: Fence, diary: &Arc<Diary>) -> Transfer {
     let submission = Submission { bytes: 100, begun: Some(Instant::now()), ..Submission::default() };
-    Transfer::submitted(fence, submission, diary.clone())
+    Transfer::submitted(Submitted::Until(fence), submission, diary.clone())
 }
 
 fn started(queue: &MockQueue) -> (Transfer, Arc<Diary>) {

@@ -1,10 +1,10 @@
 //! The methods behind one trait. Each decides for itself whether it applies, and submits.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use transload_core::{
-    Access, Backend, Claims, DeviceId, DeviceInfo, Fence, Operation, PeerAccess, Queue, QueueLease,
-    RawBuffer, RejectReason, Result, StreamPriority, Timing, TransferMethod, TransferPath, Turns,
+    Access, Backend, Claims, DeviceId, DeviceInfo, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
+    RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath, Turns,
     Unsubmitted, WorkloadType, submit, try_submit,
 };
 
@@ -118,13 +118,6 @@ pub(crate) enum InTheWay<'a> {
     WaitFor,
     /// The obstacle is returned; these turns are taken.
     Tell(&'a Turns),
-}
-
-/// A transfer that was submitted.
-pub(crate) enum Submitted {
-    Until(Fence),
-    /// It is complete, after so long if it was measured.
-    Complete(Option<Duration>),
 }
 
 /// Makes an operation of a source and a destination.
