@@ -10,6 +10,7 @@ use std::{
 
 use async_task::Runnable;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use transload_core::{Error, ErrorKind, Fence, Result, StreamPriority};
 
 use crate::{
@@ -146,7 +147,9 @@ impl Executor {
         F: Future<Output = ()> + Send + 'static,
     {
         self.handle.0.start_first()?;
+        // The iterator is the caller's: if it panics, none has begun.
         let runnables = futures.map(|future| self.runnable(priority, self.detached(future)));
+        let runnables: SmallVec<[Runnable; 16]> = runnables.collect();
         self.handle.0.push_all(rank(priority), runnables);
         Ok(())
     }

@@ -109,8 +109,8 @@ impl Workers {
     }
 
     /// Appends several tasks, and has as many workers look.
-    pub(crate) fn push_all(self: &Arc<Self>, rank: usize, runnables: impl Iterator<Item = Runnable>) {
-        let count = runnables.map(|runnable| self.append(rank, runnable)).count();
+    pub(crate) fn push_all(self: &Arc<Self>, rank: usize, runnables: impl IntoIterator<Item = Runnable>) {
+        let count = runnables.into_iter().map(|runnable| self.append(rank, runnable)).count();
         for _ in 0..self.idle.notify_several(count) {
             self.grow();
         }

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-use transload_core::ErrorKind;
+use transload_core::{ErrorKind, StreamPriority};
 use transload_executor::{BlockingKey, yield_now};
 
 use crate::{executor, gate::Gate, until, within_limit};
@@ -110,6 +110,26 @@ fn panicking_waker_ends_no_thread() {
             task.wait().unwrap();
         }
         assert_eq!(executor.spawn(async { 1 }).wait().unwrap(), 1);
+    });
+}
+
+#[test]
+fn panic_between_tasks_that_begin_together_begins_none() {
+    within_limit(String::new, || {
+        let executor = executor(2);
+        for _ in 0..100 {
+            let ran = Arc::new(AtomicBool::new(false));
+            let tasks = (0..4).map(|number| {
+                assert!(number < 3, "an iterator panics, on purpose");
+                let ran = Arc::clone(&ran);
+                async move { ran.store(true, Ordering::SeqCst) }
+            });
+            let begin = || executor.spawn_all(StreamPriority::Normal, tasks);
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(begin));
+            assert!(panicked.is_err());
+            executor.drain().unwrap();
+            assert_eq!((ran.load(Ordering::SeqCst), Arc::strong_count(&ran)), (false, 1));
+        }
     });
 }
 
