@@ -9,7 +9,9 @@ use std::{
     thread,
 };
 
-use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, Result, TransferMethod, TransferReport};
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, TransferMethod, TransferReport,
+};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
@@ -18,7 +20,7 @@ use crate::{
     is_at_rest,
     mock::bytes,
     pair,
-    staging::{OTHER, filled, stage, two_devices},
+    staging::{OTHER, filled, most_buffers, stage, two_devices},
     watchdog::within,
     with,
 };
@@ -104,9 +106,11 @@ fn transfer_that_ended_early_ends_for_all_who_wait() {
 fn transfer_of_which_every_task_ends_early_leaves_the_ring() {
     within("transfers of which every chunk panics", || {
         let (manager, backend) = two_devices();
-        let host = filled(&manager, transload_core::DeviceId::Cpu, MemoryKind::Pageable, 80 * MIB, 1);
-        let there = filled(&manager, MOCK, MemoryKind::Device, 80 * MIB, 2);
-        let across = filled(&manager, OTHER, MemoryKind::Device, 80 * MIB, 3);
+        // More chunks than there are staging buffers.
+        let bytes = most_buffers() * 5 * MIB;
+        let host = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, bytes, 1);
+        let there = filled(&manager, MOCK, MemoryKind::Device, bytes, 2);
+        let across = filled(&manager, OTHER, MemoryKind::Device, bytes, 3);
         for (src, dst) in [(&host, &there), (&there, &host), (&there, &across)] {
             backend.panic_at_enqueues(0, FOREVER);
             failure(pollster::block_on(stage(&manager, src, dst)));
@@ -124,7 +128,7 @@ fn transfer_of_which_every_task_ends_early_leaves_the_ring() {
 fn move_of_unified_memory_that_panics_ends_its_transfer() {
     within("transfers whose prefetch panics", || {
         let (manager, backend) = two_devices();
-        let host = filled(&manager, transload_core::DeviceId::Cpu, MemoryKind::Pageable, MIB, 1);
+        let host = filled(&manager, DeviceId::Cpu, MemoryKind::Pageable, MIB, 1);
         let unified = filled(&manager, MOCK, MemoryKind::Unified, MIB, 2);
         let options = TransferOptions::new().only(TransferMethod::UnifiedMemory);
         for (src, dst) in [(&host, &unified), (&unified, &host)] {

@@ -44,6 +44,11 @@ pub(crate) fn stage(manager: &CrossBackendTransferManager, src: &RawBuffer, dst:
     manager.transfer_with(src, dst, 0, 0, src.len(), &staged())
 }
 
+/// Staging buffers that a ring may have, of 4 MiB.
+pub(crate) fn most_buffers() -> usize {
+    2 * thread::available_parallelism().map_or(2, usize::from).min(8)
+}
+
 /// Two devices that are no peers.
 pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
@@ -102,7 +107,7 @@ fn ring_begins_with_one_staging_buffer_and_grows_to_what_a_transfer_may_have() {
         manager.drain().unwrap();
         let tried = FOREVER - backend.pinned_to_fail();
         assert!(tried <= 1, "{tried} further buffers at once");
-        let all = 2 * thread::available_parallelism().map_or(2, usize::from).min(8);
+        let all = most_buffers();
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, all * 4 * MIB);
         let made = || manager.ledger()[0].1.allocations as usize - 2;
