@@ -183,6 +183,41 @@ fn timelines_whose_work_is_over_are_let_go_by_later_claims_of_other_pieces() {
 }
 
 #[test]
+fn writes_of_any_pieces_wait_for_those_in_flight_that_they_meet_however_many_there_are() {
+    const PIECES: usize = 1_500;
+    let (table, lines) = (Table::new(), [(); 5].map(|()| Line::new()));
+    // The last write of each piece, as line and point.
+    let mut last = [None; PIECES];
+    let mut random = 1_u64;
+    let mut below = |limit: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) as usize % limit
+    };
+    let mut start = 0;
+    for point in 1..=20_000 {
+        // Often the next pieces, or the same again.
+        start = if below(4) == 0 { below(PIECES) } else { (start + below(3)) % PIECES };
+        let (end, line) = ((start + 1 + below(3)).min(PIECES), below(lines.len()));
+        let is_open = |(line, point): &(usize, u64)| lines[*line].reached.load(Ordering::SeqCst) < *point;
+        let mut expected: Vec<usize> =
+            last[start..end].iter().flatten().filter(|last| is_open(last)).map(|(line, _)| *line).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        let range = start * PIECE..end * PIECE;
+        assert_eq!(
+            table.write([range], &lines[line], point),
+            expected.len(),
+            "write {point}, of pieces {start} to {end}"
+        );
+        last[start..end].fill(Some((line, point)));
+        if below(3) == 0 {
+            let done = point.saturating_sub(below(2_000) as u64);
+            lines[below(lines.len())].reached.fetch_max(done, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
 fn a_use_of_all_waits_once_for_each_timeline_and_leaves_one_segment() {
     let (table, lines, whole) = (Table::new(), [Line::new(), Line::new(), Line::new()], 0..4_000 * PIECE);
     for index in 0..4_000 {
