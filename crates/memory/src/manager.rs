@@ -115,17 +115,16 @@ impl CudaMemoryManager {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
+        self.with_room(|| self.try_allocate(kind, bytes, terms))
+    }
+
+    /// Allocates; if memory is short, gives back what is kept without need and tries again.
+    pub(crate) fn with_room(&self, allocate: impl Fn() -> Result<RawBuffer>) -> Result<RawBuffer> {
         check_usable(&self.context)?;
         self.reclaimer.sweep();
-        let made = self.try_allocate(kind, bytes, terms);
-        if let Err(error) = &made {
-            record_loss(&self.context, error);
-        }
-        match made {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory => {
-                // If giving back fails too, it is still memory that the caller lacks.
-                if self.give_back().is_err() { Err(error) } else { self.try_allocate(kind, bytes, terms) }
-            }
+        match allocate().inspect_err(|error| record_loss(&self.context, error)) {
+            // If giving back fails too, it is still memory that the caller lacks.
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.give_back().is_ok() => allocate(),
             other => other,
         }
     }

@@ -75,19 +75,12 @@ impl PinnedResource {
     /// Ours, registered with the driver.
     #[cfg(target_os = "linux")]
     fn mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
-        match self.try_mapped(bytes, wanted) {
-            // If giving back fails too, it is still memory that the caller lacks.
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.manager.give_back().is_ok() => {
-                self.try_mapped(bytes, wanted)
-            }
-            other => other,
-        }
+        self.manager.with_room(|| self.try_mapped(bytes, wanted))
     }
 
     #[cfg(target_os = "linux")]
     fn try_mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
         let parts = self.manager.parts();
-        parts.reclaimer.sweep();
         let counted = parts.tally.enter(bytes);
         let mapping = Mapping::new(bytes, wanted)?;
         let (address, len) = (mapping.start(), mapping.len());

@@ -59,15 +59,10 @@ impl Body {
             return Ok(None);
         }
         let src = host.slice(bytes_of(dst))?;
-        let mut claims = Claims::of(&mut [(&src, Access::Read)])?;
-        claims.wait_where_a_queue_cannot(&*self.queue);
+        let claims = Claims::of(&mut [(&src, Access::Read)])?;
         // SAFETY: the claims keep the source, and the caller's hold the destination, from every use in conflict until the fence
         // is committed to both, and everything before the hold is over.
-        let fence =
-            unsafe { self.queue.enqueue(&Operation::Copy { src: &src, dst }, claims.after(), Timing::Off) }?;
-        // SAFETY: the fence is over after the copy, which comes after `after`.
-        unsafe { claims.commit(&fence) };
-        Ok(Some(fence))
+        unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst }, claims) }.map(Some)
     }
 
     /// Makes the host's copy of a range the newest, where it is not, for the holder of the range.
@@ -111,19 +106,15 @@ impl Body {
     /// brought that down itself.
     fn fetch(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range)?);
-        let mut claims = match Claims::of(&mut [(&dst, Access::Write)]) {
+        let claims = match Claims::of(&mut [(&dst, Access::Write)]) {
             Ok(claims) => claims,
             Err(error) if error.kind() == ErrorKind::Busy => return Ok(false),
             Err(error) => return Err(error),
         };
-        claims.wait_where_a_queue_cannot(&*self.queue);
         // SAFETY: the claims keep the destination from every use in conflict until the fence is committed. The source is held by
         // the caller, so nothing writes it and all that did is over, until after the wait below.
-        let fence = unsafe {
-            self.queue.enqueue(&Operation::Copy { src: &src, dst: &dst }, claims.after(), Timing::Off)
-        }?;
-        // SAFETY: the fence is over after the copy, which comes after `after`.
-        unsafe { claims.commit(&fence) };
+        let fence =
+            unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst: &dst }, claims) }?;
         fence.wait().map(|()| true)
     }
 
@@ -174,16 +165,28 @@ impl Body {
     /// The queue's.
     pub(crate) fn behind(&self, host: &RawBuffer, queue: &dyn Queue, range: Range<usize>) -> Result<Fence> {
         let src = self.raw.slice(range.clone())?;
-        let mut claims = Claims::of(&mut [(&src, Access::Read)])?;
-        claims.wait_where_a_queue_cannot(queue);
+        let claims = Claims::of(&mut [(&src, Access::Read)])?;
         let (nothing, nowhere) = (self.raw.slice(range.start..range.start)?, host.slice(..0)?);
-        let operation = Operation::Copy { src: &nothing, dst: &nowhere };
         // SAFETY: it copies no byte.
-        let fence = unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?;
-        // SAFETY: the fence comes after `after`, and nothing was used.
-        unsafe { claims.commit(&fence) };
-        Ok(fence)
+        unsafe { enqueue_claimed(queue, &Operation::Copy { src: &nothing, dst: &nowhere }, claims) }
     }
+}
+
+/// Enqueues behind what was claimed, and commits the claims.
+///
+/// # Safety
+/// * Claims, and what else the caller holds, keep every use in conflict from the operation's bytes until it is over.
+unsafe fn enqueue_claimed(
+    queue: &dyn Queue,
+    operation: &Operation<'_>,
+    mut claims: Claims<'_>,
+) -> Result<Fence> {
+    claims.wait_where_a_queue_cannot(queue);
+    // SAFETY: the caller's promise.
+    let fence = unsafe { queue.enqueue(operation, claims.after(), Timing::Off) }?;
+    // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
+    unsafe { claims.commit(&fence) };
+    Ok(fence)
 }
 
 fn still_arriving(range: &Range<usize>) -> Error {

@@ -47,6 +47,16 @@ fn heap_that(panics: bool, bytes: usize, writable: bool) -> (RawBuffer, Arc<Atom
     (RawBuffer::new(Box::new(storage), &Arc::default()), freed)
 }
 
+/// A buffer over memory that is no buffer's.
+///
+/// # Safety
+/// * As for [`HostBytes::new`], until the buffer is gone and nothing uses it.
+pub(crate) unsafe fn over(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
+    // SAFETY: the caller's promise.
+    let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
+    RawBuffer::new(Box::new(storage), &Arc::default())
+}
+
 impl Drop for Heap {
     fn drop(&mut self) {
         self.freed.fetch_add(1, Ordering::SeqCst);

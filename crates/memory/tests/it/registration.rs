@@ -11,7 +11,7 @@ use transload_cuda_sys::{check, ffi};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
 use super::{
-    heap::{heap, panicking_heap, watched},
+    heap::{heap, over, panicking_heap, watched},
     manager,
 };
 
@@ -253,16 +253,18 @@ fn foreign_memory_is_never_freed() {
     let (owner, freed) = heap(2 * PAGE, true);
     let address = owner.host_address().unwrap();
     // SAFETY: the owner lives until the memory is forgotten, and is not used meanwhile.
-    let pinned = unsafe { all.2.register_slice(address, 2 * PAGE, true) }.unwrap();
+    let foreign = unsafe { over(address, 2 * PAGE, true) };
+    let pinned = all.2.register(&foreign).unwrap();
     pinned.write().unwrap().fill(9);
-    assert_eq!(all.2.forget_slice(address, 10).unwrap_err().kind(), ErrorKind::Busy);
+    let part = foreign.slice(..10).unwrap();
+    assert_eq!(all.2.forget(&part).unwrap_err().kind(), ErrorKind::Busy);
     drop(pinned);
-    all.2.forget_slice(address, 10).unwrap();
+    all.2.forget(&part).unwrap();
     assert_eq!((all.2.statistics().registrations, freed.load(Ordering::SeqCst)), (0, 0));
     assert!(owner.read().unwrap().iter().all(|byte| *byte == 9));
     let beyond = NonNull::new(std::ptr::without_provenance_mut(usize::MAX - 10)).unwrap();
     // SAFETY: refused before anybody looks there.
-    let error = unsafe { all.2.register_slice(beyond, 100, true) }.unwrap_err();
+    let error = all.2.register(&unsafe { over(beyond, 100, true) }).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfRange);
     drop(owner);
     assert_eq!(freed.load(Ordering::SeqCst), 1);
@@ -286,14 +288,16 @@ fn memory_that_the_system_lets_nobody_write_is_a_source_or_refused() {
     };
     let address = NonNull::new(start.cast::<u8>()).unwrap();
     // SAFETY: the mapping is unmapped only once it is forgotten.
-    match unsafe { all.2.register_slice(address, PAGE, false) } {
+    let foreign = unsafe { over(address, PAGE, false) };
+    match all.2.register(&foreign) {
         Ok(pinned) => assert!(!pinned.is_writable() && pinned.read().unwrap().iter().all(|byte| *byte == 0)),
         // Which code a driver has for this is not documented.
         Err(error) => {
             assert!(matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::Device), "{error}");
         }
     }
-    all.2.forget_slice(address, PAGE).unwrap();
+    all.2.forget(&foreign).unwrap();
+    drop(foreign);
     // SAFETY: mapped above; nothing is registered of it.
     unsafe { libc::munmap(start, PAGE) };
     finish(all);

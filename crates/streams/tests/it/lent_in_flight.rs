@@ -9,7 +9,7 @@ use transload_streams::CudaStream;
 use crate::{
     allocator::watched,
     gate::Gate,
-    heap::heap,
+    heap::{heap, over},
     setup::{Setup, noise},
 };
 
@@ -75,19 +75,20 @@ fn foreign_memory_stays_registered_for_work_through_whichever_of_its_twins() {
         owner.write().unwrap().fill(4);
         let (address, there) = (owner.host_address().unwrap(), setup.device(BYTES));
         // SAFETY: the owner lives until the memory is forgotten, and is not used meanwhile.
-        let twin = || unsafe { cache.register_slice(address, BYTES, true) }.unwrap();
+        let foreign = || unsafe { over(address, BYTES, true) };
+        let twin = || cache.register(&foreign()).unwrap();
         drop(twin());
         let second = twin();
         assert_eq!(cache.statistics().hits, 1, "it is the same registration");
         let gate = Gate::before(&setup.device, &[&stream]);
         let copied = stream.copy_from_host_async(&second, &there);
         drop(second);
-        assert_eq!(cache.forget_slice(address, BYTES).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(cache.forget(&foreign()).unwrap_err().kind(), ErrorKind::Busy);
         assert_eq!((cache.trim().unwrap(), cache.statistics().registrations), (0, 1));
         gate.open();
         copied.wait().unwrap();
         // Gates of other tests may defer the end of a registration that is idle.
-        while let Err(error) = cache.forget_slice(address, BYTES) {
+        while let Err(error) = cache.forget(&foreign()) {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             std::thread::yield_now();
         }

@@ -14,7 +14,7 @@ mod table;
 #[path = "../../../tests/unit/registration_table.rs"]
 mod table_tests;
 
-use std::{fmt, ops::Range, ptr::NonNull, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
@@ -23,13 +23,14 @@ use self::{
     anchor::Registration,
     hand::{Hand, LetGo},
     refusal::{addresses, in_use, refused, short},
-    registered::{Registered, promised},
+    registered::Registered,
     table::{Asked, Plan, Table},
 };
 use super::pins::{Pins, READ_ONLY};
 use crate::{CudaFeature, CudaMemoryManager, lift};
 
-/// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first.
+/// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first. Memory that is no
+/// buffer's becomes one by [`HostBytes`](transload_core::HostBytes).
 ///
 /// A registration is of just the bytes it was made for; others in the same page are registered by themselves. It keeps the
 /// buffers alive whose bytes they are, also after the program has dropped them, so that memory is never unmapped while the
@@ -111,44 +112,30 @@ impl RegistrationCache {
         self.register_for(buffer, Access::Read)
     }
 
-    /// Memory that is no buffer's, as pinned memory. It is never freed by this library.
-    ///
-    /// # Errors
-    /// As for [`register`](Self::register).
-    ///
-    /// # Safety
-    /// * `bytes` initialised bytes at `address` stay mapped until [`forget_slice`](Self::forget_slice) of them has answered
-    ///   `Ok`, or the cache and everything it gave is dropped and the memory manager is [drained](CudaMemoryManager::drain).
-    /// * They may be written where `writable` says so. Until the answer is dropped and nothing is in flight on it, nobody uses
-    ///   them in conflict with it: another answer for the same bytes is not ordered with this one.
-    pub unsafe fn register_slice(
-        &self,
-        address: NonNull<u8>,
-        bytes: usize,
-        writable: bool,
-    ) -> Result<RawBuffer> {
-        // SAFETY: the caller's promise.
-        let promised = unsafe { promised(address, bytes, writable) };
-        self.register(&promised)
-    }
-
     /// Ends what is registered of a buffer's bytes; its memory is kept no longer.
     ///
     /// # Errors
     /// `Busy` where it is in use: a buffer made from it is left, or work in flight uses it. The driver's.
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
-        match buffer.host_address() {
-            Some(address) => self.forget_range(&addresses(address, buffer.len())?),
-            None => Ok(()),
+        let Some(address) = buffer.host_address() else { return Ok(()) };
+        let range = addresses(address, buffer.len())?;
+        self.manager.parts().reclaimer.sweep();
+        let taken = self.desk.lock().table.take_touching(&range).map_err(|range| in_use(&range))?;
+        let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
+        for evicted in Hand::all(self, taken) {
+            let range = evicted.range.clone();
+            let ended = match evicted.end() {
+                Ok(Some(ended)) => {
+                    let_go.push(ended);
+                    Ok(())
+                }
+                Ok(None) => Err(in_use(&range)),
+                Err(error) => Err(lift(error)),
+            };
+            outcome = outcome.and(ended);
         }
-    }
-
-    /// As [`forget`](Self::forget), for memory that is no buffer's.
-    ///
-    /// # Errors
-    /// As for `forget`.
-    pub fn forget_slice(&self, address: NonNull<u8>, bytes: usize) -> Result<()> {
-        self.forget_range(&addresses(address, bytes)?)
+        drop(let_go);
+        outcome
     }
 
     /// Ends every registration that is not in use. Answers how many bytes that were.
@@ -294,26 +281,6 @@ impl RegistrationCache {
         hand.registration = Some(Arc::clone(&made));
         self.desk.lock().registered += 1;
         Ok(made)
-    }
-
-    fn forget_range(&self, range: &Range<usize>) -> Result<()> {
-        self.manager.parts().reclaimer.sweep();
-        let taken = self.desk.lock().table.take_touching(range).map_err(|range| in_use(&range))?;
-        let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
-        for evicted in Hand::all(self, taken) {
-            let range = evicted.range.clone();
-            let ended = match evicted.end() {
-                Ok(Some(ended)) => {
-                    let_go.push(ended);
-                    Ok(())
-                }
-                Ok(None) => Err(in_use(&range)),
-                Err(error) => Err(lift(error)),
-            };
-            outcome = outcome.and(ended);
-        }
-        drop(let_go);
-        outcome
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{any::Any, ptr::NonNull, sync::Arc};
 
-use transload_core::{DeviceId, Fence, HostBytes, Loan, MemoryKind, Place, RawBuffer, Storage};
+use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, Storage};
 
 use super::anchor::Registration;
 
@@ -50,15 +50,4 @@ unsafe impl Storage for Registered {
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-/// Memory that a caller promised to keep.
-///
-/// # Safety
-/// * `bytes` initialised bytes at `address` stay valid for any thread until the buffer is gone and nothing uses it, and nobody
-///   uses them in conflict with it.
-pub(super) unsafe fn promised(address: NonNull<u8>, bytes: usize, writable: bool) -> RawBuffer {
-    // SAFETY: the caller's promise.
-    let storage = unsafe { HostBytes::new((), address, bytes, MemoryKind::Pageable, writable) };
-    RawBuffer::new(Box::new(storage), &Arc::default())
 }
