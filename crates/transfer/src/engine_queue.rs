@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use transload_core::{DeviceId, Fence, TimelineId, TransferPath};
 
 /// Smaller copies are not counted: an engine does them as fast as they can be submitted, so they cannot pile up.
-const COUNTED_FROM: u64 = 64 << 10;
+pub(crate) const COUNTED_FROM: u64 = 64 << 10;
 /// Every so many additions the completed ones are removed, even if nobody reads the count.
 const SWEEP_EVERY: u64 = 256;
 

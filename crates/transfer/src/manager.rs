@@ -15,6 +15,7 @@ use transload_core::{
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
     candidate::Candidate,
+    engine_queue::COUNTED_FROM,
     methods::{InTheWay, Job},
     planner::Choice,
     registry::Registry,
@@ -350,7 +351,10 @@ impl CrossBackendTransferManager {
             in_the_way: in_the_way.as_ref().map_or(InTheWay::WaitFor, |(turns, _)| InTheWay::Tell(turns)),
         };
         let mut submission = candidate.submission(request, choice);
-        if timing == Timing::Measured || self.watch.observer.is_some() {
+        // A driver call leaves little in the nearest cache: what is had before it need not be fetched again behind it.
+        let (known, is_observed) = (candidate.reference(), self.watch.observer.is_some());
+        self.watch.unobserved.check_few(&self.watch);
+        if timing == Timing::Measured || is_observed {
             submission.begun = Some(Instant::now());
         }
         let submitted = candidate.method.submit(&candidate.route, &job);
@@ -359,15 +363,14 @@ impl CrossBackendTransferManager {
         }
         match submitted {
             Ok(end) => {
-                let known = candidate.reference();
-                if self.watch.observer.is_some() {
+                if is_observed {
                     self.watch.tell(TransferEvent::Submitted(&known.report(&submission)));
                 }
-                if let Submitted::Until(fence) = &end {
-                    if !choice.stage_in_place {
-                        candidate.queue(fence, request.bytes);
-                    }
-                    self.watch.unobserved.check_few(&self.watch);
+                if let Submitted::Until(fence) = &end
+                    && request.bytes >= COUNTED_FROM
+                    && !choice.stage_in_place
+                {
+                    candidate.queue(fence, request.bytes);
                 }
                 Transfer::submitted(end, submission, known)
             }
@@ -380,9 +383,9 @@ impl CrossBackendTransferManager {
             Err(Unsubmitted::Refused(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // What a driver answers is the path's failure.
             Err(Unsubmitted::Refused(error)) => {
-                let mut report = candidate.known.report(&submission);
+                let mut report = known.report(&submission);
                 report.elapsed = report.submitting;
-                candidate.known.ended(&report, Err(&error));
+                known.ended(&report, Err(&error));
                 Transfer::refused_with(error, Arc::clone(&self.watch) as _)
             }
         }
