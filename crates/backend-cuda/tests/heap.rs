@@ -49,7 +49,7 @@ fn warm_buffers_cost_no_heap_allocation() {
     let test = harness::device().end_check();
     let (backend, device) = open(&test);
     let elsewhere = Elsewhere::new();
-    elsewhere.end();
+    elsewhere.open();
     for kind in [MemoryKind::Device, MemoryKind::Pinned] {
         for bytes in [4096, 9 << 20] {
             for used in [false, true] {

@@ -54,7 +54,7 @@ fn memory_in_flight() {
         if kind == MemoryKind::Pinned {
             next.try_write().unwrap().fill(1);
         }
-        elsewhere.end();
+        elsewhere.open();
         // Now both serve.
         let other = backend.allocate(device, kind, 100_000).unwrap();
         assert_eq!((address(&other), backend.ledger().parked), (was, 0));
@@ -79,7 +79,7 @@ fn drain_waits() {
     assert_eq!(backend.ledger().parked, 200);
     std::thread::scope(|scope| {
         let drained = scope.spawn(|| backend.drain());
-        elsewhere.end();
+        elsewhere.open();
         drained.join().unwrap().unwrap();
     });
     finish(test, backend);
@@ -229,7 +229,7 @@ fn a_kept_buffer_has_a_new_identity_and_no_uses() {
         let (id, at) = (first.id(), address(&first));
         let elsewhere = Elsewhere::new();
         elsewhere.uses(&first);
-        elsewhere.end();
+        elsewhere.open();
         let weak = first.downgrade();
         drop(first);
         assert!(weak.upgrade().is_none(), "an allocation with a weak handle ends");

@@ -76,7 +76,7 @@ fn kept_beside() {
     drop(first);
     let next = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
     assert!(next.in_flight().unwrap_or_default().iter().all(Fence::is_known_done), "behind other work");
-    elsewhere.end();
+    elsewhere.open();
     drop((next, stream));
     finish(test, backend);
 }
@@ -102,7 +102,7 @@ fn not_waited_for() {
             let refused = backend.allocate(device, kind, 20 * MIB).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         }
-        elsewhere.end();
+        elsewhere.open();
         drop(backend.allocate(device, MemoryKind::Device, 20 * MIB).unwrap());
         backend.drain().unwrap();
     }

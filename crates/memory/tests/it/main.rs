@@ -4,6 +4,8 @@
 
 mod adaptors;
 mod failing;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod gate;
 mod heap;
 mod hints;
 mod host_pages;

@@ -1,76 +1,18 @@
 //! A registration is ordered after the work that was in flight on the buffer before it.
 
 use std::{
-    any::Any,
     sync::{
-        Arc, Condvar, Mutex,
+        Arc,
         mpsc::{RecvTimeoutError, channel},
     },
-    task::Waker,
     thread,
     time::Duration,
 };
 
-use transload_core::{
-    Access, Claims, DeviceId, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id,
-};
+use transload_core::{Access, Claims, ErrorKind};
 use transload_memory::{CudaMemoryManager, RegistrationCache};
 
-use super::{heap::heap, manager};
-
-/// A timeline of one point, which the test reaches.
-struct Held {
-    id: TimelineId,
-    over: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Held {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { id: next_timeline_id(), over: Mutex::new(false), changed: Condvar::new() })
-    }
-
-    fn open(&self) {
-        *self.over.lock().unwrap() = true;
-        self.changed.notify_all();
-    }
-}
-
-// SAFETY: no memory is used behind its point.
-unsafe impl Timeline for Held {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        u64::from(*self.over.lock().unwrap())
-    }
-
-    fn poll(&self, point: u64) -> Result<bool> {
-        Ok(self.reached() >= point)
-    }
-
-    fn wait(&self, _: u64) -> Result<()> {
-        drop(self.changed.wait_while(self.over.lock().unwrap(), |over| !*over).unwrap());
-        Ok(())
-    }
-
-    fn wake_at(&self, _: u64, _: &Waker) -> bool {
-        false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
+use super::{gate::Gate, heap::heap, manager};
 
 #[test]
 fn registering_waits_for_work_in_flight() {
@@ -78,11 +20,7 @@ fn registering_waits_for_work_in_flight() {
     let memory: Arc<CudaMemoryManager> = Arc::new(memory);
     let cache = Arc::new(RegistrationCache::new(&memory, u64::MAX).unwrap());
     let (buffer, _) = heap(100_000, true);
-    let held = Held::new();
-    let fence = Fence::new(Arc::clone(&held) as Arc<dyn Timeline>, 1);
-    let claims = Claims::of(&mut [(&buffer, Access::Write)]).unwrap();
-    // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
-    unsafe { claims.commit(&fence) };
+    let held = Gate::before(&buffer);
     let (sender, receiver) = channel();
     let (in_thread, of_thread) = (Arc::clone(&cache), buffer.clone());
     let registering = thread::spawn(move || {
@@ -107,10 +45,10 @@ fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
     let cache = RegistrationCache::new(&memory, u64::MAX).unwrap();
     let (buffer, _) = heap(100_000, true);
     let pinned = cache.register(&buffer).unwrap();
-    let held = Held::new();
+    let held = Gate::new();
     let claims = Claims::of(&mut [(&pinned, Access::Read)]).unwrap();
     // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
-    unsafe { claims.commit(&Fence::new(Arc::clone(&held) as Arc<dyn Timeline>, 1)) };
+    unsafe { claims.commit(&held.fence()) };
     drop(pinned);
     assert_eq!(cache.forget(&buffer).unwrap_err().kind(), ErrorKind::Busy);
     assert_eq!(cache.trim().unwrap(), 0);

@@ -152,15 +152,11 @@ fn a_fence_of_another_backend_holds_a_block_back() {
     let buffer = bed.allocator.allocate_buffer(&stream, 4096).unwrap();
     let address = buffer.device_address();
     // Any timeline that is not a stream's stands for another backend's.
-    let gate = crate::allocator_random::gate();
-    let mut uses = [(&buffer, transload_core::Access::Write)];
-    let claims = transload_core::Claims::of(&mut uses).unwrap();
-    // SAFETY: nothing runs on the buffer beside what the gate stands for.
-    unsafe { claims.commit(&gate.fence()) };
+    let elsewhere = crate::elsewhere::Gate::before(&buffer);
     drop(buffer);
     let raw = bed.allocator.allocate_for_stream(&stream, 4096).unwrap();
     assert_ne!(Some(raw.address()), address, "a stream cannot wait for it, so other memory is used");
-    gate.open();
+    elsewhere.open();
     bed.allocator.free_for_stream(raw, &stream).unwrap();
     drop(stream);
     bed.finish();

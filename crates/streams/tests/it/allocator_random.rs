@@ -1,16 +1,8 @@
 //! Ten thousand random operations on 8 threads and 4 streams: every block keeps its own bytes, and all memory comes back.
 
-use std::{
-    any::Any,
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Waker,
-    time::Duration,
-};
+use std::sync::Arc;
 
-use transload_core::{DeviceId, Fence, MemoryKind, Pattern, RawBuffer, Result, Timeline, TimelineId};
+use transload_core::{MemoryKind, Pattern, RawBuffer};
 use transload_cuda_sim::harness::{device_with, is_real};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
@@ -176,69 +168,5 @@ fn several_seeds() {
         run(&CudaDevice::new(test.ordinal()).unwrap(), seed, 800);
         test.assert_ledger_empty();
         test.assert_no_races();
-    }
-}
-
-/// A timeline of one point that is reached when it is told to: another backend's work.
-pub(crate) struct Gate {
-    id: TimelineId,
-    open: AtomicBool,
-    lock: Mutex<()>,
-    opened: Condvar,
-}
-
-pub(crate) fn gate() -> Arc<Gate> {
-    let id = transload_core::next_timeline_id();
-    Arc::new(Gate { id, open: AtomicBool::new(false), lock: Mutex::new(()), opened: Condvar::new() })
-}
-
-impl Gate {
-    pub(crate) fn fence(self: &Arc<Self>) -> Fence {
-        Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)
-    }
-
-    pub(crate) fn open(&self) {
-        let _lock = self.lock.lock().unwrap();
-        self.open.store(true, Ordering::Release);
-        self.opened.notify_all();
-    }
-}
-
-// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
-unsafe impl Timeline for Gate {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        u64::from(self.open.load(Ordering::Acquire))
-    }
-
-    fn poll(&self, _point: u64) -> Result<bool> {
-        Ok(self.reached() > 0)
-    }
-
-    fn wait(&self, _point: u64) -> Result<()> {
-        let mut lock = self.lock.lock().unwrap();
-        while self.reached() == 0 {
-            lock = self.opened.wait(lock).unwrap();
-        }
-        Ok(())
-    }
-
-    fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
-        true
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

@@ -21,6 +21,8 @@ mod completion;
 mod contexts;
 mod coordinator;
 mod copies;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod elsewhere;
 mod examples;
 #[path = "../../../memory/tests/it/failing.rs"]
 #[allow(dead_code, reason = "shared with the tests of resources")]

@@ -1,18 +1,6 @@
 //! What is in flight on one stream, or behind another one's work, is not what the next buffer of any stream begins behind.
 
-use std::{
-    any::Any,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Waker,
-    time::Duration,
-};
-
-use transload_core::{
-    Access, Claims, DeviceId, ErrorKind, Fence, MemoryKind, RawBuffer, Result, Timeline, TimelineId,
-};
+use transload_core::{ErrorKind, Fence, MemoryKind, RawBuffer};
 use transload_cuda_sim::harness::is_real;
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, check, ffi};
 use transload_memory::PinnedResource;
@@ -20,6 +8,7 @@ use transload_streams::{AllocatorBuilder, CudaStream, StreamOrderedAllocator};
 
 use crate::{
     allocator::Bed,
+    elsewhere::Gate as Elsewhere,
     gate::{Gate, limited},
 };
 
@@ -47,64 +36,6 @@ fn wait_unseen(stream: &CudaStream) {
     let raw = stream.driver().as_raw();
     // SAFETY: the stream lives.
     check("cuStreamSynchronize", unsafe { ffi::cuStreamSynchronize(raw) }).unwrap();
-}
-
-/// Work of nobody's that is over when the test says so.
-struct Elsewhere {
-    id: TimelineId,
-    over: AtomicBool,
-}
-
-impl Elsewhere {
-    fn using(buffer: &RawBuffer) -> Arc<Self> {
-        let work = Arc::new(Self { id: transload_core::next_timeline_id(), over: AtomicBool::new(false) });
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
-        // SAFETY: nothing runs.
-        unsafe { claims.commit(&Fence::new(Arc::clone(&work) as Arc<dyn Timeline>, 1)) };
-        work
-    }
-
-    fn end(&self) {
-        self.over.store(true, Ordering::Release);
-    }
-}
-
-// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
-unsafe impl Timeline for Elsewhere {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        u64::from(self.over.load(Ordering::Acquire))
-    }
-
-    fn poll(&self, _point: u64) -> Result<bool> {
-        Ok(self.reached() > 0)
-    }
-
-    fn wait(&self, _point: u64) -> Result<()> {
-        while self.reached() == 0 {
-            std::thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
-        self.reached() > 0
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 #[test]
@@ -220,14 +151,14 @@ fn memory_that_another_backend_still_uses_is_not_waited_for_where_it_is_short() 
         let stream = bed.stream();
         let pool = builder(&bed).limit(MIB as u64).build().unwrap();
         let parked = bed.memory.allocate(MemoryKind::Pinned, MIB).unwrap();
-        let elsewhere = Elsewhere::using(&parked);
+        let elsewhere = Elsewhere::before(&parked);
         drop(parked);
         let held = pool.allocate_buffer(&stream, MIB).unwrap();
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         assert_eq!(pool.trim().unwrap(), 0);
         assert_eq!(bed.memory.ledger().parked, 1);
-        elsewhere.end();
+        elsewhere.open();
         drop((held, pool, stream));
         bed.finish();
     });
@@ -241,17 +172,17 @@ fn who_drains_lets_others_release_their_streams_meanwhile() {
         let pool = builder(&bed).build().unwrap();
         drop(pool.allocate_buffer(&other, MIB).unwrap());
         let buffer = pool.allocate_buffer(&stream, MIB).unwrap();
-        let elsewhere = Elsewhere::using(&buffer);
-        let asked = Arc::strong_count(&elsewhere);
+        let elsewhere = Elsewhere::before(&buffer);
+        let asked = elsewhere.holders();
         drop(buffer);
         std::thread::scope(|scope| {
             let drained = scope.spawn(|| pool.drain());
             // A fence of its own says that it waits.
-            while Arc::strong_count(&elsewhere) <= asked {
+            while elsewhere.holders() <= asked {
                 std::thread::yield_now();
             }
             pool.release_stream(&other).unwrap();
-            elsewhere.end();
+            elsewhere.open();
             drained.join().unwrap().unwrap();
         });
         assert_eq!(pool.statistics().reserved, 0);

@@ -7,6 +7,7 @@ mod choice;
 mod cpu;
 mod ended_early;
 mod failure;
+#[path = "../../../core/tests/shared/gate.rs"]
 mod gate;
 mod mock;
 mod mock_memory;

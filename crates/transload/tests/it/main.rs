@@ -5,6 +5,8 @@ mod bad_use;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod cuda;
 mod discover;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod elsewhere;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 #[path = "../../../streams/tests/it/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of streams")]

@@ -2,22 +2,18 @@
 //! each other in a runtime of one thread, tasks that are aborted.
 
 use std::{
-    any::Any,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-        mpsc,
-    },
-    task::Waker,
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
 use tokio::runtime::{Builder, Runtime};
 use transload::{
-    Access, Claims, CrossBackendTransferManager, DeviceId, Fence, MemoryKind, RawBuffer, Result, Timeline,
-    TimelineId, TransferMethod, TransferOptions, cpu::CpuBackend, host_access, next_timeline_id,
+    Access, Claims, CrossBackendTransferManager, DeviceId, MemoryKind, RawBuffer, TransferMethod,
+    TransferOptions, cpu::CpuBackend, host_access,
 };
+
+use crate::elsewhere;
 
 /// A manager and the kinds of memory to move between; drained and empty at the end of the test.
 pub(crate) struct Home {
@@ -122,22 +118,12 @@ fn within_two_minutes(what: impl FnOnce() + Send + 'static) {
 }
 
 /// Work of no backend, over when it is opened; no stream can wait for it.
-pub(crate) struct Gate {
-    id: TimelineId,
-    reached: AtomicU64,
-    wakers: Mutex<Vec<Waker>>,
-}
+pub(crate) struct Gate(elsewhere::Gate);
 
 impl Gate {
     /// Uses all of a buffer exclusively until it is opened.
-    pub(crate) fn before(buffer: &RawBuffer) -> Arc<Self> {
-        let (id, reached) = (next_timeline_id(), AtomicU64::new(0));
-        let gate = Arc::new(Self { id, reached, wakers: Mutex::default() });
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
-        assert!(claims.after().is_empty());
-        // SAFETY: the only work behind the fence is `open`'s, which is done before the fence is over; nothing came before.
-        unsafe { claims.commit(&Fence::new(Arc::clone(&gate) as _, 1)) };
-        gate
+    pub(crate) fn before(buffer: &RawBuffer) -> Self {
+        Self(elsewhere::Gate::before(buffer))
     }
 
     /// Fills the buffer that it holds, and is over.
@@ -146,55 +132,7 @@ impl Gate {
         host_access::note(address.as_ptr().addr(), held.len(), host_access::HostAccess::Write);
         // SAFETY: memory of this length that the gate holds exclusively.
         unsafe { address.as_ptr().write_bytes(byte, held.len()) };
-        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap());
-        self.reached.store(1, Ordering::Release);
-        // Whoever came between the two lines above was answered by the flag or is woken here.
-        let late = std::mem::take(&mut *self.wakers.lock().unwrap());
-        wakers.into_iter().chain(late).for_each(Waker::wake);
-    }
-}
-
-// SAFETY: what it says of its work is what the test wants: no memory is used behind its back.
-unsafe impl Timeline for Gate {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Other("gate", 0)
-    }
-
-    fn reached(&self) -> u64 {
-        self.reached.load(Ordering::Acquire)
-    }
-
-    fn poll(&self, point: u64) -> Result<bool> {
-        Ok(self.reached() >= point)
-    }
-
-    /// Blocks, as it must: a test in which somebody comes here hangs, and is told of.
-    fn wait(&self, point: u64) -> Result<()> {
-        while self.reached() < point {
-            thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn wake_at(&self, point: u64, waker: &Waker) -> bool {
-        let mut wakers = self.wakers.lock().unwrap();
-        if self.reached() >= point {
-            return true;
-        }
-        wakers.push(waker.clone());
-        false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        self.0.open();
     }
 }
 

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod choices;
+#[path = "../../../core/tests/shared/gate.rs"]
+mod gate;
 #[cfg(feature = "safetensors")]
 #[path = "../it/load/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests that run on hardware")]

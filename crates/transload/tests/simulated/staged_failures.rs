@@ -1,94 +1,22 @@
 //! A staged transfer that fails is told by what read behind it, and by its destination until that is written again.
 
-use std::{
-    any::Any,
-    error::Error as _,
-    sync::{Arc, mpsc},
-    task::Waker,
-    thread,
-    time::Duration,
-};
+use std::{error::Error as _, sync::mpsc, thread, time::Duration};
 
 use transload::{
-    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result, Transfer,
-    TransferMethod, TransferOptions,
+    CrossBackendTransferManager, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Transfer, TransferMethod,
+    TransferOptions,
     cpu::CpuBackend,
     cuda::{CudaBackend, CudaBackendConfig},
 };
-use transload_core::{Access, Claims, Fence, Timeline, TimelineId, next_timeline_id};
 use transload_cuda_sim::{SimDevice, harness::Checked};
 use transload_memory::CudaDevice;
 use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 
+use crate::gate::Gate;
+
 const SAXPY: &str = include_str!("../../../streams/examples/kernels/saxpy.ptx");
 const MIB: usize = 1 << 20;
 const UNKNOWN: u32 = 999;
-
-/// A use of a buffer that is over when `open` is called.
-struct Gate {
-    id: TimelineId,
-    state: std::sync::Mutex<(bool, Vec<Waker>)>,
-}
-
-impl Gate {
-    fn before(buffer: &RawBuffer) -> Arc<Self> {
-        let gate = Arc::new(Self { id: next_timeline_id(), state: std::sync::Mutex::default() });
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
-        // SAFETY: no work touches the range, and none came before it.
-        unsafe { claims.commit(&Fence::new(Arc::clone(&gate) as Arc<dyn Timeline>, 1)) };
-        gate
-    }
-
-    fn open(&self) {
-        let mut state = self.state.lock().unwrap();
-        state.0 = true;
-        let wakers = std::mem::take(&mut state.1);
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
-    }
-}
-
-// SAFETY: there is no work behind its point.
-unsafe impl Timeline for Gate {
-    fn id(&self) -> TimelineId {
-        self.id
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Cpu
-    }
-
-    fn reached(&self) -> u64 {
-        u64::from(self.state.lock().unwrap().0)
-    }
-
-    fn poll(&self, _: u64) -> Result<bool> {
-        Ok(self.state.lock().unwrap().0)
-    }
-
-    fn wait(&self, point: u64) -> Result<()> {
-        while !self.poll(point)? {
-            thread::yield_now();
-        }
-        Ok(())
-    }
-
-    fn wake_at(&self, _: u64, waker: &Waker) -> bool {
-        let mut state = self.state.lock().unwrap();
-        if !state.0 {
-            state.1.push(waker.clone());
-        }
-        state.0
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
 
 struct Setup {
     manager: CrossBackendTransferManager,
@@ -160,10 +88,7 @@ fn a_copy_behind_a_staged_upload_that_fails_tells_it() {
         setup.sim.fail_call(Some("cuMemcpyHtoDAsync_v2"), 2, UNKNOWN);
         let up = setup.staged(&host, &there);
         // Submitting it may wait for what its queue cannot wait for.
-        let opener = thread::spawn({
-            let gate = Arc::clone(&gate);
-            move || gate.open()
-        });
+        let opener = thread::spawn(move || gate.open());
         let behind = setup.manager.transfer(&there, &further);
         opener.join().unwrap();
         let error = up.wait().unwrap_err();

@@ -1,8 +1,13 @@
-//! Work that is over when the test says so: a timeline of no backend.
+//! Work of no backend that is over when the test says so: a timeline of one point. Tests of several crates include this file.
 
-use std::{any::Any, sync::Arc, task::Waker, time::Duration};
+#![allow(dead_code, reason = "not every test that includes this file uses all of it")]
 
-use parking_lot::{Condvar, Mutex};
+use std::{
+    any::Any,
+    sync::{Arc, Condvar, Mutex},
+    task::Waker,
+};
+
 use transload_core::{
     Access, Claims, DeviceId, Fence, RawBuffer, Result, Timeline, TimelineId, next_timeline_id,
 };
@@ -23,18 +28,29 @@ impl Gate {
     /// A gate that the next use of the buffer waits for.
     pub(crate) fn before(buffer: &RawBuffer) -> Self {
         let gate = Self::new();
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
-        // SAFETY: no work touches the range, and none came before it.
-        unsafe { claims.commit(&gate.fence()) };
+        gate.uses(buffer);
         gate
+    }
+
+    /// Makes it a use of the buffer.
+    pub(crate) fn uses(&self, buffer: &RawBuffer) {
+        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
+        assert!(claims.after().is_empty());
+        // SAFETY: no work touches the range, and none came before it.
+        unsafe { claims.commit(&self.fence()) };
     }
 
     pub(crate) fn fence(&self) -> Fence {
         Fence::new(Arc::clone(&self.0) as Arc<dyn Timeline>, 1)
     }
 
+    /// How many keep it.
+    pub(crate) fn holders(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     pub(crate) fn open(&self) {
-        let mut open = self.0.open.lock();
+        let mut open = self.0.open.lock().unwrap();
         open.0 = true;
         let wakers = std::mem::take(&mut open.1);
         drop(open);
@@ -61,31 +77,24 @@ unsafe impl Timeline for State {
     }
 
     fn reached(&self) -> u64 {
-        u64::from(self.open.lock().0)
+        u64::from(self.open.lock().unwrap().0)
     }
 
     fn poll(&self, _: u64) -> Result<bool> {
-        Ok(self.open.lock().0)
+        Ok(self.open.lock().unwrap().0)
     }
 
     fn wait(&self, _: u64) -> Result<()> {
-        let mut open = self.open.lock();
-        while !open.0 {
-            self.opened.wait(&mut open);
-        }
+        drop(self.opened.wait_while(self.open.lock().unwrap(), |open| !open.0).unwrap());
         Ok(())
     }
 
     fn wake_at(&self, _: u64, waker: &Waker) -> bool {
-        let mut open = self.open.lock();
+        let mut open = self.open.lock().unwrap();
         if !open.0 {
             open.1.push(waker.clone());
         }
         open.0
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {
