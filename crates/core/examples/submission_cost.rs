@@ -189,10 +189,13 @@ fn main() {
         }
         _ => {}
     }
+    let mut there_and_back = parts(1, 1);
+    there_and_back.extend(there_and_back.clone().into_iter().map(|(src, dst)| (dst, src)));
     let separate: Vec<_> = (0..64).flat_map(|_| parts(1, 1)).collect();
     let cases = [
         ("one pair, one queue", parts(1, 1), 1, 1000),
         ("one pair, two queues in turn", parts(1, 1), 2, 1000),
+        ("one pair, there and back", there_and_back, 1, 1000),
         ("64 pairs", separate, 8, 64),
         ("250 parts in flight", parts(250, 1), 8, 250),
         ("1000 parts in flight", parts(1000, 1), 8, 1000),

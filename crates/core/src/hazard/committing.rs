@@ -29,8 +29,8 @@ pub(super) enum Effect {
 }
 
 impl Table {
-    /// Replaces a held range by a use if that takes the place of one of the very range that it says all of, or of the only one,
-    /// if that is implied or over; and if that removes no origin. Returns whether it did: most often.
+    /// Replaces a held range by a use if the uses of that very range are one or two, as most often, or have one of which it
+    /// says all; and if that removes no origin. Returns whether it did.
     #[inline]
     pub(super) fn commit_alike(
         &mut self,
@@ -45,17 +45,34 @@ impl Table {
             return false;
         };
         let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
-        let old = match uses.as_mut_slice() {
-            _ if *end != range.end => None,
-            [old] if used.replaces(old) || is_implied(old) || self.origins.is_forgettable(old) => Some(old),
-            uses if access == Access::Read => uses.iter_mut().find(|old| used.replaces(old)),
-            _ => None,
+        let is_done = match uses.as_mut_slice() {
+            _ if *end != range.end => false,
+            [old] if used.replaces(old) || is_implied(old) || self.origins.is_forgettable(old) => {
+                self.origins.exchange(old, used)
+            }
+            [_] if access == Access::Read => {
+                self.origins.share(&used);
+                uses.push(used);
+                true
+            }
+            [one, other] if is_implied(one) && is_implied(other) && used.is_of_origin_of(other) => {
+                let is_exchanged = self.origins.exchange(one, used);
+                if is_exchanged {
+                    self.origins.forget_copy(&used);
+                    uses.truncate(1);
+                }
+                is_exchanged
+            }
+            all if access == Access::Read => {
+                let old = all.iter_mut().find(|old| used.replaces(old));
+                old.is_some_and(|old| self.origins.exchange(old, used))
+            }
+            _ => false,
         };
-        let is_exchanged = old.is_some_and(|old| self.origins.exchange(old, used));
-        if is_exchanged {
+        if is_done {
             self.release(range, *ticket);
         }
-        is_exchanged
+        is_done
     }
 
     /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on

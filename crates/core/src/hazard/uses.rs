@@ -101,6 +101,11 @@ impl Use {
         self.what == other.what && self.point >= other.point && !other.may_damage()
     }
 
+    #[inline]
+    pub(super) fn is_of_origin_of(&self, other: &Self) -> bool {
+        self.origin() == other.origin()
+    }
+
     /// Returns whether both are the same for the bytes, whichever claims they were made by.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         Self { claim: other.claim, ..*self } == *other
@@ -235,6 +240,14 @@ impl Origins {
     pub(super) fn share(&mut self, used: &Use) {
         if let Some(origin) = self.of(used) {
             origin.uses += 1;
+        }
+    }
+
+    /// Takes back one [`share`](Self::share) of a use that is kept elsewhere, too.
+    #[inline]
+    pub(super) fn forget_copy(&mut self, used: &Use) {
+        if let Some(origin) = self.of(used) {
+            origin.uses -= 1;
         }
     }
 
