@@ -78,7 +78,9 @@ fn only_the_earliest_point_is_polled_by_one_worker_at_a_time() {
         gate.lingering.store(10, Ordering::SeqCst);
         let tasks: Vec<_> = (1..=50)
             .map(|point| {
-                let wait = executor.fence(&gate.fence(point));
+                // Known from here on, whenever its task begins.
+                let mut wait = executor.fence(&gate.fence(point));
+                assert!(pin!(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_pending());
                 executor.spawn(async move { wait.await.unwrap() })
             })
             .collect();
