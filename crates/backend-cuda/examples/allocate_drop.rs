@@ -11,7 +11,6 @@ mod timing {
         },
         task::Waker,
         thread,
-        time::Duration,
     };
 
     use transload_backend_cuda::{CudaBackend, CudaBackendConfig};
@@ -49,10 +48,6 @@ mod timing {
 
         fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
             true
-        }
-
-        fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-            Ok(None)
         }
 
         fn as_any(&self) -> &dyn Any {

@@ -20,7 +20,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use transload_core::{
@@ -57,10 +57,6 @@ unsafe impl Timeline for NoOpTimeline {
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
         true
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -72,10 +72,6 @@ mod staged {
             state.0
         }
 
-        fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-            Ok(None)
-        }
-
         fn as_any(&self) -> &dyn Any {
             self
         }

@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -127,10 +126,6 @@ unsafe impl Timeline for GateLine {
         }
         state.1.push((point, waker.clone()));
         false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -8,7 +8,6 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use parking_lot::{Condvar, Mutex};
@@ -340,10 +339,6 @@ unsafe impl Timeline for MockLine {
 
     fn may_have_written(&self, point: u64) -> bool {
         !self.state.lock().failures.iter().any(|failure| failure.point == point && failure.untouched)
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

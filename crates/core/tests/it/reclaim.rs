@@ -181,10 +181,6 @@ unsafe impl Timeline for Slow {
         false
     }
 
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
-    }
-
     fn as_any(&self) -> &dyn Any {
         self
     }

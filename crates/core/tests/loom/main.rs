@@ -4,7 +4,7 @@
 #![allow(dead_code, unused_imports, reason = "not all of what is included is used")]
 #![allow(unreachable_pub, reason = "public where it is not included")]
 
-use std::{any::Any, ptr::NonNull, task::Waker, time::Duration};
+use std::{any::Any, ptr::NonNull, task::Waker};
 
 use loom::{
     sync::{
@@ -92,10 +92,6 @@ unsafe impl Timeline for Line {
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
         false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

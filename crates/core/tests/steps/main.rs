@@ -17,7 +17,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use transload_core::{
@@ -80,10 +79,6 @@ unsafe impl Timeline for Line {
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
         true
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

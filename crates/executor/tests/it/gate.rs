@@ -8,7 +8,6 @@ use std::{
     },
     task::Waker,
     thread,
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -161,10 +160,6 @@ unsafe impl Timeline for Gate {
         }
         wakers.push((point, waker.clone()));
         false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use transload_core::{
@@ -101,10 +100,6 @@ unsafe impl Timeline for Asked {
 
     fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
         false
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -1,6 +1,6 @@
 //! How much is queued before a copy engine.
 
-use std::{any::Any, task::Waker, time::Duration};
+use std::{any::Any, task::Waker};
 
 use transload_core::{Result, Timeline, next_timeline_id};
 
@@ -59,10 +59,6 @@ unsafe impl Timeline for Manual {
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
         false
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -7,7 +7,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
-    time::Duration,
 };
 
 use transload_core::{
@@ -51,10 +50,6 @@ unsafe impl Timeline for FailedLine {
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
         true
-    }
-
-    fn take_duration(&self, _: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {

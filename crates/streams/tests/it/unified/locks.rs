@@ -8,7 +8,6 @@ use std::{
     },
     task::Waker,
     thread,
-    time::Duration,
 };
 
 use transload_core::{
@@ -160,10 +159,6 @@ unsafe impl Timeline for Leaving {
 
     fn wake_at(&self, _point: u64, _waker: &Waker) -> bool {
         true
-    }
-
-    fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {
-        Ok(None)
     }
 
     fn as_any(&self) -> &dyn Any {
