@@ -139,7 +139,7 @@ impl UnobservedList {
     fn check(&self, mut list: MutexGuard<'_, List>, most: usize, watch: &Watch) {
         let mut taken = SmallVec::<[Unobserved; 2 * BATCH]>::new();
         for _ in 0..most.min(list.entries.len()) {
-            let at = list.next % list.entries.len();
+            let at = if list.next < list.entries.len() { list.next } else { 0 };
             let is_over = list.entries.get(at).is_some_and(|one| one.fence.is_known_done());
             if is_over {
                 taken.push(list.entries.swap_remove(at));
