@@ -1,6 +1,10 @@
 //! Allocating and dropping warm buffers of the backend: alone, with a copy in between, and by eight threads.
 
-use std::{hint::black_box, time::Instant};
+use std::{
+    hint::black_box,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
@@ -30,7 +34,7 @@ const COPIED: usize = 4096;
 
 pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let library = Library::new(rig)?;
-    let mut rows = vec![private_loop(rig)?];
+    let mut rows = vec![private_loop(rig)?, private_list(rig)?];
     for kind in KINDS {
         for bytes in SIZES {
             rows.extend(alone(rig, &library, kind, bytes)?);
@@ -153,6 +157,29 @@ fn private_loop(rig: &Rig<'_>) -> Result<Row> {
     let id = format!("allocate-and-drop/private-loop/threads-{THREADS}");
     let what = format!("a copy of {BYTES} bytes in the nearest cache, {THREADS} threads, for each of them");
     beside_one(rig, &id, &what, "memcpy", work)
+}
+
+/// What the machine makes of eight threads that each take a block from a list of their own and put it back: a lock twice, a
+/// look at the count of references, and three lines written, as for a pair of the library's. Nothing is shared.
+fn private_list(rig: &Rig<'_>) -> Result<Row> {
+    type Block = [u64; 24];
+    let work = || {
+        let list: Mutex<Vec<Arc<Block>>> = Mutex::new((0..4).map(|_| Arc::new([0; 24])).collect());
+        move || {
+            let mut block =
+                list.lock().unwrap_or_else(PoisonError::into_inner).pop().context("the list is empty")?;
+            if let Some(own) = Arc::get_mut(&mut block) {
+                own.iter_mut().step_by(8).for_each(|word| *word += 1);
+            }
+            list.lock().unwrap_or_else(PoisonError::into_inner).push(black_box(block));
+            Ok(())
+        }
+    };
+    let id = format!("allocate-and-drop/private-list/threads-{THREADS}");
+    let what = format!(
+        "taking a block from a private list and putting it back, {THREADS} threads, for each of them"
+    );
+    beside_one(rig, &id, &what, "private list", work)
 }
 
 /// What the work that `make` makes for each thread takes each of eight threads, beside what it takes one.

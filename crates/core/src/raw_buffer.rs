@@ -74,6 +74,10 @@ impl Block {
         true
     }
 
+    pub(crate) fn hazards(&self) -> &Hazards {
+        &self.hazards
+    }
+
     pub(crate) fn recycler(&self) -> Option<&Arc<dyn Recycler>> {
         self.recycler.as_ref()
     }

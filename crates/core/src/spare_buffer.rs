@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{RawBuffer, raw_buffer::Block};
+use crate::{Fence, RawBuffer, raw_buffer::Block};
 
 /// Takes allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
 ///
@@ -54,6 +54,12 @@ impl SpareBuffer {
     #[inline]
     pub fn renew(&mut self) -> bool {
         Arc::get_mut(&mut self.block).is_some_and(Block::renew)
+    }
+
+    /// The fences of what is not known to be complete.
+    #[must_use]
+    pub fn in_flight(&self) -> Vec<Fence> {
+        self.block.hazards().outstanding().into_vec()
     }
 
     /// A buffer over all of it, for the same recycler. Without a [`renew`](Self::renew) that returned `true` it has the

@@ -45,6 +45,9 @@ impl Shared {
 
     #[inline(never)]
     fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
+        if let Some(buffer) = self.kept_buffer_asked_about(bytes) {
+            return Ok(buffer);
+        }
         let want = Want::new(bytes, true)?.within(self.options.max_split);
         let taken = match self.take_own(stream, want)? {
             Some(taken) => taken,

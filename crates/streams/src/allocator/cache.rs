@@ -9,7 +9,7 @@ use super::{
     shard::{Kept, Use},
     shared::Shared,
 };
-use crate::thread_number::thread_number;
+use crate::{CudaStream, thread_number::thread_number};
 
 /// Shards of an allocator. More threads than that share them.
 const SHARDS: usize = 64;
@@ -30,13 +30,24 @@ impl Shared {
     /// A kept buffer of this length that nothing uses.
     #[inline]
     pub(super) fn kept_buffer(&self, len: usize) -> Option<RawBuffer> {
+        self.kept_if(len, SpareBuffer::renew)
+    }
+
+    /// As [`kept_buffer`](Self::kept_buffer), and asks the driver about the one that was dropped first: its answer is one about
+    /// all that the stream used before.
+    pub(super) fn kept_buffer_asked_about(&self, len: usize) -> Option<RawBuffer> {
+        let _held = self.hold();
+        self.kept_if(len, |spare| spare.in_flight().iter().all(CudaStream::is_over_by_event) && spare.renew())
+    }
+
+    /// `is_over` runs with the shard unlocked: fences are dropped.
+    #[inline]
+    fn kept_if(&self, len: usize, is_over: impl FnOnce(&mut SpareBuffer) -> bool) -> Option<RawBuffer> {
         let shard = self.own_shard();
         match shard.take(len) {
             Kept::Idle(spare) => Some(spare.into_buffer()),
             Kept::Busy(mut spare) => {
-                // With the shard unlocked: fences are dropped.
-                if spare.renew() {
-                    shard.count(len);
+                if is_over(&mut spare) {
                     return Some(spare.into_buffer());
                 }
                 drop(shard.put(len, spare, Use::StillBusy));

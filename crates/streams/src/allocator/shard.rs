@@ -81,15 +81,9 @@ impl<S> Shard<S> {
         let mut state = self.state.lock();
         let State { bins, served, .. } = &mut *state;
         let Some(bin) = bins.get_mut(bin_of(len)).filter(|bin| bin.len == len) else { return Kept::Nothing };
-        if let Some(spare) = bin.idle.pop() {
-            served[class(len as u64)] += 1;
-            return Kept::Idle(spare);
-        }
-        bin.busy.pop_front().map_or(Kept::Nothing, Kept::Busy)
-    }
-
-    pub(crate) fn count(&self, len: usize) {
-        self.state.lock().served[class(len as u64)] += 1;
+        let taken = bin.idle.pop().map(Kept::Idle).or_else(|| bin.busy.pop_front().map(Kept::Busy));
+        served[class(len as u64)] += u64::from(taken.is_some());
+        taken.unwrap_or(Kept::Nothing)
     }
 
     /// Requests served so far, by the class of their size.
@@ -103,6 +97,10 @@ impl<S> Shard<S> {
     pub(crate) fn put(&self, len: usize, spare: S, in_use: Use) -> Vec<S> {
         let mut state = self.state.lock();
         let mut out = Vec::new();
+        if in_use == Use::StillBusy {
+            // It served no request.
+            state.served[class(len as u64)] -= 1;
+        }
         if state.is_closed && !mutant!("streams/closed-cache-keeps-nothing") {
             out.push(spare);
             return out;

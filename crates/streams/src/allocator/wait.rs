@@ -28,6 +28,12 @@ impl CudaStream {
         }
     }
 
+    /// Whether the work is over; asks the driver, but records no event for that: a run of small copies goes on.
+    pub(super) fn is_over_by_event(fence: &Fence) -> bool {
+        let stream = fence.timeline().as_any().downcast_ref::<StreamTimeline>();
+        stream.is_none_or(|stream| stream.ends.points.is_marked(fence.point())) && fence.is_over()
+    }
+
     /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only
     /// for the device's, and nobody for the end of someone's capture.
     pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
