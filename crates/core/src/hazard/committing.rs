@@ -29,8 +29,8 @@ pub(super) enum Effect {
 }
 
 impl Table {
-    /// Replaces a held range by a use if the uses of that very range are one or two, as most often, or have one of which it
-    /// says all; and if that removes no origin. Returns whether it did.
+    /// Replaces a held range by a use if that takes the place of the only one of that very range, of the same origin. Returns
+    /// whether it did: most often.
     #[inline]
     pub(super) fn commit_alike(
         &mut self,
@@ -39,11 +39,26 @@ impl Table {
         fence: &Fence,
         keeps: bool,
     ) -> bool {
+        if let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start)
+            && let [old] = uses.as_mut_slice()
+            && let Some(used) = self.origins.alike(old, fence, ticket.claim, ticket.access)
+            && *end == range.end
+            && (used.replaces(old) || ticket.access == Access::Write && !keeps && old.is_sound())
+        {
+            *old = used;
+            self.release(range, *ticket);
+            return true;
+        }
+        self.commit_beside(range, ticket, fence, keeps)
+    }
+
+    /// Replaces a held range by a use if the uses of that very range are one or two, as most often, or have one of which it
+    /// says all; and if that removes no origin. Returns whether it did.
+    #[inline(never)]
+    fn commit_beside(&mut self, range: &Range<usize>, ticket: &Ticket, fence: &Fence, keeps: bool) -> bool {
         let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start) else { return false };
         let &Ticket { access, claim, .. } = ticket;
-        let Some(used) = uses.first().and_then(|first| self.origins.like(first, fence, claim, access)) else {
-            return false;
-        };
+        let Some(used) = self.origins.find(fence, claim, access) else { return false };
         let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
         let is_done = match uses.as_mut_slice() {
             _ if *end != range.end => false,

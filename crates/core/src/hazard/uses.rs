@@ -167,15 +167,11 @@ impl Origin {
 }
 
 impl Origins {
-    /// Returns a use of a fence, if its origin is known: most often that of an earlier use. It is not counted.
+    /// Returns a use of a fence, if it has the origin of an earlier use. It is not counted.
     #[inline]
-    pub(super) fn like(&mut self, used: &Use, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
-        match self.of(used) {
-            Some(origin) if origin.is_that_of(fence) => {
-                Some(Use::new(fence, claim, used.origin(), access, origin.kind))
-            }
-            _ => self.find(fence, claim, access),
-        }
+    pub(super) fn alike(&mut self, used: &Use, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
+        let origin = self.of(used).filter(|origin| origin.is_that_of(fence))?;
+        Some(Use::new(fence, claim, used.origin(), access, origin.kind))
     }
 
     /// Returns a use of a fence, if its origin is known. It is not counted.
