@@ -67,6 +67,7 @@ use crate::CudaStream;
 ///
 /// When a stream is destroyed that is not idle, an event is recorded at its end: its blocks can still be freed, by
 /// [`free`](Self::free), and its free memory serves other streams behind that event.
+/// Where someone captures it at that moment, the event is recorded once the capture is over, and the stream destroyed then.
 ///
 /// A stream that someone captures into a graph is left alone: its own free blocks serve it, also from within the capture, and
 /// blocks freed meanwhile that it was recorded as a user of are parked until the capture ends. Memory that a captured graph
