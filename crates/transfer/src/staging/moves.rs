@@ -206,8 +206,7 @@ impl Drop for Move {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             self.transfer.give_up(&self.copies);
-            // Each copy was enqueued after those before it.
-            self.transfer.ring.take_from(buffer, self.copies.last());
+            self.transfer.ring.take_from(buffer, &self.copies);
         }
     }
 }

@@ -104,15 +104,14 @@ impl StagingRing {
         self.dispatch(mine, |state| state.free.push(buffer))
     }
 
-    /// Takes a buffer from a task that ended early. After a `copy` that may use it yet, its memory is given up instead, and freed
-    /// when that is over.
-    pub(super) fn take_from(self: &Arc<Self>, buffer: StagingBuffer, copy: Option<&Fence>) {
-        let _none = match copy {
-            Some(copy) => {
-                buffer.free_after(copy);
-                self.dispatch(None, |state| state.made -= 1)
-            }
-            None => self.put(buffer, None),
+    /// Takes a buffer from a task that ended early. After `copies` that may use it yet, its memory is given up instead, and freed
+    /// when these are over.
+    pub(super) fn take_from(self: &Arc<Self>, buffer: StagingBuffer, copies: &[Fence]) {
+        let _none = if copies.is_empty() {
+            self.put(buffer, None)
+        } else {
+            buffer.free_after(copies);
+            self.dispatch(None, |state| state.made -= 1)
         };
     }
 
@@ -295,14 +294,17 @@ impl Drop for Making {
 }
 
 impl StagingBuffer {
-    /// Leaves the memory to its backend, which frees it when the last copy that uses it is over.
-    fn free_after(self, copy: &Fence) {
+    /// Leaves the memory to its backend, which frees it when all copies that use it are over. The last one may be over first,
+    /// where its device is lost; so each is a use by itself, which only reads do not replace.
+    fn free_after(self, copies: &[Fence]) {
         let Some((buffer, _)) = &self.memory else { return };
-        match Claims::of(&mut [(buffer, Access::Write)]) {
-            // SAFETY: the copy is the last one, and nothing was claimed before.
-            Ok(claims) => unsafe { claims.commit(copy) },
-            // Never: nobody else has the buffer.
-            Err(_) => mem::forget(buffer.clone()),
+        for copy in copies {
+            match Claims::of(&mut [(buffer, Access::Read)]) {
+                // SAFETY: only reads were claimed before, so nothing comes before it and nothing is forgotten.
+                Ok(claims) => unsafe { claims.commit(copy) },
+                // Never: nobody else has the buffer.
+                Err(_) => mem::forget(buffer.clone()),
+            }
         }
     }
 

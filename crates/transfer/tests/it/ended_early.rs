@@ -71,6 +71,33 @@ fn staging_memory_outlives_the_copies_of_a_task_that_ended_early() {
 }
 
 #[test]
+fn staging_memory_outlives_its_first_copy_where_the_device_of_the_second_is_lost() {
+    within("a chunk between a device that stands still and one that is lost", || {
+        let (manager, backend) = two_devices();
+        let src = filled(&manager, MOCK, MemoryKind::Device, 1000, 1);
+        let dst = filled(&manager, OTHER, MemoryKind::Device, 1000, 0);
+        let gate = Gate::new();
+        backend.close_downloads(gate.fence());
+        backend.lose(OTHER);
+        // The first look is that of the task which waits for both copies.
+        backend.panic_at_looks(0, 1);
+        let transfer = stage(&manager, &src, &dst);
+        // The staging buffer is parked, or went.
+        while manager.ledger()[0].1.parked == 0 && backend.freed_in_use() == 0 {
+            thread::yield_now();
+        }
+        assert_eq!((backend.enqueued(), backend.freed_in_use()), (2, 0));
+        gate.open();
+        failure(transfer.wait());
+        drop((src, dst));
+        // It tells the loss.
+        manager.drain().ok();
+        assert!(is_at_rest(&manager));
+        assert_eq!(backend.freed_in_use(), 0);
+    });
+}
+
+#[test]
 fn transfer_that_ended_early_ends_for_all_who_wait() {
     within("waits for transfers that ended early", || {
         let (manager, backend) = two_devices();

@@ -145,9 +145,10 @@ impl MockBackend {
         self.shared.at_once.store(true, Ordering::SeqCst);
     }
 
-    /// From now on every operation of the device's queues fails.
+    /// From now on every operation of the device's queues fails, and all are over.
     pub(crate) fn lose(&self, device: DeviceId) {
         self.shared.lost.lock().push(device);
+        self.shared.in_use.lock().retain(|(user, _)| *user != device);
     }
 
     /// From now on copies from a device to the host wait for a fence.
@@ -319,7 +320,7 @@ impl MockTimeline {
     /// wait for one of another line.
     fn perform_until(&self, point: u64) {
         let mut line = self.line.lock();
-        while self.reached() < point {
+        while self.performed() < point {
             if line.performing {
                 self.changed.wait(&mut line);
                 continue;
@@ -327,7 +328,7 @@ impl MockTimeline {
             let Some(next) = line.work.pop_front() else { return };
             line.performing = true;
             drop(line);
-            self.perform(&next, self.reached() + 1);
+            self.perform(&next, self.performed() + 1);
             line = self.line.lock();
             line.performing = false;
             self.reached.fetch_add(1, Ordering::SeqCst);
@@ -335,11 +336,23 @@ impl MockTimeline {
         }
     }
 
+    fn performed(&self) -> u64 {
+        self.reached.load(Ordering::SeqCst)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.shared.lost.lock().contains(&self.device)
+    }
+
     fn perform(&self, work: &Work, point: u64) {
-        work.after.iter().for_each(|fence| drop(fence.wait()));
-        let lost = self.shared.lost.lock().contains(&self.device).then_some(ErrorKind::DeviceLost);
+        if !self.is_lost() {
+            work.after.iter().for_each(|fence| drop(fence.wait()));
+        }
+        // Held, so that a device that is lost uses memory no more.
+        let lost = self.shared.lost.lock();
+        let loss = lost.contains(&self.device).then_some(ErrorKind::DeviceLost);
         let planted = self.shared.failures.lock().pop_front().flatten();
-        match lost.or(planted) {
+        match loss.or(planted) {
             Some(kind) => {
                 let error = Error::new(kind, format!("planted failure of operation {point}"));
                 self.errors.lock().insert(point, error);
@@ -352,7 +365,8 @@ impl MockTimeline {
                 };
             }
         }
-        [work.src, work.dst].into_iter().for_each(|start| self.shared.uses_no_more(start));
+        drop(lost);
+        [work.src, work.dst].into_iter().for_each(|start| self.shared.uses_no_more(self.device, start));
         if work.timing == Timing::Measured {
             self.durations.lock().insert(point, Duration::from_micros(10));
         }
@@ -375,7 +389,8 @@ unsafe impl Timeline for MockTimeline {
     }
 
     fn reached(&self) -> u64 {
-        self.reached.load(Ordering::SeqCst)
+        Panics::may_panic(&self.shared.reached_panics);
+        if self.is_lost() { self.enqueued.load(Ordering::SeqCst) } else { self.performed() }
     }
 
     fn poll(&self, point: u64) -> Result<bool> {
@@ -384,8 +399,7 @@ unsafe impl Timeline for MockTimeline {
         if self.shared.closed.lock().as_ref().is_some_and(Fence::is_known_done) {
             self.perform_until(point);
         }
-        let reached = self.reached() >= point;
-        self.outcome(point).map(|()| reached)
+        self.outcome(point).map(|()| self.performed() >= point)
     }
 
     fn wait(&self, point: u64) -> Result<()> {
@@ -461,7 +475,9 @@ unsafe impl Queue for MockQueue {
         let closed = self.shared.closed.lock().clone().filter(|_| down);
         let after = after.iter().cloned().chain(closed).collect();
         let work = Work { src: address(src), dst: address(dst), len, after, timing };
-        [work.src, work.dst].into_iter().for_each(|start| self.shared.uses(start..start + len));
+        [work.src, work.dst]
+            .into_iter()
+            .for_each(|start| self.shared.uses(self.timeline.device, start..start + len));
         self.shared.enqueued.fetch_add(1, Ordering::SeqCst);
         let mut line = self.timeline.line.lock();
         line.work.push_back(work);
@@ -474,7 +490,7 @@ unsafe impl Queue for MockQueue {
     }
 
     fn outstanding(&self) -> u64 {
-        self.timeline.enqueued.load(Ordering::SeqCst) - self.timeline.reached()
+        self.timeline.enqueued.load(Ordering::SeqCst) - self.timeline.performed()
     }
 
     fn released(&self) {

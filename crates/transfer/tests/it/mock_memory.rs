@@ -27,13 +27,14 @@ pub(crate) struct Shared {
     pub(crate) leases: AtomicU64,
     /// Operations that fail when they are performed, in the order of performing: `None` is one that succeeds.
     pub(crate) failures: Mutex<VecDeque<Option<ErrorKind>>>,
-    /// Addresses that operations use which are not performed yet.
-    pub(crate) in_use: Mutex<Vec<Range<usize>>>,
+    /// Addresses that operations of a device use which are not performed yet.
+    pub(crate) in_use: Mutex<Vec<(DeviceId, Range<usize>)>>,
     /// Memory that went while an operation used it.
     pub(crate) freed_in_use: AtomicU64,
     pub(crate) enqueues_panic: Mutex<Panics>,
     pub(crate) waits_panic: Mutex<Panics>,
     pub(crate) polls_panic: Mutex<Panics>,
+    pub(crate) reached_panics: Mutex<Panics>,
     /// Enqueuing that is refused.
     pub(crate) refusals: Mutex<VecDeque<ErrorKind>>,
     pub(crate) leased: Mutex<Vec<(DeviceId, StreamPriority, WorkloadType)>>,
@@ -86,6 +87,11 @@ impl MockBackend {
         *self.shared.polls_panic.lock() = Panics { pass, panic };
     }
 
+    /// After `pass` more looks at what a timeline has reached the next `panic` ones panic.
+    pub(crate) fn panic_at_looks(&self, pass: u64, panic: u64) {
+        *self.shared.reached_panics.lock() = Panics { pass, panic };
+    }
+
     /// Allocations of pinned memory that are left to fail.
     pub(crate) fn pinned_to_fail(&self) -> u64 {
         self.shared.pinned.lock().fail
@@ -98,14 +104,17 @@ impl MockBackend {
 }
 
 impl Shared {
-    /// Notes that an operation uses what begins there, or does not any more.
-    pub(crate) fn uses(&self, used: Range<usize>) {
-        self.in_use.lock().push(used);
+    /// Notes that an operation uses what begins there, or does not any more. One of a lost device uses nothing.
+    pub(crate) fn uses(&self, device: DeviceId, used: Range<usize>) {
+        let lost = self.lost.lock();
+        if !lost.contains(&device) {
+            self.in_use.lock().push((device, used));
+        }
     }
 
-    pub(crate) fn uses_no_more(&self, start: usize) {
+    pub(crate) fn uses_no_more(&self, device: DeviceId, start: usize) {
         let mut in_use = self.in_use.lock();
-        let found = in_use.iter().position(|used| used.start == start);
+        let found = in_use.iter().position(|(user, used)| *user == device && used.start == start);
         found.map(|at| in_use.swap_remove(at));
     }
 }
@@ -168,7 +177,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let own = self.address().addr()..self.address().addr() + self.bytes.len();
-        let is_own = |used: &Range<usize>| used.start < own.end && own.start < used.end;
+        let is_own = |(_, used): &(DeviceId, Range<usize>)| used.start < own.end && own.start < used.end;
         if self.shared.in_use.lock().iter().any(is_own) {
             self.shared.freed_in_use.fetch_add(1, Ordering::SeqCst);
         }
