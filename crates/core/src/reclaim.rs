@@ -91,7 +91,8 @@ impl Reclaimer {
         freed
     }
 
-    /// As [`drain`](Self::drain), of what is parked now and only behind fences that are over or that `may_wait_for` allows.
+    /// As [`drain`](Self::drain), of what is parked now and only behind fences that are over, or that `may_wait_for` allows and
+    /// the user need not end.
     /// The rest stays. For whoever needs memory, and may be the one to end other work that memory is behind.
     ///
     /// # Errors
@@ -100,8 +101,10 @@ impl Reclaimer {
         let mut outcome = Ok(());
         sweep_orphans(self);
         let mut hand = Hand::take(self, &mut self.list.lock());
-        let allowed =
-            |parked: &mut Parked| parked.until.iter().all(|fence| fence.is_over() || may_wait_for(fence));
+        let ends = |fence: &Fence| {
+            fence.is_over() || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
+        };
+        let allowed = |parked: &mut Parked| parked.until.iter().all(ends);
         let chosen: Vec<_> = hand.parked.extract_if(.., allowed).collect();
         for parked in chosen {
             for fence in &parked.until {

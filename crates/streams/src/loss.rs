@@ -13,6 +13,22 @@ const ATTEMPTS: u32 = 1000;
 /// How long the pauses are from then on.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// Attempts at something that fails without saying whether work is over.
+#[derive(Default)]
+pub(crate) struct Attempts(u32);
+
+impl Attempts {
+    /// Lets some time pass before the next one.
+    pub(crate) fn pause(&mut self) {
+        if self.0 < ATTEMPTS {
+            self.0 += 1;
+            thread::yield_now();
+        } else {
+            thread::park_timeout(PAUSE);
+        }
+    }
+}
+
 /// Whether the error is about a graph capture (`CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` to
 /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`), and so says nothing about the work.
 pub(crate) fn is_of_a_capture(error: &DriverError) -> bool {
@@ -32,7 +48,7 @@ impl StreamTimeline {
     /// As [`settle`](Self::settle), for a wait: where a capture stood in its way, it has ended well once that is over.
     pub(crate) fn settle_wait(&self, point: u64, error: DriverError) -> Result<()> {
         let mut latest = error.clone();
-        let mut attempts = 0_u32;
+        let mut attempts = Attempts::default();
         loop {
             if latest.is_sticky() {
                 return Err(self.give_up(latest));
@@ -48,12 +64,7 @@ impl StreamTimeline {
                 }
                 Err(again) => latest = again,
             }
-            if attempts < ATTEMPTS {
-                attempts += 1;
-                thread::yield_now();
-            } else {
-                thread::park_timeout(PAUSE);
-            }
+            attempts.pause();
         }
     }
 

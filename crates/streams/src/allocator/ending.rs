@@ -11,14 +11,14 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, Timeline, TimelineId, next_timeline_id};
-use transload_cuda_sys::{AsStream, DriverError, Event, EventTiming, Stream};
+use transload_cuda_sys::{AsStream, Event, EventTiming, Stream};
 use transload_memory::lift;
 
 use super::arenas::Arenas;
-use crate::{captured::is_captured, loss::is_of_a_capture};
-
-/// How often a stream that answers nothing but errors is asked before it counts as dead.
-const ATTEMPTS: u32 = 10_000;
+use crate::{
+    captured::is_captured,
+    loss::{Attempts, is_of_a_capture},
+};
 
 /// The allocators that are told of a stream's end. Kept alive by this: of an allocator that goes at the same moment, each side
 /// would else find the other gone already, and nobody would know of the stream's work.
@@ -62,53 +62,84 @@ pub(crate) struct EndOfStream {
     over: AtomicBool,
 }
 
+/// What tells of the end of a stream's work.
+enum Mark {
+    Over,
+    Behind(Event),
+}
+
+/// Marks the end of everything enqueued on `stream`. Answers `None` where nothing could, as while someone captures it.
+fn mark(stream: &Stream, may_wait: bool) -> Option<Mark> {
+    // To ask it would break the capture, and an event that is recorded into one never tells anything.
+    if is_captured(stream) {
+        return None;
+    }
+    if stream.is_idle().is_ok_and(|is_idle| is_idle) {
+        return Some(Mark::Over);
+    }
+    let event = Event::new(stream.context(), EventTiming::Disabled);
+    match event.and_then(|event| event.record(stream).map(|()| event)) {
+        // Someone may have begun a capture meanwhile, which may be over again.
+        Ok(_) if is_captured(stream) => None,
+        Ok(event) => match event.is_done() {
+            Err(error) if is_of_a_capture(&error) => None,
+            _ => Some(Mark::Behind(event)),
+        },
+        Err(error) if error.is_sticky() => Some(Mark::Over),
+        Err(_) if may_wait => match stream.synchronize() {
+            Err(error) if !error.is_sticky() => None,
+            _ => Some(Mark::Over),
+        },
+        Err(_) => None,
+    }
+}
+
 impl EndOfStream {
     /// Marks the end of everything enqueued on `stream`.
     pub(crate) fn of(id: TimelineId, stream: &Arc<Stream>) -> Arc<Self> {
-        // To ask it would break the capture, and an event that is recorded into one never tells anything.
-        if is_captured(stream) {
-            return Self::new(id, stream, Some(Arc::clone(stream)), false);
+        let mut attempts = Attempts::default();
+        loop {
+            let mark = mark(stream, true);
+            if mark.is_some() || is_captured(stream) {
+                let captured = mark.is_none().then(|| Arc::clone(stream));
+                let end = Self::new(id, stream, captured);
+                end.take(mark);
+                return Arc::new(end);
+            }
+            attempts.pause();
         }
-        let is_over = stream.is_idle().is_ok_and(|is_idle| is_idle);
-        let end = Self::new(id, stream, None, is_over);
-        if !is_over && let Err(error) = end.record(stream) {
-            wait_out(error, || stream.synchronize());
-            end.over.store(true, Ordering::Release);
-        }
-        end
     }
 
     /// Of a stream whose work is over.
     pub(crate) fn over(id: TimelineId, stream: &Stream) -> Arc<Self> {
-        Self::new(id, stream, None, true)
+        let end = Self::new(id, stream, None);
+        end.take(Some(Mark::Over));
+        Arc::new(end)
     }
 
-    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<Stream>>, is_over: bool) -> Arc<Self> {
+    fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<Stream>>) -> Self {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
-        let (event, over) = (OnceLock::new(), AtomicBool::new(is_over));
-        Arc::new(Self { id: next_timeline_id(), of, device, event, captured, over })
+        let (event, over) = (OnceLock::new(), AtomicBool::new(false));
+        Self { id: next_timeline_id(), of, device, event, captured, over }
     }
 
-    fn record(&self, stream: &Stream) -> Result<(), DriverError> {
-        let event = Event::new(stream.context(), EventTiming::Disabled)?;
-        event.record(stream)?;
-        let _earlier_one_will_do = self.event.set(event);
-        Ok(())
-    }
-
-    /// Records the event if a capture stood in its way and is over.
-    fn look(&self) {
-        if self.is_captured()
-            && let Some(stream) = self.captured.as_ref().filter(|stream| !is_captured(stream))
-            && let Err(error) = self.record(stream)
-            && error.is_sticky()
-        {
-            self.over.store(true, Ordering::Release);
+    fn take(&self, mark: Option<Mark>) {
+        match mark {
+            Some(Mark::Over) => self.over.store(true, Ordering::Release),
+            Some(Mark::Behind(event)) => drop(self.event.set(event)),
+            None => {}
         }
     }
 
-    /// Whether someone's capture stood in the way of the event when the driver was asked last.
-    pub(crate) fn is_captured(&self) -> bool {
+    /// Marks the end if a capture stood in the way and is over.
+    fn look(&self, may_wait: bool) {
+        if let Some(stream) = self.captured.as_ref().filter(|_| self.is_unmarked()) {
+            self.take(mark(stream, may_wait));
+        }
+    }
+
+    /// Whether nothing tells of the end yet, since someone captured the stream when it ended.
+    pub(crate) fn is_unmarked(&self) -> bool {
         self.event.get().is_none() && !self.is_known_over()
     }
 
@@ -122,24 +153,6 @@ impl EndOfStream {
 
     pub(crate) fn fence(self: &Arc<Self>) -> Fence {
         Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)
-    }
-}
-
-/// After an error that says nothing about the work, asks until the work is over or the context is known to be lost.
-fn wait_out(error: DriverError, wait: impl Fn() -> Result<(), DriverError>) {
-    let mut latest = error;
-    let mut attempts = 0;
-    while attempts < ATTEMPTS {
-        if latest.is_sticky() {
-            return;
-        }
-        // An answer about someone's capture is no silence of the device.
-        attempts += u32::from(!is_of_a_capture(&latest));
-        match wait() {
-            Ok(()) => return,
-            Err(error) => latest = error,
-        }
-        std::thread::yield_now();
     }
 }
 
@@ -158,7 +171,7 @@ unsafe impl Timeline for EndOfStream {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        self.look();
+        self.look(false);
         let Some(event) = self.event() else { return Ok(self.is_known_over()) };
         match event.is_done() {
             Ok(done) => {
@@ -175,26 +188,27 @@ unsafe impl Timeline for EndOfStream {
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
-        let event = loop {
-            self.look();
-            match self.event() {
-                Some(event) => break event,
-                None if self.is_known_over() => return Ok(()),
-                None => std::thread::yield_now(),
+        let mut first = Ok(());
+        let mut attempts = Attempts::default();
+        while !self.is_known_over() {
+            self.look(true);
+            match self.event().map(Event::synchronize) {
+                Some(Err(error)) => {
+                    self.over.fetch_or(error.is_sticky(), Ordering::Release);
+                    first = first.and(Err(error));
+                    attempts.pause();
+                }
+                Some(Ok(())) => self.over.store(true, Ordering::Release),
+                None => attempts.pause(),
             }
-        };
-        let waited = event.synchronize();
-        if let Err(error) = &waited {
-            wait_out(error.clone(), || event.synchronize());
         }
-        self.over.store(true, Ordering::Release);
-        waited.map_err(lift)
+        first.map_err(lift)
     }
 
     fn held_by_user(&self, _point: u64) -> Option<Error> {
-        self.look();
-        let busy = || Error::new(ErrorKind::Busy, "someone captures the stream into a graph");
-        self.is_captured().then(busy)
+        self.look(false);
+        let stream = self.captured.as_ref().filter(|stream| self.is_unmarked() && is_captured(stream));
+        stream.map(|_| Error::new(ErrorKind::Busy, "someone captures the stream into a graph"))
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {

@@ -309,7 +309,7 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
         let can_wait = search.reach > Reach::Over
             && match &state.owner {
                 Owner::Vacant => true,
-                Owner::Ended(end) => !end.is_captured(),
+                Owner::Ended(end) => !end.is_unmarked(),
                 Owner::Stream(_) => stream.is_some_and(|(_, can_be_waited_for)| *can_be_waited_for),
             };
         let is_ready = |order: Order| is_own || (order.freed <= freed && order.point <= point);

@@ -39,7 +39,7 @@ impl CudaStream {
     pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
         let timeline = fence.timeline().as_any();
         match timeline.downcast_ref::<EndOfStream>() {
-            Some(end) => !end.is_captured(),
+            Some(end) => !end.is_unmarked(),
             None if buffer => !timeline.is::<AfterCapture>(),
             None => timeline.is::<StreamTimeline>(),
         }

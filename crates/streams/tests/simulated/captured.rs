@@ -1,9 +1,12 @@
 //! What a driver's answer about a capture means for a stream.
 
+use std::sync::Arc;
+
 use transload_core::{ErrorKind, MemoryKind, Pattern, StreamPriority};
+use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{AsStream, Capture, CaptureMode, Stream, StreamOptions};
-use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::CudaStream;
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
+use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::{
     allocator_races::{allocator, bed, fill},
@@ -72,5 +75,84 @@ fn the_end_of_a_stream_that_someone_captures_breaks_no_capture_and_keeps_its_mem
             allocator.drain().unwrap();
             assert_eq!(allocator.statistics().reserved, 0);
         }
+    });
+}
+
+/// A stream of someone's, and ours of the same handle, which has freed a block of the allocator that its work still uses.
+fn ending(
+    sim: &SimDevice,
+) -> (CudaDevice, Arc<CudaMemoryManager>, StreamOrderedAllocator, Stream, CudaStream) {
+    let (device, memory) = bed(sim);
+    let allocator = allocator(&memory);
+    let options = StreamOptions { priority: 0, blocking: true };
+    let theirs = Stream::new(device.context().unwrap(), options).unwrap();
+    // SAFETY: it outlives ours and the allocator.
+    let stream = unsafe { CudaStream::from_raw(&device, theirs.as_raw(), StreamPriority::Normal) }.unwrap();
+    let block = allocator.allocate_for_stream(&stream, MIB).unwrap();
+    (0..20).for_each(|_| fill(&stream, block));
+    allocator.free_for_stream(block, &stream).unwrap();
+    (device, memory, allocator, theirs, stream)
+}
+
+fn begin(theirs: &Stream) -> Capture<'_, Stream> {
+    // SAFETY: what ours does with a captured stream is what the test is about; nothing is taken to have run.
+    unsafe { Capture::begin(theirs, CaptureMode::Relaxed) }.unwrap()
+}
+
+#[test]
+fn memory_behind_a_captured_streams_end_keeps_nobody_who_trims_waiting_for_the_capture() {
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let (device, memory, allocator, theirs, stream) = ending(&sim);
+        let capture = begin(&theirs);
+        drop(stream);
+        drop(allocator);
+        let upstream = CudaResource::new(&memory, MemoryKind::Device).unwrap();
+        upstream.trim().unwrap();
+        assert!(sim.ledger().bytes > 0, "it is in use");
+        capture.end().expect("the capture is valid to its end");
+        upstream.trim().unwrap();
+        assert_eq!(sim.ledger().bytes, 0);
+        drop(device);
+    });
+}
+
+#[test]
+fn a_capture_that_begins_while_a_stream_ends_keeps_its_memory_until_that_is_over() {
+    const INVALID_VALUE: u32 = 1;
+    const UNKNOWN: u32 = 999;
+    within(|| {
+        for is_valid in [true, false] {
+            let sim = builder().record_accesses(true).checked();
+            let (_device, memory, allocator, theirs, stream) = ending(&sim);
+            let capture = begin(&theirs);
+            // As if it had begun behind the question whether there is one, and before the event is recorded.
+            sim.fail_call(Some("cuStreamIsCapturing"), 1, INVALID_VALUE);
+            if is_valid {
+                sim.fail_call(Some("cuStreamQuery"), 1, UNKNOWN);
+            }
+            drop(stream);
+            drop(allocator);
+            assert_eq!(memory.drain().unwrap_err().kind(), ErrorKind::Busy);
+            assert_eq!(capture.end().is_ok(), is_valid);
+            memory.drain().unwrap();
+            assert_eq!(sim.ledger().bytes, 0);
+        }
+    });
+}
+
+#[test]
+fn an_end_that_no_event_can_be_recorded_for_is_waited_for_and_no_capture() {
+    const OUT_OF_MEMORY: u32 = 2;
+    within(|| {
+        let sim = builder().record_accesses(true).checked();
+        let (_device, memory, allocator, theirs, stream) = ending(&sim);
+        let capture = begin(&theirs);
+        drop(stream);
+        drop(allocator);
+        capture.end().unwrap();
+        (1..=50).for_each(|nth| sim.fail_call(Some("cuEventCreate"), nth, OUT_OF_MEMORY));
+        memory.drain().unwrap();
+        assert_eq!(sim.ledger().bytes, 0);
     });
 }
