@@ -138,14 +138,17 @@ impl UnobservedList {
 
     fn check(&self, mut list: MutexGuard<'_, List>, most: usize, watch: &Watch) {
         let mut taken = SmallVec::<[Unobserved; 2 * BATCH]>::new();
-        for _ in 0..most.min(list.entries.len()) {
-            let at = if list.next < list.entries.len() { list.next } else { 0 };
-            let is_over = list.entries.get(at).is_some_and(|one| one.fence.is_known_done());
-            if is_over {
-                taken.push(list.entries.swap_remove(at));
+        // Behind one whose timeline panics the next look goes on.
+        let _few_are_checked = catch_panic(|| {
+            for _ in 0..most.min(list.entries.len()) {
+                let at = if list.next < list.entries.len() { list.next } else { 0 };
+                list.next = at + 1;
+                if list.entries.get(at).is_some_and(|one| one.fence.is_known_done()) {
+                    taken.push(list.entries.swap_remove(at));
+                    list.next = at;
+                }
             }
-            list.next = at + usize::from(!is_over);
-        }
+        });
         if taken.is_empty() && most > FEW && list.entries.len() >= MANY {
             let at = list.next % list.entries.len();
             taken.push(list.entries.swap_remove(at));
@@ -183,10 +186,7 @@ impl UnobservedList {
         let mut open = SmallVec::<[Unobserved; FEW]>::new();
         for transfer in taken {
             // One that cannot be polled is waited for later.
-            if wait
-                || transfer.fence.is_known_done()
-                || catch_panic(|| transfer.fence.is_over()).unwrap_or(false)
-            {
+            if wait || catch_panic(|| transfer.fence.is_over()).unwrap_or(false) {
                 transfer.settle(watch);
             } else {
                 open.push(transfer);

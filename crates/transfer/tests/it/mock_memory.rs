@@ -92,6 +92,11 @@ impl MockBackend {
         *self.shared.reached_panics.lock() = Panics { pass, panic };
     }
 
+    /// Looks that are left to panic.
+    pub(crate) fn looks_to_panic(&self) -> u64 {
+        self.shared.reached_panics.lock().panic
+    }
+
     /// Allocations of pinned memory that are left to fail.
     pub(crate) fn pinned_to_fail(&self) -> u64 {
         self.shared.pinned.lock().fail

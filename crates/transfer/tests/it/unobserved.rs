@@ -118,6 +118,31 @@ fn panic_at_the_end_of_a_dropped_transfer_is_its_failure_only() {
 }
 
 #[test]
+fn panic_of_a_look_at_dropped_transfers_loses_none_of_them() {
+    within("drains, statistics and submissions beside a timeline that panics", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 64);
+        let (next_src, next_dst) = pair(&manager, 64);
+        let counts = || {
+            let stats = &manager.get_transfer_stats()[0];
+            (stats.transfers, stats.failures, stats.abandoned)
+        };
+        // The second of three, by statistics and then by a submission.
+        (0..3).for_each(|_| drop(manager.transfer(&src, &dst)));
+        backend.panic_at_looks(1, 1);
+        assert_eq!(counts(), (0, 0, 3));
+        dst.wait_idle().unwrap();
+        backend.panic_at_looks(1, 1);
+        manager.transfer(&next_src, &next_dst).wait().unwrap();
+        assert_eq!(backend.looks_to_panic(), 0);
+        manager.drain().unwrap();
+        assert_eq!(counts(), (4, 0, 3));
+        drop((src, dst, next_src, next_dst));
+        assert!(is_at_rest(&manager));
+    });
+}
+
+#[test]
 fn a_refusal_that_nobody_saw_is_told_by_drain_once() {
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 64);
