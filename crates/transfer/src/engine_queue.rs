@@ -10,7 +10,7 @@ use std::{
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
-use transload_core::{DeviceId, Fence, TimelineId, TransferPath};
+use transload_core::{DeviceId, Fence, TimelineId, TransferPath, catch_panic};
 
 /// Smaller copies are not counted: an engine does them as fast as they can be submitted, so they cannot pile up.
 pub(crate) const COUNTED_FROM: u64 = 64 << 10;
@@ -107,11 +107,13 @@ impl EngineQueue {
 }
 
 impl Lane {
-    /// Removes the completed copies up to the first that is not.
+    /// Removes the completed copies up to the first that is not. One whose timeline panics stays.
     fn pop_completed(&mut self, is_complete: impl Fn(&Fence) -> bool, completed: &mut Completed) {
-        while self.pending.front().is_some_and(|(fence, _)| is_complete(fence)) {
-            completed.extend(self.pending.pop_front());
-        }
+        let _stays = catch_panic(|| {
+            while self.pending.front().is_some_and(|(fence, _)| is_complete(fence)) {
+                completed.extend(self.pending.pop_front());
+            }
+        });
     }
 }
 

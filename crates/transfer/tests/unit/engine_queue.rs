@@ -12,12 +12,20 @@ pub(crate) struct Manual {
     reached: AtomicU64,
     known: AtomicU64,
     polls: AtomicU64,
+    /// Looks and polls that are to panic.
+    panics: AtomicU64,
 }
 
 impl Manual {
     pub(crate) fn new() -> Arc<Self> {
         let zero = AtomicU64::default;
-        Arc::new(Self { id: next_timeline_id(), reached: zero(), known: zero(), polls: zero() })
+        Arc::new(Self {
+            id: next_timeline_id(),
+            reached: zero(),
+            known: zero(),
+            polls: zero(),
+            panics: zero(),
+        })
     }
 
     pub(crate) fn polls(&self) -> u64 {
@@ -26,6 +34,16 @@ impl Manual {
 
     pub(crate) fn fence(self: &Arc<Self>, point: u64) -> Fence {
         Fence::new(Arc::clone(self) as _, point)
+    }
+
+    pub(crate) fn panic_at_questions(&self, next: u64) {
+        self.panics.store(next, Ordering::SeqCst);
+    }
+
+    fn may_panic(&self) {
+        let one_less = |left: u64| left.checked_sub(1);
+        let left = self.panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+        assert!(left.is_err(), "planted panic of a timeline");
     }
 
     pub(crate) fn reach(&self, point: u64) {
@@ -44,6 +62,7 @@ unsafe impl Timeline for Manual {
     }
 
     fn reached(&self) -> u64 {
+        self.may_panic();
         self.known.load(Ordering::SeqCst)
     }
 
@@ -131,5 +150,17 @@ fn threads_that_add_and_read_at_once_leave_nothing_counted() {
         }
     });
     timelines.iter().for_each(|timeline| timeline.reach(2000));
+    assert_eq!(queue.queued(), 0);
+}
+
+#[test]
+fn copies_whose_timeline_panics_stay_counted_until_they_are_over() {
+    let (queue, timeline) = (EngineQueue::default(), Manual::new());
+    queue.add(&timeline.fence(1), COUNTED_FROM);
+    timeline.panic_at_questions(1);
+    queue.add(&timeline.fence(2), COUNTED_FROM);
+    timeline.panic_at_questions(1);
+    assert_eq!(queue.queued(), 2 * COUNTED_FROM);
+    timeline.reach(2);
     assert_eq!(queue.queued(), 0);
 }
