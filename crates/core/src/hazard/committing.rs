@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     segments::{At, Segment},
     table::{Table, Ticket},
-    uses::{Origin, Origins, Removed, Use, Uses},
+    uses::{Origins, Removed, Use, Uses, uncovered},
 };
 use crate::{Access, Fence};
 
@@ -190,8 +190,7 @@ impl Table {
                     let used = self.origins.make(new.fence, new.claim, new.access);
                     if add_use(&mut self.origins, &mut segment.uses, used, new.effect, removed) {
                         // So that there are not many more of them than are in flight.
-                        let is_done = |origin: &mut Origin, used: &Use| origin.is_reached(used.point);
-                        self.origins.find_unsettled(segment, &mut removed.unsettled, is_done);
+                        self.origins.find_unsettled(segment, false, &mut removed.unsettled);
                     }
                     self.join(at, removed);
                 }
@@ -222,7 +221,9 @@ fn add_use(
     removed: &mut Removed,
 ) -> bool {
     let mut is_newest = true;
-    origins.remove(uses, removed, |origins, used| {
+    // What is covered is none of these.
+    let from = uncovered(uses);
+    origins.remove(uses, from, removed, |origins, used| {
         // What each of two failing writes damaged is told by its own point.
         let same = (used.access(), used.kind()) == (new.access(), new.kind())
             && !used.may_damage()

@@ -9,6 +9,9 @@ use super::uses::{Use, Uses};
 /// How many segments a block has at most.
 const BLOCK: usize = 32;
 
+/// How many uses of two segments are compared.
+const COMPARED: usize = 16;
+
 /// A range whose bytes all have the same uses.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -22,10 +25,12 @@ impl Segment {
         Self { start: range.start, end: range.end, uses: smallvec![used] }
     }
 
-    /// Returns whether the other one begins where this ends, with the same uses: then they belong to the same fences.
+    /// Returns whether the other one begins where this ends, with the same uses: then they belong to the same fences. Many are
+    /// not compared.
     pub(super) fn joins(&self, other: &Self) -> bool {
         self.end == other.start
             && self.uses.len() == other.uses.len()
+            && self.uses.len() <= COMPARED
             && self.uses.iter().zip(&other.uses).all(|(one, other)| one.is_same_as(other))
     }
 }
@@ -217,7 +222,7 @@ impl Segments {
     }
 }
 
-/// Counts the segments looked at, for `tests/steps`, of how the cost grows.
+/// Counts the segments and uses looked at, for `tests/steps`, of how the cost grows.
 pub(super) mod steps {
     #[cfg(test)]
     thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });

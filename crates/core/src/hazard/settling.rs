@@ -76,7 +76,7 @@ impl Hazards {
         let mut found = Writes::default();
         self.in_steps(range.start, |table, from, _| {
             table.change(&(from..range.end), &mut { STEPS }, |origins, segment| {
-                origins.find_unsettled(segment, &mut found, |_, _| true);
+                origins.find_unsettled(segment, true, &mut found);
             })
         });
         self.settle(&found);

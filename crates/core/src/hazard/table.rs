@@ -9,12 +9,15 @@ use super::{
     mark::mark,
     segments::{Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
-    uses::{Kind, Origin, Origins, Removed, Use, Writes, Written},
+    uses::{Kind, Origins, Removed, Use, Writes, Written, uncovered},
 };
 use crate::{Access, Error, Fence, Timeline};
 
 /// How many segments one call handles before it releases the lock for a moment.
 pub(super) const STEPS: usize = 256;
+
+/// Of how many uses all are looked at, for a claim of a range that nothing is in the way of.
+const FEW: usize = 8;
 
 /// How many segments are checked for completion in one sweep.
 const SWEPT: usize = 32;
@@ -132,7 +135,7 @@ impl Table {
                             && (own.is_some_and(|own| origin.is_of(own)) || origin.is_reached(used.point))
                     })
             };
-            if segment.end < range.end || !segment.uses.iter().all(is_free) {
+            if segment.end < range.end || segment.uses.len() > FEW || !segment.uses.iter().all(is_free) {
                 return None;
             }
         }
@@ -196,7 +199,7 @@ impl Table {
                 return Some(shared.start);
             }
             *steps -= 1;
-            let covered = segment.uses.iter().rposition(Use::covers).unwrap_or(0);
+            let covered = uncovered(&segment.uses);
             for used in segment.uses.iter().skip(covered).filter(|used| access.conflicts_with(used.access()))
             {
                 let Some(origin) = self.origins.of(used) else { continue };
@@ -237,9 +240,9 @@ impl Table {
         let Some(rest) = self.segments.unswept.checked_sub(1) else { return };
         self.segments.unswept = rest;
         let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
-            origins.remove(&mut segment.uses, removed, |origins, used| origins.is_forgettable(used));
-            let is_done = |origin: &mut Origin, used: &Use| origin.is_reached(used.point);
-            origins.find_unsettled(segment, &mut removed.unsettled, is_done);
+            let from = uncovered(&segment.uses);
+            origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_forgettable(used));
+            origins.find_unsettled(segment, false, &mut removed.unsettled);
         });
         self.sweep_from = next.unwrap_or(0);
     }
@@ -289,7 +292,7 @@ impl Table {
         mut which: impl FnMut(&mut Origins, &Use) -> bool,
     ) -> Option<usize> {
         self.change(range, &mut { STEPS }, |origins, segment| {
-            origins.remove(&mut segment.uses, removed, &mut which);
+            origins.remove(&mut segment.uses, 0, removed, &mut which);
         })
     }
 
@@ -303,13 +306,14 @@ impl Table {
         removed: &mut Removed,
     ) -> Option<usize> {
         let is_it = |origins: &mut Origins, used: &Use| {
+            super::segments::steps::count();
             used.may_damage()
                 && used.point == write.fence.point()
                 && origins.of(used).is_some_and(|origin| origin.is_of(write.fence.timeline()))
         };
         self.change(range, &mut { STEPS }, |origins, segment| {
             let Segment { start, end, uses } = segment;
-            while let Some(mut at) = uses.iter().position(|used| is_it(origins, used)) {
+            if let Some(mut at) = uses.iter().rposition(|used| is_it(origins, used)) {
                 if uses.get(at).is_some_and(Use::covers) && !matches!(ended, Ended::Untouched) {
                     uses.drain(..std::mem::take(&mut at)).for_each(|used| origins.release(&used, removed));
                 }

@@ -4,7 +4,7 @@ use std::{ops::Range, sync::Arc};
 
 use smallvec::SmallVec;
 
-use super::segments::Segment;
+use super::segments::{Segment, steps};
 use crate::{Access, Fence, Timeline};
 
 /// How many origins are searched for that of a fence before it gets another one.
@@ -40,6 +40,11 @@ pub(super) enum Kind {
 /// The uses of one range: most often at most one write, and the reads after it, one for each timeline. Before a write that
 /// can fail lie those that may have damaged the bytes.
 pub(super) type Uses = SmallVec<[Use; 2]>;
+
+/// Returns the place of the last write that covers others, or 0: what lies before it counts only if that fails.
+pub(super) fn uncovered(uses: &[Use]) -> usize {
+    uses.iter().inspect(|_| steps::count()).rposition(Use::covers).unwrap_or(0)
+}
 
 impl Use {
     #[inline]
@@ -269,36 +274,43 @@ impl Origins {
         used.kind() != Kind::Mark && !used.may_damage() && self.is_done(used)
     }
 
-    /// Adds the writes of a segment that may have damaged it, of those that `which` chooses.
-    pub(super) fn find_unsettled(
-        &mut self,
-        segment: &Segment,
-        found: &mut Writes,
-        mut which: impl FnMut(&mut Origin, &Use) -> bool,
-    ) {
-        for used in segment.uses.iter().filter(|used| used.may_damage()) {
+    /// Adds the writes of a segment that may have damaged it: all, or those that are over. Of what is covered one is looked at,
+    /// that in the middle: writes of the same bytes end in order, so there are at most about twice as many as are in flight,
+    /// and to forget half of them takes the time of the search.
+    pub(super) fn find_unsettled(&mut self, segment: &Segment, all: bool, found: &mut Writes) {
+        let uses = &segment.uses;
+        let covered = if all { 0 } else { uncovered(uses) };
+        let middle = uses.iter().take(covered).skip(covered / 2).take(1);
+        for used in middle.chain(uses.iter().skip(covered)).filter(|used| used.may_damage()) {
+            steps::count();
             if let Some(origin) = self.of(used)
-                && which(origin, used)
+                && (all || origin.is_reached(used.point))
             {
                 found.push(origin.written(used, segment.start..segment.end));
             }
         }
     }
 
-    /// Removes the uses that `which` chooses.
+    /// Removes the uses that `which` chooses, of those from a place on.
     pub(super) fn remove(
         &mut self,
         uses: &mut Uses,
+        from: usize,
         removed: &mut Removed,
         mut which: impl FnMut(&mut Self, &Use) -> bool,
     ) {
-        uses.retain(|used| {
-            let goes = which(self, used);
-            if goes {
-                self.release(used, removed);
+        let mut kept = from;
+        for at in from..uses.len() {
+            steps::count();
+            let Some(used) = uses.get(at).copied() else { break };
+            if which(self, &used) {
+                self.release(&used, removed);
+            } else {
+                uses.swap(kept, at);
+                kept += 1;
             }
-            !goes
-        });
+        }
+        uses.truncate(kept);
     }
 }
 
