@@ -13,7 +13,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the first of several files that `take` accepts; the others are closed again.
+    /// Opens the first of several files that `take` accepts. The others are closed again, unless it keeps them.
     ///
     /// # Errors
     /// What was tried, each with the reason: the system's, or that of `take`.

@@ -6,6 +6,7 @@
 
 use std::{
     ffi::{CStr, OsString, c_char, c_void},
+    mem::ManuallyDrop,
     path::{Path, PathBuf},
     ptr::{self, NonNull},
     sync::OnceLock,
@@ -127,10 +128,9 @@ impl Cupti {
             return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.known();
         }
         let resolve = |library: Library| {
-            let found = Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.known()?;
-            // Its functions are kept for good.
-            std::mem::forget(library);
-            Ok(found)
+            // Its functions are kept for good; and what was called once, to be refused, may have begun what outlasts the call.
+            let library = ManuallyDrop::new(library);
+            Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.known()
         };
         // SAFETY: the initialisers of NVIDIA's library make no demand on the caller.
         unsafe { Library::open_first(candidates(), resolve) }.map_err(|mut tried| {

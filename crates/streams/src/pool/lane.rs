@@ -122,8 +122,7 @@ impl Lane {
             held.set_note(workload as u64);
             self.places.with(|seen| match choice {
                 Choice::LeastLoaded(_) => {
-                    stay(seen, workload, index, &held);
-                    seen.stays[workload as usize] = if held.own.outstanding() > 0 { STAYS } else { 0 };
+                    stay(seen, workload, index, &held, if held.own.outstanding() > 0 { STAYS } else { 0 });
                 }
                 Choice::InTurn => seen.stay(TURN, index),
             });
@@ -299,8 +298,7 @@ fn idle_elsewhere(
         }
         let Some((held, others)) = seats.hold(seen.share) else { continue };
         if others == 0 && is_unused(&held) {
-            stay(seen, workload, index, &held);
-            seen.stays[workload as usize] = 0;
+            stay(seen, workload, index, &held, 0);
             return Some(held);
         }
     }
@@ -313,8 +311,11 @@ fn idle_elsewhere(
 
 /// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
 #[inline]
-fn stay(seen: &mut Seen, workload: WorkloadType, index: usize, stream: &CudaStream) {
-    seen.stay(workload, index + usize::from(stream.own.ends.points.is_shared()));
+fn stay(seen: &mut Seen, workload: WorkloadType, index: usize, stream: &CudaStream, stays: u8) {
+    let is_shared = stream.own.ends.points.is_shared();
+    seen.stay(workload, index + usize::from(is_shared));
+    // The one behind it was not found to be the least loaded.
+    seen.stays[workload as usize] = if is_shared { 0 } else { stays };
 }
 
 /// The stream with the least load; of equal ones the first that this thread looks at.

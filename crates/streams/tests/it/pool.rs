@@ -466,6 +466,30 @@ fn runs_of_small_copies_stay_on_one_stream_each_and_a_larger_one_ends_a_run() {
 }
 
 #[test]
+fn a_thread_does_not_stay_at_the_stream_after_the_least_loaded_one() {
+    let setup = Setup::new();
+    let pool = make(&setup, 2, AllocationStrategy::LoadBalanced);
+    let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Memory).unwrap();
+    let (here, there) = (setup.pinned(&[1; 4096]), setup.device(4096));
+    // Each of other bytes: none waits for another. Nobody asks whether they are over, so all count as outstanding.
+    let copy = |lease: &StreamLease, at: usize| {
+        let range = at * 64..(at + 1) * 64;
+        drop(lease.copy_from_host_async(&here.slice(range.clone()).unwrap(), &there.slice(range).unwrap()));
+    };
+    let (little, much) = (lease(), lease());
+    let id = little.id();
+    // Given out, it is taken in turn.
+    let _handle = little.raw_handle();
+    copy(&little, 0);
+    (1..21).for_each(|at| copy(&much, at));
+    drop((little, much));
+    (0..3).for_each(|_| assert_eq!(lease().id(), id, "it has less to do"));
+    there.wait_idle().unwrap();
+    drop((pool, here, there));
+    setup.finish();
+}
+
+#[test]
 fn a_thread_tells_the_turns_of_many_pools_apart() {
     let setup = Setup::new();
     let pools: Vec<_> = (0..30).map(|_| make(&setup, 2, AllocationStrategy::RoundRobin)).collect();
