@@ -3,7 +3,7 @@
 use std::{
     any::Any,
     sync::{
-        OnceLock, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::Waker,
@@ -29,6 +29,8 @@ pub(crate) struct StagedTimeline {
     device: DeviceId,
     timing: Timing,
     over: AtomicBool,
+    /// Whether no task is left that would reach the end: then it is found by polls and waits.
+    early: AtomicBool,
     /// Whether a byte of the destination may have changed.
     wrote: AtomicBool,
     state: Mutex<State>,
@@ -36,14 +38,14 @@ pub(crate) struct StagedTimeline {
     error: OnceLock<Error>,
     /// Does not keep the transfer alive: it ends by its tasks.
     transfer: OnceLock<Weak<StagedTransfer>>,
-    /// What must be complete first, if no task is left that would reach the end: then it is found by polls and waits.
-    left: OnceLock<SmallVec<[Fence; 8]>>,
 }
 
 #[derive(Default)]
 struct State {
     wakers: Vec<Waker>,
     duration: Option<Duration>,
+    /// What must be complete before an end without a task; `None` again once it is reached.
+    left: Option<SmallVec<[Fence; 8]>>,
 }
 
 impl StagedTimeline {
@@ -53,12 +55,12 @@ impl StagedTimeline {
             device,
             timing,
             over: AtomicBool::new(false),
+            early: AtomicBool::new(false),
             wrote: AtomicBool::new(false),
             state: Mutex::default(),
             ended: Condvar::new(),
             error: OnceLock::new(),
             transfer: OnceLock::new(),
-            left: OnceLock::new(),
         }
     }
 
@@ -84,7 +86,10 @@ impl StagedTimeline {
 
     /// Ends the transfer: all of its work is over.
     pub(super) fn reach(&self, duration: Duration) {
+        // Dropped outside the lock.
+        let mut left = None;
         self.wake_all(|state| {
+            left = state.left.take();
             state.duration = (self.timing == Timing::Measured).then_some(duration);
             self.over.store(true, Ordering::Release);
         });
@@ -92,10 +97,15 @@ impl StagedTimeline {
 
     /// Ends the transfer, which has failed and has no task any more, once these are complete. It takes no thread: those who
     /// wait for the end wait for the fences.
-    pub(super) fn reach_after(&self, left: SmallVec<[Fence; 8]>) {
-        let _set_once = self.left.set(left);
-        self.wake_all(|_| ());
-        self.reach_if(Fence::is_known_done);
+    pub(super) fn reach_after(&self, mut left: SmallVec<[Fence; 8]>) {
+        left.retain(|fence| !catch_panic(|| fence.is_known_done()).unwrap_or(false));
+        if left.is_empty() {
+            return self.reach(Duration::ZERO);
+        }
+        self.wake_all(|state| {
+            state.left = Some(left);
+            self.early.store(true, Ordering::Release);
+        });
     }
 
     /// Changes the state, then wakes everyone who waits.
@@ -111,10 +121,42 @@ impl StagedTimeline {
         }
     }
 
-    /// Reaches the end of a transfer that has no task any more, if `complete` says so of all that is left.
+    /// Reaches the end of a transfer that has no task any more, if `complete` says so of all that is left. A panic says nothing.
     fn reach_if(&self, complete: impl Fn(&Fence) -> bool) {
-        if !self.is_over() && self.left.get().is_some_and(|left| left.iter().all(complete)) {
-            self.reach(Duration::ZERO);
+        // What is left may be another such end, and so on: the way down to them is kept here and not on the stack.
+        let mut way = SmallVec::<[Fence; 4]>::new();
+        while self.is_early() {
+            let end = way.last().and_then(staged).unwrap_or(self);
+            let next = end.state.lock().left.as_ref().and_then(|left| left.last().cloned());
+            match next {
+                Some(next) if staged(&next).is_some_and(Self::is_early) => way.push(next),
+                Some(next) if catch_panic(|| complete(&next)).unwrap_or(false) => end.forget(&next),
+                Some(_) => return,
+                None => {
+                    end.reach(Duration::ZERO);
+                    way.pop();
+                }
+            }
+        }
+    }
+
+    /// Removes what is complete from what is left. Another thread may have done so.
+    fn forget(&self, complete: &Fence) {
+        let mut state = self.state.lock();
+        let removed = state.left.as_mut().and_then(|left| {
+            let mut points = left.iter().map(|one| (one.timeline().id(), one.point()));
+            let at = points.position(|one| one == (complete.timeline().id(), complete.point()))?;
+            Some(left.swap_remove(at))
+        });
+        drop(state);
+        drop(removed);
+    }
+
+    /// Blocks until the end is reached, or is to be found by polls and waits.
+    fn sleep(&self) {
+        let mut state = self.state.lock();
+        while !self.is_over() && !self.is_early() {
+            self.ended.wait(&mut state);
         }
     }
 
@@ -122,8 +164,31 @@ impl StagedTimeline {
         self.over.load(Ordering::Acquire)
     }
 
+    fn is_early(&self) -> bool {
+        self.early.load(Ordering::Acquire) && !self.is_over()
+    }
+
     fn outcome(&self) -> Result<()> {
         self.error.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
+/// Returns the end of a staged transfer behind a fence.
+fn staged(fence: &Fence) -> Option<&StagedTimeline> {
+    fence.timeline().as_any().downcast_ref()
+}
+
+impl Drop for StagedTimeline {
+    /// What is left may be the last handle of another such end, and so on: not by drops within each other.
+    fn drop(&mut self) {
+        let mut left = self.state.get_mut().left.take().unwrap_or_default();
+        while let Some(fence) = left.pop() {
+            if Arc::strong_count(fence.timeline()) == 1
+                && let Some(end) = staged(&fence)
+            {
+                left.extend(end.state.lock().left.take().into_iter().flatten());
+            }
+        }
     }
 }
 
@@ -151,24 +216,29 @@ unsafe impl Timeline for StagedTimeline {
             && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
         {
             // A panic of a backend's ends the transfer, not the thread that waits for it.
-            let _ended_early = catch_panic(|| transfer.help());
+            let _ended_early = catch_panic(move || transfer.help());
         }
         let begun = Instant::now();
         while !self.is_over() {
             let polled = begun.elapsed();
             if polled < SPINNING {
                 std::hint::spin_loop();
-            } else if polled < POLLING {
-                thread::yield_now();
             } else {
-                let mut state = self.state.lock();
-                while !self.is_over() && self.left.get().is_none() {
-                    self.ended.wait(&mut state);
+                thread::yield_now();
+                if polled >= POLLING {
+                    self.sleep();
                 }
             }
-            self.reach_if(|fence| {
-                let _failed = fence.wait();
-                true
+            self.reach_if(|fence| match staged(fence) {
+                // It may end early meanwhile: then what it left is waited for.
+                Some(end) => {
+                    end.sleep();
+                    end.is_over()
+                }
+                None => {
+                    let _failed = fence.wait();
+                    true
+                }
             });
         }
         self.outcome()
@@ -184,7 +254,15 @@ unsafe impl Timeline for StagedTimeline {
             state.wakers.push(new);
         }
         drop(state);
-        self.reach_if(|fence| fence.is_known_done() || fence.timeline().wake_at(fence.point(), waker));
+        self.reach_if(|fence| {
+            let is_complete =
+                catch_panic(|| fence.is_known_done() || fence.timeline().wake_at(fence.point(), waker));
+            // After a panic nobody else would wake the task.
+            is_complete.unwrap_or_else(|_| {
+                waker.wake_by_ref();
+                false
+            })
+        });
         self.is_over()
     }
 
@@ -204,3 +282,7 @@ unsafe impl Timeline for StagedTimeline {
         self
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/staged_timeline.rs"]
+mod tests;

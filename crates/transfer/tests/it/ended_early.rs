@@ -152,6 +152,23 @@ fn transfer_of_which_every_task_ends_early_leaves_the_ring() {
 }
 
 #[test]
+fn end_of_a_transfer_that_ended_early_keeps_nothing_of_what_came_before() {
+    within("transfers that panic, one behind the other", || {
+        let (manager, backend) = with(Mock::default());
+        let (src, dst) = pair(&manager, 1000);
+        let gate = Gate::before(&src);
+        backend.panic_at_enqueues(0, FOREVER);
+        let transfers: Vec<_> = (0..3).map(|_| stage(&manager, &src, &dst)).collect();
+        let ends: Vec<_> = transfers.iter().map(|transfer| transfer.fence().unwrap().clone()).collect();
+        gate.open();
+        transfers.into_iter().for_each(|transfer| drop(failure(transfer.wait())));
+        drop((src, dst));
+        assert!(is_at_rest(&manager));
+        assert_eq!((gate.holders(), ends.len()), (1, 3));
+    });
+}
+
+#[test]
 fn move_of_unified_memory_that_panics_ends_its_transfer() {
     within("transfers whose prefetch panics", || {
         let (manager, backend) = two_devices();

@@ -73,10 +73,12 @@ unsafe impl Timeline for Manual {
     }
 
     fn wait(&self, _: u64) -> Result<()> {
+        self.may_panic();
         Ok(())
     }
 
     fn wake_at(&self, _: u64, _: &Waker) -> bool {
+        self.may_panic();
         false
     }
 
