@@ -20,7 +20,9 @@ pub type Hook = fn(address: usize, bytes: usize, access: HostAccess);
 
 static HOOK: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Installs the hook for the process; the last one wins.
+/// Installs the hook for the process; the last one wins. A panic of the hook unwinds out of the call that accesses the memory: the
+/// opening of a view, say, or the submission of a transfer that the calling thread copies at once. Under an operation of a queue
+/// or a staged transfer it is that one's failure.
 pub fn set_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }

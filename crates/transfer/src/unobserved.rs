@@ -14,12 +14,11 @@ use crate::row::{Row, Watch};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
-/// One in so many that are added to a list checks twice as many. What is looked at and settled together costs the threads
-/// that submit one exchange of cache lines: to ask each timeline when a handle is dropped would cost them one for each.
+/// One in so many that are added to a list checks up to twice as many. What is looked at and settled together costs the threads
+/// that submit one exchange of cache lines: to ask each timeline when a handle is dropped would cost them one for each. One of
+/// those that are not known to be complete is polled, since some ends are found so only; a query costs as much as a small copy,
+/// and its answer is that of all that share an event.
 const BATCH: usize = 16;
-/// From so many entries on, the driver is polled for one of them if none of a batch is known to be complete. A query costs as
-/// much as a small copy, and its answer is that of all that share an event.
-const MANY: usize = 64;
 
 /// A transfer that nobody waits for.
 pub(crate) struct Unobserved {
@@ -132,7 +131,7 @@ impl UnobservedList {
         list.added += 1;
         self.waiting.store(list.entries.len(), Ordering::Release);
         if list.added.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
-            self.check(list, 2 * BATCH, watch);
+            self.check(list, 2 * BATCH - 1, watch);
         }
     }
 
@@ -149,8 +148,9 @@ impl UnobservedList {
                 }
             }
         });
-        if taken.is_empty() && most > FEW && list.entries.len() >= MANY {
-            let at = list.next % list.entries.len();
+        if most > FEW && !list.entries.is_empty() {
+            // Each in turn, whatever is put in the place of another.
+            let at = list.added / BATCH % list.entries.len();
             taken.push(list.entries.swap_remove(at));
         }
         if !taken.is_empty() {
@@ -227,6 +227,29 @@ mod tests {
     use crate::engine_queue::tests::Manual;
 
     #[test]
+    fn end_that_is_found_by_polls_only_is_found_beside_others_that_are_known() {
+        let (quiet, known, watch) = (Manual::new(), Manual::new(), Watch::default());
+        let drop_one = |fence| {
+            watch.unobserved.add(
+                Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None, is_timed: false },
+                &watch,
+            );
+        };
+        // Three that stay, so that a poll in vain goes on to the next.
+        let open = Manual::new();
+        (1..=3).for_each(|point| drop_one(open.fence(point)));
+        drop_one(quiet.fence(1));
+        quiet.reach(1);
+        known.reach(u64::MAX);
+        assert!(known.fence(u64::MAX).is_over());
+        (1..=10 * BATCH as u64).for_each(|point| drop_one(known.fence(point)));
+        assert_eq!(Arc::strong_count(&quiet), 1, "kept though it is over");
+        open.reach(3);
+        watch.unobserved.check_all(&watch);
+        assert_eq!(Arc::strong_count(&open), 1);
+    }
+
+    #[test]
     fn long_list_is_polled_for_one_in_so_many_that_are_added_and_gets_short_again() {
         let (timeline, watch) = (Manual::new(), Watch::default());
         let drop_one = |point| {
@@ -247,7 +270,7 @@ mod tests {
             drop_one(point);
         }
         let left = Arc::strong_count(&timeline) - 1;
-        assert!(left <= 2 * MANY, "{left} of 2000 are kept though all are over");
+        assert!(left <= 4 * BATCH, "{left} of 2000 are kept though all are over");
         watch.unobserved.wait_for_all(&watch);
         assert_eq!(Arc::strong_count(&timeline), 1);
     }
