@@ -1,8 +1,8 @@
 //! A lock for a few dozen instructions: taking it is one locked instruction, opening it none.
 //!
 //! Opening by a plain store leaves no room for a list of sleepers: who finds it taken looks again, and lets others run
-//! between. So nothing is done under it that could block, and it is not for threads of real-time priorities of which one
-//! may starve another.
+//! between. So nothing is done under it that could block, but for a page that a short copy brings in, and it is not for threads of
+//! real-time priorities of which one may starve another.
 
 use std::{
     marker::PhantomData,

@@ -27,14 +27,19 @@ pub fn set_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
+/// The hook, if one is installed.
+#[inline]
+pub(crate) fn hook() -> Option<Hook> {
+    let hook = HOOK.load(Ordering::Acquire);
+    // SAFETY: the only non-null value ever stored is a `Hook` cast to a pointer by `set_hook`.
+    (!hook.is_null()).then(|| unsafe { std::mem::transmute::<*mut (), Hook>(hook) })
+}
+
 /// Announces an access of the host to memory that a device may know. Called by every host view of this workspace;
 /// frameworks that write through raw pointers may call it too.
 #[inline]
 pub fn note(address: usize, bytes: usize, access: HostAccess) {
-    let hook = HOOK.load(Ordering::Acquire);
-    if !hook.is_null() {
-        // SAFETY: the only non-null value ever stored is a `Hook` cast to a pointer by `set_hook`.
-        let hook = unsafe { std::mem::transmute::<*mut (), Hook>(hook) };
+    if let Some(hook) = hook() {
         hook(address, bytes, access);
     }
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    Access, Claims, DeviceId, Fence, MemoryKind, Operation, Queue, RawBuffer, Result, Timing,
+    Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     claim::Written,
     host_access::{self, HostAccess},
     obstacle::{Turns, Unsubmitted},
@@ -47,6 +47,10 @@ pub fn try_submit(
     claims.enqueue(queue, operation, timing).map_err(Unsubmitted::Refused)
 }
 
+/// Up to how many bytes of pageable memory are copied under the locks of their tables. Of each buffer the system may have to
+/// bring in two pages meanwhile; who needs a lock then lets others run.
+const UNDER_LOCK: usize = 4096;
+
 /// Copies all of `src` over all of `dst` at once on the calling thread and without a queue, in the order of all other work on the
 /// two buffers. Returns how long that took, by the host's clock if it is measured and else zero; `None` where it did nothing,
 /// since it would have to wait or the host cannot address both. For memory of which a backend says that this is
@@ -57,6 +61,22 @@ pub fn try_submit(
 pub fn copy_at_once(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<Option<Duration>> {
     Operation::Copy { src, dst }.validate()?;
     let (Some(from), Some(to)) = (src.host_address(), dst.host_address()) else { return Ok(None) };
+    let copy = || {
+        let begun = (timing == Timing::Measured).then(Instant::now);
+        // SAFETY: the lengths agree, and `dst` may be written. It is called where nothing in conflict is in flight, and both locks,
+        // or claims, keep conflicting work away. Two buffers may wrap the same foreign bytes, so the ranges may overlap.
+        unsafe { ptr::copy(from.as_ptr(), to.as_ptr(), src.len()) };
+        begun.map_or(Duration::ZERO, |begun| begun.elapsed())
+    };
+    let is_pageable = |of: &RawBuffer| of.place() == Place::new(DeviceId::Cpu, MemoryKind::Pageable);
+    if src.len() <= UNDER_LOCK
+        && is_pageable(src)
+        && is_pageable(dst)
+        && host_access::hook().is_none()
+        && let Some(took) = src.hazards().copy_if_free(&src.range(), (dst.hazards(), &dst.range()), copy)
+    {
+        return Ok(Some(took));
+    }
     let mut claims = Claims::none(Written::Replaced);
     match claims.attempt(&mut [(src, Access::Read), (dst, Access::Write)], None, None) {
         Ok(()) if claims.follow_nothing() || crate::mutant!("core/short-copy-waits") => {}
@@ -66,11 +86,7 @@ pub fn copy_at_once(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<
     host_access::note(from.as_ptr().addr(), src.len(), HostAccess::Read);
     host_access::note(to.as_ptr().addr(), dst.len(), HostAccess::Write);
     [src, dst].into_iter().for_each(|buffer| buffer.is_used_by(DeviceId::Cpu));
-    let begun = (timing == Timing::Measured).then(Instant::now);
-    // SAFETY: the lengths agree, and `dst` may be written. The claims follow nothing, and keep conflicting work away until the
-    // copy is complete. Two buffers may wrap the same foreign bytes, so the ranges may overlap.
-    unsafe { ptr::copy(from.as_ptr(), to.as_ptr(), src.len()) };
-    let took = begun.map_or(Duration::ZERO, |begun| begun.elapsed());
+    let took = copy();
     claims.complete();
     Ok(Some(took))
 }

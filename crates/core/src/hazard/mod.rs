@@ -2,7 +2,8 @@
 //!
 //! Every operation *claims* the ranges it touches before it is enqueued and *commits* its fence afterwards. Claims on
 //! several allocations are made in the order of their identities, and a thread that must wait holds none meanwhile, so two
-//! submitters cannot wait for each other in a circle. The table's lock is never held across a call into a backend.
+//! submitters cannot wait for each other in a circle. The table's lock is never held across a call into a backend; one
+//! short copy of the host may be done under it.
 
 mod committing;
 mod dependencies;
@@ -116,9 +117,9 @@ impl Hazards {
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
         if let ([one], false) = (&mut *group, asked.inherits)
-            && let Some(ticket) = table.claim_free(&one.range, one.access, asked.own)
+            && table.is_free(&one.range, one.access, asked.own)
         {
-            one.ticket = Some(ticket);
+            one.ticket = Some(table.hold(&one.range, one.access, Holder::Pending));
             return Ok(Attempt::Held(()));
         }
         self.claim_among_others(table, group, asked, before)
@@ -173,6 +174,27 @@ impl Hazards {
             self.add_sources(first.buffer, read, kept, &mut before.sources)?;
         }
         Ok(Attempt::Held(()))
+    }
+
+    /// Copies from a range of this table to one of another under both locks, and counts that as claims do, where both are free and
+    /// nothing is known of the bytes that are replaced. Waits for neither lock, so that nobody waits in a circle, and copies
+    /// nothing within one allocation.
+    #[inline]
+    pub(crate) fn copy_if_free<T>(
+        &self,
+        from: &Range<usize>,
+        (target, to): (&Self, &Range<usize>),
+        copy: impl FnOnce() -> T,
+    ) -> Option<T> {
+        let (mut source, mut target) = (self.table.try_lock()?, target.table.try_lock()?);
+        let is_known = !target.segments.is_empty() && target.segments.overlapping(to).next().is_some();
+        if is_known || !target.is_free(to, Access::Write, None) || !source.is_free(from, Access::Read, None) {
+            return None;
+        }
+        // They only count: an empty range is not held.
+        source.hold(&(0..0), Access::Read, Holder::Pending);
+        target.hold(&(0..0), Access::Write, Holder::Pending);
+        Some(copy())
     }
 
     /// Ends a change of the table: whoever waits for one is woken.

@@ -107,16 +107,19 @@ impl Table {
         self.holds.release(range, ticket.access, ticket.by);
     }
 
-    /// Claims a range if nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
-    #[inline]
-    pub(super) fn claim_free(
+    /// Returns whether nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
+    #[inline(always)]
+    pub(super) fn is_free(
         &mut self,
         range: &Range<usize>,
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
-    ) -> Option<Ticket> {
+    ) -> bool {
         if self.waiting.is_some() || !self.holds.is_empty() || self.segments.unswept > 0 {
-            return None;
+            return false;
+        }
+        if self.segments.is_empty() {
+            return true;
         }
         let segment = match self.segments.beginning_at(range.start) {
             None => {
@@ -135,11 +138,9 @@ impl Table {
                             && (own.is_some_and(|own| origin.is_of(own)) || origin.is_reached(used.point))
                     })
             };
-            if segment.end < range.end || segment.uses.len() > FEW || !segment.uses.iter().all(is_free) {
-                return None;
-            }
+            return segment.end >= range.end && segment.uses.len() <= FEW && segment.uses.iter().all(is_free);
         }
-        Some(self.hold(range, access, Holder::Pending))
+        true
     }
 
     /// Returns whether a range can be held now: nothing conflicts with that.

@@ -9,11 +9,11 @@ use std::{
 };
 
 use transload_core::{
-    ErrorKind, MemoryKind,
+    ErrorKind, MemoryKind, Timing, copy_at_once,
     host_access::{self, HostAccess},
 };
 
-use crate::mock::{MockQueue, buffer, memory};
+use crate::mock::{MockQueue, buffer, host_buffer, memory};
 
 #[test]
 fn an_open_view_makes_conflicting_operations_busy() {
@@ -96,8 +96,8 @@ static WATCHED: Mutex<Vec<(usize, usize, HostAccess)>> = Mutex::new(Vec::new());
 static ADDRESS: AtomicUsize = AtomicUsize::new(0);
 
 #[test]
-fn every_view_announces_its_range_to_the_hook() {
-    let b = buffer(1000);
+fn every_view_and_every_copy_of_the_host_announces_its_range_to_the_hook() {
+    let b = host_buffer(MemoryKind::Pageable, 1000);
     let address = b.host_address().unwrap().as_ptr().addr();
     ADDRESS.store(address, Ordering::SeqCst);
     // Other tests run beside this one.
@@ -109,5 +109,9 @@ fn every_view_announces_its_range_to_the_hook() {
     });
     drop(b.slice(10..30).unwrap().read().unwrap());
     drop(b.write().unwrap());
-    assert_eq!(*WATCHED.lock().unwrap(), [(10, 20, HostAccess::Read), (0, 1000, HostAccess::Write)]);
+    let other = host_buffer(MemoryKind::Pageable, 8);
+    assert!(copy_at_once(&b.slice(..8).unwrap(), &other, Timing::Off).unwrap().is_some());
+    assert!(copy_at_once(&other, &b.slice(8..16).unwrap(), Timing::Off).unwrap().is_some());
+    let (read, write) = (HostAccess::Read, HostAccess::Write);
+    assert_eq!(*WATCHED.lock().unwrap(), [(10, 20, read), (0, 1000, write), (0, 8, read), (8, 8, write)]);
 }

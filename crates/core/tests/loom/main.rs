@@ -203,6 +203,64 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
     });
 }
 
+impl Table {
+    /// As a short copy of the host over another's range. Returns whether it was done.
+    fn copy_to(&self, other: &Self) -> bool {
+        let busy = [&self.enqueueing, &other.enqueueing];
+        let copy = || {
+            busy.iter().for_each(|busy| assert!(!busy.swap(true, Ordering::Relaxed), "two use the range"));
+            busy.iter().for_each(|busy| busy.store(false, Ordering::Relaxed));
+        };
+        self.hazards.copy_if_free(&(0..16), (&other.hazards, &(0..16)), copy).is_some()
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        (self.hazards.uses(), self.hazards.writes())
+    }
+}
+
+#[test]
+fn short_copies_both_ways_beside_a_submission_are_done_alone_or_not_at_all() {
+    model(|| {
+        let tables = [Table::new(), Table::new()];
+        let other = {
+            let [a, b] = tables.clone();
+            thread::spawn(move || u64::from(a.copy_to(&b)))
+        };
+        let [a, b] = &tables;
+        let back = u64::from(b.copy_to(a));
+        a.submit(&fence());
+        let there = other.join().unwrap();
+        assert_eq!((a.counts(), b.counts()), ((there + back + 1, back + 1), (there + back, there)));
+        assert!(!b.copy_to(a) && !a.copy_to(b), "the submitted work is in flight");
+    });
+}
+
+#[test]
+fn short_copy_needs_no_claims_only_where_nothing_else_is_known_of_its_bytes() {
+    model(|| {
+        let (a, b, range) = (Table::new(), Table::new(), 0..16);
+        assert!(a.copy_to(&b) && b.copy_to(&a) && a.copy_to(&b) && !a.copy_to(&a));
+        assert_eq!((a.counts(), b.counts()), ((3, 1), (3, 2)));
+        let done = Fence::new(std::sync::Arc::new(Line(next_timeline_id())), 0);
+        for (of, access) in [(&a, Access::Write), (&b, Access::Read), (&b, Access::Write)] {
+            let view = of.hazards.try_open_view(&range, access, None).unwrap();
+            let Attempt::Held(view) = view else { unreachable!("nothing is in flight") };
+            assert!(!a.copy_to(&b), "a view is open");
+            of.hazards.withdraw(&range, view, &mut Woken::default());
+            let turn = of.hazards.keep_turn(None, &range, access, &[]);
+            assert!(!a.copy_to(&b), "somebody waits");
+            of.hazards.end_turn(turn);
+            assert!(a.copy_to(&b));
+        }
+        // A write that is over leaves nothing to wait for, but something to forget where it is replaced.
+        b.submit(&done);
+        assert!(!a.copy_to(&b) && b.copy_to(&a));
+        b.submit(&fence());
+        assert!(!a.copy_to(&b) && !b.copy_to(&a), "it is in flight");
+    });
+}
+
 /// A view looks through more segments than in one go, and does not open; meanwhile another range is used.
 #[test]
 fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() {
