@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     segments::{At, Segment},
     table::{Table, Ticket},
-    uses::{Origins, Removed, Use, Uses, uncovered},
+    uses::{Origins, Removed, SEARCHED, Use, Uses, last_few, uncovered, writes},
 };
 use crate::{Access, Fence};
 
@@ -79,7 +79,7 @@ impl Table {
                 is_exchanged
             }
             all if access == Access::Read => {
-                let old = all.iter_mut().find(|old| used.replaces(old));
+                let old = all.iter_mut().rev().take(SEARCHED).find(|old| used.replaces(old));
                 old.is_some_and(|old| self.origins.exchange(old, used))
             }
             _ => false,
@@ -221,8 +221,10 @@ fn add_use(
     removed: &mut Removed,
 ) -> bool {
     let mut is_newest = true;
-    // What is covered is none of these.
-    let from = uncovered(uses);
+    // None of what is covered goes. Of many reads beside it, a read looks at all where the list is full, which doubles it if
+    // they stay.
+    let is_full = uses.len() == uses.capacity();
+    let from = if new.access() == Access::Write || is_full { uncovered(uses) } else { last_few(uses) };
     origins.remove(uses, from, removed, |origins, used| {
         // What each of two failing writes damaged is told by its own point.
         let same = (used.access(), used.kind()) == (new.access(), new.kind())
@@ -236,8 +238,12 @@ fn add_use(
     if stay && effect == Effect::Replaces {
         new = new.covering();
     }
+    if is_full {
+        uses.reserve(uses.len());
+    }
     if is_newest {
-        uses.push(new);
+        let at = if new.access() == Access::Write { writes(uses) } else { uses.len() };
+        uses.insert(at, new);
     } else {
         origins.release(&new, removed);
     }

@@ -9,7 +9,7 @@ use super::{
     mark::mark,
     segments::{Segment, Segments},
     turns::{TurnId, TurnOf, Waiting},
-    uses::{Kind, Origins, Removed, Use, Writes, Written, uncovered},
+    uses::{Kind, Origins, Removed, Use, Writes, Written, last_few, uncovered},
 };
 use crate::{Access, Error, Fence, Timeline};
 
@@ -201,8 +201,9 @@ impl Table {
             }
             *steps -= 1;
             let covered = uncovered(&segment.uses);
-            for used in segment.uses.iter().skip(covered).filter(|used| access.conflicts_with(used.access()))
-            {
+            // A read meets the writes only, which come first.
+            let met = segment.uses.iter().skip(covered);
+            for used in met.take_while(|used| access.conflicts_with(used.access())) {
                 let Some(origin) = self.origins.of(used) else { continue };
                 if let Some(found) = &mut found {
                     if used.kind() == Kind::Mark {
@@ -241,7 +242,7 @@ impl Table {
         let Some(rest) = self.segments.unswept.checked_sub(1) else { return };
         self.segments.unswept = rest;
         let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
-            let from = uncovered(&segment.uses);
+            let from = last_few(&segment.uses);
             origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_forgettable(used));
             origins.find_unsettled(segment, false, &mut removed.unsettled);
         });

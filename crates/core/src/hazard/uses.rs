@@ -7,8 +7,9 @@ use smallvec::SmallVec;
 use super::segments::{Segment, steps};
 use crate::{Access, Fence, Timeline};
 
-/// How many origins are searched for that of a fence before it gets another one.
-const SEARCHED: usize = 16;
+/// How many origins are searched for that of a fence before it gets another one; and how many reads for one that a new one
+/// replaces.
+pub(super) const SEARCHED: usize = 16;
 
 /// A use that was enqueued, complete when its timeline reaches the point. The timeline is in the table's [`Origins`], so that
 /// a use is copied and dropped without a count that threads share. In two words, since a segment that is searched has room for
@@ -37,13 +38,24 @@ pub(super) enum Kind {
     Mark,
 }
 
-/// The uses of one range: most often at most one write, and the reads after it, one for each timeline. Before a write that
-/// can fail lie those that may have damaged the bytes.
+/// The uses of one range, writes before reads: most often at most one write, and the reads after it, about one for each timeline.
+/// Before a write that can fail lie those that may have damaged the bytes.
 pub(super) type Uses = SmallVec<[Use; 2]>;
 
 /// Returns the place of the last write that covers others, or 0: what lies before it counts only if that fails.
 pub(super) fn uncovered(uses: &[Use]) -> usize {
-    uses.iter().inspect(|_| steps::count()).rposition(Use::covers).unwrap_or(0)
+    let writes = uses.get(..writes(uses)).unwrap_or_default();
+    writes.iter().inspect(|_| steps::count()).rposition(Use::covers).unwrap_or(0)
+}
+
+/// Returns how many of them are writes.
+pub(super) fn writes(uses: &[Use]) -> usize {
+    uses.partition_point(|used| used.access() == Access::Write)
+}
+
+/// Returns the place of the first of the last few, of those that are not covered.
+pub(super) fn last_few(uses: &[Use]) -> usize {
+    uncovered(uses).max(uses.len().saturating_sub(SEARCHED))
 }
 
 impl Use {
@@ -281,7 +293,8 @@ impl Origins {
         let uses = &segment.uses;
         let covered = if all { 0 } else { uncovered(uses) };
         let middle = uses.iter().take(covered).skip(covered / 2).take(1);
-        for used in middle.chain(uses.iter().skip(covered)).filter(|used| used.may_damage()) {
+        let others = uses.iter().skip(covered).take_while(|used| used.access() == Access::Write);
+        for used in middle.chain(others).filter(|used| used.may_damage()) {
             steps::count();
             if let Some(origin) = self.of(used)
                 && (all || origin.is_reached(used.point))

@@ -115,8 +115,12 @@ impl Table {
     }
 
     /// Claims ranges in one pass.
-    fn claim(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> (Vec<(Range<usize>, Ticket)>, usize) {
-        let claimed = |range| Claimed { buffer: &self.buffer, range, access: Access::Write, ticket: None };
+    fn claim(
+        &self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+        access: Access,
+    ) -> (Vec<(Range<usize>, Ticket)>, usize) {
+        let claimed = |range| Claimed { buffer: &self.buffer, range, access, ticket: None };
         let mut group: Vec<_> = ranges.into_iter().map(claimed).collect();
         let (asked, mut earlier) = (Asked { own: None, turn: None, inherits: false }, None);
         assert!(matches!(self.hazards.claim(&mut group, &asked, &mut earlier), Ok(Attempt::Held(()))));
@@ -126,7 +130,17 @@ impl Table {
 
     /// Writes ranges as one operation. Returns how many fences it comes after.
     fn write(&self, ranges: impl IntoIterator<Item = Range<usize>>, line: &Arc<Line>, point: u64) -> usize {
-        let (tickets, after) = self.claim(ranges);
+        self.submit(ranges, Access::Write, line, point)
+    }
+
+    fn submit(
+        &self,
+        ranges: impl IntoIterator<Item = Range<usize>>,
+        access: Access,
+        line: &Arc<Line>,
+        point: u64,
+    ) -> usize {
+        let (tickets, after) = self.claim(ranges, access);
         let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
         let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
         self.hazards.commit(claims, &fence, false, &mut Woken::default());
@@ -248,7 +262,7 @@ fn timelines_of_one_point_each_are_collected_in_about_as_many_steps() {
 #[test]
 fn loans_and_views_open_by_the_thousand_cost_a_claim_nothing() {
     let table = Table::new();
-    let (loans, _) = table.claim((0..3_000).map(piece));
+    let (loans, _) = table.claim((0..3_000).map(piece), Access::Write);
     let loans: Vec<_> =
         loans.iter().map(|(range, ticket)| (range, table.hazards.lend(range, *ticket))).collect();
     for index in 3_000..6_000 {
@@ -368,4 +382,38 @@ fn writes_that_can_fail_leave_a_list_about_as_long_as_what_is_in_flight() {
         let left = counted() - before;
         assert!(left <= 8 * in_flight + 16, "{left} steps over what is left of {in_flight} in flight");
     }
+}
+
+#[test]
+fn reads_in_flight_of_the_same_bytes_cost_the_same_whatever_their_number() {
+    for pieces in [1, 3] {
+        // Behind a write in flight that can fail.
+        let (table, line) = (Table::new(), Line::that_can_fail(true));
+        let whole = 0..pieces * PIECE;
+        table.write([whole.clone()], &line, 1);
+        let begun = counted();
+        for index in 0..4_000 {
+            let range = if index % 2 == 0 { whole.clone() } else { piece(index / 2 % pieces) };
+            let after = table.submit([range], Access::Read, &Line::that_can_fail(true), 1);
+            assert_eq!(after, 1);
+        }
+        let each = (counted() - begun) / 4_000;
+        assert!(each <= 128, "{each} steps each, of {pieces} pieces");
+        assert_eq!(table.write([piece(0)], &Line::new(), 1), 1 + 2_000 + 2_000_usize.div_ceil(pieces));
+    }
+}
+
+#[test]
+fn reads_leave_a_list_about_as_long_as_what_is_in_flight_of_other_timelines() {
+    let (table, lines, n) = (Table::new(), [(); 40].map(|()| Line::new()), 8_000);
+    // One that is not over while the others go on.
+    table.submit([piece(0)], Access::Read, &Line::new(), 1);
+    for point in 1..=n {
+        let line = &lines[point % lines.len()];
+        table.submit([piece(0)], Access::Read, line, point as u64);
+        line.reached.store(point.saturating_sub(100) as u64, Ordering::SeqCst);
+    }
+    let before = counted();
+    assert!(table.write([piece(0)], &Line::new(), 1) <= 1 + lines.len());
+    assert!(counted() - before <= 2_000, "{} steps", counted() - before);
 }
