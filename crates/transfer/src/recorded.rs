@@ -24,7 +24,6 @@ pub struct RecordedTransfers {
     recorded: Arc<dyn Recorded>,
     priority: StreamPriority,
     workload: WorkloadType,
-    timing: Timing,
     replays: Arc<Replays>,
     /// Every device that a transfer of the set has to do with.
     devices: Vec<[DeviceId; 3]>,
@@ -40,12 +39,12 @@ impl RecordedTransfers {
     /// # Errors
     /// By the transfer: [`ErrorKind::Busy`] where a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's.
     pub fn replay(&self) -> Transfer {
-        let Replays { report, watch } = &*self.replays;
+        let Replays { report, timing, watch } = &*self.replays;
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
         let lost = self.devices.iter().try_for_each(|devices| watch.lost.check(*devices));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
-            submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, self.timing)
+            submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, *timing)
         });
         match submitted {
             Ok(fence) => {
@@ -71,6 +70,7 @@ impl RecordedTransfers {
 /// What all replays of a recording have in common. They are in no statistics of a path.
 struct Replays {
     report: TransferReport,
+    timing: Timing,
     watch: Arc<Watch>,
 }
 
@@ -88,7 +88,8 @@ impl Completion for Replays {
     fn abandoned(&self, submission: &Submission, fence: Fence) {
         self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
         let TransferReport { bytes, lane, .. } = self.report;
-        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None, is_timed: false }, &self.watch);
+        let is_timed = self.timing == Timing::Measured;
+        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None, is_timed }, &self.watch);
     }
 }
 
@@ -159,8 +160,11 @@ impl CrossBackendTransferManager {
             recorded,
             priority: options.priority,
             workload: options.workload.unwrap_or_default(),
-            timing: options.timing.unwrap_or_default(),
-            replays: Arc::new(Replays { report, watch: Arc::clone(&self.watch) }),
+            replays: Arc::new(Replays {
+                report,
+                timing: options.timing.unwrap_or_default(),
+                watch: Arc::clone(&self.watch),
+            }),
         })
     }
 

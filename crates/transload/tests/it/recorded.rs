@@ -102,6 +102,10 @@ fn transfers_by_kernel_are_recorded() {
     let report = recorded.replay().wait().unwrap();
     assert!(report.moving.is_some(), "{report}");
     assert!(*back.read().unwrap() == noise(5000, 2)[..]);
+    // Of one that nobody waits for, its queue keeps no time either.
+    let dropped = recorded.replay().fence().unwrap().clone();
+    setup.manager.drain().unwrap();
+    assert_eq!(dropped.timeline().take_duration(dropped.point()).unwrap(), None);
 }
 
 #[test]
