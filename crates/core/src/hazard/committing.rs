@@ -118,7 +118,7 @@ impl Table {
             self.release(range, *ticket);
             // A timeline keeps its queue alive, so a short table is swept, too, where other queues come.
             if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
-                self.segments.unswept = self.segments.unswept.max(1);
+                self.segments.sweep_at = self.segments.sweep_at.min(-1);
             }
         }
         is_complete

@@ -39,14 +39,15 @@ type Block = SmallVec<[Segment; 1]>;
 
 /// Disjoint segments, none of them empty. To find one takes two searches by halves; to add one moves at most a block, and at
 /// times the list of blocks. In this order the first block fills a line of the processor's cache.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(C)]
 pub(super) struct Segments {
     first: Block,
     /// Where a segment was looked at or added last: the next one is most often there, or behind it.
     last: At,
-    /// How many blocks are to be checked for completion: two for each that was added, and one where a timeline was.
-    pub(super) unswept: usize,
+    /// From which claim on a block is to be checked for completion. Below zero it is due at once, so many times: twice for each
+    /// block that was added, and once where a timeline was.
+    pub(super) sweep_at: i64,
     /// The blocks after the first, none of them empty, each with a byte at or before which its first segment starts, and which
     /// all segments of earlier blocks start before.
     rest: Vec<(usize, Block)>,
@@ -57,6 +58,12 @@ pub(super) struct Segments {
 pub(super) struct At {
     pub(super) block: usize,
     pub(super) index: usize,
+}
+
+impl Default for Segments {
+    fn default() -> Self {
+        Self { first: Block::new(), last: At::default(), sweep_at: i64::MAX, rest: Vec::new() }
+    }
 }
 
 impl Segments {
@@ -183,7 +190,7 @@ impl Segments {
             let start = segment.start;
             list.push(segment);
             self.rest.push((start, list));
-            self.unswept += 2;
+            self.sweep_at = self.sweep_at.min(0) - 2;
         } else {
             let mut upper = Block::with_capacity(BLOCK);
             upper.extend(list.drain(BLOCK / 2..));
@@ -193,7 +200,7 @@ impl Segments {
             }
             if let Some(start) = upper.first().map(|first| first.start) {
                 self.rest.insert(block, (start, upper));
-                self.unswept += 2;
+                self.sweep_at = self.sweep_at.min(0) - 2;
             }
         }
     }

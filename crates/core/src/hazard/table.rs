@@ -22,6 +22,10 @@ const FEW: usize = 8;
 /// How many segments are checked for completion in one sweep.
 const SWEPT: usize = 32;
 
+/// After how many claims a table of several timelines is swept again. While no timeline goes, the pause doubles up to the second
+/// number.
+const SWEPT_AGAIN: (u32, u32) = (8, 2048);
+
 /// No segment reaches further.
 const ALL: Range<usize> = 0..usize::MAX;
 
@@ -58,6 +62,7 @@ pub(super) struct Table {
     pub(super) origins: Origins,
     /// Where the next sweep begins.
     sweep_from: usize,
+    sweep_pause: u32,
 }
 
 impl Table {
@@ -115,7 +120,7 @@ impl Table {
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
     ) -> bool {
-        if self.waiting.is_some() || !self.holds.is_empty() || self.segments.unswept > 0 {
+        if self.waiting.is_some() || !self.holds.is_empty() || self.is_sweep_due() {
             return false;
         }
         if self.segments.is_empty() {
@@ -237,16 +242,41 @@ impl Table {
         None
     }
 
-    /// Removes uses that are complete, of a part of a table that has grown by a block; of the next one with the next call.
+    #[inline]
+    fn is_sweep_due(&self) -> bool {
+        self.segments.sweep_at <= self.claims as i64
+    }
+
+    /// Removes uses that are complete, of a part of a table that has grown by a block, or has uses of several timelines, which
+    /// keep their queues alive; of the next part with the next call.
+    #[inline]
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
-        let Some(rest) = self.segments.unswept.checked_sub(1) else { return };
-        self.segments.unswept = rest;
+        if self.is_sweep_due() {
+            self.sweep_some(removed);
+        }
+    }
+
+    #[inline(never)]
+    fn sweep_some(&mut self, removed: &mut Removed) {
+        let timelines = self.origins.len();
         let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
             let from = last_few(&segment.uses);
             origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_forgettable(used));
             origins.find_unsettled(segment, false, &mut removed.unsettled);
         });
         self.sweep_from = next.unwrap_or(0);
+        let (shortest, longest) = SWEPT_AGAIN;
+        let rest = self.origins.len();
+        if rest < timelines {
+            self.sweep_pause = shortest;
+        } else if self.segments.sweep_at > 0 {
+            self.sweep_pause = (2 * self.sweep_pause).clamp(shortest, longest);
+        }
+        self.segments.sweep_at = match self.segments.sweep_at.min(-1) + 1 {
+            0 if rest > 1 => self.claims as i64 + i64::from(self.sweep_pause.max(shortest)),
+            0 => i64::MAX,
+            others => others,
+        };
     }
 
     /// Changes the segments that overlap a range, each as a whole, and drops those left without uses. Returns where to go on

@@ -225,6 +225,11 @@ impl Origins {
         Use::new(fence, claim, index, access, kind)
     }
 
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.list.len() - self.vacant.len()
+    }
+
     #[inline]
     pub(super) fn of(&mut self, used: &Use) -> Option<&mut Origin> {
         self.list.get_mut(used.origin() as usize)?.as_mut()

@@ -201,6 +201,33 @@ fn timelines_whose_work_is_over_are_let_go_by_later_claims_of_other_pieces() {
 }
 
 #[test]
+fn timelines_whose_work_outlasts_the_sweeps_are_let_go_by_claims_of_a_known_one() {
+    for (pieces, in_flight, later) in [(16, 10, 1_000), (160, 1_000, 20_000)] {
+        let (table, known) = (Table::new(), Line::new());
+        let lines = [(); 16].map(|()| Line::new());
+        table.write([piece(1000)], &known, 1);
+        for index in 0..pieces {
+            table.write([piece(2 * index)], &lines[index % 16], (index / 16 + 1) as u64);
+        }
+        let write = |count: u64| {
+            let begun = counted();
+            (0..count).for_each(|_| _ = table.write([piece(1000)], &known, 1));
+            counted() - begun
+        };
+        let looked_at = write(in_flight);
+        assert!(
+            looked_at <= 3 * in_flight + 1_000,
+            "{looked_at} segments for {in_flight} writes of another piece"
+        );
+        lines.iter().for_each(|line| line.reached.store(u64::MAX, Ordering::SeqCst));
+        let lines = lines.map(|line| Arc::downgrade(&line));
+        write(later);
+        let kept = lines.iter().filter(|line| line.strong_count() > 0).count();
+        assert_eq!(kept, 0, "{kept} of 16 are kept");
+    }
+}
+
+#[test]
 fn writes_of_any_pieces_wait_for_those_in_flight_that_they_meet_however_many_there_are() {
     const PIECES: usize = 1_500;
     let (table, lines) = (Table::new(), [(); 5].map(|()| Line::new()));
