@@ -28,6 +28,8 @@ fn what_the_backend_advises_is_what_the_driver_believes() {
     drop((buffer, pinned));
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    test.assert_ledger_empty();
 }
 
 #[test]
@@ -49,4 +51,6 @@ fn a_queue_that_is_no_stream_prefetches_nothing() {
     assert_eq!(Residency::of(&buffer).unwrap().last_prefetch, None);
     drop((owned, raw, buffer, queue));
     backend.drain().unwrap();
+    drop(backend);
+    test.assert_ledger_empty();
 }

@@ -24,6 +24,8 @@ fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
     assert_eq!(backend.allocator(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    drop((stream, backend));
+    test.assert_ledger_empty();
 }
 
 #[test]
@@ -42,4 +44,6 @@ fn what_the_allocator_holds_without_need_is_given_back_where_the_device_has_no_r
     drop((large, stream));
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    test.assert_ledger_empty();
 }

@@ -28,6 +28,8 @@ fn each_workload_has_queues_of_its_own_and_every_lease_is_counted() {
     assert_eq!(backend.ledger().leases, 0);
     assert_eq!(backend.streams(test.ordinal()).unwrap().strategy(), AllocationStrategy::Workload);
     assert_eq!(backend.streams(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
+    drop(backend);
+    test.assert_ledger_empty();
 }
 
 #[test]
@@ -74,4 +76,6 @@ fn what_queues_copy_in_place_has_an_in_place_copier() {
     assert_eq!(backend.in_place_copier(mapped, nowhere), None);
     drop(queue);
     backend.drain().unwrap();
+    drop(backend);
+    test.assert_ledger_empty();
 }

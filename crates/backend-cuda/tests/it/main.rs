@@ -91,6 +91,8 @@ fn typed_buffers_of_any_element_fill_and_copy() {
     fills_and_copies(&backend.create_buffer::<[u8; 3]>(ordinal, 1).unwrap(), [1, 2, 3], [9; 3]);
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    test.assert_ledger_empty();
 }
 
 #[test]

@@ -31,6 +31,8 @@ fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
     cuda.drain().unwrap();
     cpu.drain().unwrap();
     assert!(cuda.ledger().is_empty() && cpu.ledger().is_empty(), "{} {}", cuda.ledger(), cpu.ledger());
+    drop(cuda);
+    test.assert_ledger_empty();
 }
 
 #[test]

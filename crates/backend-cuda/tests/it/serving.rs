@@ -18,9 +18,12 @@ pub(crate) fn open(test: &TestDevice) -> (Arc<CudaBackend>, DeviceId) {
     (CudaBackend::open(&config).unwrap(), DeviceId::Cuda(test.ordinal()))
 }
 
-pub(crate) fn finish(_end: EndCheck, backend: Arc<CudaBackend>) {
+pub(crate) fn finish(end: EndCheck, backend: Arc<CudaBackend>) {
     backend.drain().unwrap();
     assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    drop(backend);
+    // At once: the end's own check would find what was left to other reclaimers.
+    end.assert_ledger_empty();
 }
 
 pub(crate) fn address(buffer: &RawBuffer) -> u64 {

@@ -55,6 +55,8 @@ fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
         drop(buffers);
         cuda.drain().unwrap();
         assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+        drop(cuda);
+        test.assert_ledger_empty();
     }
     each(7_u8, 0);
     each(1.5_f32, -0.0);
@@ -106,6 +108,8 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
     drop(buffer);
     cuda.drain().unwrap();
     assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    drop(cuda);
+    test.assert_ledger_empty();
 }
 
 #[test]
@@ -127,6 +131,8 @@ fn a_leased_queue_of_the_callers_takes_a_buffers_turns() {
     drop((buffer, queue));
     cuda.drain().unwrap();
     assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    drop(cuda);
+    test.assert_ledger_empty();
 }
 
 #[test]
