@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
-    hazard::{Asked, Attempt, Before, Dependencies, Earlier, Ticket, Woken},
+    hazard::{Asked, Attempt, Before, Dependencies, Earlier, Leaves, Ticket, Woken},
     obstacle::{Obstacle, Turns, Unsubmitted},
     source::{SourceList, Sources},
 };
@@ -304,12 +304,15 @@ impl<'a> Claims<'a> {
             _ => fence,
         };
         let mut woken = Woken::default();
-        let keeps = self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks");
+        let leaves = Leaves {
+            damage: self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks"),
+            crossed: self.earlier.as_ref().is_some_and(|earlier| is_of_others(&earlier.after, fence)),
+        };
         for group in self.held.chunk_by(are_of_one_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
             buffer.is_used_behind(fence);
             let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket.as_ref()?)));
-            buffer.hazards().commit(claims, fence, keeps, &mut woken);
+            buffer.hazards().commit(claims, fence, leaves, &mut woken);
         }
         // They are no claims any more.
         self.held.clear();
@@ -361,4 +364,12 @@ fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
 #[inline]
 fn are_of_one_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
     one.buffer.id() == other.buffer.id()
+}
+
+/// Whether any of the work that `fence` comes after is of another device. With its device lost every fence counts as over, though
+/// that work goes on; those that can fail by themselves are of no device that can be lost.
+#[inline]
+pub(crate) fn is_of_others(after: &[Fence], fence: &Fence) -> bool {
+    let device = |fence: &Fence| fence.timeline().device();
+    !after.is_empty() && !fence.can_fail() && after.iter().any(|one| device(one) != device(fence))
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
-    hazard::{Attempt, Ticket, Woken, in_flight},
+    hazard::{Attempt, Leaves, Ticket, Woken, in_flight},
     obstacle::{Obstacle, Turns},
 };
 
@@ -99,7 +99,7 @@ impl Hold {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_behind(fence);
             let claims = [(&self.buffer.range(), &ticket)];
-            self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
+            self.buffer.hazards().commit(claims, fence, Leaves::default(), &mut Woken::default());
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::{
     Access, Claims, Fence, RawBuffer, Result,
-    hazard::{Dependencies, Ticket, Woken},
+    claim::is_of_others,
+    hazard::{Dependencies, Leaves, Ticket, Woken},
 };
 
 /// A buffer's bytes in the hands of someone outside, until this is dropped. Meanwhile operations and host views in conflict
@@ -58,7 +59,8 @@ impl Loan {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.is_used_somewhere();
             let claims = [(&self.buffer.range(), &ticket)];
-            self.buffer.hazards().commit(claims, fence, false, &mut Woken::default());
+            let leaves = Leaves { damage: false, crossed: is_of_others(&self.after, fence) };
+            self.buffer.hazards().commit(claims, fence, leaves, &mut Woken::default());
         }
     }
 

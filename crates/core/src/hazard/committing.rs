@@ -15,6 +15,18 @@ pub(super) struct New<'a> {
     pub(super) claim: u32,
     pub(super) access: Access,
     pub(super) effect: Effect,
+    /// Whether it comes after work of another device, which stays beside it until that is over: with its own device lost, this
+    /// use counts as over at once.
+    pub(super) crosses: bool,
+}
+
+/// What of earlier uses a write leaves.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Leaves {
+    /// What may have damaged bytes.
+    pub(crate) damage: bool,
+    /// What is in flight on another device.
+    pub(crate) crossed: bool,
 }
 
 /// What a new use makes of those that are there.
@@ -97,7 +109,7 @@ impl Table {
         &mut self,
         range: &Range<usize>,
         ticket: &Ticket,
-        (fence, keeps): (&Fence, bool),
+        (fence, leaves): (&Fence, Leaves),
         from: &mut usize,
         steps: &mut usize,
         removed: &mut Option<Removed>,
@@ -106,12 +118,14 @@ impl Table {
         let &Ticket { claim, access, .. } = ticket;
         let effect = match access {
             Access::Read => Effect::Beside,
-            Access::Write if keeps => Effect::Keeps,
+            Access::Write if leaves.damage => Effect::Keeps,
             Access::Write => Effect::Replaces,
         };
-        let new = New { fence, claim, access, effect };
+        let new = New { fence, claim, access, effect, crosses: leaves.crossed };
         let is_complete = match effect {
-            Effect::Replaces if !fence.can_fail() => self.commit_write(range, &new, steps, removed),
+            Effect::Replaces if !fence.can_fail() && !new.crosses => {
+                self.commit_write(range, &new, steps, removed)
+            }
             _ => self.add(from, range.end, &new, steps, removed),
         };
         if is_complete {
@@ -188,7 +202,7 @@ impl Table {
                 Some(segment) if segment.start == *from => {
                     *from = segment.end;
                     let used = self.origins.make(new.fence, new.claim, new.access);
-                    if add_use(&mut self.origins, &mut segment.uses, used, new.effect, removed) {
+                    if add_use(&mut self.origins, &mut segment.uses, used, new, removed) {
                         // So that there are not many more of them than are in flight.
                         self.origins.find_unsettled(segment, false, &mut removed.unsettled);
                     }
@@ -217,25 +231,32 @@ fn add_use(
     origins: &mut Origins,
     uses: &mut Uses,
     mut new: Use,
-    effect: Effect,
+    &New { effect, crosses, .. }: &New<'_>,
     removed: &mut Removed,
 ) -> bool {
     let mut is_newest = true;
+    let repairs = effect == Effect::Replaces && !new.may_damage();
     // None of what is covered goes. Of many reads beside it, a read looks at all where the list is full, which doubles it if
     // they stay.
     let is_full = uses.len() == uses.capacity();
-    let from = if new.access() == Access::Write || is_full { uncovered(uses) } else { last_few(uses) };
+    let from = match new.access() {
+        Access::Write if repairs => 0,
+        Access::Read if !is_full => last_few(uses),
+        _ => uncovered(uses),
+    };
     origins.remove(uses, from, removed, |origins, used| {
         // What each of two failing writes damaged is told by its own point.
         let same = (used.access(), used.kind()) == (new.access(), new.kind())
             && !used.may_damage()
             && origins.are_of_one_timeline(used, &new);
         is_newest &= !(same && used.point > new.point);
-        let is_before = effect != Effect::Beside && used.is_sound();
+        let is_before = effect != Effect::Beside
+            && (repairs || used.is_sound())
+            && !(crosses && origins.goes_on_elsewhere(used, &new));
         is_before || (same && used.point <= new.point) || origins.is_forgettable(used)
     });
     let stay = effect != Effect::Beside && !uses.is_empty();
-    if stay && effect == Effect::Replaces {
+    if stay && effect == Effect::Replaces && !repairs {
         new = new.covering();
     }
     if is_full {

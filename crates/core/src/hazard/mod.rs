@@ -30,6 +30,7 @@ use crate::{
     source::SourceList,
 };
 
+pub(crate) use committing::Leaves;
 use committing::{Effect, New};
 pub(crate) use dependencies::Dependencies;
 pub(crate) use holder::in_flight;
@@ -219,14 +220,14 @@ impl Hazards {
         }
     }
 
-    /// Turns claims into uses that are complete when `fence` is. Those that are to write and `keep` the bytes replace no write
-    /// that may have damaged them.
+    /// Turns claims into uses that are complete when `fence` is. Those that are to write replace what was there, but for what they
+    /// leave.
     #[inline]
     pub(crate) fn commit<'a>(
         &self,
         claims: impl IntoIterator<Item = (&'a Range<usize>, &'a Ticket)>,
         fence: &Fence,
-        keeps: bool,
+        leaves: Leaves,
         woken: &mut Woken,
     ) {
         // Declared before the lock, so dropped after it. Most often there is nothing to remove.
@@ -234,8 +235,8 @@ impl Hazards {
         let (mut table, mut steps) = (self.table.lock(), STEPS);
         for (range, ticket) in claims {
             let mut from = range.start;
-            while !table.commit_alike(range, ticket, fence, keeps)
-                && !table.commit(range, ticket, (fence, keeps), &mut from, &mut steps, &mut removed)
+            while (leaves.crossed || !table.commit_alike(range, ticket, fence, leaves.damage))
+                && !table.commit(range, ticket, (fence, leaves), &mut from, &mut steps, &mut removed)
             {
                 drop(table);
                 (table, steps) = (self.table.lock(), STEPS);
@@ -299,7 +300,7 @@ impl Hazards {
     pub(crate) fn close_behind(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
         let Ticket { claim, access, .. } = ticket;
         for fence in fences {
-            let new = New { fence, claim, access, effect: Effect::Beside };
+            let new = New { fence, claim, access, effect: Effect::Beside, crosses: false };
             self.in_steps(range.start, |table, mut from, removed| {
                 let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS }, removed);
                 (!is_complete).then_some(from)

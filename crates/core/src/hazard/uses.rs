@@ -241,6 +241,14 @@ impl Origins {
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
     }
 
+    /// Returns whether a use is of another device than the other one, and not known to be over.
+    pub(super) fn goes_on_elsewhere(&mut self, used: &Use, other: &Use) -> bool {
+        let device = self.of(other).map(|origin| origin.timeline().device());
+        self.of(used).is_some_and(|origin| {
+            Some(origin.timeline().device()) != device && !origin.is_reached(used.point)
+        })
+    }
+
     /// Puts a use that is not counted in the place of another, if that removes no origin. Returns whether it did.
     #[inline]
     pub(super) fn exchange(&mut self, old: &mut Use, new: Use) -> bool {

@@ -19,7 +19,7 @@ use crate::{
     brief_lock::BriefLock,
     claim::{Access, Claimed, RawBuffer},
     fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    hazard::{Asked, Attempt, Before, Hazards, Woken},
+    hazard::{Asked, Attempt, Before, Hazards, Leaves, Woken},
 };
 
 mod claim;
@@ -132,7 +132,7 @@ impl Table {
                     assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
                     assert!(self.enqueueing.swap(false, Ordering::Relaxed));
                     let claims = [(&range, group[0].ticket.as_ref().unwrap())];
-                    self.hazards.commit(claims, fence, false, &mut Woken::default());
+                    self.hazards.commit(claims, fence, Leaves::default(), &mut Woken::default());
                     if let Some(turn) = turn {
                         self.hazards.end_turn(turn);
                     }
@@ -279,7 +279,12 @@ fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() 
         let fence = fence();
         for at in (0..2 * SEGMENTS).step_by(2) {
             let ticket = claim(&table, at..at + 1);
-            table.hazards.commit([(&(at..at + 1), &ticket)], &fence, false, &mut Woken::default());
+            table.hazards.commit(
+                [(&(at..at + 1), &ticket)],
+                &fence,
+                Leaves::default(),
+                &mut Woken::default(),
+            );
         }
         let other = {
             let table = Arc::clone(&table);

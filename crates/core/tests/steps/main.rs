@@ -26,7 +26,7 @@ use transload_core::{
 use crate::{
     claim::{Access, Claimed, RawBuffer},
     fence::{Fence, Timeline, TimelineId, next_timeline_id},
-    hazard::{Asked, Attempt, Hazards, Ticket, Woken, counted},
+    hazard::{Asked, Attempt, Hazards, Leaves, Ticket, Woken, counted},
 };
 
 #[path = "../../src/brief_lock.rs"]
@@ -143,7 +143,7 @@ impl Table {
         let (tickets, after) = self.claim(ranges, access);
         let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
         let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
-        self.hazards.commit(claims, &fence, false, &mut Woken::default());
+        self.hazards.commit(claims, &fence, Leaves::default(), &mut Woken::default());
         after
     }
 }

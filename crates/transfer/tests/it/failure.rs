@@ -3,7 +3,15 @@
 use transload_core::{ErrorKind, MemoryKind, SizeClass, TransferPath};
 use transload_transfer::TransferOptions;
 
-use crate::{DeviceId, Mock, is_at_rest, mock::bytes, pair, with};
+use crate::{
+    DeviceId, MOCK, Mock,
+    gate::Gate,
+    is_at_rest,
+    mock::bytes,
+    pair,
+    staging::{OTHER, filled, two_devices},
+    with,
+};
 
 #[test]
 fn a_failed_copy_is_returned_as_it_is_and_the_next_one_works() {
@@ -88,4 +96,27 @@ fn a_device_that_is_lost_while_enqueuing_is_remembered() {
     let later = manager.transfer(&src, &dst).wait().unwrap_err();
     assert_eq!(first.to_string(), "planted refusal");
     assert!(later.to_string().ends_with("the first cause: planted refusal"), "{later}");
+}
+
+#[test]
+fn memory_of_copies_of_two_devices_outlives_both_where_the_device_of_the_later_is_lost() {
+    for later_reads in [true, false] {
+        let (manager, backend) = two_devices();
+        let near = filled(&manager, MOCK, MemoryKind::Device, 64, 1);
+        let far = filled(&manager, OTHER, MemoryKind::Device, 64, 0);
+        let between = manager.allocate(MOCK, MemoryKind::Pinned, 64).unwrap();
+        let gate = Gate::new();
+        backend.close_downloads(gate.fence());
+        let first = manager.transfer(&near, &between);
+        let later =
+            if later_reads { manager.transfer(&between, &far) } else { manager.transfer(&far, &between) };
+        backend.lose(OTHER);
+        assert_eq!(between.try_read().unwrap_err().kind(), ErrorKind::Busy);
+        drop(between);
+        assert_eq!(backend.freed_in_use(), 0);
+        gate.open();
+        drop((first, later, near, far));
+        let _the_loss = manager.drain();
+        assert_eq!(backend.freed_in_use(), 0);
+    }
 }
