@@ -48,6 +48,7 @@ mod pinned_pool;
 mod pool;
 mod pool_optimizer;
 mod pool_ready;
+mod pool_runs;
 mod pool_split;
 mod prediction;
 mod prediction_of_launches;

@@ -153,7 +153,7 @@ impl StagedTimeline {
     }
 
     /// Blocks until the end is reached, or is to be found by polls and waits.
-    fn sleep(&self) {
+    fn until_known(&self) {
         let mut state = self.state.lock();
         while !self.is_over() && !self.is_early() {
             self.ended.wait(&mut state);
@@ -226,13 +226,13 @@ unsafe impl Timeline for StagedTimeline {
             } else {
                 thread::yield_now();
                 if polled >= POLLING {
-                    self.sleep();
+                    self.until_known();
                 }
             }
             self.reach_if(|fence| match staged(fence) {
                 // It may end early meanwhile: then what it left is waited for.
                 Some(end) => {
-                    end.sleep();
+                    end.until_known();
                     end.is_over()
                 }
                 None => {
