@@ -135,10 +135,14 @@ fn urgent_pageable_transfer_is_staged_by_the_kernel_behind_queued_copies() {
         let source = setup.filled(MemoryKind::Pageable, &content);
         let there = setup.allocate(MemoryKind::Device, size);
         let back = setup.filled(MemoryKind::Pageable, &vec![0xEE; size]);
+        // The fewest of three times: a trace also has what other tests launch meanwhile.
         let launches = |src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions| {
-            let trace = trace::start();
-            let report = setup.manager.transfer_with(src, dst, 0, 0, size, options).wait().unwrap();
-            (trace.calls().iter().filter(|call| call.name == "cuLaunchKernel").count(), report)
+            let once = |_| {
+                let trace = trace::start();
+                let report = setup.manager.transfer_with(src, dst, 0, 0, size, options).wait().unwrap();
+                (trace.calls().iter().filter(|call| call.name == "cuLaunchKernel").count(), report)
+            };
+            (0..3).map(once).min_by_key(|(count, _)| *count).unwrap()
         };
         let staged = HIGH.forbid(TransferMethod::DirectCopy);
         for (up, src, dst) in [(true, &source, &there), (false, &there, &back)] {
