@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use transload_core::Observer;
 
-use crate::{CrossBackendTransferManager, Sampling, row::Watch};
+use crate::{CrossBackendTransferManager, Sampling, stats::path_stats::Watch};
 
 /// Made by [`CrossBackendTransferManager::builder`].
 #[derive(Default)]

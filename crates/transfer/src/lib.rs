@@ -36,30 +36,18 @@
 //! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
-mod candidate;
-mod costs;
-mod engine_queue;
-mod histogram;
-mod lost;
 mod manager;
 mod methods;
 mod options;
-mod plan;
-mod planner;
+mod planning;
 mod recorded;
-mod registry;
-mod request;
-mod row;
-mod sampling;
 mod staging;
 mod stats;
 mod tasks;
-mod unobserved;
 
 pub use builder::ManagerBuilder;
 pub use manager::CrossBackendTransferManager;
 pub use options::TransferOptions;
-pub use plan::{Alternative, Plan};
+pub use planning::plan::{Alternative, Plan};
 pub use recorded::RecordedTransfers;
-pub use sampling::Sampling;
-pub use stats::TransferStats;
+pub use stats::{sampling::Sampling, transfer_stats::TransferStats};

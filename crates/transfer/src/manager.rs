@@ -14,14 +14,15 @@ use transload_core::{
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    candidate::Candidate,
-    engine_queue::COUNTED_FROM,
     methods::{InTheWay, Job},
-    planner::Choice,
-    registry::Registry,
-    request::{Request, ranges},
-    row::Watch,
-    unobserved::Unobserved,
+    planning::{
+        candidate::Candidate,
+        engine_queue::COUNTED_FROM,
+        planner::Choice,
+        registry::Registry,
+        request::{Request, ranges},
+    },
+    stats::{path_stats::Watch, unobserved::Unobserved},
 };
 
 /// Moves bytes between any two buffers of the registered backends.

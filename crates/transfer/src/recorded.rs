@@ -13,8 +13,10 @@ use transload_core::{
 };
 
 use crate::{
-    CrossBackendTransferManager, TransferOptions, engine_queue::EngineQueue, methods::Single,
-    request::Request, row::Watch, unobserved::Unobserved,
+    CrossBackendTransferManager, TransferOptions,
+    methods::Single,
+    planning::{engine_queue::EngineQueue, request::Request},
+    stats::{path_stats::Watch, unobserved::Unobserved},
 };
 
 /// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one

@@ -5,7 +5,7 @@ use transload_core::{
     TransferReport, Turns, WorkloadType,
 };
 
-use crate::{CrossBackendTransferManager, TransferOptions, request::ranges};
+use crate::{CrossBackendTransferManager, TransferOptions, planning::request::ranges};
 
 impl CrossBackendTransferManager {
     /// As [`transfer_with`](Self::transfer_with) for a task, from submission to the last byte: no thread is blocked by

@@ -13,9 +13,9 @@ use transload_executor::Executor;
 
 use super::{Context, Job, Method, Route, Submitted};
 use crate::{
-    lost::lost_on,
-    request::Request,
+    planning::request::Request,
     staging::{StagedTimeline, StagedTransfer, StagingRing, Task, chunk_for, chunks_of, usual_workers},
+    stats::lost::lost_on,
 };
 
 /// Staging buffers per thread: one that the host fills or empties while the device has the other.

@@ -10,7 +10,7 @@ use transload_core::{
 
 use transload_executor::Executor;
 
-use crate::{registry::Registered, request::Request};
+use crate::planning::{registry::Registered, request::Request};
 
 mod direct_copy;
 mod host_staged;

@@ -14,7 +14,7 @@ use super::{
     host_staged::{start_staged, start_threads},
 };
 use crate::{
-    request::Request,
+    planning::request::Request,
     staging::{StagingRing, Task, chunks_of, usual_workers},
 };
 

@@ -18,7 +18,7 @@ use super::{
     stream_copy::stream_copy,
     waits::{Waits, has_room, room},
 };
-use crate::lost::lost_on;
+use crate::stats::lost::lost_on;
 
 /// What a staged transfer does.
 #[derive(Debug)]

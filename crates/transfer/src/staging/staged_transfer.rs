@@ -24,7 +24,7 @@ use super::{
     usual_workers,
     waits::{Waits, room, run_here},
 };
-use crate::lost::lost_on;
+use crate::stats::lost::lost_on;
 
 /// Chunks from which on the device takes longer than a task's turn costs.
 const LARGE: usize = 1 << 20;

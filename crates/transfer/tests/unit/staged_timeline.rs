@@ -8,7 +8,7 @@ use std::{
 use transload_core::ErrorKind;
 
 use super::*;
-use crate::engine_queue::tests::Manual;
+use crate::planning::engine_queue::tests::Manual;
 
 fn early(left: Fence) -> Arc<StagedTimeline> {
     let end = Arc::new(StagedTimeline::new(DeviceId::Cpu, Timing::Off));

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, catch_panic};
 use transload_executor::{PLACES, place_of_thread};
 
-use crate::row::{Row, Watch};
+use crate::stats::path_stats::{Row, Watch};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
@@ -224,7 +224,7 @@ impl UnseenFailure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine_queue::tests::Manual;
+    use crate::planning::engine_queue::tests::Manual;
 
     #[test]
     fn end_that_is_found_by_polls_only_is_found_beside_others_that_are_known() {

@@ -7,12 +7,14 @@ use transload_core::{Error, ErrorKind, Rejected, Result, TransferMethod, Transfe
 
 use crate::{
     TransferOptions,
-    candidate::{Candidate, Excluded, Known, Reasons, bit},
-    costs::CostTable,
-    engine_queue::EngineQueues,
     methods::{Context, Method, Route},
-    request::Request,
-    row::{Rows, Watch},
+    planning::{
+        candidate::{Candidate, Excluded, Known, Reasons, bit},
+        costs::CostTable,
+        engine_queue::EngineQueues,
+        request::Request,
+    },
+    stats::path_stats::{Rows, Watch},
 };
 
 /// What is known of a path before anyone asks: the methods that apply, with their routes and costs, and those that do

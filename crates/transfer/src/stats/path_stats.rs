@@ -15,9 +15,11 @@ use transload_executor::place_of_thread;
 
 use crate::{
     Sampling, TransferStats,
-    histogram::Histogram,
-    lost::LostDevices,
-    unobserved::{UnobservedTransfers, UnseenFailure},
+    stats::{
+        histogram::Histogram,
+        lost::LostDevices,
+        unobserved::{UnobservedTransfers, UnseenFailure},
+    },
 };
 
 /// Whom every transfer's end concerns.
@@ -62,7 +64,7 @@ impl RefusalHandler for Watch {
 pub(crate) struct Rows(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<Row>>>);
 
 /// A path and a method, as seen from one place: threads that transfer side by side count in rows of their own. Each size class
-/// is counted under a lock of its own, held for a few additions. It is aligned as [`Known`](crate::candidate::Known) is.
+/// is counted under a lock of its own, held for a few additions. It is aligned as [`Known`](crate::planning::candidate::Known) is.
 #[repr(align(128))]
 pub(crate) struct Row {
     pub(crate) path: TransferPath,

@@ -8,13 +8,12 @@ use transload_core::{
 };
 
 use crate::{
-    costs::Cost,
-    engine_queue::EngineQueue,
     methods::{Method, Route},
-    planner::Choice,
-    request::Request,
-    row::{Row, Watch},
-    unobserved::Unobserved,
+    planning::{costs::Cost, engine_queue::EngineQueue, planner::Choice, request::Request},
+    stats::{
+        path_stats::{Row, Watch},
+        unobserved::Unobserved,
+    },
 };
 
 /// Why methods do not apply, by their index; `None` for those that do.

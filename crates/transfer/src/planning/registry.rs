@@ -14,12 +14,14 @@ use transload_core::{
 use transload_executor::{PLACES, place_of_thread};
 
 use crate::{
-    candidate::{Candidate, bit},
-    costs::CostTable,
-    engine_queue::EngineQueues,
     methods::{self, Context, Declined, Method},
-    planner::PathRoutes,
-    row::{Rows, Watch},
+    planning::{
+        candidate::{Candidate, bit},
+        costs::CostTable,
+        engine_queue::EngineQueues,
+        planner::PathRoutes,
+    },
+    stats::path_stats::{Rows, Watch},
 };
 
 /// A backend and the devices that it had when it was registered.

@@ -155,5 +155,5 @@ impl EngineQueues {
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/engine_queue.rs"]
+#[path = "../../tests/unit/engine_queue.rs"]
 pub(crate) mod tests;
