@@ -8,12 +8,10 @@
 //! Without a GPU the rows of CUDA come from the software driver. They say `simulated` everywhere and have no goals.
 
 pub mod allocations;
-#[cfg(any(target_os = "linux", windows))]
-pub mod beside;
 pub mod case;
-pub mod content;
 #[cfg(any(target_os = "linux", windows))]
-mod contest;
+mod comparison;
+pub mod content;
 #[cfg(any(target_os = "linux", windows))]
 pub mod cuda;
 pub mod exit;
@@ -26,6 +24,8 @@ pub mod measure;
 #[cfg(any(target_os = "linux", windows))]
 pub mod memories;
 pub mod memory;
+#[cfg(any(target_os = "linux", windows))]
+pub mod method_baselines;
 pub mod methods;
 pub mod options;
 #[cfg(any(target_os = "linux", windows))]

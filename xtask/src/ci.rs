@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
-use crate::{bench, codegen, cross, doc, mutants, outside, render, test, tidy};
+use crate::{bench, codegen, cross, doc, downstream, mutants, record, test, tidy};
 
 /// Runs every check, then the tests, whose exit code is the answer.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
@@ -13,7 +13,7 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cmd!(sh, "cargo fmt --all -- --check").quiet().run()?;
     step("generated files");
     codegen::run(sh, true)?;
-    render::run(sh, true)?;
+    record::render::run(sh, true)?;
     step("tidy");
     tidy::check(sh)?;
     step("clippy, every target, warnings denied");
@@ -21,7 +21,7 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     step("documentation, warnings and dead links denied");
     doc::run(sh)?;
     step("projects outside the tree");
-    outside::run(sh)?;
+    downstream::run(sh)?;
     step("other platforms, as far as this machine has what they need");
     cross::run(sh, &cross::Options::for_every_change())?;
     step("deliberate faults, each found by its test");

@@ -2,22 +2,16 @@
 
 mod artifacts;
 mod bench;
-mod bench_check;
 mod bundle;
-mod chart;
 mod ci;
 mod codegen;
 mod cross;
 mod date;
 mod doc;
+mod downstream;
 mod mutants;
-mod outside;
 mod record;
-mod render;
-mod report;
-mod results;
 mod test;
-mod test_run;
 mod tidy;
 
 use std::process::ExitCode;
@@ -92,10 +86,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Test { arguments } => return test::run(&sh, &arguments),
         Command::Bench(options) => return bench::run(&sh, &options),
         Command::Doc => doc::run(&sh)?,
-        Command::Outside => outside::run(&sh)?,
+        Command::Outside => downstream::run(&sh)?,
         Command::Bundle => bundle::run(&sh)?,
         Command::Record(options) => record::run(&sh, &options)?,
-        Command::Render { check } => render::run(&sh, check)?,
+        Command::Render { check } => record::render::run(&sh, check)?,
         Command::Tidy { check } => tidy::run(&sh, check)?,
         Command::Codegen { check } => codegen::run(&sh, check)?,
         Command::Cross(options) => cross::run(&sh, &options)?,

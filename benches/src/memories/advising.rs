@@ -7,7 +7,7 @@ use transload_core::{MemoryAdvice, MemoryKind};
 use transload_memory::advise;
 
 use crate::{
-    contest::{Contest, Rig, Way},
+    comparison::{Contest, Rig, Way},
     reference::RawAdvice,
     row::{Goal, Row},
 };

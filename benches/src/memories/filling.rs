@@ -7,7 +7,7 @@ use transload_core::{MemoryKind, Pattern, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
-    contest::{Contest, Proof, Rig, Way},
+    comparison::{Contest, Proof, Rig, Way},
     memory::{Address, Memory},
     reference::RawQueue,
     row::{Goal, Row},

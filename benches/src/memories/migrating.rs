@@ -7,8 +7,8 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
+    comparison::{Contest, Proof, Rig, Way},
     content::Content,
-    contest::{Contest, Proof, Rig, Way},
     cuda::RawMemory,
     memory::{Address, Memory},
     reference::{HOST, RawQueue},

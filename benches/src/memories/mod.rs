@@ -3,17 +3,17 @@
 
 mod advising;
 mod filling;
-mod looping;
 mod migrating;
 mod pinning;
 mod predicting;
+mod round_trip;
 mod short_launches;
-mod working;
+mod upload_loop;
 
 use anyhow::Result;
 
 use crate::{
-    contest::{self, Part},
+    comparison::{self, Part},
     cuda::Session,
     options::Options,
     row::Row,
@@ -25,12 +25,12 @@ const PARTS: [Part; 7] = [
     ("advising", advising::rows),
     ("filling", filling::rows),
     ("pinned allocation", pinning::rows),
-    ("the same work by other ways", working::rows),
+    ("the same work by other ways", round_trip::rows),
     ("automatic prefetch", predicting::rows),
     ("prediction of short launches", short_launches::rows),
 ];
 
-/// All rows of memory on the device with this ordinal, which is the session's; see `contest::rows`.
+/// All rows of memory on the device with this ordinal, which is the session's; see `comparison::rows`.
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.
@@ -41,12 +41,12 @@ pub fn rows(
     begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    contest::rows("memory", &PARTS, (options, session, ordinal), begin, failures)
+    comparison::rows("memory", &PARTS, (options, session, ordinal), begin, failures)
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::contest::tested_on_the_software_driver;
+    use crate::comparison::tested_on_the_software_driver;
 
     use super::*;
 

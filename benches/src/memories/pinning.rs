@@ -7,9 +7,9 @@ use transload_core::MemoryKind;
 use transload_memory::{HostPages, MemoryResource as _, PinnedResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
-use super::looping;
+use super::upload_loop;
 use crate::{
-    contest::{Contest, Rig, Way},
+    comparison::{Contest, Rig, Way},
     cuda::RawMemory,
     row::{Goal, Row, Summary},
 };
@@ -43,7 +43,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     for (bytes, often) in COLD {
         rows.extend(cold(rig, rig.bytes(bytes), often)?);
     }
-    rows.extend(looping::rows(rig)?);
+    rows.extend(upload_loop::rows(rig)?);
     Ok(rows)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::{
-    contest::{Contest, Rig, Way},
+    comparison::{Contest, Rig, Way},
     prediction::{self, Course, CourseSize, Pattern},
     row::{Goal, Row},
 };

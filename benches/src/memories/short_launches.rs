@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::{
-    contest::{Contest, Rig, Way},
+    comparison::{Contest, Rig, Way},
     prediction::{self, ShortLaunches, ShortOrder, ShortSize},
     row::{Goal, Row},
 };

@@ -1,10 +1,10 @@
 //! Courses of unified memory for automatic prefetch: what each pattern costs with no prefetch, with one written by hand, and
 //! with what the library predicts.
 
-mod course;
-mod pattern;
-mod short;
+mod access_pattern;
+mod short_launches;
+mod workload;
 
-pub use course::{Course, CourseSize, Way};
-pub use pattern::Pattern;
-pub use short::{ShortLaunches, ShortOrder, ShortSize};
+pub use access_pattern::Pattern;
+pub use short_launches::{ShortLaunches, ShortOrder, ShortSize};
+pub use workload::{Course, CourseSize, Way};

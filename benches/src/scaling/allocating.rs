@@ -11,9 +11,9 @@ use transload_core::{MemoryKind, RawBuffer};
 
 use super::{Library, each, timed};
 use crate::{
-    contest::{
+    comparison::{
         Contest, Rig, Way,
-        together::{Round, together},
+        concurrent::{Round, together},
     },
     cuda::RawMemory,
     reference::{RawPool, RawQueue},

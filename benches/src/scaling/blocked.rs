@@ -9,7 +9,7 @@ use transload_transfer::TransferOptions;
 
 use super::{Library, staging::Pairs};
 use crate::{
-    contest::{Proof as _, Rig},
+    comparison::{Proof as _, Rig},
     reference::SPIN,
     row::{Goal, Row, Summary},
     rows::told,

@@ -9,11 +9,11 @@ use transload_transfer::CrossBackendTransferManager;
 
 use super::{GROUP, timed};
 use crate::{
-    content::Content,
-    contest::{
+    comparison::{
         Contest, Proof, Way,
-        together::{Round, together},
+        concurrent::{Round, together},
     },
+    content::Content,
     memory::{Address, Memory},
     options::Options,
     reference::{ByHand as _, Memcpy},

@@ -8,8 +8,8 @@ use transload_streams::CudaStream;
 
 use super::{Library, each};
 use crate::{
+    comparison::{Contest, Proof, Rig, Way},
     content::Content,
-    contest::{Contest, Proof, Rig, Way},
     memory::Memory,
     reference::RawQueue,
     row::{Goal, Row, Summary},

@@ -10,9 +10,9 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::AdvancedStreamPool;
 
 use crate::{
-    contest::{
+    comparison::{
         Rig,
-        together::{Round, together},
+        concurrent::{Round, together},
     },
     row::{Goal, Row, Summary},
 };

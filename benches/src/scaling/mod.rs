@@ -22,7 +22,7 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    contest::{self, Part, Rig},
+    comparison::{self, Part, Rig},
     cuda::{self, Session},
     options::Options,
     row::Row,
@@ -45,7 +45,7 @@ const PARTS: [Part; 7] = [
 /// The part of the host alone.
 const HOST: &str = "host to host";
 
-/// All rows of the group on the device with this ordinal, which is the session's; see `contest::rows`.
+/// All rows of the group on the device with this ordinal, which is the session's; see `comparison::rows`.
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.
@@ -56,7 +56,7 @@ pub fn rows(
     begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    contest::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
+    comparison::rows(GROUP, &PARTS, (options, session, ordinal), begin, failures)
 }
 
 /// The rows of the host alone. If they fail, why is in `failures`.
@@ -127,7 +127,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::contest::tested_on_the_software_driver;
+    use crate::comparison::tested_on_the_software_driver;
 
     #[test]
     fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {

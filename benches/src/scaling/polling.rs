@@ -7,7 +7,7 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::AdvancedStreamPool;
 
 use crate::{
-    contest::{Contest, Rig, Way, pairs::Pairs},
+    comparison::{Contest, Rig, Way, pairs::Pairs},
     row::{Goal, Row},
 };
 

@@ -8,8 +8,8 @@ use transload_transfer::TransferOptions;
 
 use super::Library;
 use crate::{
+    comparison::{Contest, Proof, Rig, Way},
     content::Content,
-    contest::{Contest, Proof, Rig, Way},
     memory::{Address, Memory},
     reference::RawQueue,
     row::{Goal, Row},

@@ -15,9 +15,9 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use super::{
     Rig,
-    contest::{Contest, Way},
-    rival,
-    together::{Round, together},
+    comparison::{Contest, Way},
+    concurrent::{Round, together},
+    cudarc_baseline,
 };
 use crate::{
     reference::RawQueue,
@@ -104,7 +104,11 @@ fn alone(
     }
     if let Some(rival) = &rig.rival {
         let run = || timed(50, || rival.stream().map(|stream| drop(black_box(stream))));
-        ways.push(Way::new("cudarc", &format!("{}, new_stream(): it has no pool", rival::NAME), run));
+        ways.push(Way::new(
+            "cudarc",
+            &format!("{}, new_stream(): it has no pool", cudarc_baseline::NAME),
+            run,
+        ));
     }
     let contest = Contest {
         id: "acquire/threads-1".to_owned(),

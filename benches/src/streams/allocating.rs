@@ -10,9 +10,9 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::{
     Rig,
-    contest::{Contest, Way},
-    rival,
-    together::{Round, together},
+    comparison::{Contest, Way},
+    concurrent::{Round, together},
+    cudarc_baseline,
     uploading::rates,
 };
 use crate::{
@@ -63,7 +63,7 @@ fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
     let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
     let config = CudaBackendConfig::default().with_devices([rig.device.ordinal()]);
     let backend = CudaBackend::open(&config)?;
-    let theirs = rig.rival.as_ref().map(rival::Rival::stream).transpose()?;
+    let theirs = rig.rival.as_ref().map(cudarc_baseline::Rival::stream).transpose()?;
     let goal = (bytes == 1 << 20).then_some(Goal::AtMost(MOST));
     let mut ours = Way::new("allocator", "StreamOrderedAllocator", || {
         let took = timed(many, || own_pair(&allocator, &stream, bytes))?;
@@ -94,8 +94,8 @@ fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
         }),
     ];
     if let Some(theirs) = &theirs {
-        ways.push(Way::new("cudarc", &format!("{}, alloc() and drop", rival::NAME), || {
-            let took = timed(many.min(500), || rival::pair(theirs, bytes))?;
+        ways.push(Way::new("cudarc", &format!("{}, alloc() and drop", cudarc_baseline::NAME), || {
+            let took = timed(many.min(500), || cudarc_baseline::pair(theirs, bytes))?;
             theirs.synchronize()?;
             Ok(took)
         }));
@@ -141,7 +141,7 @@ fn throughput(rig: &Rig<'_>, threads: usize, bytes: usize, many: usize) -> Resul
         ];
         if let Some(rival) = &rig.rival {
             let theirs = rival.stream()?;
-            ways.push(Box::new(move || (0..many).try_for_each(|_| rival::pair(&theirs, bytes))));
+            ways.push(Box::new(move || (0..many).try_for_each(|_| cudarc_baseline::pair(&theirs, bytes))));
         }
         Ok(ways)
     };
@@ -157,7 +157,7 @@ fn crowded(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
     let ways = [
         ("raw", "raw driver", None),
         ("allocator", "StreamOrderedAllocator", Some(Goal::RatioAtLeast(TOGETHER))),
-        ("cudarc", rival::NAME, None),
+        ("cudarc", cudarc_baseline::NAME, None),
     ];
     let what =
         format!("allocating {bytes} bytes and freeing them, warm, {THREADS} threads on streams of their own");

@@ -7,9 +7,9 @@ use transload_streams::CudaStream;
 
 use super::{
     Rig,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
+    cudarc_baseline::{self, RivalPairs},
     pairs::Pairs,
-    rival::{self, RivalPairs},
 };
 use crate::{
     reference::RawQueue,
@@ -63,7 +63,9 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             theirs.finish()?;
             Ok(us(begun))
         };
-        ways.push(Way::new("cudarc", &format!("{}, synchronize()", rival::NAME), run).proven(theirs));
+        ways.push(
+            Way::new("cudarc", &format!("{}, synchronize()", cudarc_baseline::NAME), run).proven(theirs),
+        );
     }
     let contest = Contest {
         id: format!("complete-up/{BYTES}"),

@@ -8,9 +8,9 @@ use transload_streams::CudaStream;
 
 use super::{
     Rig,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
+    cudarc_baseline,
     pairs::Pairs,
-    rival,
 };
 use crate::{
     reference::{RawEvent, RawQueue},
@@ -31,7 +31,7 @@ fn marking(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let queue = RawQueue::new(0)?;
     let events = (0..MANY).map(|_| RawEvent::ordering()).collect::<Result<Vec<_>>>()?;
     let stream = CudaStream::new(&rig.device)?;
-    let theirs = rig.rival.as_ref().map(rival::Rival::stream).transpose()?;
+    let theirs = rig.rival.as_ref().map(cudarc_baseline::Rival::stream).transpose()?;
     let mut fences = Vec::with_capacity(MANY);
     let mut ways = vec![
         Way::new("raw", "raw driver, cuEventRecord of events made before", || {
@@ -54,7 +54,7 @@ fn marking(rig: &Rig<'_>) -> Result<Vec<Row>> {
     ];
     if let Some(theirs) = &theirs {
         let mut events = Vec::with_capacity(MANY);
-        ways.push(Way::new("cudarc", &format!("{}, record_event()", rival::NAME), move || {
+        ways.push(Way::new("cudarc", &format!("{}, record_event()", cudarc_baseline::NAME), move || {
             let begun = Instant::now();
             for _ in 0..MANY {
                 events.push(theirs.record_event(None)?);

@@ -8,7 +8,7 @@ use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 
 use super::{
     Rig, SPIN,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
 };
 use crate::{reference::RawQueue, row::Row};
 

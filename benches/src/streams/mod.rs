@@ -12,18 +12,18 @@ mod enqueuing;
 mod events;
 mod graphs;
 mod launching;
-mod loads;
+mod optimizing;
 mod overlapping;
 mod priorities;
-#[allow(dead_code, reason = "shared with the tests of `transload-streams`")]
-mod replay;
 mod thousands;
 mod uploading;
+#[allow(dead_code, reason = "shared with the tests of `transload-streams`")]
+mod workload;
 
 use anyhow::Result;
 
 use crate::{
-    contest::{self, Part, Rig, pairs, rival, together},
+    comparison::{self, Part, Rig, concurrent, cudarc_baseline, pairs},
     cuda::Session,
     options::Options,
     row::Row,
@@ -45,10 +45,10 @@ const PARTS: [Part; 12] = [
     ("priorities", priorities::rows),
     ("graphs", graphs::rows),
     ("uploading threads", uploading::rows),
-    ("loads that want different answers", loads::rows),
+    ("loads that want different answers", optimizing::rows),
 ];
 
-/// All rows of streams on the device with this ordinal, which is the session's; see `contest::rows`.
+/// All rows of streams on the device with this ordinal, which is the session's; see `comparison::rows`.
 ///
 /// # Errors
 /// Those of the library and of the driver before the first part and after the last.
@@ -59,13 +59,13 @@ pub fn rows(
     begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    contest::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
+    comparison::rows("streams", &PARTS, (options, session, ordinal), begin, failures)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contest::tested_on_the_software_driver;
+    use crate::comparison::tested_on_the_software_driver;
 
     #[test]
     fn without_a_gpu_every_part_runs_simulated_and_its_rows_promise_nothing() {

@@ -6,7 +6,7 @@ use transload_streams::{AdvancedStreamPool, CudaEvent, CudaModule, LaunchConfig}
 
 use super::{
     Rig, SPIN,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
 };
 use crate::{
     reference::{RawEvent, RawQueue},

@@ -9,7 +9,7 @@ use transload_streams::{AdvancedStreamPool, CudaModule, CudaStream, LaunchConfig
 
 use super::{
     Rig, SPIN,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
 };
 use crate::{
     reference::RawQueue,

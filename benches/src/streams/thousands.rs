@@ -8,7 +8,7 @@ use transload_streams::CudaStream;
 
 use super::{
     Rig,
-    contest::{Contest, Way},
+    comparison::{Contest, Way},
     pairs::Pairs,
 };
 use crate::{reference::RawQueue, row::Row};

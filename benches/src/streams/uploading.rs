@@ -6,9 +6,9 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use super::{
     Rig,
-    contest::Proof as _,
+    comparison::Proof as _,
+    concurrent::{Round, together},
     pairs::Pairs,
-    together::{Round, together},
 };
 use crate::{
     reference::RawQueue,

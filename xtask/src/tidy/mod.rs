@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use xshell::{Shell, cmd};
 
-use crate::{codegen, mutants, render};
+use crate::{codegen, mutants, record::render};
 
 /// A rule that is broken, and where.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

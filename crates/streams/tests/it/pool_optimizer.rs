@@ -7,7 +7,7 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization, Sp
 
 use crate::setup::Setup;
 
-#[path = "../../../../benches/src/streams/replay.rs"]
+#[path = "../../../../benches/src/streams/workload.rs"]
 mod replay;
 
 use replay::{LoadItem, LoadWork, RecordedLoad, Replay, replay};

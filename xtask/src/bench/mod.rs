@@ -1,5 +1,10 @@
 //! The main job: builds the benchmark, runs it, and draws what it measured.
 
+pub(crate) mod chart;
+mod check;
+mod report;
+pub(crate) mod results;
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -9,7 +14,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use xshell::Shell;
 
-use crate::{artifacts, bench_check, report, results::Results};
+use self::results::Results;
+use crate::artifacts;
 
 const PACKAGE: &str = "transload-benches";
 const PROGRAM: &str = "transload-bench";
@@ -70,7 +76,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     if json.exists() {
         let results = Results::read(&json)?;
         draw(&results, &json, &out)?;
-        bench_check::check(&results, options.arguments.is_empty())?;
+        check::check(&results, options.arguments.is_empty())?;
     }
     if !status.success() {
         eprintln!("{PROGRAM} did not succeed: {status} (`--help` says what its codes mean)");

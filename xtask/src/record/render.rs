@@ -10,10 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use xshell::Shell;
 
-use crate::{
-    chart::number,
-    record::{Record, Row},
-};
+use super::{Record, Row};
+use crate::bench::chart::number;
 
 const FOLDER: &str = "docs/benchmarks";
 const PAGE: &str = "docs/benchmarks/README.md";

@@ -1,17 +1,17 @@
 //! Several ways of doing one thing, compared: what the rows of streams and of memory are made with.
 
+pub(crate) mod concurrent;
+pub(crate) mod cudarc_baseline;
+mod fixture;
+mod interleaved;
 pub(crate) mod pairs;
-mod rig;
-pub(crate) mod rival;
-pub(crate) mod together;
-mod turns;
 
 use anyhow::Result;
 
 use crate::{cuda::Session, options::Options, row::Row};
 
-pub(crate) use rig::Rig;
-pub(crate) use turns::{Contest, Proof, Way};
+pub(crate) use fixture::Rig;
+pub(crate) use interleaved::{Contest, Proof, Way};
 
 /// Rows about one matter.
 pub(crate) type Part = (&'static str, fn(&Rig<'_>) -> Result<Vec<Row>>);

@@ -1,5 +1,8 @@
 //! Results on record: merges results of runs into one checked file under docs/benchmarks.
 
+pub(crate) mod render;
+mod test_run;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -11,9 +14,8 @@ use serde::{Deserialize, Serialize};
 use xshell::Shell;
 
 use crate::{
+    bench::results::{self, Choice, Rejection, ResultRow, Results},
     date,
-    results::{self, Choice, Rejection, ResultRow, Results},
-    test_run,
 };
 
 #[derive(clap::Args)]
@@ -297,7 +299,7 @@ fn record_row(row: ResultRow, run: usize) -> Row {
 #[cfg(test)]
 pub(crate) fn sample() -> Record {
     let options = tests::options();
-    let mut record = merge(&options, vec![crate::results::sample()], Vec::new()).unwrap();
+    let mut record = merge(&options, vec![crate::bench::results::sample()], Vec::new()).unwrap();
     record.tests =
         vec![TestCount { binary: "transload--it".to_owned(), executed: 12, ..TestCount::default() }];
     record
@@ -335,35 +337,36 @@ mod tests {
 
     #[test]
     fn a_second_run_is_kept_beside_the_first() {
-        let rows = merge_rows(vec![crate::results::sample(), crate::results::sample()]).unwrap();
+        let rows =
+            merge_rows(vec![crate::bench::results::sample(), crate::bench::results::sample()]).unwrap();
         assert_eq!(rows.len(), 4);
         assert!(rows[2].id.ends_with("#2"));
     }
 
     #[test]
     fn what_was_chosen_and_rejected_is_kept_once_and_a_run_that_chose_otherwise_shows() {
-        let mut other = crate::results::sample();
+        let mut other = crate::bench::results::sample();
         other.choices[0].method = "ZeroCopy".to_owned();
-        let record = merge(&options(), vec![crate::results::sample(), other], Vec::new()).unwrap();
+        let record = merge(&options(), vec![crate::bench::results::sample(), other], Vec::new()).unwrap();
         let chosen: Vec<&str> = record.choices.iter().map(|choice| choice.method.as_str()).collect();
         assert_eq!(chosen, ["DirectCopy", "ZeroCopy"]);
-        assert_eq!(record.rejections, crate::results::sample().rejections);
+        assert_eq!(record.rejections, crate::bench::results::sample().rejections);
         let text = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
     }
 
     #[test]
     fn bytes_that_nobody_verified_do_not_enter_the_record() {
-        let mut run = crate::results::sample();
+        let mut run = crate::bench::results::sample();
         run.rows[0].verified = false;
         assert!(merge_rows(vec![run]).unwrap_err().to_string().contains("nobody verified"));
     }
 
     #[test]
     fn files_that_disagree_need_a_word_from_the_user() {
-        let mut other = crate::results::sample();
+        let mut other = crate::bench::results::sample();
         other.hardware = "another".to_owned();
-        let runs = vec![crate::results::sample(), other];
+        let runs = vec![crate::bench::results::sample(), other];
         let mut options = options();
         let error = merge(&options, runs.clone(), Vec::new()).unwrap_err();
         assert!(error.to_string().contains("--hardware"), "{error}");

@@ -8,8 +8,8 @@ use transload_memory::PinnedResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
+    comparison::{Contest, Proof, Rig, Way},
     content::Content,
-    contest::{Contest, Proof, Rig, Way},
     cuda::RawMemory,
     memory::{Address, Memory},
     reference::{RawEvent, RawQueue},

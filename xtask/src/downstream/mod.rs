@@ -4,7 +4,7 @@
 //! with each linker at hand, with and without link-time optimisation, as a program and as a C library that another
 //! program loads; none may need libcuda to start, and none may export a `cu*` symbol.
 
-mod alone;
+mod single_crates;
 
 use std::{
     env, fs,
@@ -137,7 +137,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
             }
         }
     }
-    alone::run(sh, &root, &base, &target)?;
+    single_crates::run(sh, &root, &base, &target)?;
     fs::remove_dir_all(&base).with_context(|| format!("removing {}", base.display()))
 }
 

@@ -6,8 +6,8 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
 
 use super::{
     Rig,
-    contest::{Contest, Way},
-    replay::{RecordedLoad, replay},
+    comparison::{Contest, Way},
+    workload::{RecordedLoad, replay},
 };
 use crate::row::{Goal, Row};
 

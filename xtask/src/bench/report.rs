@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use crate::{
+use super::{
     chart::{self, Points, Series, escape, number, size},
     results::{ResultRow, Results},
 };
@@ -116,7 +116,7 @@ fn table(out: &mut String, rows: &[&ResultRow]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::sample;
+    use crate::bench::results::sample;
 
     #[test]
     fn every_simulated_row_is_labelled_in_table_and_chart() {

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
-use crate::record::TestCount;
+use super::TestCount;
 
 /// The file. What else stands in it is for people.
 #[derive(Deserialize)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 
-use crate::results::{ResultRow, Results};
+use super::results::{ResultRow, Results};
 
 /// Rows of every method on a path begin so.
 const METHODS: &str = "methods/";
@@ -84,7 +84,7 @@ fn check_row(results: &Results, row: &ResultRow, wrong: &mut Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::{Choice, Rejection, sample};
+    use crate::bench::results::{Choice, Rejection, sample};
 
     /// What is found wrong after a change of results that are right.
     fn found(change: impl FnOnce(&mut Results)) -> String {

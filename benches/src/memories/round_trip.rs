@@ -9,7 +9,7 @@ use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaModule, CudaStream, LaunchConfig};
 
 use crate::{
-    contest::{Contest, Proof, Rig, Way},
+    comparison::{Contest, Proof, Rig, Way},
     cuda::RawMemory,
     memory::{Address, Memory},
     reference::{HOST, RawQueue, SAXPY, Saxpy},

@@ -7,7 +7,7 @@ use transload_core::DeviceId;
 use transload_cuda_sys::Context;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
-use super::rival::Rival;
+use super::cudarc_baseline::Rival;
 use crate::{
     case::Kit as _,
     cuda::Session,
