@@ -12,81 +12,53 @@
 //! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and [`Timeline`]
 //! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].
 
-mod backend;
-mod brief_lock;
 mod buffer;
-mod buffer_id;
-mod claim;
 #[cfg(feature = "conformance")]
 pub mod conformance;
-mod cost;
 mod device;
 mod error;
-mod fence;
-mod fill;
 mod hazard;
-mod hold;
-pub mod host_access;
-mod host_bytes;
-mod host_memory;
-mod host_view;
-mod loan;
-mod method;
+mod host;
 #[doc(hidden)]
 pub mod mutants;
-mod observer;
-mod obstacle;
-mod operation;
 mod panics;
-mod pattern;
-mod place;
 mod queue;
-mod raw_buffer;
-mod reclaim;
-mod recorded;
-mod report;
-mod size_class;
-mod source;
-mod spare_buffer;
-mod storage;
-mod submission;
+mod submit;
 mod sync;
-mod transfer;
-mod whereabouts;
 
-pub use backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
-#[doc(hidden)]
-pub use brief_lock::{BriefGuard, BriefLock};
-pub use buffer::{Buffer, bytes_of_elements, check_same_len};
-pub use buffer_id::BufferId;
-pub use claim::{Access, Claims};
-pub use cost::{CostBasis, CostModel, PathCost};
-pub use device::{DeviceId, ParseDeviceError};
+pub use buffer::buffer_id::BufferId;
+pub use buffer::hold::{Blocked, Hold, Holding};
+pub use buffer::host_bytes::HostBytes;
+pub use buffer::host_view::{HostView, HostViewMut};
+pub use buffer::loan::Loan;
+pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
+pub use buffer::reclaim::Reclaimer;
+pub use buffer::spare_buffer::{Recycler, SpareBuffer};
+pub use buffer::storage::Storage;
+pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len};
+pub use device::backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
+pub use device::cost::{CostBasis, CostModel, PathCost};
+pub use device::device_id::{DeviceId, ParseDeviceError};
+pub use device::method::{RejectReason, Rejected, Rejections, TransferMethod};
+pub use device::place::{MemoryKind, Place, TransferPath};
+pub use device::report::{QueuedBefore, TransferReport};
+pub use device::size_class::SizeClass;
 pub use error::{Error, ErrorKind, MemoryShortage, Result, Retry};
-pub use fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
-pub use fill::fill;
-pub use hold::{Blocked, Hold, Holding};
-pub use host_bytes::HostBytes;
-pub use host_memory::host_memory;
-pub use host_view::{HostView, HostViewMut};
-pub use loan::Loan;
-pub use method::{RejectReason, Rejected, Rejections, TransferMethod};
-pub use observer::{Observer, TransferEvent};
-pub use obstacle::{Obstacle, Turns, Unsubmitted};
-pub use operation::{Operation, Pitched, Uses, submit, submit_on};
+pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
-pub use pattern::Pattern;
-pub use place::{MemoryKind, Place, TransferPath};
+pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
+pub use queue::observer::{Observer, TransferEvent};
+pub use queue::transfer::{Completion, RefusalHandler, Submission, Submitted, Transfer};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
-pub use raw_buffer::{RawBuffer, WeakBuffer, range_within};
-pub use reclaim::Reclaimer;
-pub use recorded::{Recorded, merge_uses, merged_uses};
-pub use report::{QueuedBefore, TransferReport};
-pub use size_class::SizeClass;
-pub use spare_buffer::{Recycler, SpareBuffer};
-pub use storage::Storage;
-pub use submission::{copy_at_once, submit_async, try_submit};
-pub use transfer::{Completion, RefusalHandler, Submission, Submitted, Transfer};
+pub use submit::claim::{Access, Claims};
+pub use submit::fill::fill;
+pub use submit::obstacle::{Obstacle, Turns, Unsubmitted};
+pub use submit::operation::{Operation, Pitched, Uses, submit, submit_on};
+pub use submit::pattern::Pattern;
+pub use submit::recorded::{Recorded, merge_uses, merged_uses};
+pub use submit::submission::{copy_at_once, submit_async, try_submit};
+#[doc(hidden)]
+pub use sync::brief_lock::{BriefGuard, BriefLock};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
 pub use bytemuck::Pod;

@@ -2,7 +2,9 @@
 
 use std::{any::Any, ops::Range, sync::Arc, task::Waker};
 
-use crate::{DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, source::source_failed};
+use crate::{
+    DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, queue::source::source_failed,
+};
 
 /// Stands in the table in the place of a failed write's fence, so it is cut and replaced like one. It keeps no timeline of
 /// a backend alive.

@@ -25,9 +25,9 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Fence, Result, Timeline,
-    brief_lock::{Bell, BriefGuard, BriefLock},
-    claim::Claimed,
-    source::SourceList,
+    queue::source::SourceList,
+    submit::claim::Claimed,
+    sync::brief_lock::{Bell, BriefGuard, BriefLock},
 };
 
 pub(crate) use committing::Leaves;

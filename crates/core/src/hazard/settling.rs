@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Access, Error, ErrorKind, RawBuffer, Result,
-    source::{SourceList, add_sources, source_failed},
+    queue::source::{SourceList, add_sources, source_failed},
 };
 
 impl Hazards {

@@ -1,4 +1,4 @@
-//! What `src/claim.rs` and `src/raw_buffer.rs` give the table of a buffer.
+//! What `src/submit/claim.rs` and `src/buffer/raw_buffer.rs` give the table of a buffer.
 
 use std::ops::Range;
 

@@ -16,25 +16,29 @@ use loom::{
 use transload_core::{BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, mutant};
 
 use crate::{
-    brief_lock::BriefLock,
-    claim::{Access, Claimed, RawBuffer},
-    fence::{Fence, Timeline, TimelineId, next_timeline_id},
     hazard::{Asked, Attempt, Before, Hazards, Leaves, Woken},
+    queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
+    submit::claim::{Access, Claimed, RawBuffer},
+    sync::brief_lock::BriefLock,
 };
 
 mod claim;
 mod sync;
 
-#[allow(unreachable_pub, reason = "it is public within the library")]
-#[path = "../../src/brief_lock.rs"]
-#[allow(dead_code, reason = "a model uses part of what it includes")]
-mod brief_lock;
-#[path = "../../src/fence.rs"]
+#[path = "../../src/queue/fence.rs"]
 mod fence;
 #[path = "../../src/hazard/mod.rs"]
 mod hazard;
-#[path = "../../src/source.rs"]
+#[path = "../../src/queue/source.rs"]
 mod source;
+
+/// The folders of the crate, as the included files name them.
+mod queue {
+    pub(crate) use crate::{fence, source};
+}
+mod submit {
+    pub(crate) use crate::claim;
+}
 
 /// Runs a model with at most two preemptions.
 fn model(body: impl Fn() + Sync + Send + 'static) {

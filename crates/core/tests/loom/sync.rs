@@ -1,10 +1,15 @@
-//! What `src/sync.rs` gives the crate, of loom.
+//! What `src/sync/mod.rs` gives the crate, of loom.
 
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::atomic::{AtomicBool, Ordering},
     thread::yield_now,
 };
+
+#[allow(unreachable_pub, reason = "it is public within the library")]
+#[path = "../../src/sync/brief_lock.rs"]
+#[allow(dead_code, reason = "a model uses part of what it includes")]
+pub(crate) mod brief_lock;
 
 pub(crate) const LOOKS: u32 = 1;
 

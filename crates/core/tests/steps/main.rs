@@ -24,23 +24,29 @@ use transload_core::{
 };
 
 use crate::{
-    claim::{Access, Claimed, RawBuffer},
-    fence::{Fence, Timeline, TimelineId, next_timeline_id},
     hazard::{Asked, Attempt, Hazards, Leaves, Ticket, Woken, counted},
+    queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
+    submit::claim::{Access, Claimed, RawBuffer},
 };
 
-#[path = "../../src/brief_lock.rs"]
-mod brief_lock;
 #[path = "../loom/claim.rs"]
 mod claim;
-#[path = "../../src/fence.rs"]
+#[path = "../../src/queue/fence.rs"]
 mod fence;
 #[path = "../../src/hazard/mod.rs"]
 mod hazard;
-#[path = "../../src/source.rs"]
+#[path = "../../src/queue/source.rs"]
 mod source;
-#[path = "../../src/sync.rs"]
+#[path = "../../src/sync/mod.rs"]
 mod sync;
+
+/// The folders of the crate, as the included files name them.
+mod queue {
+    pub(crate) use crate::{fence, source};
+}
+mod submit {
+    pub(crate) use crate::claim;
+}
 
 const PIECE: usize = 4096;
 

@@ -1,5 +1,10 @@
 //! An ordered line of asynchronous work on a device: a CUDA stream, a wgpu queue, a line of the CPU's workers.
 
+pub(crate) mod fence;
+pub(crate) mod observer;
+pub(crate) mod source;
+pub(crate) mod transfer;
+
 use std::{fmt, ops::Deref, sync::Arc};
 
 use crate::{DeviceId, Error, ErrorKind, Fence, Operation, Place, Result, Timeline};

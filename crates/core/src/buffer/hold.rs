@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
     hazard::{Attempt, Leaves, Ticket, Woken, in_flight},
-    obstacle::{Obstacle, Turns},
+    submit::obstacle::{Obstacle, Turns},
 };
 
 /// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to

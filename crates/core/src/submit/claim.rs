@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{Asked, Attempt, Before, Dependencies, Earlier, Leaves, Ticket, Woken},
-    obstacle::{Obstacle, Turns, Unsubmitted},
-    source::{SourceList, Sources},
+    queue::source::{SourceList, Sources},
+    submit::obstacle::{Obstacle, Turns, Unsubmitted},
 };
 
 /// What an operation does to a range.

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
-    claim::Written,
+    submit::claim::Written,
 };
 
 /// Rows of equal length at regular distances.

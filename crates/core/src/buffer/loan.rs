@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::{
     Access, Claims, Fence, RawBuffer, Result,
-    claim::is_of_others,
     hazard::{Dependencies, Leaves, Ticket, Woken},
+    submit::claim::is_of_others,
 };
 
 /// A buffer's bytes in the hands of someone outside, until this is dropped. Meanwhile operations and host views in conflict

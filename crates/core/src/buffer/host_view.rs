@@ -9,8 +9,8 @@ use std::{
 use crate::{
     Access, DeviceId, RawBuffer, Result,
     hazard::{Attempt, Ticket, Woken, in_flight},
-    host_access::{self, HostAccess},
-    obstacle::{Obstacle, Turns},
+    host::host_access::{self, HostAccess},
+    submit::obstacle::{Obstacle, Turns},
 };
 
 /// Readable bytes. Operations that would write them answer `Busy` until it is dropped.

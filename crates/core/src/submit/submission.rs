@@ -7,9 +7,9 @@ use std::{
 
 use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
-    claim::Written,
-    host_access::{self, HostAccess},
-    obstacle::{Turns, Unsubmitted},
+    host::host_access::{self, HostAccess},
+    submit::claim::Written,
+    submit::obstacle::{Turns, Unsubmitted},
 };
 
 /// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.

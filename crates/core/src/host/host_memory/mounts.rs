@@ -47,5 +47,5 @@ fn plain(escaped: &str) -> String {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/mounts.rs"]
+#[path = "../../../tests/unit/mounts.rs"]
 mod tests;

@@ -28,5 +28,5 @@ pub(crate) fn memory() -> Option<MemoryInfo> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/windows.rs"]
+#[path = "../../../tests/unit/windows.rs"]
 mod tests;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{DeviceId, Error, Result, source::Sources};
+use crate::{DeviceId, Error, Result, queue::source::Sources};
 
 /// Identifies a timeline within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use std::{any::Any, ptr::NonNull};
 use crate::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Place, Queue, RawBuffer, Result,
     Storage, Timing,
-    source::{SourceList, Sources, add_sources},
+    queue::source::{SourceList, Sources, add_sources},
     submit,
 };
 

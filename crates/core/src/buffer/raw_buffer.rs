@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Access, BufferId, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer,
-    Recycler, Result, SpareBuffer, Storage, hazard::Hazards, whereabouts::Whereabouts,
+    Recycler, Result, SpareBuffer, Storage, buffer::whereabouts::Whereabouts, hazard::Hazards,
 };
 
 /// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no

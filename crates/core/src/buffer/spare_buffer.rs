@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{Fence, RawBuffer, raw_buffer::Block};
+use crate::{Fence, RawBuffer, buffer::raw_buffer::Block};
 
 /// Takes allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
 ///

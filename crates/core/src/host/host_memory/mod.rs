@@ -75,5 +75,5 @@ fn of_machine(meminfo: &str) -> Option<MemoryInfo> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/host_memory.rs"]
+#[path = "../../../tests/unit/host_memory.rs"]
 mod tests;

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Error, Fence, RawBuffer, Result,
-    brief_lock::BriefLock,
     hazard::{Before, TurnId},
+    sync::brief_lock::BriefLock,
 };
 
 /// Why nothing was submitted by a call that does not wait.

@@ -1,0 +1,13 @@
+//! Memory and views of it: buffers, host views, loans, and what happens to memory that is dropped while in use.
+
+pub(crate) mod buffer_id;
+pub(crate) mod hold;
+pub(crate) mod host_bytes;
+pub(crate) mod host_view;
+pub(crate) mod loan;
+pub(crate) mod raw_buffer;
+pub(crate) mod reclaim;
+pub(crate) mod spare_buffer;
+pub(crate) mod storage;
+pub(crate) mod typed_buffer;
+pub(crate) mod whereabouts;

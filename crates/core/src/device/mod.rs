@@ -1,0 +1,9 @@
+//! Devices and what is known of them: backends, places, transfer methods, costs and reports.
+
+pub(crate) mod backend;
+pub(crate) mod cost;
+pub(crate) mod device_id;
+pub(crate) mod method;
+pub(crate) mod place;
+pub(crate) mod report;
+pub(crate) mod size_class;
