@@ -1,13 +1,15 @@
-//! Twins of the kernels that the examples, tests and benchmarks of `streams` launch: crates/streams/examples/kernels.
+//! Host kernels for the examples, tests and benchmarks of `streams` (crates/streams/examples/kernels).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin};
+use crate::host_kernel::{
+    HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel,
+};
 
 pub(crate) fn register() {
-    register_kernel_twin("transload_saxpy", SAXPY);
-    register_kernel_twin("transload_add", ADD);
-    register_kernel_twin("transload_spin", SPIN);
+    register_host_kernel("transload_saxpy", SAXPY);
+    register_host_kernel("transload_add", ADD);
+    register_host_kernel("transload_spin", SPIN);
 }
 
 /// How many bytes so many `f32` have; more than there can be where that overflows.
@@ -16,7 +18,7 @@ fn bytes_of(count: u64) -> usize {
 }
 
 /// `transload_saxpy(a, x, y, count)`: y[i] = a * x[i] + y[i].
-const SAXPY: KernelTwin = KernelTwin {
+const SAXPY: HostKernel = HostKernel {
     parameters: &[4, 8, 8, 8],
     accesses: |launch| {
         let bytes = bytes_of(launch.number(3));
@@ -30,7 +32,7 @@ const SAXPY: KernelTwin = KernelTwin {
 };
 
 /// `transload_add(x, y, sum, count)`: sum[i] = x[i] + y[i].
-const ADD: KernelTwin = KernelTwin {
+const ADD: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
     accesses: |launch| {
         let bytes = bytes_of(launch.number(3));
@@ -73,7 +75,7 @@ fn each(
 }
 
 /// `transload_spin(nanoseconds, out)`: takes no time here; its stamps increase by what it was to spin.
-const SPIN: KernelTwin = KernelTwin {
+const SPIN: HostKernel = HostKernel {
     parameters: &[8, 8],
     accesses: |launch| match launch.number(1) {
         0 => Vec::new(),

@@ -1,24 +1,24 @@
-//! Twins of this workspace's own kernels, known from the installation on.
+//! Host kernels for the library's own device kernels, registered on installation.
 
 use std::sync::Once;
 
 use crate::{
     example_kernels,
-    twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin},
+    host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel},
 };
 
-/// Registers them, once: a test may put another twin in a kernel's place afterwards.
+/// Registers the kernels once, so that a test may replace them afterwards.
 pub(crate) fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        register_kernel_twin("transload_copy", COPY);
-        register_kernel_twin("transload_fill", FILL);
+        register_host_kernel("transload_copy", COPY);
+        register_host_kernel("transload_fill", FILL);
         example_kernels::register();
     });
 }
 
 /// `transload_copy(dst, src, bytes)`: crates/streams/src/kernels/copy.cu.
-const COPY: KernelTwin = KernelTwin { parameters: &[8, 8, 8], accesses, run };
+const COPY: HostKernel = HostKernel { parameters: &[8, 8, 8], accesses, run };
 
 fn parameters(launch: &Launch) -> (u64, u64, usize) {
     (launch.number(0), launch.number(1), launch.number(2) as usize)
@@ -35,7 +35,7 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
 }
 
 /// `transload_fill(dst, bytes, low, high)`: crates/streams/src/kernels/fill.cu.
-const FILL: KernelTwin = KernelTwin {
+const FILL: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
     accesses: |launch| vec![KernelAccess::written(launch.number(0), launch.number(1) as usize)],
     run: fill,

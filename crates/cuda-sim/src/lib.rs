@@ -49,6 +49,7 @@ mod example_kernels;
 mod faults;
 mod graph;
 pub mod harness;
+mod host_kernel;
 mod install;
 mod kernels;
 mod ledger;
@@ -62,16 +63,15 @@ mod scheduler;
 mod state;
 mod symbols;
 mod timing;
-mod twin;
 
 pub use access::{AccessKind, AccessRecord, Actor, Race};
 pub use device::{Residency, SimDevice};
+pub use host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel};
 pub use install::{NAME, install, install_with};
 pub use ledger::Ledger;
 pub use migrations::Migrations;
 pub use options::{DriverOptions, SimDeviceBuilder};
 pub use transload_cuda_sys::InstallError;
-pub use twin::{IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, register_kernel_twin};
 
 /// The seed of devices that are given none: the variable `TRANSLOAD_SIM_SEED`, else a fixed number. Print it where a test
 /// fails.

@@ -6,8 +6,8 @@ use crate::{
     access::AccessKind,
     clock::Clock,
     device::Residency,
+    host_kernel::{HostKernel, Launch},
     timing::Engine,
-    twin::{KernelTwin, Launch},
 };
 
 /// A place in a stream: reached when the stream has completed the operation at that position.
@@ -124,7 +124,7 @@ pub(crate) struct HostCall {
 /// A kernel to run.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelRun {
-    pub(crate) twin: KernelTwin,
+    pub(crate) host_kernel: HostKernel,
     pub(crate) launch: Launch,
 }
 
@@ -135,7 +135,7 @@ impl Work {
             Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Prefetch { .. } => Vec::new(),
             Self::Copies(copies) => copies.iter().flat_map(copy_accesses).collect(),
             Self::Fill(fill) => vec![(fill.address, fill.width * fill.element, AccessKind::Write)],
-            Self::Kernel(run) => (run.twin.accesses)(&run.launch)
+            Self::Kernel(run) => (run.host_kernel.accesses)(&run.launch)
                 .into_iter()
                 .map(|access| (access.address, access.bytes, access.kind))
                 .collect(),

@@ -3,12 +3,12 @@
 use crate::{
     code,
     device::Residency,
+    host_kernel::KernelMemory,
     memory::{Allocation, Kind, Life, Memory},
     migrations::Cause,
     op::{Copy, Fill, HostCall, KernelRun, Op, Place, Work},
     rng::Rng,
     state::State,
-    twin::KernelMemory,
 };
 
 /// Copies up to this size land at once.
@@ -165,7 +165,7 @@ pub(crate) fn reaches(state: &State, device: u32, context: u64, allocation: &All
 }
 
 fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> Result<(), u32> {
-    let declared = (run.twin.accesses)(&run.launch);
+    let declared = (run.host_kernel.accesses)(&run.launch);
     let options = &state.device(device).options;
     let pageable = options.pageable_access;
     // Without concurrent access the driver moves everything before the launch, and nothing faults.
@@ -183,5 +183,5 @@ fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> 
         }
     }
     let mut view = KernelMemory { memory: &state.memory, declared, pageable };
-    (run.twin.run)(&run.launch, &mut view).map_err(|_| code::ILLEGAL_ADDRESS)
+    (run.host_kernel.run)(&run.launch, &mut view).map_err(|_| code::ILLEGAL_ADDRESS)
 }

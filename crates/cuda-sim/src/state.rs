@@ -18,13 +18,13 @@ use crate::{
     code::{self, Answer},
     faults::Faults,
     graph::Graphs,
+    host_kernel::HostKernel,
     ledger::Ledger,
     memory::{Kind, Memory},
     op::{Op, Point},
     options::SimDeviceBuilder,
     rng::Rng,
     timing::Engines,
-    twin::KernelTwin,
 };
 
 /// How many finished operations [`SimDevice::executed`](crate::SimDevice::executed) remembers.
@@ -163,7 +163,7 @@ pub(crate) struct Module {
     pub(crate) context: u64,
     /// Whether its code is on the device.
     pub(crate) is_loaded: bool,
-    pub(crate) twins: BTreeMap<String, KernelTwin>,
+    pub(crate) host_kernels: BTreeMap<String, HostKernel>,
 }
 
 #[derive(Debug)]
@@ -171,7 +171,7 @@ pub(crate) struct Function {
     pub(crate) module: u64,
     pub(crate) context: u64,
     pub(crate) name: String,
-    pub(crate) twin: KernelTwin,
+    pub(crate) host_kernel: HostKernel,
 }
 
 impl State {

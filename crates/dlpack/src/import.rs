@@ -9,8 +9,8 @@ use dlpark::tensor::TensorRef;
 use transload_core::{DeviceId, Error, ErrorKind, Ledger, MemoryKind, Place, RawBuffer, Reclaimer, Result};
 
 use crate::{
-    DLDataType, DLDevice, DLDeviceType, DLPackVersion, Element, Flags, Form, Imported, ManagedTensor,
-    Refused,
+    DLDataType, DLDevice, DLDeviceType, DLPackVersion, Element, Flags, Form, ImportError, Imported,
+    ManagedTensor,
     device::Named,
     foreign::{Foreign, Location, Tally},
     layout,
@@ -54,7 +54,7 @@ impl Importer {
     /// not dense, or CUDA memory without the feature `cuda`; [`ErrorKind::UnknownDevice`] for a device that is not known here;
     /// [`ErrorKind::InvalidArgument`] for a description that cannot be, or that the driver contradicts;
     /// [`ErrorKind::OutOfRange`] for one that does not fit the address space.
-    pub fn import<M: Form + 'static>(&self, tensor: ManagedTensor<M>) -> Result<Imported, Refused<M>> {
+    pub fn import<M: Form + 'static>(&self, tensor: ManagedTensor<M>) -> Result<Imported, ImportError<M>> {
         self.take(tensor, None)
     }
 
@@ -65,7 +65,7 @@ impl Importer {
     pub fn import_as<T: Element, M: Form + 'static>(
         &self,
         tensor: ManagedTensor<M>,
-    ) -> Result<Imported, Refused<M>> {
+    ) -> Result<Imported, ImportError<M>> {
         self.take(tensor, Some((T::DTYPE, align_of::<T>())))
     }
 
@@ -94,13 +94,13 @@ impl Importer {
         &self,
         tensor: ManagedTensor<M>,
         wanted: Option<(DLDataType, usize)>,
-    ) -> Result<Imported, Refused<M>> {
+    ) -> Result<Imported, ImportError<M>> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         crate::cuda::retry_ends();
         self.reclaimer.sweep();
         let found = match self.describe(&tensor, wanted) {
             Ok(found) => found,
-            Err(error) => return Err(Refused::new(error, tensor)),
+            Err(error) => return Err(ImportError::new(error, tensor)),
         };
         let Description { location, bytes, shape, strides, dtype, flags } = found;
         let (version, behind) = (tensor.version(), tensor.behind().to_vec());

@@ -63,47 +63,47 @@ impl Imported {
     }
 }
 
-/// A tensor that was not taken in, and why. It is given back: dropped, or turned into its error by `?`, it calls the
-/// deleter; [`into_tensor`](Self::into_tensor) keeps it, for example for a capsule that its owner will delete.
-pub struct Refused<M: Form + 'static> {
+/// A failed import: the error and the tensor. Dropping it, or converting it into its error by `?`, calls the deleter;
+/// [`into_tensor`](Self::into_tensor) keeps the tensor, for example for a capsule whose owner deletes it.
+pub struct ImportError<M: Form + 'static> {
     error: Error,
     tensor: ManagedTensor<M>,
 }
 
-impl<M: Form> Refused<M> {
+impl<M: Form> ImportError<M> {
     pub(crate) fn new(error: Error, tensor: ManagedTensor<M>) -> Self {
         Self { error, tensor }
     }
 
-    /// Why.
+    /// Returns why the import failed.
     #[must_use]
     pub fn error(&self) -> &Error {
         &self.error
     }
 
-    /// The tensor, as it was.
+    /// Returns the tensor unchanged.
     #[must_use]
     pub fn into_tensor(self) -> ManagedTensor<M> {
         self.tensor
     }
 }
 
-impl<M: Form> From<Refused<M>> for Error {
-    fn from(refused: Refused<M>) -> Self {
-        refused.error
+impl<M: Form> From<ImportError<M>> for Error {
+    fn from(failed: ImportError<M>) -> Self {
+        failed.error
     }
 }
 
-impl<M: Form> fmt::Debug for Refused<M> {
+impl<M: Form> fmt::Debug for ImportError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).field("tensor", &self.tensor).finish()
+        f.debug_struct("ImportError").field("error", &self.error).field("tensor", &self.tensor).finish()
     }
 }
 
-impl<M: Form> fmt::Display for Refused<M> {
+impl<M: Form> fmt::Display for ImportError<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<M: Form> std::error::Error for Refused<M> {}
+impl<M: Form> std::error::Error for ImportError<M> {}

@@ -72,6 +72,6 @@ pub use dlpark::{
 };
 pub use export::Export;
 pub use import::Importer;
-pub use imported::{Imported, Refused};
+pub use imported::{ImportError, Imported};
 pub use stream::ConsumerStream;
 pub use tensor::ManagedTensor;

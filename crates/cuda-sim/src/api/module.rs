@@ -1,14 +1,14 @@
-//! Modules of kernels, as far as their kernels have twins, and launches.
+//! Modules, whose kernels must have host kernels, and launches.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use super::{Handle, Pointer, attribute, begin, on_current, on_current_stream};
 use crate::{
     code::{self, Answer},
+    host_kernel::{self, Launch},
     op::{KernelRun, Work},
     scheduler,
     state::{Function, Guard, Module},
-    twin::{self, Launch},
 };
 
 fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
@@ -26,9 +26,9 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
     // SAFETY: as above; a fat binary's magic number 0xBA55ED50 is not UTF-8 and holds no text, but ends at its first 0.
     let text = unsafe { CStr::from_ptr(image) };
     let text = text.to_str().map_err(|_| code::NO_BINARY_FOR_GPU)?;
-    let twins = twin::of_module(text)?;
+    let host_kernels = host_kernel::of_module(text)?;
     let handle = state.new_handle();
-    state.modules.insert(handle, Module { context: scope.context, is_loaded: false, twins });
+    state.modules.insert(handle, Module { context: scope.context, is_loaded: false, host_kernels });
     module.set(handle as usize)
 }
 
@@ -78,7 +78,7 @@ driver! {
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?.to_owned();
         let handle = module.addr() as u64;
         let module = state.modules.get(&handle).ok_or(code::INVALID_HANDLE)?;
-        let twin = *module.twins.get(&name).ok_or(code::NOT_FOUND)?;
+        let host_kernel = *module.host_kernels.get(&name).ok_or(code::NOT_FOUND)?;
         let context = module.context;
         if state.device_mut(scope.device).rng.chance(50) {
             load_now(&mut state, handle, scope.device);
@@ -88,7 +88,7 @@ driver! {
             return function.set(*known as usize);
         }
         let made = state.new_handle();
-        state.functions.insert(made, Function { module: handle, context, name, twin });
+        state.functions.insert(made, Function { module: handle, context, name, host_kernel });
         function.set(made as usize)
     }
 
@@ -128,15 +128,15 @@ driver! {
         {
             return Err(code::INVALID_VALUE);
         }
-        let (twin, module) = (function.twin, function.module);
-        let mut values = Vec::with_capacity(twin.parameters.len());
-        for (index, size) in twin.parameters.iter().enumerate() {
+        let (host_kernel, module) = (function.host_kernel, function.module);
+        let mut values = Vec::with_capacity(host_kernel.parameters.len());
+        for (index, size) in host_kernel.parameters.iter().enumerate() {
             let value = parameters.get_at(index)?;
             let bytes: Answer<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
             values.push(bytes?);
         }
         let launch = Launch { grid, block, shared_bytes, parameters: values };
-        let work = Work::Kernel(Box::new(KernelRun { twin, launch }));
+        let work = Work::Kernel(Box::new(KernelRun { host_kernel, launch }));
         if !state.graphs.is_capturing(stream) {
             load_now(&mut state, module, device);
         }
@@ -169,7 +169,7 @@ driver! {
     fn cuFuncGetParamInfo(function: Handle, index: usize, offset: Pointer<usize>, size: Pointer<usize>) {
         let (state, _) = on_current(NAME)?;
         let function = state.function(function.addr() as u64)?;
-        let sizes = function.twin.parameters;
+        let sizes = function.host_kernel.parameters;
         let own = *sizes.get(index).ok_or(code::INVALID_VALUE)?;
         // Each parameter is aligned to its size.
         let align = |offset: usize, size: &usize| offset.next_multiple_of((*size).max(1));

@@ -1,17 +1,17 @@
-//! Kernels stand on Rust twins that declare what they touch.
+//! Kernels run as Rust host kernels, which declare the memory that they access.
 
 use std::ptr;
 
 use transload_cuda_sim::harness::noise;
 use transload_cuda_sim::{
-    AccessKind, IllegalAddress, KernelAccess, KernelMemory, KernelTwin, Launch, harness, register_kernel_twin,
+    AccessKind, HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, harness, register_host_kernel,
 };
 use transload_cuda_sys::{AsStream, Stream, check, cust::sys::CUfunction, ffi};
 
 use crate::raw::{Bench, INVALID_HANDLE, code, contents, fill, upload};
 
 const PTX: &[u8] =
-    b".version 7.0\n.target sm_52\n.visible .entry twin_copy(\n  .param .u64 from\n) { ret; }\n\0";
+    b".version 7.0\n.target sm_52\n.visible .entry test_copy(\n  .param .u64 from\n) { ret; }\n\0";
 const UNKNOWN: &[u8] = b".version 7.0\n.target sm_52\n.visible .entry nobody_knows_it( ) { ret; }\n\0";
 
 fn accesses(launch: &Launch) -> Vec<KernelAccess> {
@@ -26,15 +26,15 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
     memory.copy(launch.number(0), launch.number(1), launch.number(2) as usize + launch.number(3) as usize)
 }
 
-/// A module with the kernel `twin_copy(from, to, bytes, beyond)`.
+/// A module with the kernel `test_copy(from, to, bytes, beyond)`.
 pub(crate) fn load(bench: &Bench) -> CUfunction {
-    register_kernel_twin("twin_copy", KernelTwin { parameters: &[8, 8, 8, 4], accesses, run });
+    register_host_kernel("test_copy", HostKernel { parameters: &[8, 8, 8, 4], accesses, run });
     let _bound = bench.context.enter().expect("enter");
     let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
     // SAFETY: the image ends with NUL, as the name does; the out pointers are valid.
     unsafe {
         check("load", ffi::cuModuleLoadData(&mut module, PTX.as_ptr().cast())).expect("load");
-        check("function", ffi::cuModuleGetFunction(&mut function, module, c"twin_copy".as_ptr()))
+        check("function", ffi::cuModuleGetFunction(&mut function, module, c"test_copy".as_ptr()))
             .expect("function");
         assert_eq!(ffi::cuModuleGetFunction(&mut ptr::null_mut(), module, c"other".as_ptr()), 500);
     }

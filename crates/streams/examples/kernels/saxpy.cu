@@ -2,7 +2,7 @@
 //
 // How saxpy.ptx was made: written by hand after this source, in the oldest words that do (PTX ISA 6.0 of CUDA 9, sm_50), and
 // assembled once with ptxas 12.9 for sm_50 and sm_90 to check it; the driver compiles it when it is loaded. This file is what
-// to read; it is not compiled. Change both together. The software driver runs twins in Rust
+// to read; it is not compiled. Change both together. The software driver runs host kernels (Rust)
 // (crates/cuda-sim/src/example_kernels.rs) instead of the PTX.
 //
 // Promises: any grid and block of one dimension. a * x is rounded before the sum, as the same words of C or Rust do on the

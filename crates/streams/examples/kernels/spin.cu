@@ -4,7 +4,7 @@
 //
 // How spin.ptx was made: written by hand after this source, in the oldest words that do (PTX ISA 6.0 of CUDA 9, sm_50), and
 // assembled once with ptxas 12.9 for sm_50 and sm_90 to check it; the driver compiles it when it is loaded. This file is what
-// to read; it is not compiled. Change both together. The software driver runs a twin in Rust
+// to read; it is not compiled. Change both together. The software driver runs a host kernel (Rust)
 // (crates/cuda-sim/src/example_kernels.rs), which takes no time and stores stamps that increase from launch to launch.
 //
 // Promises: any grid and block of one dimension. The timer counts nanoseconds and is one for the whole device; how finely it

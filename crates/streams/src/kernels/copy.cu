@@ -3,7 +3,7 @@
 // How copy.ptx was made: written by hand after this source, in the oldest words that do (PTX ISA 6.0 of CUDA 9, sm_50), so
 // that the driver of any machine in use compiles it when it is loaded; no toolkit takes part in a build. This file is what
 // to read; it is not compiled. Change both together, and run the tests of crates/streams on a real device
-// (TRANSLOAD_TEST_DRIVER=real): the software driver runs a twin in Rust (crates/cuda-sim/src/kernels.rs) instead of the PTX.
+// (TRANSLOAD_TEST_DRIVER=real): the software driver runs a host kernel in Rust (crates/cuda-sim/src/kernels.rs) instead of the PTX.
 //
 // Promises: any alignment of either side, any size from 1 byte on (indices have 64 bits), any grid and block of one
 // dimension. The ranges do not overlap. No byte outside the two ranges is touched.

@@ -1,4 +1,4 @@
-//! Rust twins of device kernels: what the simulated device runs in a kernel's place.
+//! Host kernels: Rust functions that the simulated device runs in place of device kernels.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::{
     memory::Memory,
 };
 
-/// A kernel's stand-in. Register it under the kernel's entry name with [`register_kernel_twin`].
+/// A Rust implementation of a device kernel. Register it under the kernel's entry name with [`register_host_kernel`].
 ///
 /// Its functions run under the driver's lock: they must not call the driver, nor announce host accesses.
 #[derive(Clone, Copy, Debug)]
-pub struct KernelTwin {
+pub struct HostKernel {
     /// The size in bytes of each parameter, in order.
     pub parameters: &'static [usize],
-    /// Every range that this launch reads or writes. The twin cannot touch anything else.
+    /// Every range that this launch reads or writes. The kernel cannot touch anything else.
     pub accesses: fn(&Launch) -> Vec<KernelAccess>,
     /// Does what the kernel does.
     pub run: fn(&Launch, &mut KernelMemory<'_>) -> Result<(), IllegalAddress>,
@@ -57,7 +57,7 @@ pub struct Launch {
     pub block: (u32, u32, u32),
     /// Bytes of dynamic shared memory.
     pub shared_bytes: u32,
-    /// The parameters' bytes, as long as the twin declares them.
+    /// The parameters' bytes, with the sizes that [`HostKernel::parameters`] declares.
     pub parameters: Vec<Vec<u8>>,
 }
 
@@ -74,7 +74,7 @@ impl Launch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IllegalAddress;
 
-/// What a running twin can reach: the ranges it declared.
+/// The memory that a running kernel can access: the ranges it declared.
 #[derive(Debug)]
 pub struct KernelMemory<'a> {
     pub(crate) memory: &'a Memory,
@@ -137,26 +137,26 @@ impl KernelMemory<'_> {
     }
 }
 
-static TWINS: Mutex<BTreeMap<String, KernelTwin>> = Mutex::new(BTreeMap::new());
+static HOST_KERNELS: Mutex<BTreeMap<String, HostKernel>> = Mutex::new(BTreeMap::new());
 
-/// Lets modules that contain the kernel `entry` be loaded on simulated devices; a later twin of the same name replaces an
-/// earlier one. A module with any entry that has no twin is refused.
-pub fn register_kernel_twin(entry: &str, twin: KernelTwin) {
-    TWINS.lock().insert(entry.to_owned(), twin);
+/// Registers the implementation of the kernel `entry`, replacing an earlier one of that name. A module loads only if each of
+/// its entries has an implementation.
+pub fn register_host_kernel(entry: &str, kernel: HostKernel) {
+    HOST_KERNELS.lock().insert(entry.to_owned(), kernel);
 }
 
-/// The twins of a module, by entry name.
-pub(crate) fn of_module(text: &str) -> Answer<BTreeMap<String, KernelTwin>> {
+/// Returns the host kernels of a module, by entry name.
+pub(crate) fn of_module(text: &str) -> Answer<BTreeMap<String, HostKernel>> {
     if !text.contains(".version") {
         return Err(code::INVALID_PTX);
     }
-    let twins = TWINS.lock();
+    let host_kernels = HOST_KERNELS.lock();
     let mut found = BTreeMap::new();
     for entry in text.split(".entry").skip(1) {
         let is_name = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '$' | '%');
         let name: String = entry.trim_start().chars().take_while(|letter| is_name(*letter)).collect();
-        let twin = twins.get(&name).ok_or(code::NO_BINARY_FOR_GPU)?;
-        found.insert(name, *twin);
+        let kernel = host_kernels.get(&name).ok_or(code::NO_BINARY_FOR_GPU)?;
+        found.insert(name, *kernel);
     }
     if found.is_empty() { Err(code::NO_BINARY_FOR_GPU) } else { Ok(found) }
 }
