@@ -16,9 +16,9 @@ use transload_executor::Executor;
 use crate::{
     CpuBackendBuilder, costs, device,
     pages::Pages,
-    queue::INLINE,
-    queues::Queues,
-    storage::{Counters, counted},
+    queue::MAX_INLINE,
+    queue_pool::QueuePool,
+    storage::{Counters, counted_storage},
 };
 
 /// Host memory and queues that copy within it. All methods may be called from any thread.
@@ -28,7 +28,7 @@ use crate::{
 pub struct CpuBackend {
     info: DeviceInfo,
     executor: Executor,
-    queues: Queues,
+    queues: QueuePool,
     counters: Arc<Counters>,
     reclaimer: Arc<Reclaimer>,
 }
@@ -50,7 +50,7 @@ impl CpuBackend {
     pub(crate) fn with(executor: Executor, parallel_from: usize) -> Self {
         Self {
             info: device::info(),
-            queues: Queues::new(executor.clone(), parallel_from),
+            queues: QueuePool::new(executor.clone(), parallel_from),
             executor,
             counters: Arc::default(),
             reclaimer: Arc::default(),
@@ -65,7 +65,7 @@ impl CpuBackend {
         // A vector's pointer is never null, and stays the same when the vector is moved.
         let address = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
         // SAFETY: the vector keeps its `len` initialised bytes at this address until it is dropped; nobody refers to it.
-        let storage = unsafe { counted(bytes, address, len, true, &self.counters) };
+        let storage = unsafe { counted_storage(bytes, address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -79,7 +79,7 @@ impl CpuBackend {
         let (address, len) = (NonNull::from(bytes).cast(), bytes.len());
         // SAFETY: the owner stays where it is, and gave the slice as one that lives as long as a shared borrow of it could;
         // nothing borrows it mutably before its drop.
-        let storage = unsafe { counted(owner, address, len, false, &self.counters) };
+        let storage = unsafe { counted_storage(owner, address, len, false, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -94,7 +94,7 @@ impl CpuBackend {
     #[must_use]
     pub unsafe fn wrap_raw(&self, address: NonNull<u8>, len: usize) -> RawBuffer {
         // SAFETY: the caller's promise.
-        let storage = unsafe { counted((), address, len, true, &self.counters) };
+        let storage = unsafe { counted_storage((), address, len, true, &self.counters) };
         RawBuffer::new(storage, &self.reclaimer)
     }
 
@@ -138,7 +138,7 @@ impl Backend for CpuBackend {
         let pages = Pages::new(bytes).ok_or_else(|| self.out_of_memory(bytes))?;
         let address = pages.address();
         // SAFETY: the pages have so many zeroed bytes at this address until they are dropped.
-        let storage = unsafe { counted(pages, address, bytes, true, &self.counters) };
+        let storage = unsafe { counted_storage(pages, address, bytes, true, &self.counters) };
         Ok(RawBuffer::new(storage, &self.reclaimer))
     }
 
@@ -163,7 +163,7 @@ impl Backend for CpuBackend {
     }
 
     fn copies_at_once(&self, src: Place, dst: Place) -> usize {
-        if self.copier(src, dst).is_some() { INLINE } else { 0 }
+        if self.copier(src, dst).is_some() { MAX_INLINE } else { 0 }
     }
 
     fn default_costs(&self) -> Vec<PathCost> {

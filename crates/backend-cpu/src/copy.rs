@@ -11,14 +11,14 @@ use crate::costs;
 
 /// An operation cut into pieces that may run side by side: bytes of a copy or a fill, rows, or pairs of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cut {
+pub(crate) struct Partition {
     /// How many units there are.
     pub(crate) units: usize,
     /// How many a piece has.
     pub(crate) step: usize,
 }
 
-impl Cut {
+impl Partition {
     /// Pieces of about a quarter of a worker's share, within bounds that keep both the hand-over and the last piece cheap.
     /// Those of large operations are whole huge pages: two workers that meet in a fresh one both make it, and one throws its
     /// page away.
@@ -105,7 +105,7 @@ fn unsupported(text: String) -> Error {
 }
 
 /// Tells the observer of the host's accesses, on the thread that begins them.
-pub(crate) fn announce(operation: &Operation<'_>) {
+pub(crate) fn note_accesses(operation: &Operation<'_>) {
     let note = |buffer: &RawBuffer, access| {
         if let Some(address) = buffer.host_address() {
             host_access::note(address.as_ptr().addr(), buffer.len(), access);
@@ -132,7 +132,7 @@ pub(crate) fn announce(operation: &Operation<'_>) {
 /// # Safety
 /// As for [`perform_units`].
 pub(crate) unsafe fn perform(operation: &Operation<'_>) -> Result<()> {
-    announce(operation);
+    note_accesses(operation);
     // SAFETY: the caller's promise.
     unsafe { perform_units(operation, 0..units(operation)) }
 }

@@ -36,12 +36,12 @@ mod copy;
 mod costs;
 mod device;
 mod failures;
-mod job;
-mod line;
+mod op_queue;
 mod pages;
+mod parallel_op;
 mod queue;
-mod queues;
-mod share;
+mod queue_pool;
+mod queued_op;
 mod storage;
 
 pub use backend::CpuBackend;

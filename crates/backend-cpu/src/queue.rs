@@ -7,27 +7,27 @@ use transload_core::{
 };
 use transload_executor::Executor;
 
-use crate::{copy, costs, job::Job, line::Line};
+use crate::{copy, costs, op_queue::OpQueue, queued_op::QueuedOp};
 
 /// An operation of at most so many bytes is done at once where nothing stands before it: waking a worker took up to
 /// 250 µs where it was measured (a virtual machine with 16 processors), in which one core copies about as much.
-pub(crate) const INLINE: usize = 2 << 20;
+pub(crate) const MAX_INLINE: usize = 2 << 20;
 
 /// An ordered line of work. Its executor's threads stay as long as it does, also where the backend was dropped.
 pub(crate) struct CpuQueue {
-    line: Arc<Line>,
+    ops: Arc<OpQueue>,
     timeline: Arc<dyn Timeline>,
 }
 
 impl CpuQueue {
     pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
-        let line = Arc::new(Line::new(priority, executor, parallel_from));
-        let timeline: Arc<dyn Timeline> = line.clone();
-        Self { line, timeline }
+        let ops = Arc::new(OpQueue::new(priority, executor, parallel_from));
+        let timeline: Arc<dyn Timeline> = ops.clone();
+        Self { ops, timeline }
     }
 
-    pub(crate) fn line(&self) -> &Arc<Line> {
-        &self.line
+    pub(crate) fn ops(&self) -> &Arc<OpQueue> {
+        &self.ops
     }
 }
 
@@ -38,7 +38,7 @@ unsafe impl Queue for CpuQueue {
     }
 
     fn priority(&self) -> StreamPriority {
-        self.line.priority()
+        self.ops.priority()
     }
 
     fn timeline(&self) -> &Arc<dyn Timeline> {
@@ -66,20 +66,20 @@ unsafe impl Queue for CpuQueue {
         let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_done());
         // Before the operation: the line keeps the outcomes that a handle may ask for.
         let timeline = Arc::clone(&self.timeline);
-        let point = if copy::bytes(operation) <= INLINE && open.clone().next().is_none() {
+        let point = if copy::bytes(operation) <= MAX_INLINE && open.clone().next().is_none() {
             // SAFETY: the caller's promise.
-            unsafe { self.line.run_inline(operation, timing) }
+            unsafe { self.ops.run_inline(operation, timing) }
         } else {
             None
         };
         let point = match point {
             Some(point) => point,
-            None => self.line.push(Job::new(operation, open.cloned(), timing)?),
+            None => self.ops.push(QueuedOp::new(operation, open.cloned(), timing)?),
         };
         Ok(Fence::new(timeline, point))
     }
 
     fn outstanding(&self) -> u64 {
-        self.line.outstanding()
+        self.ops.outstanding()
     }
 }

@@ -21,25 +21,25 @@ pub(crate) struct Counters {
 ///
 /// # Safety
 /// * As for [`HostBytes::new`].
-pub(crate) unsafe fn counted<O: Send + Sync + 'static>(
+pub(crate) unsafe fn counted_storage<O: Send + Sync + 'static>(
     owner: O,
     address: NonNull<u8>,
     len: usize,
     writable: bool,
     counters: &Arc<Counters>,
 ) -> Box<dyn Storage> {
-    let count = Count::of(len, counters);
+    let count = AllocationCount::of(len, counters);
     // SAFETY: the caller's promise.
     Box::new(unsafe { HostBytes::new((owner, count), address, len, MemoryKind::Pageable, writable) })
 }
 
 /// One allocation in the counters; dropped behind the memory.
-struct Count {
+struct AllocationCount {
     len: u64,
     counters: Arc<Counters>,
 }
 
-impl Count {
+impl AllocationCount {
     fn of(len: usize, counters: &Arc<Counters>) -> Self {
         let len = len as u64;
         counters.allocations.fetch_add(1, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Count {
     }
 }
 
-impl Drop for Count {
+impl Drop for AllocationCount {
     fn drop(&mut self) {
         self.counters.bytes.fetch_sub(self.len, Ordering::Relaxed);
         self.counters.allocations.fetch_sub(1, Ordering::Release);

@@ -11,12 +11,12 @@ use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, advise, lift};
 use transload_streams::{AdvancedStreamPool, CudaGraph, StreamOrderedAllocator};
 
-use crate::{CudaBackendConfig, CudaBuffer, costs, device::Member, peers::Peers, share};
+use crate::{CudaBackendConfig, CudaBuffer, costs, device::DeviceState, peers::Peers, share};
 
 /// The devices of the CUDA driver. Cheap to share; usable from any thread.
 pub struct CudaBackend {
     driver: Driver,
-    members: Vec<Member>,
+    states: Vec<DeviceState>,
     peers: Peers,
 }
 
@@ -44,14 +44,14 @@ impl CudaBackend {
         if ordinals.is_empty() {
             return Err(Error::new(ErrorKind::NoDevice, "the CUDA driver shows no device"));
         }
-        let mut members: Vec<Member> = Vec::with_capacity(ordinals.len());
+        let mut states: Vec<DeviceState> = Vec::with_capacity(ordinals.len());
         for ordinal in ordinals {
-            if members.iter().any(|member| member.device.ordinal() == ordinal) {
+            if states.iter().any(|state| state.device.ordinal() == ordinal) {
                 continue;
             }
-            members.push(Member::new(driver, CudaDevice::new(ordinal)?, config)?);
+            states.push(DeviceState::new(driver, CudaDevice::new(ordinal)?, config)?);
         }
-        Ok(Arc::new(Self { driver, members, peers: Peers::default() }))
+        Ok(Arc::new(Self { driver, states, peers: Peers::default() }))
     }
 
     /// A typed buffer of `len` elements in the memory of the device with this ordinal. Its content is undefined.
@@ -59,8 +59,8 @@ impl CudaBackend {
     /// # Errors
     /// Those of [`Backend::allocate`]; `InvalidArgument` where `len` is 0 or the size overflows.
     pub fn create_buffer<T: Pod>(&self, ordinal: u32, len: usize) -> Result<CudaBuffer<T>> {
-        let member = self.member(DeviceId::Cuda(ordinal))?;
-        CudaBuffer::new(len, &member.pool, |bytes| member.allocate(MemoryKind::Device, bytes))
+        let state = self.state(DeviceId::Cuda(ordinal))?;
+        CudaBuffer::new(len, &state.pool, |bytes| state.allocate(MemoryKind::Device, bytes))
     }
 
     /// A device of this backend.
@@ -68,7 +68,7 @@ impl CudaBackend {
     /// # Errors
     /// `UnknownDevice` naming the valid ones.
     pub fn device(&self, ordinal: u32) -> Result<&CudaDevice> {
-        self.member(DeviceId::Cuda(ordinal)).map(|member| &member.device)
+        self.state(DeviceId::Cuda(ordinal)).map(|state| &state.device)
     }
 
     /// The memory of a device; makes its context.
@@ -76,7 +76,7 @@ impl CudaBackend {
     /// # Errors
     /// `UnknownDevice`, or the driver's.
     pub fn memory(&self, ordinal: u32) -> Result<&Arc<CudaMemoryManager>> {
-        self.member(DeviceId::Cuda(ordinal))?.memory()
+        self.state(DeviceId::Cuda(ordinal))?.memory()
     }
 
     /// The allocator of a device's own memory in the order of streams; makes its context. What it holds without need goes
@@ -85,7 +85,7 @@ impl CudaBackend {
     /// # Errors
     /// `UnknownDevice`, or the driver's.
     pub fn allocator(&self, ordinal: u32) -> Result<&StreamOrderedAllocator> {
-        self.member(DeviceId::Cuda(ordinal))?.allocator()
+        self.state(DeviceId::Cuda(ordinal))?.allocator()
     }
 
     /// What [`register`](Backend::register) keeps registered, to let go of some of it or of all; makes the first device's
@@ -95,7 +95,7 @@ impl CudaBackend {
     /// The driver's.
     pub fn registrations(&self) -> Result<&RegistrationCache> {
         let no_device = || Error::new(ErrorKind::NoDevice, "the CUDA backend has no device");
-        self.members.first().ok_or_else(no_device)?.registrations()
+        self.states.first().ok_or_else(no_device)?.registrations()
     }
 
     /// The streams of a device: to lease some for one's own kernels, and to set how they are chosen.
@@ -103,7 +103,7 @@ impl CudaBackend {
     /// # Errors
     /// `UnknownDevice` naming the valid ones.
     pub fn streams(&self, ordinal: u32) -> Result<&AdvancedStreamPool> {
-        self.member(DeviceId::Cuda(ordinal)).map(|member| &member.pool)
+        self.state(DeviceId::Cuda(ordinal)).map(|state| &state.pool)
     }
 
     /// Whether every device of the backend has a capability.
@@ -111,8 +111,8 @@ impl CudaBackend {
     /// # Errors
     /// The driver's.
     pub fn supports_feature(&self, feature: CudaFeature) -> Result<bool> {
-        for member in &self.members {
-            if !member.device.supports_feature(feature)? {
+        for state in &self.states {
+            if !state.device.supports_feature(feature)? {
                 return Ok(false);
             }
         }
@@ -126,19 +126,19 @@ impl CudaBackend {
     }
 
     #[inline]
-    pub(crate) fn member(&self, device: DeviceId) -> Result<&Member> {
-        self.members.iter().find(|member| member.id == device).ok_or_else(|| self.no_such(device))
+    pub(crate) fn state(&self, device: DeviceId) -> Result<&DeviceState> {
+        self.states.iter().find(|state| state.id == device).ok_or_else(|| self.no_such(device))
     }
 
     #[cold]
     fn no_such(&self, device: DeviceId) -> Error {
-        let valid: Vec<String> = self.members.iter().map(|member| member.id.to_string()).collect();
+        let valid: Vec<String> = self.states.iter().map(|state| state.id.to_string()).collect();
         let text = format!("the CUDA backend has no device {device}; valid are {}", valid.join(", "));
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
     fn has(&self, device: DeviceId) -> bool {
-        self.members.iter().any(|member| member.id == device)
+        self.states.iter().any(|state| state.id == device)
     }
 }
 
@@ -148,18 +148,18 @@ impl Backend for CudaBackend {
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {
-        self.members.iter().map(|member| member.info().clone()).collect()
+        self.states.iter().map(|state| state.info().clone()).collect()
     }
 
     /// Device memory of up to 256 MiB and pinned memory of up to 64 MiB is that of earlier buffers of such a size, where there is
     /// any that nothing in flight uses, without a call to the driver. What buffers leave is kept until [`drain`](Backend::drain),
     /// or until memory is short. Then a buffer may also begin behind work in flight, and this may block until such work is over.
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.member(device)?.allocate(kind, bytes)
+        self.state(device)?.allocate(kind, bytes)
     }
 
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo> {
-        self.member(device)?.memory()?.info()
+        self.state(device)?.memory()?.info()
     }
 
     fn lease_queue(
@@ -168,9 +168,9 @@ impl Backend for CudaBackend {
         priority: StreamPriority,
         workload: WorkloadType,
     ) -> Result<QueueLease> {
-        let member = self.member(device)?;
-        member.check_usable()?;
-        Ok(member.pool.lease(priority, workload)?.into_queue())
+        let state = self.state(device)?;
+        state.check_usable()?;
+        Ok(state.pool.lease(priority, workload)?.into_queue())
     }
 
     fn lease_reserved_queue(
@@ -179,9 +179,9 @@ impl Backend for CudaBackend {
         priority: StreamPriority,
         workload: WorkloadType,
     ) -> Result<QueueLease> {
-        let member = self.member(device)?;
-        member.check_usable()?;
-        Ok(member.reserved.lease(priority, workload)?.into_queue())
+        let state = self.state(device)?;
+        state.check_usable()?;
+        Ok(state.reserved.lease(priority, workload)?.into_queue())
     }
 
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
@@ -200,16 +200,16 @@ impl Backend for CudaBackend {
         let mapped = |place: Place| place.device.is_cpu() && kinds.contains(&place.kind);
         if mapped(near) && mapped(far) {
             // Mapped memory is every device's.
-            return self.members.first().map(|member| member.id);
+            return self.states.first().map(|state| state.id);
         }
         let visible = near.device == far.device || mapped(near);
         (visible && self.has(far.device)).then_some(far.device)
     }
 
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
-        let member = self.member(device)?;
-        member.check_usable()?;
-        member.pool.prepare_in_place()
+        let state = self.state(device)?;
+        state.check_usable()?;
+        state.pool.prepare_in_place()
     }
 
     fn record(
@@ -218,7 +218,7 @@ impl Backend for CudaBackend {
         priority: StreamPriority,
         operations: &[Operation<'_>],
     ) -> Result<Arc<dyn Recorded>> {
-        Ok(Arc::new(CudaGraph::record(&self.member(device)?.device, priority, operations)?))
+        Ok(Arc::new(CudaGraph::record(&self.state(device)?.device, priority, operations)?))
     }
 
     /// Through the first device of the backend, for all of them: see [`RegistrationCache::register`].
@@ -231,10 +231,10 @@ impl Backend for CudaBackend {
     }
 
     fn default_costs(&self) -> Vec<PathCost> {
-        let ids = || self.members.iter().map(|member| member.id);
+        let ids = || self.states.iter().map(|state| state.id);
         let peers = ids().flat_map(|src| ids().map(move |dst| (src, dst))).filter(|(src, dst)| src != dst);
-        let own = self.members.iter().flat_map(|member| {
-            let (id, kinds) = (member.id, &member.info().kinds);
+        let own = self.states.iter().flat_map(|state| {
+            let (id, kinds) = (state.id, &state.info().kinds);
             // Not every device has managed memory.
             let has = move |place: Place| place.device != id || kinds.contains(&place.kind);
             costs::of(id).into_iter().filter(move |cost| has(cost.path.src) && has(cost.path.dst))
@@ -249,18 +249,18 @@ impl Backend for CudaBackend {
     }
 
     fn peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<PeerAccess> {
-        self.peers.access(self.member(device)?, self.member(peer)?)
+        self.peers.access(self.state(device)?, self.state(peer)?)
     }
 
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
-        self.peers.enable(self.member(device)?, self.member(peer)?)
+        self.peers.enable(self.state(device)?, self.state(peer)?)
     }
 
     fn ledger(&self) -> Ledger {
         let mut sum = Ledger::default();
-        for member in &self.members {
-            sum.leases += (member.pool.leases() + member.reserved.leases()) as u64;
-            let ledger = member.ledger();
+        for state in &self.states {
+            sum.leases += (state.pool.leases() + state.reserved.leases()) as u64;
+            let ledger = state.ledger();
             sum.allocations += ledger.allocations;
             sum.bytes += ledger.bytes;
             sum.parked += ledger.parked;
@@ -277,8 +277,8 @@ impl Backend for CudaBackend {
     fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         // Every device is drained, also after an error.
-        for member in &self.members {
-            outcome = outcome.and(member.drain());
+        for state in &self.states {
+            outcome = outcome.and(state.drain());
         }
         outcome
     }
@@ -286,7 +286,7 @@ impl Backend for CudaBackend {
 
 impl fmt::Debug for CudaBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let devices: Vec<DeviceId> = self.members.iter().map(|member| member.id).collect();
+        let devices: Vec<DeviceId> = self.states.iter().map(|state| state.id).collect();
         f.debug_struct("CudaBackend").field("driver", &self.driver).field("devices", &devices).finish()
     }
 }

@@ -12,18 +12,18 @@ use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
 
 use crate::{
     CudaBackendConfig,
-    served::{Beside, Served, Side},
+    buffer_cache::{BufferCache, MemorySide, SiblingAllocator},
 };
 
-pub(crate) struct Member {
+pub(crate) struct DeviceState {
     pub(crate) id: DeviceId,
     pub(crate) device: CudaDevice,
     info: DeviceInfo,
     memory: OnceLock<Arc<CudaMemoryManager>>,
     /// What is given by [`allocate`](Self::allocate); holds segments of `memory`.
-    served: Arc<Served>,
+    cache: Arc<BufferCache>,
     /// Over the device's own memory; holds segments of `memory`.
-    allocator: Beside,
+    allocator: SiblingAllocator,
     /// Host memory registered through this device; holds parts of `memory`.
     registrations: OnceLock<RegistrationCache>,
     registration_limit: Option<u64>,
@@ -31,10 +31,10 @@ pub(crate) struct Member {
     /// Streams that no user is given.
     pub(crate) reserved: AdvancedStreamPool,
     /// Whether a drain returned the loss of the context.
-    loss_told: AtomicBool,
+    loss_reported: AtomicBool,
 }
 
-impl Member {
+impl DeviceState {
     pub(crate) fn new(driver: Driver, device: CudaDevice, config: &CudaBackendConfig) -> Result<Self> {
         let handle = device.driver();
         let mut info = DeviceInfo::new(device.id(), handle.name().map_err(lift)?);
@@ -54,13 +54,13 @@ impl Member {
             device,
             info,
             memory: OnceLock::new(),
-            served: Arc::default(),
+            cache: Arc::default(),
             allocator: Arc::default(),
             registrations: OnceLock::new(),
             registration_limit: config.registration_limit,
             pool,
             reserved,
-            loss_told: AtomicBool::new(false),
+            loss_reported: AtomicBool::new(false),
         })
     }
 
@@ -82,8 +82,10 @@ impl Member {
         }
         // Holds nothing before the first request, so that it does not matter who comes first.
         let made = StreamOrderedAllocator::new(CudaResource::new(self.memory()?, MemoryKind::Device)?);
-        let served = Arc::downgrade(&self.served);
-        made.on_out_of_memory(move |_| served.upgrade().is_some_and(|served| served.trim(Side::Device) > 0));
+        let cache = Arc::downgrade(&self.cache);
+        made.on_out_of_memory(move |_| {
+            cache.upgrade().is_some_and(|cache| cache.trim(MemorySide::Device) > 0)
+        });
         Ok(self.allocator.get_or_init(|| made))
     }
 
@@ -101,13 +103,13 @@ impl Member {
     #[inline]
     pub(crate) fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.check_usable()?;
-        self.served.kept(kind, bytes).map_or_else(|| self.allocate_anew(kind, bytes), Ok)
+        self.cache.take_kept(kind, bytes).map_or_else(|| self.allocate_slow(kind, bytes), Ok)
     }
 
     #[inline(never)]
-    fn allocate_anew(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.with_room(Side::of(kind), |memory| {
-            match self.served.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
+    fn allocate_slow(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
+        self.retry_after_trim(MemorySide::of(kind), |memory| {
+            match self.cache.allocate((&self.device, memory), &self.allocator, kind, bytes)? {
                 Some(buffer) => Ok(buffer),
                 None => memory.allocate(kind, bytes),
             }
@@ -115,9 +117,9 @@ impl Member {
     }
 
     /// Allocates; where the device has no room, gives back what can be and tries again, as [`allocate`](Self::allocate) does.
-    pub(crate) fn with_room<B>(
+    pub(crate) fn retry_after_trim<B>(
         &self,
-        side: Side,
+        side: MemorySide,
         allocate: impl Fn(&Arc<CudaMemoryManager>) -> Result<B>,
     ) -> Result<B> {
         self.check_usable()?;
@@ -126,9 +128,9 @@ impl Member {
             other => return other,
         };
         // What cannot be given back is missing still, which the next try says.
-        let beside = self.allocator.get().filter(|_| side != Side::Host);
-        let of_allocator = beside.and_then(|allocator| allocator.trim().ok());
-        let freed = self.served.trim(side) + of_allocator.unwrap_or(0);
+        let sibling = self.allocator.get().filter(|_| side != MemorySide::Host);
+        let of_allocator = sibling.and_then(|allocator| allocator.trim().ok());
+        let freed = self.cache.trim(side) + of_allocator.unwrap_or(0);
         if freed > 0 { allocate(self.memory()?) } else { Err(refused) }
     }
 
@@ -142,8 +144,8 @@ impl Member {
     pub(crate) fn drain(&self) -> Result<()> {
         match self.drain_all() {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
-                let told = self.loss_told.swap(true, Ordering::Relaxed);
-                if told { Ok(()) } else { Err(self.device.check_usable().err().unwrap_or(error)) }
+                let reported = self.loss_reported.swap(true, Ordering::Relaxed);
+                if reported { Ok(()) } else { Err(self.device.check_usable().err().unwrap_or(error)) }
             }
             other => other,
         }
@@ -154,7 +156,7 @@ impl Member {
         if let Some(memory) = self.memory_if_used() {
             let trimmed = self.allocator.get().map_or(Ok(0), StreamOrderedAllocator::trim);
             // Registrations that are left may be in use by what is parked.
-            outcome = outcome.and(self.served.drain()).and(trimmed.map(|_| ())).and(memory.drain());
+            outcome = outcome.and(self.cache.drain()).and(trimmed.map(|_| ())).and(memory.drain());
             if let Some(registrations) = self.registrations.get() {
                 outcome = outcome.and(registrations.trim().map(|_| ()));
             }
@@ -165,7 +167,7 @@ impl Member {
     /// What is alive of its memory.
     pub(crate) fn ledger(&self) -> Ledger {
         let mut ledger = self.memory_if_used().map(CudaMemoryManager::ledger).unwrap_or_default();
-        self.served.enter(&mut ledger);
+        self.cache.add_to(&mut ledger);
         ledger
     }
 

@@ -27,11 +27,11 @@
 
 mod backend;
 mod buffer;
+mod buffer_cache;
 mod config;
 mod costs;
 mod device;
 mod peers;
-mod served;
 mod share;
 mod unified;
 

@@ -4,7 +4,7 @@ use parking_lot::RwLock;
 use transload_core::{DeviceId, Error, ErrorKind, PeerAccess, Result};
 use transload_memory::lift;
 
-use crate::device::Member;
+use crate::device::DeviceState;
 
 /// What this backend enabled, as (device, peer). Access that others enabled in the process is not known here; enabling
 /// it again does no harm.
@@ -15,7 +15,7 @@ pub(crate) struct Peers {
 
 impl Peers {
     /// Makes no context: the driver answers for devices.
-    pub(crate) fn access(&self, device: &Member, peer: &Member) -> Result<PeerAccess> {
+    pub(crate) fn access(&self, device: &DeviceState, peer: &DeviceState) -> Result<PeerAccess> {
         let (own, other) = (device.device.id(), peer.device.id());
         if own == other {
             return Ok(PeerAccess::Unavailable);
@@ -29,7 +29,7 @@ impl Peers {
 
     /// One way: the context's access, which covers plain allocations, and that of the peer's memory pool. Neither waits
     /// for work of a device; no lock is held meanwhile, so two threads may both ask the driver, which does no harm.
-    pub(crate) fn enable(&self, device: &Member, peer: &Member) -> Result<()> {
+    pub(crate) fn enable(&self, device: &DeviceState, peer: &DeviceState) -> Result<()> {
         match self.access(device, peer)? {
             PeerAccess::Enabled => return Ok(()),
             PeerAccess::Available => {}

@@ -40,10 +40,10 @@ fn in_place(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Resu
     let place = buffer.place();
     if device.is_cpu() {
         // The memory of a device that this backend does not have is not for it to tell.
-        backend.member(place.device)?;
+        backend.state(place.device)?;
         return Ok(buffer.host_address().is_some());
     }
-    let member = backend.member(device)?;
+    let state = backend.state(device)?;
     match place.kind {
         MemoryKind::Mapped => Ok(place.device.is_cpu() && buffer.device_address().is_some()),
         // Managed memory of one device is every device's that faults its pages in.
@@ -51,8 +51,8 @@ fn in_place(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Resu
             let concurrent = |device: &transload_memory::CudaDevice| {
                 device.supports_feature(CudaFeature::ConcurrentManagedAccess)
             };
-            match backend.member(place.device) {
-                Ok(home) => Ok(concurrent(&home.device)? && concurrent(&member.device)?),
+            match backend.state(place.device) {
+                Ok(home) => Ok(concurrent(&home.device)? && concurrent(&state.device)?),
                 Err(_) => Ok(false),
             }
         }

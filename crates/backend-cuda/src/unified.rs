@@ -3,7 +3,7 @@
 use transload_core::{DeviceId, MemoryAdvice, Pod, Result, StreamPriority, Transfer, WorkloadType};
 use transload_memory::{CudaFeature, UnifiedBuffer, UnifiedMode};
 
-use crate::{CudaBackend, served::Side};
+use crate::{CudaBackend, buffer_cache::MemorySide};
 
 impl CudaBackend {
     /// Whether the device's driver has managed memory (compute capability 3.0 or higher). [`UnifiedMode::of`] tells whether host
@@ -35,10 +35,10 @@ impl CudaBackend {
         len: usize,
         mode: UnifiedMode,
     ) -> Result<UnifiedBuffer<T>> {
-        let member = self.member(DeviceId::Cuda(ordinal))?;
-        let side = if mode == UnifiedMode::Explicit { Side::Both } else { Side::Device };
-        member.with_room(side, |memory| {
-            let queue = member.pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
+        let state = self.state(DeviceId::Cuda(ordinal))?;
+        let side = if mode == UnifiedMode::Explicit { MemorySide::Both } else { MemorySide::Device };
+        state.retry_after_trim(side, |memory| {
+            let queue = state.pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
             UnifiedBuffer::new_with_mode(memory, queue, len, mode)
         })
     }

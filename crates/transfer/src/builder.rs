@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use transload_core::Observer;
 
-use crate::{CrossBackendTransferManager, Sampling, stats::path_stats::Watch};
+use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext};
 
 /// Made by [`CrossBackendTransferManager::builder`].
 #[derive(Default)]
@@ -32,7 +32,11 @@ impl ManagerBuilder {
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
         let Self { observer, sampling } = self;
-        CrossBackendTransferManager::watched(Watch { observer, sampling, ..Watch::default() })
+        CrossBackendTransferManager::with_context(ManagerContext {
+            observer,
+            sampling,
+            ..ManagerContext::default()
+        })
     }
 }
 

@@ -36,6 +36,7 @@
 //! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
+mod context;
 mod manager;
 mod methods;
 mod options;

@@ -14,15 +14,16 @@ use transload_core::{
 
 use crate::{
     Alternative, ManagerBuilder, Plan, Sampling, TransferOptions, TransferStats,
-    methods::{InTheWay, Job},
+    context::ManagerContext,
+    methods::{OnConflict, TransferRequest},
     planning::{
         candidate::Candidate,
         engine_queue::COUNTED_FROM,
         planner::Choice,
         registry::Registry,
-        request::{Request, ranges},
+        request::{PlanInput, ranges},
     },
-    stats::{path_stats::Watch, unobserved::Unobserved},
+    stats::unobserved::UnobservedTransfer,
 };
 
 /// Moves bytes between any two buffers of the registered backends.
@@ -44,14 +45,14 @@ use crate::{
 /// operations on a [`RawBuffer`]. Others are not ordered.
 pub struct CrossBackendTransferManager {
     pub(crate) registry: Registry,
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) context: Arc<ManagerContext>,
 }
 
 impl CrossBackendTransferManager {
     /// A manager without backends, unobserved, that measures one in 64 transfers.
     #[must_use]
     pub fn new() -> Self {
-        Self::watched(Watch::default())
+        Self::with_context(ManagerContext::default())
     }
 
     /// A manager with an observer or another sampling.
@@ -59,9 +60,9 @@ impl CrossBackendTransferManager {
         ManagerBuilder::default()
     }
 
-    pub(crate) fn watched(watch: Watch) -> Self {
-        let watch = Arc::new(watch);
-        Self { registry: Registry::new(Arc::clone(&watch)), watch }
+    pub(crate) fn with_context(context: ManagerContext) -> Self {
+        let context = Arc::new(context);
+        Self { registry: Registry::new(Arc::clone(&context)), context }
     }
 
     /// Takes a backend in, with its devices and its default costs.
@@ -169,22 +170,22 @@ impl CrossBackendTransferManager {
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] where no method is left or no registered device offers a
     /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
-        let request = Request::new(TransferPath::new(src, dst), bytes)?;
-        let mut slot = self.registry.slot();
-        let routes = slot.routes(&self.registry, request.path)?;
+        let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
+        let mut cache = self.registry.route_cache();
+        let routes = cache.routes(&self.registry, input.path)?;
         // A buffer's memory is there because someone made it; a plan may name memory that nobody can make.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
-        let choice = routes.choose(&request, options, &self.watch, 0)?;
+        let choice = routes.choose(&input, options, &self.context, 0)?;
         let chosen = &routes.candidates[choice.index];
-        let others = routes.predictions(&request, options);
+        let others = routes.predictions(&input, options);
         let alternatives = others.into_iter().filter(|(candidate, _)| !std::ptr::eq(*candidate, chosen)).map(
             |(candidate, predicted)| Alternative {
                 method: candidate.method(),
                 predicted,
-                basis: candidate.known.cost.basis,
+                basis: candidate.info.cost.basis,
             },
         );
-        let report = chosen.known.report(&chosen.submission(&request, &choice));
+        let report = chosen.info.report(&chosen.submission(&input, &choice));
         Ok(Plan::new(report, alternatives.collect()))
     }
 
@@ -200,7 +201,7 @@ impl CrossBackendTransferManager {
     pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
         let home = buffer.place().device;
         let (theirs, ours) = (self.registry.backend(device)?, self.registry.backend(home)?);
-        self.watch.lost.check([home, device, device])?;
+        self.context.lost.check([home, device, device])?;
         if home == device {
             return Ok(Shared::in_place(buffer));
         }
@@ -212,7 +213,7 @@ impl CrossBackendTransferManager {
             let lane = if device.is_cpu() { home } else { device };
             return answer
                 .inspect(|shared| self.keep_copy(shared, lane))
-                .inspect_err(|error| self.watch.lost.note(lane, error));
+                .inspect_err(|error| self.context.lost.note(lane, error));
         }
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
@@ -225,9 +226,9 @@ impl CrossBackendTransferManager {
         let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
         for fence in copies.iter().flatten().cloned() {
             let bytes = shared.buffer.len() as u64;
-            self.watch
+            self.context
                 .unobserved
-                .add(Unobserved { fence, bytes, lane, row: None, is_timed: false }, &self.watch);
+                .add(UnobservedTransfer { fence, bytes, lane, stats: None, is_timed: false }, &self.context);
         }
     }
 
@@ -241,8 +242,8 @@ impl CrossBackendTransferManager {
     /// whose handles were dropped, and counts those that ended.
     #[must_use]
     pub fn get_transfer_stats(&self) -> Vec<TransferStats> {
-        self.watch.unobserved.check_all(&self.watch);
-        self.registry.rows.stats(self.watch.sampling)
+        self.context.unobserved.check_all(&self.context);
+        self.registry.stats.collect(self.context.sampling)
     }
 
     /// What was counted for one path and size class: one entry for each method that was taken.
@@ -256,24 +257,24 @@ impl CrossBackendTransferManager {
     /// How many transfers were refused before anything was enqueued. They are in no statistics of a path.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.watch.refused.load(Ordering::Relaxed)
+        self.context.refused.load(Ordering::Relaxed)
     }
 
     /// Which transfers are measured.
     #[must_use]
     pub fn sampling(&self) -> Sampling {
-        self.watch.sampling
+        self.context.sampling
     }
 
     /// Forgets the statistics, the count of refused transfers and the routes found so far. Costs stay, and so does the
     /// knowledge of lost devices. Transfers in flight count when they end.
     pub fn clear_cache(&self) {
         self.registry.forget_routes();
-        self.watch.refused.store(0, Ordering::Relaxed);
-        self.registry.rows.clear();
+        self.context.refused.store(0, Ordering::Relaxed);
+        self.registry.stats.clear();
     }
 
-    /// Waits for all work in flight on all backends, and frees what was dropped while in use.
+    /// WaitMode for all work in flight on all backends, and frees what was dropped while in use.
     ///
     /// # Errors
     /// The first failure that nobody saw: of a transfer whose handle was dropped before its end was observed, or before its
@@ -283,8 +284,8 @@ impl CrossBackendTransferManager {
     /// device held is gone with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods()?;
-        self.watch.unobserved.wait_for_all(&self.watch);
-        let mut outcome = self.watch.unseen.take();
+        self.context.unobserved.wait_for_all(&self.context);
+        let mut outcome = self.context.unreported.take();
         for registered in self.registry.backends() {
             let drained = registered.backend.drain();
             outcome = outcome.and(drained);
@@ -300,32 +301,32 @@ impl CrossBackendTransferManager {
         backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
     }
 
-    /// With `in_the_way`, the calling thread does not wait for what blocks it: the obstacle is stored there, nothing was
+    /// With `on_conflict`, the calling thread does not wait for what blocks it: the obstacle is stored there, nothing was
     /// submitted, and the answer means nothing.
     pub(crate) fn start(
         &self,
         src: &RawBuffer,
         dst: &RawBuffer,
         options: &TransferOptions,
-        in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
+        on_conflict: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
-        let request = match Request::of(src, dst) {
-            Ok(request) => request,
+        let input = match PlanInput::of(src, dst) {
+            Ok(input) => input,
             Err(error) => return self.refuse(error),
         };
-        let (mut slot, mut declined) = (self.registry.slot(), 0);
+        let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         loop {
-            let routes = match slot.routes(&self.registry, request.path) {
+            let routes = match cache.routes(&self.registry, input.path) {
                 Ok(routes) => routes,
                 Err(error) => return self.refuse(error),
             };
-            let choice = match routes.choose(&request, options, &self.watch, declined) {
+            let choice = match routes.choose(&input, options, &self.context, declined) {
                 Ok(choice) => choice,
                 Err(error) => return self.refuse(error),
             };
             let candidate = &mut routes.candidates[choice.index];
-            match self.registry.prepare(request.path, candidate) {
-                Ok(()) => return self.submit(candidate, &choice, (src, dst), &request, options, in_the_way),
+            match self.registry.prepare(input.path, candidate) {
+                Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, options, on_conflict),
                 // What cannot be taken falls through to the next best: this once, or from now on.
                 Err(methods) => declined |= methods,
             }
@@ -337,46 +338,48 @@ impl CrossBackendTransferManager {
         candidate: &mut Candidate,
         choice: &Choice,
         (src, dst): (&RawBuffer, &RawBuffer),
-        request: &Request,
+        input: &PlanInput,
         options: &TransferOptions,
-        in_the_way: Option<(&Turns, &mut Option<Obstacle>)>,
+        on_conflict: Option<(&Turns, &mut Option<Obstacle>)>,
     ) -> Transfer {
-        let timing = candidate.timing(request.bytes, options.timing);
-        let job = Job {
+        let timing = candidate.timing(input.bytes, options.timing);
+        let request = TransferRequest {
             src,
             dst,
             priority: options.priority,
             workload: options.workload,
             stage_in_place: choice.stage_in_place,
             timing,
-            in_the_way: in_the_way.as_ref().map_or(InTheWay::WaitFor, |(turns, _)| InTheWay::Tell(turns)),
+            on_conflict: on_conflict
+                .as_ref()
+                .map_or(OnConflict::Block, |(turns, _)| OnConflict::Return(turns)),
         };
-        let mut submission = candidate.submission(request, choice);
+        let mut submission = candidate.submission(input, choice);
         // A driver call leaves little in the nearest cache: what is had before it need not be fetched again behind it.
-        let (known, is_observed) = (candidate.reference(), self.watch.observer.is_some());
-        self.watch.unobserved.check_few(&self.watch);
+        let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
+        self.context.unobserved.check_few(&self.context);
         if timing == Timing::Measured || is_observed {
             submission.begun = Some(Instant::now());
         }
-        let submitted = candidate.method.submit(&candidate.route, &job);
+        let submitted = candidate.method.submit(&candidate.route, &request);
         if let Some(begun) = submission.begun {
             submission.submitting = begun.elapsed();
         }
         match submitted {
             Ok(end) => {
                 if is_observed {
-                    self.watch.tell(TransferEvent::Submitted(&known.report(&submission)));
+                    self.context.tell(TransferEvent::Submitted(&info.report(&submission)));
                 }
                 if let Submitted::Until(fence) = &end
-                    && request.bytes >= COUNTED_FROM
+                    && input.bytes >= COUNTED_FROM
                     && !choice.stage_in_place
                 {
-                    candidate.queue(fence, request.bytes);
+                    candidate.queue(fence, input.bytes);
                 }
-                Transfer::submitted(end, submission, known)
+                Transfer::submitted(end, submission, info)
             }
             Err(Unsubmitted::Blocked(obstacle)) => {
-                if let Some((_, told)) = in_the_way {
+                if let Some((_, told)) = on_conflict {
                     *told = Some(obstacle);
                 }
                 Transfer::refused(Error::new(ErrorKind::Busy, "earlier work is in the way; try again later"))
@@ -384,18 +387,18 @@ impl CrossBackendTransferManager {
             Err(Unsubmitted::Refused(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // What a driver answers is the path's failure.
             Err(Unsubmitted::Refused(error)) => {
-                let mut report = known.report(&submission);
+                let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
-                known.ended(&report, Err(&error));
-                Transfer::refused_with(error, Arc::clone(&self.watch) as _)
+                info.ended(&report, Err(&error));
+                Transfer::refused_with(error, Arc::clone(&self.context) as _)
             }
         }
     }
 
     #[cold]
     pub(crate) fn refuse(&self, error: Error) -> Transfer {
-        self.watch.refused.fetch_add(1, Ordering::Relaxed);
-        Transfer::refused_with(error, Arc::clone(&self.watch) as _)
+        self.context.refused.fetch_add(1, Ordering::Relaxed);
+        Transfer::refused_with(error, Arc::clone(&self.context) as _)
     }
 }
 
@@ -429,7 +432,7 @@ impl fmt::Debug for CrossBackendTransferManager {
         let devices = backends.iter().flat_map(|registered| &registered.devices).map(|device| device.id);
         f.debug_struct("CrossBackendTransferManager")
             .field("devices", &devices.collect::<Vec<_>>())
-            .field("sampling", &self.watch.sampling)
+            .field("sampling", &self.context.sampling)
             .finish_non_exhaustive()
     }
 }

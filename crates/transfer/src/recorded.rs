@@ -14,9 +14,10 @@ use transload_core::{
 
 use crate::{
     CrossBackendTransferManager, TransferOptions,
-    methods::Single,
-    planning::{engine_queue::EngineQueue, request::Request},
-    stats::{path_stats::Watch, unobserved::Unobserved},
+    context::ManagerContext,
+    methods::SingleOperation,
+    planning::{engine_queue::EngineQueue, request::PlanInput},
+    stats::unobserved::UnobservedTransfer,
 };
 
 /// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one
@@ -41,9 +42,9 @@ impl RecordedTransfers {
     /// # Errors
     /// By the transfer: [`ErrorKind::Busy`] where a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's.
     pub fn replay(&self) -> Transfer {
-        let Replays { report, timing, watch } = &*self.replays;
+        let Replays { report, timing, context } = &*self.replays;
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
-        let lost = self.devices.iter().try_for_each(|devices| watch.lost.check(*devices));
+        let lost = self.devices.iter().try_for_each(|devices| context.lost.check(*devices));
         let submitted = lost.and_then(|()| {
             let queue = self.backend.lease_queue(report.lane, self.priority, self.workload)?;
             submit(&*queue, &Operation::Replay { recorded: &*self.recorded }, *timing)
@@ -52,12 +53,12 @@ impl RecordedTransfers {
             Ok(fence) => {
                 self.engines.iter().for_each(|(engine, bytes)| engine.add(&fence, *bytes));
                 submission.submitting = submission.begun.map_or(Duration::ZERO, |begun| begun.elapsed());
-                watch.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
+                context.tell(TransferEvent::Submitted(&self.replays.report(&submission)));
                 Transfer::submitted(Submitted::Until(fence), submission, Arc::clone(&self.replays) as _)
             }
             Err(error) => {
-                watch.lost.note(report.lane, &error);
-                Transfer::refused_with(error, Arc::clone(watch) as _)
+                context.lost.note(report.lane, &error);
+                Transfer::refused_with(error, Arc::clone(context) as _)
             }
         }
     }
@@ -73,7 +74,7 @@ impl RecordedTransfers {
 struct Replays {
     report: TransferReport,
     timing: Timing,
-    watch: Arc<Watch>,
+    context: Arc<ManagerContext>,
 }
 
 impl Completion for Replays {
@@ -84,14 +85,16 @@ impl Completion for Replays {
     }
 
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
-        self.watch.ended(report, outcome);
+        self.context.ended(report, outcome);
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
-        self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
+        self.context.tell(TransferEvent::Abandoned(&self.report(submission)));
         let TransferReport { bytes, lane, .. } = self.report;
         let is_timed = self.timing == Timing::Measured;
-        self.watch.unobserved.add(Unobserved { fence, bytes, lane, row: None, is_timed }, &self.watch);
+        self.context
+            .unobserved
+            .add(UnobservedTransfer { fence, bytes, lane, stats: None, is_timed }, &self.context);
     }
 }
 
@@ -101,7 +104,7 @@ fn devices_of(report: &TransferReport) -> [DeviceId; 3] {
 
 /// One transfer of a recording.
 struct Planned {
-    single: Single,
+    single: SingleOperation,
     backend: Arc<dyn Backend>,
     engine: Option<Arc<EngineQueue>>,
     report: TransferReport,
@@ -165,23 +168,26 @@ impl CrossBackendTransferManager {
             replays: Arc::new(Replays {
                 report,
                 timing: options.timing.unwrap_or_default(),
-                watch: Arc::clone(&self.watch),
+                context: Arc::clone(&self.context),
             }),
         })
     }
 
     /// The cheapest method for the pair among those that are one operation of a queue.
     fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
-        let request = Request::of(src, dst)?;
-        let (mut slot, mut declined) = (self.registry.slot(), 0);
+        let input = PlanInput::of(src, dst)?;
+        let (mut cache, mut declined) = (self.registry.route_cache(), 0);
         loop {
-            let routes = slot.routes(&self.registry, request.path)?;
-            let choice = routes.choose_recordable(&request, options, &self.watch, declined)?;
+            let routes = cache.routes(&self.registry, input.path)?;
+            let choice = routes.choose_recordable(&input, options, &self.context, declined)?;
             let candidate = &routes.candidates[choice.index];
-            match (self.registry.prepare(request.path, candidate), candidate.method.single(request.path)) {
+            match (
+                self.registry.prepare(input.path, candidate),
+                candidate.method.single_operation(input.path),
+            ) {
                 (Ok(()), Some(single)) => {
                     let (backend, engine) = (Arc::clone(&candidate.route.backend), candidate.engine.clone());
-                    let report = candidate.known.report(&candidate.submission(&request, &choice));
+                    let report = candidate.info.report(&candidate.submission(&input, &choice));
                     return Ok(Planned { single, backend, engine, report });
                 }
                 (Err(methods), _) => declined |= methods,

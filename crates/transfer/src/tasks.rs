@@ -77,10 +77,10 @@ impl CrossBackendTransferManager {
     /// out.
     pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
         let path = TransferPath::new(src, dst);
-        let mut slot = self.registry.slot();
-        let routes = slot.routes(&self.registry, path)?;
+        let mut cache = self.registry.route_cache();
+        let routes = cache.routes(&self.registry, path)?;
         if !transload_core::mutant!("transfer/prepare-of-lost-device") {
-            self.watch.lost.check([src.device, dst.device, src.device])?;
+            self.context.lost.check([src.device, dst.device, src.device])?;
         }
         for candidate in routes.candidates.iter().filter(|candidate| options.allows(candidate.method())) {
             if self.registry.prepare(path, candidate).is_err() {

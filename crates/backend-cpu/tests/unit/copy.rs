@@ -12,13 +12,13 @@ fn pieces_cover_everything_once_and_large_ones_are_whole_huge_pages() {
         let dst = backend.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap();
         let fill = Operation::Fill { dst: &dst, pattern: Pattern::U8(0) };
         for workers in [1, 8, 16, 1024] {
-            let cut = Cut::new(&fill, workers);
+            let partition = Partition::new(&fill, workers);
             let mut end = 0;
-            for piece in (0..cut.pieces()).map_while(|index| cut.piece(index)) {
+            for piece in (0..partition.pieces()).map_while(|index| partition.piece(index)) {
                 assert!(piece.start == end && piece.start.is_multiple_of(grain), "{bytes}: {piece:?}");
                 end = piece.end;
             }
-            assert_eq!((end, cut.piece(cut.pieces())), (bytes, None));
+            assert_eq!((end, partition.piece(partition.pieces())), (bytes, None));
         }
     }
 }

@@ -5,7 +5,7 @@ use transload_core::{
     copy_at_once,
 };
 
-use super::{Context, Job, Method, Route, Single, Submitted};
+use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
 
 #[derive(Debug)]
 pub(super) struct DirectCopy;
@@ -15,25 +15,25 @@ impl Method for DirectCopy {
         TransferMethod::DirectCopy
     }
 
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
-        context.copier(path).ok_or(RejectReason::NoQueue)
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
+        topology.copier(path).ok_or(RejectReason::NoQueue)
     }
 
     /// Pageable memory is copied by the host, during the call or by its own queue: there is nothing to record.
-    fn single(&self, path: TransferPath) -> Option<Single> {
+    fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let by_host = [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Pageable);
         (!by_host).then_some(|src, dst| Operation::Copy { src, dst })
     }
 
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
-        if job.src.len() <= route.at_once
-            && let Some(took) = copy_at_once(job.src, job.dst, job.timing)?
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+        if request.src.len() <= route.at_once
+            && let Some(took) = copy_at_once(request.src, request.dst, request.timing)?
         {
-            return Ok(Submitted::Complete((job.timing == Timing::Measured).then_some(took)));
+            return Ok(Submitted::Complete((request.timing == Timing::Measured).then_some(took)));
         }
-        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
-        job.enqueue(&*queue, &Operation::Copy { src: job.src, dst: job.dst }, job.timing)
+        let queue = request.lease_to_copy(&*route.backend, route.lane)?;
+        request.enqueue(&*queue, &Operation::Copy { src: request.src, dst: request.dst }, request.timing)
     }
 }

@@ -11,11 +11,13 @@ use transload_core::{
 };
 use transload_executor::Executor;
 
-use super::{Context, Job, Method, Route, Submitted};
+use super::{Method, Route, Submitted, Topology, TransferRequest};
 use crate::{
-    planning::request::Request,
-    staging::{StagedTimeline, StagedTransfer, StagingRing, Task, chunk_for, chunks_of, usual_workers},
-    stats::lost::lost_on,
+    planning::request::PlanInput,
+    staging::{
+        StagedKind, StagedTimeline, StagedTransfer, StagingRing, chunk_for, chunks_of, default_workers,
+    },
+    stats::lost::name_lost_device,
 };
 
 /// Staging buffers per thread: one that the host fills or empties while the device has the other.
@@ -34,11 +36,15 @@ impl HostStaged {
 
     fn ring(&self, backend: &Arc<dyn Backend>, device: DeviceId) -> Arc<StagingRing> {
         let mut rings = self.rings.lock();
-        if let Some(ring) = rings.iter().find(|ring| ring.is_of(device)) {
+        if let Some(ring) = rings.iter().find(|ring| ring.belongs_to_device(device)) {
             return Arc::clone(ring);
         }
-        let ring =
-            Arc::new(StagingRing::new(&self.executor, backend, device, usual_workers() * BUFFERS_PER_WORKER));
+        let ring = Arc::new(StagingRing::new(
+            &self.executor,
+            backend,
+            device,
+            default_workers() * BUFFERS_PER_WORKER,
+        ));
         rings.push(Arc::clone(&ring));
         ring
     }
@@ -54,7 +60,7 @@ impl Method for HostStaged {
         TransferMethod::HostStaged
     }
 
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let TransferPath { src, dst } = path;
         let lane = match (src.device.is_cpu(), dst.device.is_cpu()) {
             (true, true) => return Err(RejectReason::NoDevice),
@@ -65,61 +71,62 @@ impl Method for HostStaged {
             (false, _) => src.device,
         };
         let pinned = Place::new(DeviceId::Cpu, MemoryKind::Pinned);
-        let registered = context.registered(lane).ok_or(RejectReason::NoQueue)?;
+        let registered = topology.registered(lane).ok_or(RejectReason::NoQueue)?;
         let stages = registered.device(lane).is_some_and(|info| info.kinds.contains(&MemoryKind::Pinned));
         if !stages {
             return Err(RejectReason::NoStagingMemory);
         }
-        let mut route = context.route(lane).ok_or(RejectReason::NoQueue)?;
+        let mut route = topology.route(lane).ok_or(RejectReason::NoQueue)?;
         for (from, to) in [(src, pinned), (pinned, dst)] {
             let by_host = from.device.is_cpu() && to.device.is_cpu();
-            if !by_host && context.copier(TransferPath::new(from, to)).is_none() {
+            if !by_host && topology.copier(TransferPath::new(from, to)).is_none() {
                 return Err(RejectReason::NoQueue);
             }
         }
         let staged = if src.device.is_cpu() { (pinned, dst) } else { (src, pinned) };
-        route.stages_in_place = context.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
+        route.stages_in_place = topology.in_place_copier(TransferPath::new(staged.0, staged.1)).is_some();
         if !src.device.is_cpu() && !dst.device.is_cpu() {
             route.stages_in_place = false;
             route.second =
-                context.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));
+                topology.registered(dst.device).map(|other| (Arc::clone(&other.backend), dst.device));
             route.lanes = 2;
         }
         Ok(route)
     }
 
-    fn chunks(&self, _: &Route, request: &Request) -> u32 {
-        chunks_of(request.bytes, usual_workers())
+    fn chunks(&self, _: &Route, input: &PlanInput) -> u32 {
+        chunks_of(input.bytes, default_workers())
     }
 
     /// No more than the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
-        let workers = usual_workers();
+        let workers = default_workers();
         let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
         bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
-        let src = job.src;
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+        let src = request.src;
         // A driver that does not take the kernel has the copy engine do it.
-        let in_place = job.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
+        let in_place = request.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
         let workload = if in_place { WorkloadType::Compute } else { WorkloadType::Memory };
-        let lease = |backend: &Arc<dyn Backend>, device| job.lease_for_workers(&**backend, device, workload);
+        let lease =
+            |backend: &Arc<dyn Backend>, device| request.lease_for_workers(&**backend, device, workload);
         let mut backends = smallvec![Arc::clone(&route.backend)];
-        let task = match &route.second {
+        let kind = match &route.second {
             Some((other, device)) => {
-                let task = Task::Across(
+                let kind = StagedKind::DeviceToDevice(
                     lease(&route.backend, route.lane)?,
-                    lease(other, *device).map_err(|error| lost_on(*device, error))?,
+                    lease(other, *device).map_err(|error| name_lost_device(*device, error))?,
                 );
                 backends.push(Arc::clone(other));
-                task
+                kind
             }
-            None if src.place().device.is_cpu() => Task::Up(lease(&route.backend, route.lane)?),
-            None => Task::Down(lease(&route.backend, route.lane)?),
+            None if src.place().device.is_cpu() => StagedKind::Upload(lease(&route.backend, route.lane)?),
+            None => StagedKind::Download(lease(&route.backend, route.lane)?),
         };
         let ring = self.ring(&route.backend, route.lane);
-        start_staged(ring, job, (task, in_place), backends, route.lane)
+        start_staged(ring, request, (kind, in_place), backends, route.lane)
     }
 
     /// The ring needs no start: it is pinned by the transfers that use it.
@@ -148,23 +155,23 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
 /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses the first thread.
 pub(super) fn start_staged(
     ring: Arc<StagingRing>,
-    job: &Job<'_>,
-    (task, in_place): (Task, bool),
+    request: &TransferRequest<'_>,
+    (kind, in_place): (StagedKind, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
 ) -> Result<Submitted, Unsubmitted> {
-    let (src, dst) = (job.src, job.dst);
-    let claims = job.claim()?;
+    let (src, dst) = (request.src, request.dst);
+    let claims = request.claim()?;
     // The transfer's end is one of the lane's, whichever thread does the work.
-    match &task {
-        Task::OutOfUnified(_) => src.note_use_by(DeviceId::Cpu),
-        Task::Across(_, to) => dst.note_use_by(to.device()),
-        Task::Up(_) | Task::Down(_) | Task::IntoUnified(_) => {}
+    match &kind {
+        StagedKind::FromUnified(_) => src.note_use_by(DeviceId::Cpu),
+        StagedKind::DeviceToDevice(_, to) => dst.note_use_by(to.device()),
+        StagedKind::Upload(_) | StagedKind::Download(_) | StagedKind::ToUnified(_) => {}
     }
-    let end = Arc::new(StagedTimeline::new(lane, job.timing));
+    let end = Arc::new(StagedTimeline::new(lane, request.timing));
     let after = claims.after().iter().cloned().collect();
     let both = (src.clone(), dst.clone());
-    StagedTransfer::new(both, (task, in_place), backends, after, ring, job.priority, Arc::clone(&end))
+    StagedTransfer::new(both, (kind, in_place), backends, after, ring, request.priority, Arc::clone(&end))
         .start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
     // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last

@@ -10,7 +10,7 @@ use transload_core::{
 
 use transload_executor::Executor;
 
-use crate::planning::{registry::Registered, request::Request};
+use crate::planning::{registry::Registered, request::PlanInput};
 
 mod direct_copy;
 mod host_staged;
@@ -42,7 +42,7 @@ pub(crate) trait Method: Send + Sync + 'static {
     ///
     /// # Errors
     /// Why it cannot be taken on this path.
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason>;
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason>;
 
     /// Makes the path ready before its first transfer: enables access, verifies it, sets memory aside. Called before each
     /// submission, so it must be quick once done. A plan does not call it.
@@ -73,19 +73,19 @@ pub(crate) trait Method: Send + Sync + 'static {
     }
 
     /// Into how many pieces it would cut a transfer.
-    fn chunks(&self, route: &Route, request: &Request) -> u32 {
-        let _ = (route, request);
+    fn chunks(&self, route: &Route, input: &PlanInput) -> u32 {
+        let _ = (route, input);
         1
     }
 
     /// The one operation that its transfers consist of, if they do and such an operation can be recorded; see
     /// [`Backend::record`].
-    fn single(&self, path: TransferPath) -> Option<Single> {
+    fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let _ = path;
         None
     }
 
-    /// Waits for its own tasks, and gives back what it keeps.
+    /// WaitMode for its own tasks, and gives back what it keeps.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of the executor, where it would wait for
@@ -98,30 +98,30 @@ pub(crate) trait Method: Send + Sync + 'static {
     /// Allocates nothing once warm.
     ///
     /// # Errors
-    /// The queue's, and what is in the way where the job must not block the thread. On an error nothing is under way.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted>;
+    /// The queue's, and what is in the way where the request must not block the thread. On an error nothing is under way.
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted>;
 }
 
 /// Why a method that applies is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Declined {
     /// It will never do on this path, and is not asked again.
-    ForGood(RejectReason),
+    Permanently(RejectReason),
     /// Not for this transfer, since it could not be verified; the next one may ask again.
-    ForNow,
+    ThisTime,
 }
 
 /// What a submission does about earlier work that is in its way, and that its queue cannot wait for by itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum InTheWay<'a> {
+pub(crate) enum OnConflict<'a> {
     /// It blocks the calling thread.
-    WaitFor,
+    Block,
     /// The obstacle is returned; these turns are taken.
-    Tell(&'a Turns),
+    Return(&'a Turns),
 }
 
 /// Makes an operation of a source and a destination.
-pub(crate) type Single = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
+pub(crate) type SingleOperation = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
 /// Whose queues a method would use.
 #[derive(Clone, Debug)]
@@ -140,19 +140,19 @@ pub(crate) struct Route {
 
 /// A transfer for a method to submit.
 #[derive(Debug)]
-pub(crate) struct Job<'a> {
+pub(crate) struct TransferRequest<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,
     /// As the caller wants it counted.
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
-    pub(crate) in_the_way: InTheWay<'a>,
+    pub(crate) on_conflict: OnConflict<'a>,
     /// Whether the device's own processors copy in the place of a copy engine; only where the route says that they can.
     pub(crate) stage_in_place: bool,
 }
 
-impl Job<'_> {
+impl TransferRequest<'_> {
     /// Puts an operation on a queue.
     fn enqueue(
         &self,
@@ -160,9 +160,9 @@ impl Job<'_> {
         operation: &Operation<'_>,
         timing: Timing,
     ) -> Result<Submitted, Unsubmitted> {
-        match self.in_the_way {
-            InTheWay::WaitFor => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
-            InTheWay::Tell(turns) => try_submit(queue, operation, timing, turns),
+        match self.on_conflict {
+            OnConflict::Block => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
+            OnConflict::Return(turns) => try_submit(queue, operation, timing, turns),
         }
         .map(Submitted::Until)
     }
@@ -170,9 +170,9 @@ impl Job<'_> {
     /// Claims both sides.
     fn claim(&self) -> Result<Claims<'_>, Unsubmitted> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
-        match self.in_the_way {
-            InTheWay::WaitFor => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
-            InTheWay::Tell(turns) => Claims::try_of(&mut uses, turns),
+        match self.on_conflict {
+            OnConflict::Block => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
+            OnConflict::Return(turns) => Claims::try_of(&mut uses, turns),
         }
     }
 
@@ -194,11 +194,11 @@ impl Job<'_> {
 
 /// What a method may look at.
 #[derive(Debug)]
-pub(crate) struct Context<'a> {
+pub(crate) struct Topology<'a> {
     pub(crate) backends: &'a [Registered],
 }
 
-impl Context<'_> {
+impl Topology<'_> {
     /// The first registered backend with a device whose queues copy directly along the path.
     fn copier(&self, path: TransferPath) -> Option<Route> {
         self.backends.iter().find_map(|registered| {

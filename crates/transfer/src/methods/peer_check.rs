@@ -13,7 +13,7 @@ const BYTES: usize = (1 << 20) + 37;
 ///
 /// # Errors
 /// The backend's, where the pattern could not be sent.
-pub(super) fn is_faithful(backend: &dyn Backend, a: DeviceId, b: DeviceId) -> Result<bool> {
+pub(super) fn verify_copies(backend: &dyn Backend, a: DeviceId, b: DeviceId) -> Result<bool> {
     let allocate = |device, kind| backend.allocate(device, kind, BYTES);
     let sent = allocate(a, MemoryKind::Pinned)?;
     let came = allocate(b, MemoryKind::Pinned)?;

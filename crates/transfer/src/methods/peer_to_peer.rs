@@ -6,10 +6,10 @@ use transload_core::{
     TransferPath, Unsubmitted,
 };
 
-use super::{Context, Declined, Job, Method, Route, Single, Submitted, peer_check};
+use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
 
 /// Of this many transfers at least one tries a pair again that could not be found out about.
-const MOST_PASSED_OVER: u32 = 1023;
+const MAX_SKIPS: u32 = 1023;
 
 /// Which pairs can be trusted is found out once each, and kept for the life of the manager. Where the error that kept
 /// from it may pass, such as a want of memory, it is tried again by a later transfer.
@@ -17,13 +17,13 @@ const MOST_PASSED_OVER: u32 = 1023;
 pub(super) struct PeerToPeer {
     verdicts: RwLock<Vec<(Pair, Verdict)>>,
     /// Pairs that could not be found out about, so far.
-    undecided: Mutex<Vec<(Pair, Pause)>>,
+    backoffs: Mutex<Vec<(Pair, RetryBackoff)>>,
 }
 
 /// How many transfers are still to pass a pair over. Twice as many and one more after each further failure: where memory
 /// stays short, trying would cost each transfer more than it could gain.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pause {
+struct RetryBackoff {
     left: u32,
     last: u32,
 }
@@ -57,26 +57,26 @@ impl PeerToPeer {
     }
 
     /// Whether a transfer passes the pair over, since trying has failed before.
-    fn is_paused(&self, pair: Pair) -> bool {
-        let mut undecided = self.undecided.lock();
-        match undecided.iter_mut().find(|(of, _)| *of == pair) {
-            Some((_, pause)) if pause.left > 0 => {
-                pause.left -= 1;
+    fn try_skip(&self, pair: Pair) -> bool {
+        let mut backoffs = self.backoffs.lock();
+        match backoffs.iter_mut().find(|(of, _)| *of == pair) {
+            Some((_, backoff)) if backoff.left > 0 => {
+                backoff.left -= 1;
                 true
             }
             _ => false,
         }
     }
 
-    fn pause(&self, pair: Pair) {
-        let mut undecided = self.undecided.lock();
-        match undecided.iter_mut().find(|(of, _)| *of == pair) {
-            Some((_, pause)) => {
-                let longer = (pause.last * 2 + 1).min(MOST_PASSED_OVER);
-                *pause = Pause { left: longer, last: longer };
+    fn back_off(&self, pair: Pair) {
+        let mut backoffs = self.backoffs.lock();
+        match backoffs.iter_mut().find(|(of, _)| *of == pair) {
+            Some((_, backoff)) => {
+                let longer = (backoff.last * 2 + 1).min(MAX_SKIPS);
+                *backoff = RetryBackoff { left: longer, last: longer };
             }
             // The next transfer tries at once.
-            None => undecided.push((pair, Pause::default())),
+            None => backoffs.push((pair, RetryBackoff::default())),
         }
     }
 }
@@ -87,9 +87,9 @@ impl Method for PeerToPeer {
     }
 
     /// The source's device does the copying: writing to a peer is as fast as reading from one.
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let (src, dst) = (path.src.device, path.dst.device);
-        let relayed = |device| match context.has_peer(device) {
+        let relayed = |device| match topology.has_peer(device) {
             true => RejectReason::NoRelays,
             false => RejectReason::NoPeerAccess,
         };
@@ -100,7 +100,7 @@ impl Method for PeerToPeer {
             (false, false) if src == dst => return Err(RejectReason::SameDevice),
             (false, false) => {}
         }
-        if !context.are_peers(src, dst) {
+        if !topology.are_peers(src, dst) {
             return Err(RejectReason::NoPeerAccess);
         }
         if [path.src, path.dst].iter().any(|place| place.kind != MemoryKind::Device) {
@@ -108,7 +108,7 @@ impl Method for PeerToPeer {
         }
         // A pair that failed on the way there is not taken on the way back.
         self.known(pair(src, dst)).unwrap_or(Ok(()))?;
-        context.route(src).ok_or(RejectReason::NoQueue)
+        topology.route(src).ok_or(RejectReason::NoQueue)
     }
 
     /// Enables and verifies the pair at its first transfer, which that one waits for. Two threads that are first at once
@@ -116,47 +116,47 @@ impl Method for PeerToPeer {
     fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
         let pair = pair(path.src.device, path.dst.device);
         if let Some(verdict) = self.known(pair) {
-            return verdict.map_err(Declined::ForGood);
+            return verdict.map_err(Declined::Permanently);
         }
-        if self.is_paused(pair) {
-            return Err(Declined::ForNow);
+        if self.try_skip(pair) {
+            return Err(Declined::ThisTime);
         }
-        match find_out(&*route.backend, pair) {
-            Err(Declined::ForNow) => {
-                self.pause(pair);
-                Err(Declined::ForNow)
+        match enable_and_verify(&*route.backend, pair) {
+            Err(Declined::ThisTime) => {
+                self.back_off(pair);
+                Err(Declined::ThisTime)
             }
-            Err(Declined::ForGood(reason)) => self.keep(pair, Err(reason)).map_err(Declined::ForGood),
-            Ok(()) => self.keep(pair, Ok(())).map_err(Declined::ForGood),
+            Err(Declined::Permanently(reason)) => self.keep(pair, Err(reason)).map_err(Declined::Permanently),
+            Ok(()) => self.keep(pair, Ok(())).map_err(Declined::Permanently),
         }
     }
 
-    fn single(&self, _: TransferPath) -> Option<Single> {
+    fn single_operation(&self, _: TransferPath) -> Option<SingleOperation> {
         Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
     /// One operation whatever the size: cutting it would only cost rate.
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
-        let queue = job.lease_to_copy(&*route.backend, route.lane)?;
-        job.enqueue(&*queue, &Operation::CopyPeer { src: job.src, dst: job.dst }, job.timing)
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+        let queue = request.lease_to_copy(&*route.backend, route.lane)?;
+        request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)
     }
 }
 
-fn find_out(backend: &dyn Backend, (a, b): Pair) -> Result<(), Declined> {
+fn enable_and_verify(backend: &dyn Backend, (a, b): Pair) -> Result<(), Declined> {
     for (device, peer) in [(a, b), (b, a)] {
         let enabled = backend.enable_peer_access(device, peer);
         enabled.map_err(|error| declined(&error, RejectReason::NoPeerAccess))?;
     }
-    match peer_check::is_faithful(backend, a, b) {
+    match peer_check::verify_copies(backend, a, b) {
         Ok(true) => Ok(()),
-        Ok(false) => Err(Declined::ForGood(RejectReason::PeerCorrupts)),
+        Ok(false) => Err(Declined::Permanently(RejectReason::PeerCorrupts)),
         Err(error) => Err(declined(&error, RejectReason::PeerUnverified)),
     }
 }
 
 fn declined(error: &Error, otherwise: RejectReason) -> Declined {
     match error.retry() {
-        Retry::Never => Declined::ForGood(otherwise),
-        Retry::Later | Retry::AfterFreeing => Declined::ForNow,
+        Retry::Never => Declined::Permanently(otherwise),
+        Retry::Later | Retry::AfterFreeing => Declined::ThisTime,
     }
 }

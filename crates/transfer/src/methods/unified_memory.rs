@@ -10,12 +10,12 @@ use transload_core::{
 use transload_executor::Executor;
 
 use super::{
-    Context, InTheWay, Job, Method, Route, Submitted,
+    Method, OnConflict, Route, Submitted, Topology, TransferRequest,
     host_staged::{start_staged, start_threads},
 };
 use crate::{
-    planning::request::Request,
-    staging::{StagingRing, Task, chunks_of, usual_workers},
+    planning::request::PlanInput,
+    staging::{StagedKind, StagingRing, chunks_of, default_workers},
 };
 
 pub(super) struct UnifiedMemory {
@@ -26,7 +26,7 @@ pub(super) struct UnifiedMemory {
 
 impl UnifiedMemory {
     pub(super) fn new(executor: Executor) -> Self {
-        let ring = Arc::new(StagingRing::of_turns(&executor, usual_workers()));
+        let ring = Arc::new(StagingRing::without_memory(&executor, default_workers()));
         Self { executor, ring }
     }
 }
@@ -40,7 +40,7 @@ impl Method for UnifiedMemory {
         TransferMethod::UnifiedMemory
     }
 
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let TransferPath { src, dst } = path;
         let (unified, other) = match (is_unified(src), is_unified(dst)) {
             (true, _) => (src, dst),
@@ -51,21 +51,21 @@ impl Method for UnifiedMemory {
         if !other.device.is_cpu() && other.device != unified.device {
             return Err(RejectReason::NoQueue);
         }
-        let beside = context
+        let beside = topology
             .registered(unified.device)
             .and_then(|registered| registered.device(unified.device))
             .is_some_and(|info| info.unified_beside_host);
         if !beside {
             return Err(RejectReason::NoConcurrentAccess);
         }
-        context.route(unified.device).ok_or(RejectReason::NoQueue)
+        topology.route(unified.device).ok_or(RejectReason::NoQueue)
     }
 
-    fn chunks(&self, route: &Route, request: &Request) -> u32 {
-        if request.path.src.device == route.lane && request.path.dst.device == route.lane {
+    fn chunks(&self, route: &Route, input: &PlanInput) -> u32 {
+        if input.path.src.device == route.lane && input.path.dst.device == route.lane {
             return 1;
         }
-        chunks_of(request.bytes, usual_workers())
+        chunks_of(input.bytes, default_workers())
     }
 
     /// The host's threads copy, and the driver migrates pages.
@@ -73,28 +73,28 @@ impl Method for UnifiedMemory {
         0
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
-        let (src, dst) = (job.src, job.dst);
-        let by_workers = || job.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory);
-        let task = match (src.place().device, dst.place().device) {
-            (DeviceId::Cpu, _) => Task::IntoUnified(by_workers()?),
-            (_, DeviceId::Cpu) => Task::OutOfUnified(by_workers()?),
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+        let (src, dst) = (request.src, request.dst);
+        let by_workers = || request.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory);
+        let kind = match (src.place().device, dst.place().device) {
+            (DeviceId::Cpu, _) => StagedKind::ToUnified(by_workers()?),
+            (_, DeviceId::Cpu) => StagedKind::FromUnified(by_workers()?),
             // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
             _ => {
-                if let InTheWay::Tell(_) = job.in_the_way {
+                if let OnConflict::Return(_) = request.on_conflict {
                     // What is in the copy's way is told before any page moves. (What comes in between moves them once more.)
-                    drop(job.claim()?);
+                    drop(request.claim()?);
                 }
-                let queue = job.lease_to_copy(&*route.backend, route.lane)?;
+                let queue = request.lease_to_copy(&*route.backend, route.lane)?;
                 for side in [src, dst].into_iter().filter(|side| is_unified(side.place())) {
                     let move_there = Operation::Prefetch { buffer: side, to: route.lane };
-                    job.enqueue(&*queue, &move_there, Timing::Off)?;
+                    request.enqueue(&*queue, &move_there, Timing::Off)?;
                 }
-                return job.enqueue(&*queue, &Operation::Copy { src, dst }, job.timing);
+                return request.enqueue(&*queue, &Operation::Copy { src, dst }, request.timing);
             }
         };
         let backends = smallvec![Arc::clone(&route.backend)];
-        start_staged(Arc::clone(&self.ring), job, (task, false), backends, route.lane)
+        start_staged(Arc::clone(&self.ring), request, (kind, false), backends, route.lane)
     }
 
     fn start(&self) -> Result<()> {

@@ -5,7 +5,7 @@ use transload_core::{
     ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
 };
 
-use super::{Context, Declined, Job, Method, Route, Single, Submitted};
+use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
 
 #[derive(Debug)]
 pub(super) struct ZeroCopy;
@@ -23,13 +23,13 @@ impl Method for ZeroCopy {
         0
     }
 
-    fn applicable(&self, path: TransferPath, context: &Context<'_>) -> Result<Route, RejectReason> {
+    fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let (src, dst) = (path.src.device, path.dst.device);
         if src == dst {
             // Between two places of one device every copy is by the device itself.
             return Err(if src.is_cpu() { RejectReason::NoDevice } else { RejectReason::SameDevice });
         }
-        context.in_place_copier(path).ok_or(RejectReason::NotMapped)
+        topology.in_place_copier(path).ok_or(RejectReason::NotMapped)
     }
 
     /// Has the kernel loaded. A driver that does not take it leaves the path to the other methods; any other error may be
@@ -37,20 +37,24 @@ impl Method for ZeroCopy {
     fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), Declined> {
         match route.backend.prepare_in_place(route.lane) {
             Err(error) if error.kind() == ErrorKind::Unsupported => {
-                Err(Declined::ForGood(RejectReason::NoKernel))
+                Err(Declined::Permanently(RejectReason::NoKernel))
             }
             _ => Ok(()),
         }
     }
 
-    fn single(&self, _: TransferPath) -> Option<Single> {
+    fn single_operation(&self, _: TransferPath) -> Option<SingleOperation> {
         Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
-    fn submit(&self, route: &Route, job: &Job<'_>) -> Result<Submitted, Unsubmitted> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
         // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
-        let workload = job.workload.unwrap_or(WorkloadType::Compute);
-        let queue = route.backend.lease_queue(route.lane, job.priority, workload)?;
-        job.enqueue(&*queue, &Operation::CopyInPlace { src: job.src, dst: job.dst }, job.timing)
+        let workload = request.workload.unwrap_or(WorkloadType::Compute);
+        let queue = route.backend.lease_queue(route.lane, request.priority, workload)?;
+        request.enqueue(
+            &*queue,
+            &Operation::CopyInPlace { src: request.src, dst: request.dst },
+            request.timing,
+        )
     }
 }

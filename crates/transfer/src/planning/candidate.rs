@@ -8,12 +8,10 @@ use transload_core::{
 };
 
 use crate::{
+    context::ManagerContext,
     methods::{Method, Route},
-    planning::{costs::Cost, engine_queue::EngineQueue, planner::Choice, request::Request},
-    stats::{
-        path_stats::{Row, Watch},
-        unobserved::Unobserved,
-    },
+    planning::{costs::Cost, engine_queue::EngineQueue, planner::Choice, request::PlanInput},
+    stats::{path_stats::PathStats, unobserved::UnobservedTransfer},
 };
 
 /// Why methods do not apply, by their index; `None` for those that do.
@@ -21,7 +19,7 @@ pub(crate) type Reasons = [Option<RejectReason>; TransferMethod::ALL.len()];
 
 /// A method that applies to a path.
 pub(crate) struct Candidate {
-    pub(crate) known: Arc<Known>,
+    pub(crate) info: Arc<CandidateInfo>,
     pub(crate) method: Arc<dyn Method>,
     pub(crate) route: Route,
     /// The copy engine's queue that its transfers stand in.
@@ -30,14 +28,14 @@ pub(crate) struct Candidate {
     asked: [u64; SizeClass::ALL.len()],
     /// References for transfers to come, taken many at a time: who drops a transfer on another thread takes this thread's cache
     /// line with the count of references, once for all of these.
-    references: Vec<Arc<Known>>,
+    spare_infos: Vec<Arc<CandidateInfo>>,
 }
 
 /// What all transfers by a candidate have in common. It keeps no backend. A thread that drops transfers writes the count of
 /// references, which lies on another cache line than what threads that submit read.
 #[repr(align(128))]
-pub(crate) struct Known {
-    pub(crate) row: Arc<Row>,
+pub(crate) struct CandidateInfo {
+    pub(crate) stats: Arc<PathStats>,
     pub(crate) lane: DeviceId,
     pub(crate) cost: Cost,
     pub(crate) lanes: u32,
@@ -45,7 +43,7 @@ pub(crate) struct Known {
     pub(crate) reasons: Reasons,
     /// By those reasons alone.
     pub(crate) rejected: Rejections,
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) context: Arc<ManagerContext>,
 }
 
 /// The methods that one transfer cannot take although they apply: a bit for each one's index.
@@ -97,30 +95,30 @@ impl Excluded {
 
 impl Candidate {
     pub(crate) fn new(
-        known: Known,
+        info: CandidateInfo,
         method: Arc<dyn Method>,
         route: Route,
         engine: Option<Arc<EngineQueue>>,
     ) -> Self {
-        let known = Arc::new(known);
-        Self { known, method, route, engine, asked: Default::default(), references: Vec::new() }
+        let info = Arc::new(info);
+        Self { info, method, route, engine, asked: Default::default(), spare_infos: Vec::new() }
     }
 
     pub(crate) fn method(&self) -> TransferMethod {
-        self.known.row.method
+        self.info.stats.method
     }
 
     pub(crate) fn predict(&self, bytes: u64) -> Duration {
-        self.known.cost.model.predict(bytes)
+        self.info.cost.model.predict(bytes)
     }
 
     /// What is noted of a transfer before it is submitted.
-    pub(crate) fn submission(&self, request: &Request, choice: &Choice) -> Submission {
+    pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice) -> Submission {
         Submission {
-            bytes: request.bytes,
+            bytes: input.bytes,
             predicted: choice.predicted,
             queued: choice.queued,
-            chunks: self.method.chunks(&self.route, request),
+            chunks: self.method.chunks(&self.route, input),
             tag: choice.excluded.tag(),
             ..Submission::default()
         }
@@ -133,17 +131,17 @@ impl Candidate {
         }
         let is_taken = self.asked.get_mut(SizeClass::of(bytes).index()).is_some_and(|asked| {
             *asked += 1;
-            self.known.watch.sampling.takes(*asked - 1)
+            self.info.context.sampling.takes(*asked - 1)
         });
         if is_taken { Timing::Measured } else { Timing::Off }
     }
 
     /// A reference for one transfer.
-    pub(crate) fn reference(&mut self) -> Arc<Known> {
+    pub(crate) fn share_info(&mut self) -> Arc<CandidateInfo> {
         const MANY: usize = 64;
-        self.references.pop().unwrap_or_else(|| {
-            self.references.extend(std::iter::repeat_n(&self.known, MANY).cloned());
-            Arc::clone(&self.known)
+        self.spare_infos.pop().unwrap_or_else(|| {
+            self.spare_infos.extend(std::iter::repeat_n(&self.info, MANY).cloned());
+            Arc::clone(&self.info)
         })
     }
 
@@ -157,9 +155,10 @@ impl Candidate {
     }
 }
 
-impl Completion for Known {
+impl Completion for CandidateInfo {
     fn report(&self, submission: &Submission) -> TransferReport {
-        let mut report = TransferReport::planned(self.row.path, self.row.method, self.lane, submission.bytes);
+        let mut report =
+            TransferReport::planned(self.stats.path, self.stats.method, self.lane, submission.bytes);
         report.lanes = self.lanes;
         report.chunks = submission.chunks;
         report.submitting = submission.begun.map(|_| submission.submitting);
@@ -175,7 +174,7 @@ impl Completion for Known {
     }
 
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
-        self.row.count(report.bytes, |counts| match outcome {
+        self.stats.count(report.bytes, |counts| match outcome {
             Ok(()) => {
                 counts.add(report.bytes, report.moving);
                 if let Some(elapsed) = report.elapsed {
@@ -184,16 +183,18 @@ impl Completion for Known {
             }
             Err(_) => counts.failures += 1,
         });
-        self.watch.ended(report, outcome);
+        self.context.ended(report, outcome);
     }
 
     fn abandoned(&self, submission: &Submission, fence: Fence) {
         let bytes = submission.bytes;
-        self.row.count(bytes, |counts| counts.abandoned += 1);
-        if self.watch.observer.is_some() {
-            self.watch.tell(TransferEvent::Abandoned(&self.report(submission)));
+        self.stats.count(bytes, |counts| counts.abandoned += 1);
+        if self.context.observer.is_some() {
+            self.context.tell(TransferEvent::Abandoned(&self.report(submission)));
         }
-        let (row, is_timed) = (Some(Arc::clone(&self.row)), submission.begun.is_some());
-        self.watch.unobserved.add(Unobserved { fence, bytes, lane: self.lane, row, is_timed }, &self.watch);
+        let (stats, is_timed) = (Some(Arc::clone(&self.stats)), submission.begun.is_some());
+        self.context
+            .unobserved
+            .add(UnobservedTransfer { fence, bytes, lane: self.lane, stats, is_timed }, &self.context);
     }
 }

@@ -23,12 +23,12 @@ const SWEEP_EVERY: u64 = 256;
 pub(crate) struct EngineQueue {
     bytes: AtomicU64,
     added: AtomicU64,
-    lanes: Mutex<Vec<Lane>>,
+    timelines: Mutex<Vec<PendingCopies>>,
 }
 
 /// The copies of one timeline, in its order.
 #[derive(Debug)]
-struct Lane {
+struct PendingCopies {
     timeline: TimelineId,
     pending: VecDeque<(Fence, u64)>,
 }
@@ -46,14 +46,15 @@ impl EngineQueue {
         let timeline = fence.timeline().id();
         let mut completed = Completed::new();
         {
-            let mut lanes = self.lanes.lock();
-            let index = lanes.iter().position(|lane| lane.timeline == timeline).unwrap_or_else(|| {
-                lanes.push(Lane { timeline, pending: VecDeque::new() });
-                lanes.len() - 1
-            });
-            if let Some(lane) = lanes.get_mut(index) {
-                lane.pop_completed(Fence::is_known_done, &mut completed);
-                lane.pending.push_back((fence.clone(), bytes));
+            let mut timelines = self.timelines.lock();
+            let index =
+                timelines.iter().position(|copies| copies.timeline == timeline).unwrap_or_else(|| {
+                    timelines.push(PendingCopies { timeline, pending: VecDeque::new() });
+                    timelines.len() - 1
+                });
+            if let Some(copies) = timelines.get_mut(index) {
+                copies.pop_completed(Fence::is_known_done, &mut completed);
+                copies.pending.push_back((fence.clone(), bytes));
             }
         }
         self.subtract(&completed);
@@ -75,25 +76,25 @@ impl EngineQueue {
 
     /// Removes what is complete. The driver is called with no lock held.
     pub(crate) fn sweep(&self) {
-        let mut lanes = std::mem::take(&mut *self.lanes.lock());
+        let mut timelines = std::mem::take(&mut *self.timelines.lock());
         let mut completed = Completed::new();
-        for lane in &mut lanes {
-            lane.pop_completed(Fence::is_over, &mut completed);
+        for copies in &mut timelines {
+            copies.pop_completed(Fence::is_over, &mut completed);
         }
-        lanes.retain(|lane| !lane.pending.is_empty());
+        timelines.retain(|copies| !copies.pending.is_empty());
         {
-            let mut now = self.lanes.lock();
+            let mut now = self.timelines.lock();
             for newer in now.drain(..) {
-                match lanes.iter_mut().find(|lane| lane.timeline == newer.timeline) {
-                    Some(lane) => {
-                        lane.pending.extend(newer.pending);
+                match timelines.iter_mut().find(|copies| copies.timeline == newer.timeline) {
+                    Some(copies) => {
+                        copies.pending.extend(newer.pending);
                         // Concurrent sweeps may put their parts back in any order.
-                        lane.pending.make_contiguous().sort_by_key(|(fence, _)| fence.point());
+                        copies.pending.make_contiguous().sort_by_key(|(fence, _)| fence.point());
                     }
-                    None => lanes.push(newer),
+                    None => timelines.push(newer),
                 }
             }
-            *now = lanes;
+            *now = timelines;
         }
         self.subtract(&completed);
     }
@@ -106,7 +107,7 @@ impl EngineQueue {
     }
 }
 
-impl Lane {
+impl PendingCopies {
     /// Removes the completed copies up to the first that is not. One whose timeline panics stays.
     fn pop_completed(&mut self, is_complete: impl Fn(&Fence) -> bool, completed: &mut Completed) {
         let _stays = catch_panic(|| {
@@ -131,7 +132,7 @@ enum Direction {
 
 impl EngineQueues {
     /// The queue that copies of `lane` along the path stand in; `None` unless one side is the host.
-    pub(crate) fn of(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
+    pub(crate) fn get_or_create(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
         let direction = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
             (true, false) => Direction::ToDevice,
             (false, true) => Direction::FromDevice,

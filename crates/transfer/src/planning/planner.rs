@@ -7,18 +7,19 @@ use transload_core::{Error, ErrorKind, Rejected, Result, TransferMethod, Transfe
 
 use crate::{
     TransferOptions,
-    methods::{Context, Method, Route},
+    context::ManagerContext,
+    methods::{Method, Route, Topology},
     planning::{
-        candidate::{Candidate, Excluded, Known, Reasons, bit},
+        candidate::{Candidate, CandidateInfo, Excluded, Reasons, bit},
         costs::CostTable,
         engine_queue::EngineQueues,
-        request::Request,
+        request::PlanInput,
     },
-    stats::path_stats::{Rows, Watch},
+    stats::path_stats::StatsTable,
 };
 
 /// What is known of a path before anyone asks: the methods that apply, with their routes and costs, and those that do
-/// not. Kept until a backend is registered or costs change.
+/// not. RouteCache until a backend is registered or costs change.
 pub(crate) struct PathRoutes {
     pub(crate) path: TransferPath,
     pub(crate) candidates: SmallVec<[Candidate; 5]>,
@@ -46,15 +47,15 @@ impl PathRoutes {
     /// Asks every method, but for those that found out earlier that they cannot be taken on the path.
     pub(crate) fn find(
         methods: &[Arc<dyn Method>],
-        found_out: &[(TransferPath, Rejected)],
+        unusable: &[(TransferPath, Rejected)],
         path: TransferPath,
-        context: &Context<'_>,
+        topology: &Topology<'_>,
         costs: &CostTable,
-        (rows, engines, watch): (&Rows, &EngineQueues, &Arc<Watch>),
+        (table, engines, context): (&StatsTable, &EngineQueues, &Arc<ManagerContext>),
     ) -> Self {
         let apply = |method: &Arc<dyn Method>| {
-            let known = found_out.iter().find(|(of, known)| *of == path && known.method == method.method());
-            known.map_or_else(|| method.applicable(path, context), |(_, known)| Err(known.reason))
+            let known = unusable.iter().find(|(of, known)| *of == path && known.method == method.method());
+            known.map_or_else(|| method.applicable(path, topology), |(_, known)| Err(known.reason))
         };
         let routes: SmallVec<[_; 5]> = methods.iter().map(|method| (method, apply(method))).collect();
         let mut reasons = Reasons::default();
@@ -64,17 +65,17 @@ impl PathRoutes {
             }
         }
         let candidate = |method: &Arc<dyn Method>, route: Route| {
-            let known = Known {
-                row: rows.row(path, method.method(), route.simulated),
+            let known = CandidateInfo {
+                stats: table.get_or_create(path, method.method(), route.simulated),
                 lane: route.lane,
                 cost: costs.get(path, method.method()),
                 lanes: route.lanes,
                 simulated: route.simulated,
                 reasons,
                 rejected: Excluded::default().rejections(&reasons),
-                watch: Arc::clone(watch),
+                context: Arc::clone(context),
             };
-            let engine = engines.of(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
+            let engine = engines.get_or_create(path, route.lane).filter(|_| method.queued(u64::MAX) > 0);
             Candidate::new(known, Arc::clone(method), route, engine)
         };
         let applicable = routes.into_iter().filter_map(|(method, route)| Some((method, route.ok()?)));
@@ -95,20 +96,20 @@ impl PathRoutes {
     #[inline]
     pub(crate) fn choose(
         &mut self,
-        request: &Request,
+        input: &PlanInput,
         options: &TransferOptions,
-        watch: &Watch,
+        context: &ManagerContext,
         declined: u8,
     ) -> Result<Choice> {
         let mut choice =
-            self.choose_among(request, options, watch, Excluded { declined, ..Excluded::default() })?;
-        if options.is_urgent(request.bytes)
+            self.choose_among(input, options, context, Excluded { declined, ..Excluded::default() })?;
+        if options.is_urgent(input.bytes)
             && let Some(candidate) = self.candidates.get(choice.index)
             && let Some(engine) = &candidate.engine
         {
             choice.queued = engine.queued();
             if choice.queued > 0 {
-                self.pass_by_engine(&mut choice, candidate, request.bytes);
+                self.bypass_engine(&mut choice, candidate, input.bytes);
             }
         }
         Ok(choice)
@@ -116,7 +117,7 @@ impl PathRoutes {
 
     /// Takes the cheapest method in place, or one that stages so, if the engine's queue takes longer.
     #[cold]
-    fn pass_by_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
+    fn bypass_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
         let excluded = choice.excluded.all();
         let kernels = choice.excluded.forbidden & bit(TransferMethod::ZeroCopy) == 0;
         let is_in_place = |candidate: &Candidate| {
@@ -144,15 +145,16 @@ impl PathRoutes {
     /// As for `choose`.
     pub(crate) fn choose_recordable(
         &mut self,
-        request: &Request,
+        input: &PlanInput,
         options: &TransferOptions,
-        watch: &Watch,
+        context: &ManagerContext,
         declined: u8,
     ) -> Result<Choice> {
-        let not = self.candidates.iter().filter(|candidate| candidate.method.single(self.path).is_none());
+        let not =
+            self.candidates.iter().filter(|candidate| candidate.method.single_operation(self.path).is_none());
         let unrecordable = not.fold(0, |methods, candidate| methods | bit(candidate.method()));
         let excluded = Excluded { declined, unrecordable, ..Excluded::default() };
-        self.choose_among(request, options, watch, excluded)
+        self.choose_among(input, options, context, excluded)
     }
 
     /// The cheapest of the candidates that are not excluded, whatever is queued.
@@ -162,25 +164,25 @@ impl PathRoutes {
     #[inline(always)]
     fn choose_among(
         &mut self,
-        request: &Request,
+        input: &PlanInput,
         options: &TransferOptions,
-        watch: &Watch,
+        context: &ManagerContext,
         mut excluded: Excluded,
     ) -> Result<Choice> {
         excluded.forbidden = options.forbidden();
-        if !request.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
+        if !input.device_visible && !transload_core::mutant!("transfer/in-place-of-memory-unseen") {
             excluded.unmapped = self.in_place;
         }
         let choice = match self.latest {
-            Some((bytes, choice)) if (bytes, choice.excluded) == (request.bytes, excluded) => choice,
+            Some((bytes, choice)) if (bytes, choice.excluded) == (input.bytes, excluded) => choice,
             _ => {
-                let choice = self.cheapest(request.bytes, excluded)?;
-                self.latest = Some((request.bytes, choice));
+                let choice = self.cheapest(input.bytes, excluded)?;
+                self.latest = Some((input.bytes, choice));
                 choice
             }
         };
         let lane = self.candidates[choice.index].route.lane;
-        watch.lost.check([self.path.src.device, self.path.dst.device, lane])?;
+        context.lost.check([self.path.src.device, self.path.dst.device, lane])?;
         Ok(choice)
     }
 
@@ -202,12 +204,11 @@ impl PathRoutes {
     /// What the allowed methods would take, cheapest first.
     pub(crate) fn predictions(
         &self,
-        request: &Request,
+        input: &PlanInput,
         options: &TransferOptions,
     ) -> Vec<(&Candidate, Duration)> {
         let allowed = self.candidates.iter().filter(|candidate| options.allows(candidate.method()));
-        let mut all: Vec<_> =
-            allowed.map(|candidate| (candidate, candidate.predict(request.bytes))).collect();
+        let mut all: Vec<_> = allowed.map(|candidate| (candidate, candidate.predict(input.bytes))).collect();
         all.sort_by_key(|(_, predicted)| *predicted);
         all
     }

@@ -14,14 +14,15 @@ use transload_core::{
 use transload_executor::{PLACES, place_of_thread};
 
 use crate::{
-    methods::{self, Context, Declined, Method},
+    context::ManagerContext,
+    methods::{self, Declined, Method, Topology},
     planning::{
         candidate::{Candidate, bit},
         costs::CostTable,
         engine_queue::EngineQueues,
         planner::PathRoutes,
     },
-    stats::path_stats::{Rows, Watch},
+    stats::path_stats::StatsTable,
 };
 
 /// A backend and the devices that it had when it was registered.
@@ -42,22 +43,22 @@ impl Registered {
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
     engines: EngineQueues,
-    pub(crate) rows: Rows,
-    watch: Arc<Watch>,
+    pub(crate) stats: StatsTable,
+    context: Arc<ManagerContext>,
     backends: Backends,
     state: RwLock<State>,
     /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
     generation: AtomicU64,
-    kept: Box<[KeptRoutes]>,
+    kept: Box<[RouteCacheShard]>,
 }
 
 /// The routes of one place, taken while a transfer is submitted. Nobody waits for them.
 #[derive(Default)]
 #[repr(align(128))]
-struct KeptRoutes(BriefLock<Kept>);
+struct RouteCacheShard(BriefLock<RouteCache>);
 
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct RouteCache {
     generation: u64,
     /// Sorted by path.
     routes: Vec<PathRoutes>,
@@ -66,13 +67,13 @@ pub(crate) struct Kept {
 }
 
 /// A place's routes, for one thread at a time.
-pub(crate) enum Slot<'a> {
-    Place(BriefGuard<'a, Kept>),
+pub(crate) enum RouteCacheGuard<'a> {
+    Place(BriefGuard<'a, RouteCache>),
     /// All places are taken.
-    Own(Kept),
+    Own(RouteCache),
 }
 
-impl Slot<'_> {
+impl RouteCacheGuard<'_> {
     /// The routes of a path: kept ones, or found now.
     ///
     /// # Errors
@@ -130,20 +131,20 @@ impl Backends {
 struct State {
     costs: Arc<CostTable>,
     /// Methods that found out, when they were to be taken, that they cannot be.
-    found_out: Arc<Vec<(TransferPath, Rejected)>>,
+    unusable: Arc<Vec<(TransferPath, Rejected)>>,
 }
 
 impl Registry {
-    pub(crate) fn new(watch: Arc<Watch>) -> Self {
+    pub(crate) fn new(context: Arc<ManagerContext>) -> Self {
         Self {
             methods: methods::all(),
             engines: EngineQueues::default(),
-            rows: Rows::default(),
-            watch,
+            stats: StatsTable::default(),
+            context,
             backends: Backends::default(),
             state: RwLock::default(),
             generation: AtomicU64::new(0),
-            kept: (0..PLACES).map(|_| KeptRoutes::default()).collect(),
+            kept: (0..PLACES).map(|_| RouteCacheShard::default()).collect(),
         }
     }
 
@@ -188,7 +189,7 @@ impl Registry {
 
     #[cold]
     fn decline(&self, path: TransferPath, method: TransferMethod, declined: Declined) -> u8 {
-        if let Declined::ForGood(reason) = declined {
+        if let Declined::Permanently(reason) = declined {
             self.reject(path, Rejected { method, reason });
         }
         bit(method)
@@ -196,9 +197,9 @@ impl Registry {
 
     fn reject(&self, path: TransferPath, rejected: Rejected) {
         let mut state = self.state.write();
-        let known = state.found_out.iter().any(|(of, known)| *of == path && known.method == rejected.method);
+        let known = state.unusable.iter().any(|(of, known)| *of == path && known.method == rejected.method);
         if !known {
-            Arc::make_mut(&mut state.found_out).push((path, rejected));
+            Arc::make_mut(&mut state.unusable).push((path, rejected));
         }
         self.changed(state);
     }
@@ -212,7 +213,7 @@ impl Registry {
         self.engines.sweep();
     }
 
-    /// Waits for what the methods do by themselves.
+    /// WaitMode for what the methods do by themselves.
     ///
     /// # Errors
     /// As for [`Method::drain`].
@@ -232,7 +233,7 @@ impl Registry {
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
     pub(crate) fn backend(&self, device: DeviceId) -> Result<&Arc<dyn Backend>> {
-        known(self.backends(), device).map(|registered| &registered.backend)
+        find_registered(self.backends(), device).map(|registered| &registered.backend)
     }
 
     /// Fails where nobody can make memory of the place's kind there. A device that lists no kinds says nothing of them.
@@ -241,7 +242,7 @@ impl Registry {
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`].
     pub(crate) fn check_offered(&self, place: Place) -> Result<()> {
         let backends = self.backends();
-        let own = known(backends, place.device)?;
+        let own = find_registered(backends, place.device)?;
         let of_device = own
             .device(place.device)
             .is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
@@ -271,21 +272,21 @@ impl Registry {
     }
 
     /// The calling thread's routes, or those of another place while another thread has them.
-    pub(crate) fn slot(&self) -> Slot<'_> {
+    pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
         let (before, from) = self.kept.split_at(place_of_thread().min(self.kept.len()));
-        let free = from.iter().chain(before).find_map(|KeptRoutes(kept)| kept.try_lock());
-        free.map_or_else(|| Slot::Own(Kept::default()), Slot::Place)
+        let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());
+        free.map_or_else(|| RouteCacheGuard::Own(RouteCache::default()), RouteCacheGuard::Place)
     }
 
     fn find(&self, path: TransferPath) -> Result<PathRoutes> {
-        let (backends, costs, found_out) = {
+        let (backends, costs, unusable) = {
             let state = self.state.read();
-            (self.backends(), Arc::clone(&state.costs), Arc::clone(&state.found_out))
+            (self.backends(), Arc::clone(&state.costs), Arc::clone(&state.unusable))
         };
-        known(backends, path.src.device)?;
-        known(backends, path.dst.device)?;
-        let parts = (&self.rows, &self.engines, &self.watch);
-        Ok(PathRoutes::find(&self.methods, &found_out, path, &Context { backends }, &costs, parts))
+        find_registered(backends, path.src.device)?;
+        find_registered(backends, path.dst.device)?;
+        let parts = (&self.stats, &self.engines, &self.context);
+        Ok(PathRoutes::find(&self.methods, &unusable, path, &Topology { backends }, &costs, parts))
     }
 }
 
@@ -293,7 +294,7 @@ fn devices(backends: &[Registered]) -> impl Iterator<Item = &DeviceInfo> {
     backends.iter().flat_map(|registered| &registered.devices)
 }
 
-fn known(backends: &[Registered], device: DeviceId) -> Result<&Registered> {
+fn find_registered(backends: &[Registered], device: DeviceId) -> Result<&Registered> {
     backends.iter().find(|registered| registered.device(device).is_some()).ok_or_else(|| {
         let known: Vec<_> = backends
             .iter()

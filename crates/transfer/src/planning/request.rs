@@ -6,14 +6,14 @@ use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferPath};
 
 /// A transfer as the planner sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Request {
+pub(crate) struct PlanInput {
     pub(crate) path: TransferPath,
     pub(crate) bytes: u64,
     /// Whether a device sees the host's side in place, as far as is known without the buffers.
     pub(crate) device_visible: bool,
 }
 
-impl Request {
+impl PlanInput {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for 0 bytes.
     pub(crate) fn new(path: TransferPath, bytes: u64) -> Result<Self> {

@@ -1,17 +1,17 @@
 //! Staging: a transfer is cut into chunks that tasks of the executor move through a ring of pinned buffers.
 
+mod chunk_copy;
 mod chunks;
-mod moves;
 mod ring;
 mod staged_transfer;
 mod stream_copy;
 mod timeline;
-mod waits;
+mod wait_mode;
 
 use std::{sync::OnceLock, thread};
 
+pub(crate) use chunk_copy::StagedKind;
 pub(crate) use chunks::{chunk_for, chunks_of};
-pub(crate) use moves::Task;
 pub(crate) use ring::StagingRing;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use timeline::StagedTimeline;
@@ -20,7 +20,7 @@ pub(crate) use timeline::StagedTimeline;
 const MOST: usize = 8;
 
 /// Returns how many threads work on one transfer, unless the system refuses some.
-pub(crate) fn usual_workers() -> usize {
+pub(crate) fn default_workers() -> usize {
     static WORKERS: OnceLock<usize> = OnceLock::new();
     *WORKERS.get_or_init(|| thread::available_parallelism().map_or(2, usize::from).min(MOST))
 }

@@ -9,13 +9,13 @@ use transload_core::{
 };
 use transload_executor::{BlockingKey, Executor};
 
-use super::{StagedTransfer, moves::Move};
+use super::{StagedTransfer, chunk_copy::ChunkCopy};
 
 /// Bytes of a staging buffer. Chunks of 4 MiB reach 0.97 of a link's rate where each is a copy of its own.
 pub(super) const STAGING_BUFFER: usize = 4 << 20;
 
 /// Turns after a shortage of pinned memory in which no further buffer is tried for.
-const PAUSE: u32 = 256;
+const BACKOFF_TURNS: u32 = 256;
 
 /// Room for one chunk, which nothing uses while it is in the ring.
 pub(super) struct StagingBuffer {
@@ -30,7 +30,7 @@ unsafe impl Send for StagingBuffer {}
 /// task ever waits for a buffer.
 pub(crate) struct StagingRing {
     /// Who makes the buffers, for which device.
-    maker: Option<(Arc<dyn Backend>, DeviceId)>,
+    source: Option<(Arc<dyn Backend>, DeviceId)>,
     executor: Executor,
     most: usize,
     /// Bounds how many threads pin memory at once.
@@ -42,12 +42,12 @@ pub(crate) struct StagingRing {
 struct State {
     free: Vec<StagingBuffer>,
     /// Buffers that exist or are being made.
-    made: usize,
-    making: usize,
+    allocated: usize,
+    allocating: usize,
     /// Transfers with chunks that nobody took yet, by priority, in turn.
     transfers: [VecDeque<Arc<StagedTransfer>>; 3],
     /// Turns until another buffer may be made beside those that there are.
-    pause: u32,
+    backoff: u32,
 }
 
 impl StagingRing {
@@ -58,20 +58,20 @@ impl StagingRing {
         most: usize,
     ) -> Self {
         let pinning = BlockingKey::new(most.div_ceil(2));
-        let (maker, executor) = (Some((Arc::clone(backend), device)), executor.clone());
-        Self { maker, executor, most: most.max(1), pinning, state: Mutex::default() }
+        let (source, executor) = (Some((Arc::clone(backend), device)), executor.clone());
+        Self { source, executor, most: most.max(1), pinning, state: Mutex::default() }
     }
 
     /// Returns a ring for transfers that need no staging buffer, of which so many chunks are moved at once.
-    pub(crate) fn of_turns(executor: &Executor, most: usize) -> Self {
+    pub(crate) fn without_memory(executor: &Executor, most: usize) -> Self {
         let free: Vec<_> = (0..most.max(1)).map(|_| StagingBuffer { memory: None }).collect();
         let (most, pinning) = (free.len(), BlockingKey::new(1));
-        let state = Mutex::new(State { free, made: most, ..State::default() });
-        Self { maker: None, executor: executor.clone(), most, pinning, state }
+        let state = Mutex::new(State { free, allocated: most, ..State::default() });
+        Self { source: None, executor: executor.clone(), most, pinning, state }
     }
 
-    pub(crate) fn is_of(&self, device: DeviceId) -> bool {
-        self.maker.as_ref().is_some_and(|(_, of)| *of == device)
+    pub(crate) fn belongs_to_device(&self, device: DeviceId) -> bool {
+        self.source.as_ref().is_some_and(|(_, of)| *of == device)
     }
 
     pub(super) fn executor(&self) -> &Executor {
@@ -80,23 +80,27 @@ impl StagingRing {
 
     /// Returns how many staging buffers a transfer may use at once: not all, since those that wait for a device that stands
     /// still would keep every other transfer waiting.
-    pub(super) fn most_of_one(&self) -> usize {
-        let others = if self.maker.is_some() { (self.most / 8).max(1) } else { 0 };
+    pub(super) fn max_per_transfer(&self) -> usize {
+        let others = if self.source.is_some() { (self.most / 8).max(1) } else { 0 };
         self.most.saturating_sub(others).max(1)
     }
 
     /// Adds a transfer whose chunks may be moved from now on. Returns a chunk of that priority for the caller to move, if any.
-    pub(super) fn add(self: &Arc<Self>, transfer: &Arc<StagedTransfer>) -> Option<Move> {
+    pub(super) fn add(self: &Arc<Self>, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
         self.dispatch(Some(transfer.priority), |state| {
             // A thread that helps may have taken all, and even given up: then nobody would take it out again.
             if !transfer.chunks.are_taken() {
-                state.enter(Arc::clone(transfer), VecDeque::push_back);
+                state.enqueue(Arc::clone(transfer), VecDeque::push_back);
             }
         })
     }
 
     /// Takes a buffer back, and returns a chunk of that priority for the caller to move, if any.
-    pub(super) fn put(self: &Arc<Self>, buffer: StagingBuffer, mine: Option<StreamPriority>) -> Option<Move> {
+    pub(super) fn return_buffer(
+        self: &Arc<Self>,
+        buffer: StagingBuffer,
+        mine: Option<StreamPriority>,
+    ) -> Option<ChunkCopy> {
         if transload_core::mutant!("transfer/ring-wakes") {
             self.state.lock().free.push(buffer);
             return None;
@@ -106,23 +110,23 @@ impl StagingRing {
 
     /// Takes a buffer from a task that ended early. After `copies` that may use it yet, its memory is given up instead, and freed
     /// when these are over.
-    pub(super) fn take_from(self: &Arc<Self>, buffer: StagingBuffer, copies: &[Fence]) {
+    pub(super) fn recover(self: &Arc<Self>, buffer: StagingBuffer, copies: &[Fence]) {
         let _none = if copies.is_empty() {
-            self.put(buffer, None)
+            self.return_buffer(buffer, None)
         } else {
             buffer.free_after(copies);
-            self.dispatch(None, |state| state.made -= 1)
+            self.dispatch(None, |state| state.allocated -= 1)
         };
     }
 
     /// Returns a chunk of the transfer, if there is one and a free buffer for it.
-    pub(super) fn take(&self, transfer: &Arc<StagedTransfer>) -> Option<Move> {
+    pub(super) fn take(&self, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
             return None;
         }
         let range = transfer.chunks.take()?;
-        Some(Move::new(Arc::clone(transfer), range, state.free.pop()?))
+        Some(ChunkCopy::new(Arc::clone(transfer), range, state.free.pop()?))
     }
 
     /// Forgets a transfer of the caller's of which no chunk is to be moved any more.
@@ -138,47 +142,48 @@ impl StagingRing {
         self: &Arc<Self>,
         mine: Option<StreamPriority>,
         change: impl FnOnce(&mut State),
-    ) -> Option<Move> {
-        let mut moves = SmallVec::<[Move; 16]>::new();
+    ) -> Option<ChunkCopy> {
+        let mut copies = SmallVec::<[ChunkCopy; 16]>::new();
         // Their last handles may go here: outside the lock.
-        let mut taken = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
+        let mut finished = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
         let mut state = self.state.lock();
         change(&mut state);
-        while let Some(next) = state.next(&mut taken) {
-            moves.push(next);
+        while let Some(next) = state.next(&mut finished) {
+            copies.push(next);
         }
-        let missing = state.missing(self.most);
+        let to_allocate = state.to_allocate(self.most);
         drop(state);
-        (0..missing).for_each(|_| self.make_another());
-        moves.iter_mut().for_each(|next| next.start(false));
+        (0..to_allocate).for_each(|_| self.allocate_another());
+        copies.iter_mut().for_each(|next| next.start(false));
         let own =
-            moves.iter().position(|next| Some(next.priority()) == mine).map(|index| moves.remove(index));
-        while let Some(priority) = moves.first().map(Move::priority) {
+            copies.iter().position(|next| Some(next.priority()) == mine).map(|index| copies.remove(index));
+        while let Some(priority) = copies.first().map(ChunkCopy::priority) {
             let (same, others): (SmallVec<_>, _) =
-                moves.into_iter().partition(|next| next.priority() == priority);
+                copies.into_iter().partition(|next| next.priority() == priority);
             // There is a thread: the transfer was begun by one.
-            let _always = self.executor.spawn_all(priority, same.into_iter().map(Move::run));
-            moves = others;
+            let _always = self.executor.spawn_all(priority, same.into_iter().map(ChunkCopy::run));
+            copies = others;
         }
         own
     }
 
     /// Makes a buffer, which is counted, on a spare thread.
-    fn make_another(self: &Arc<Self>) {
-        let making = Making { ring: Arc::clone(self), outcome: Err(not_made("nothing could make it")) };
+    fn allocate_another(self: &Arc<Self>) {
+        let making =
+            PendingBuffer { ring: Arc::clone(self), outcome: Err(unavailable("nothing could make it")) };
         drop(self.executor.spawn_blocking(&self.pinning, move || {
             let mut making = making;
-            making.outcome = making.ring.make();
+            making.outcome = making.ring.allocate();
         }));
     }
 
-    fn make(&self) -> Result<StagingBuffer> {
-        let Some((backend, device)) = &self.maker else { return Err(not_made("this ring has none")) };
+    fn allocate(&self) -> Result<StagingBuffer> {
+        let Some((backend, device)) = &self.source else { return Err(unavailable("this ring has none")) };
         let _attached = backend.attach_thread();
         let buffer = backend.allocate(*device, MemoryKind::Pinned, STAGING_BUFFER)?;
         match buffer.host_address() {
             Some(address) => Ok(StagingBuffer { memory: Some((buffer, address)) }),
-            None => Err(not_made("the host cannot address the pinned memory")),
+            None => Err(unavailable("the host cannot address the pinned memory")),
         }
     }
 
@@ -186,27 +191,27 @@ impl StagingRing {
     pub(crate) fn release(&self) {
         let mut state = self.state.lock();
         let free = mem::take(&mut state.free);
-        state.made -= free.len();
+        state.allocated -= free.len();
         drop(state);
     }
 }
 
-fn not_made(why: &str) -> Error {
+fn unavailable(why: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("no staging buffer: {why}"))
 }
 
 impl State {
-    /// Pairs a free buffer with the next chunk. Transfers without any are put into `taken`.
-    fn next(&mut self, taken: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<Move> {
+    /// Pairs a free buffer with the next chunk. Transfers without any are put into `finished`.
+    fn next(&mut self, finished: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<ChunkCopy> {
         while !self.free.is_empty() {
-            let may = |transfer: &Arc<StagedTransfer>| transfer.may_take_another();
+            let may = |transfer: &Arc<StagedTransfer>| transfer.can_take_chunk();
             let (transfers, index) = self
                 .transfers
                 .iter_mut()
                 .find_map(|transfers| transfers.iter().position(may).map(|index| (transfers, index)))?;
             let transfer = transfers.remove(index)?;
             let Some(range) = transfer.chunks.take() else {
-                taken.push(transfer);
+                finished.push(transfer);
                 continue;
             };
             let buffer = self.free.pop()?;
@@ -214,14 +219,14 @@ impl State {
                 // The others come first.
                 let first = transload_core::mutant!("transfer/turns");
                 let enter = if first { VecDeque::push_front } else { VecDeque::push_back };
-                self.enter(Arc::clone(&transfer), enter);
+                self.enqueue(Arc::clone(&transfer), enter);
             }
-            return Some(Move::new(transfer, range, buffer));
+            return Some(ChunkCopy::new(transfer, range, buffer));
         }
         None
     }
 
-    fn enter(
+    fn enqueue(
         &mut self,
         transfer: Arc<StagedTransfer>,
         enter: fn(&mut VecDeque<Arc<StagedTransfer>>, Arc<StagedTransfer>),
@@ -236,42 +241,42 @@ impl State {
     }
 
     /// Returns how many further buffers are of use, and counts them as being made.
-    fn missing(&mut self, most: usize) -> usize {
-        let room = most.saturating_sub(self.made);
-        if room == 0 || (self.pause > 0 && self.made > 0) {
-            self.pause = self.pause.saturating_sub(1);
+    fn to_allocate(&mut self, most: usize) -> usize {
+        let room = most.saturating_sub(self.allocated);
+        if room == 0 || (self.backoff > 0 && self.allocated > 0) {
+            self.backoff = self.backoff.saturating_sub(1);
             return 0;
         }
         let mut wanted = 0;
         for transfer in self.transfers.iter().flatten() {
-            wanted += transfer.wants();
-            if wanted >= room + self.making {
+            wanted += transfer.buffers_wanted();
+            if wanted >= room + self.allocating {
                 break;
             }
         }
         // No more at once than there are: a driver pins one after the other, and the first chunks would wait for all.
-        let at_once = (self.made - self.making).max(1);
-        let missing = wanted.min(at_once).saturating_sub(self.making).min(room);
-        self.made += missing;
-        self.making += missing;
-        missing
+        let at_once = (self.allocated - self.allocating).max(1);
+        let to_allocate = wanted.min(at_once).saturating_sub(self.allocating).min(room);
+        self.allocated += to_allocate;
+        self.allocating += to_allocate;
+        to_allocate
     }
 }
 
 /// A buffer that is being made. Dropped, it was made or not.
-struct Making {
+struct PendingBuffer {
     ring: Arc<StagingRing>,
     outcome: Result<StagingBuffer>,
 }
 
-impl Drop for Making {
+impl Drop for PendingBuffer {
     fn drop(&mut self) {
-        let outcome = mem::replace(&mut self.outcome, Err(not_made("it was taken")));
+        let outcome = mem::replace(&mut self.outcome, Err(unavailable("it was taken")));
         let ring = &self.ring;
         let error = match outcome {
             Ok(made) => {
                 let _none = ring.dispatch(None, |state| {
-                    state.making -= 1;
+                    state.allocating -= 1;
                     state.free.push(made);
                 });
                 return;
@@ -279,13 +284,13 @@ impl Drop for Making {
             Err(error) => error,
         };
         let mut state = ring.state.lock();
-        state.making -= 1;
-        state.made -= 1;
+        state.allocating -= 1;
+        state.allocated -= 1;
         // Fewer must do, if there are any.
-        state.pause = PAUSE;
-        let stranded = if state.made == 0 { mem::take(&mut state.transfers) } else { Default::default() };
+        state.backoff = BACKOFF_TURNS;
+        let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
         drop(state);
-        for transfer in stranded.into_iter().flatten() {
+        for transfer in waiting.into_iter().flatten() {
             let error = error.clone();
             let failing = async move { transfer.fail(error).await };
             let _always = ring.executor.spawn_detached(StreamPriority::Normal, failing);
@@ -315,7 +320,7 @@ impl StagingBuffer {
     pub(super) fn slice(&self, bytes: usize) -> Result<(RawBuffer, NonNull<u8>)> {
         match &self.memory {
             Some((buffer, address)) => Ok((buffer.slice(..bytes)?, *address)),
-            None => Err(not_made("this ring has none")),
+            None => Err(unavailable("this ring has none")),
         }
     }
 }

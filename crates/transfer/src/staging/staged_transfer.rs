@@ -18,13 +18,13 @@ use transload_core::{
 };
 
 use super::{
-    StagedTimeline, StagingRing, Task,
+    StagedKind, StagedTimeline, StagingRing,
+    chunk_copy::ChunkCopy,
     chunks::{Chunks, chunk_for},
-    moves::Move,
-    usual_workers,
-    waits::{Waits, room, run_here},
+    default_workers,
+    wait_mode::{WaitMode, block_on_thread, room},
 };
-use crate::stats::lost::lost_on;
+use crate::stats::lost::name_lost_device;
 
 /// Chunks from which on the device takes longer than a task's turn costs.
 const LARGE: usize = 1 << 20;
@@ -35,7 +35,7 @@ const FEW: usize = 6;
 pub(crate) struct StagedTransfer {
     pub(super) src: RawBuffer,
     pub(super) dst: RawBuffer,
-    pub(super) task: Task,
+    pub(super) kind: StagedKind,
     /// Whether the device's own processors copy from and to the staging buffers.
     pub(super) in_place: bool,
     pub(super) ring: Arc<StagingRing>,
@@ -43,46 +43,46 @@ pub(crate) struct StagedTransfer {
     /// Whose threads' state must be set up before they call it.
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     /// What must be over before the first byte moves.
-    after: SmallVec<[Fence; 8]>,
+    dependencies: SmallVec<[Fence; 8]>,
     pub(super) chunks: Chunks,
     /// How many staging buffers it uses; the ring counts them.
-    pub(super) held: AtomicUsize,
+    pub(super) buffers_in_use: AtomicUsize,
     /// Operations that are not known to be over and that no task waits for.
-    left: Mutex<SmallVec<[Fence; 2]>>,
+    pending: Mutex<SmallVec<[Fence; 2]>>,
     /// When the first byte was about to move.
-    begun: OnceLock<Instant>,
-    pub(super) end: Arc<StagedTimeline>,
+    started_at: OnceLock<Instant>,
+    pub(super) timeline: Arc<StagedTimeline>,
 }
 
 impl StagedTransfer {
     pub(crate) fn new(
         (src, dst): (RawBuffer, RawBuffer),
-        (task, in_place): (Task, bool),
+        (kind, in_place): (StagedKind, bool),
         backends: SmallVec<[Arc<dyn Backend>; 2]>,
-        after: SmallVec<[Fence; 8]>,
+        dependencies: SmallVec<[Fence; 8]>,
         ring: Arc<StagingRing>,
         priority: StreamPriority,
-        end: Arc<StagedTimeline>,
+        timeline: Arc<StagedTimeline>,
     ) -> Arc<Self> {
-        let chunks = Chunks::new(src.len(), chunk_for(src.len(), usual_workers()));
-        let (held, left, begun) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
+        let chunks = Chunks::new(src.len(), chunk_for(src.len(), default_workers()));
+        let (buffers_in_use, pending, started_at) = (AtomicUsize::new(0), Mutex::default(), OnceLock::new());
         let transfer = Self {
             src,
             dst,
-            task,
+            kind,
             in_place,
             ring,
             priority,
             backends,
-            after,
+            dependencies,
             chunks,
-            held,
-            left,
-            begun,
-            end,
+            buffers_in_use,
+            pending,
+            started_at,
+            timeline,
         };
         let transfer = Arc::new(transfer);
-        transfer.end.belongs_to(Arc::downgrade(&transfer));
+        transfer.timeline.set_transfer(Arc::downgrade(&transfer));
         transfer
     }
 
@@ -101,43 +101,46 @@ impl StagedTransfer {
     }
 
     /// Waits for what the transfer comes after, then has its chunks moved. Returns one for the caller to move.
-    async fn begin(self: &Arc<Self>) -> Option<Move> {
-        let waits = Waits::Task(self.ring.executor());
-        for fence in &self.after {
+    async fn begin(self: &Arc<Self>) -> Option<ChunkCopy> {
+        let waits = WaitMode::Task(self.ring.executor());
+        for fence in &self.dependencies {
             // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
             let _over = waits.fence(fence).await;
         }
-        if let Task::OutOfUnified(queue) = &self.task
+        if let StagedKind::FromUnified(queue) = &self.kind
             && let Err(error) = self.prefetch(queue, &self.src, DeviceId::Cpu, waits).await
         {
             // Pages would still migrate one fault at a time; but what could not be done is an error, not a detour.
             self.fail(error).await;
             return None;
         }
-        self.begun.get_or_init(Instant::now);
+        self.started_at.get_or_init(Instant::now);
         self.ring.add(self)
     }
 
     /// Returns whether another chunk may be taken.
-    pub(super) fn may_take_another(&self) -> bool {
-        self.wants() > 0 || self.chunks.are_taken()
+    pub(super) fn can_take_chunk(&self) -> bool {
+        self.buffers_wanted() > 0 || self.chunks.are_taken()
     }
 
     /// Returns how many further staging buffers are of use.
-    pub(super) fn wants(&self) -> usize {
-        let held = self.held.load(Ordering::Relaxed);
+    pub(super) fn buffers_wanted(&self) -> usize {
+        let buffers_in_use = self.buffers_in_use.load(Ordering::Relaxed);
         // The device fills some buffers while the host empties others, or the other way round, where chunks are so large that
         // this takes longer than a task's turn. More threads than six make smaller ones no faster: 3 MiB take 175 µs up and
         // 210 down by six, 195 and 235 by eight, 240 and 300 by twelve (on an H200 with 16 processors).
-        let most =
-            if self.chunks.size() >= LARGE { self.ring.most_of_one() } else { usual_workers().min(FEW) };
-        self.chunks.left_to_take().min(most.saturating_sub(held))
+        let most = if self.chunks.size() >= LARGE {
+            self.ring.max_per_transfer()
+        } else {
+            default_workers().min(FEW)
+        };
+        self.chunks.left_to_take().min(most.saturating_sub(buffers_in_use))
     }
 
     /// Counts a taken chunk as moved, or not. Of the last one it returns `true`: the caller [ends](Self::end) the transfer.
-    pub(super) fn count(&self, outcome: Result<()>) -> bool {
+    pub(super) fn finish_chunk(&self, outcome: Result<()>) -> bool {
         if let Err(error) = outcome {
-            self.end.fail(error);
+            self.timeline.fail(error);
             self.chunks.cancel();
             self.ring.forget(self);
         }
@@ -146,20 +149,20 @@ impl StagedTransfer {
 
     /// Fails the transfer from a task that holds no chunk.
     pub(super) async fn fail(&self, error: Error) {
-        if self.chunks.take().is_some() && self.count(Err(error)) {
-            self.end(Waits::Task(self.ring.executor())).await;
+        if self.chunks.take().is_some() && self.finish_chunk(Err(error)) {
+            self.end(WaitMode::Task(self.ring.executor())).await;
         }
     }
 
     /// Ends the transfer, after its last chunk.
-    pub(super) async fn end(&self, waits: Waits<'_>) {
-        if let Task::IntoUnified(queue) = &self.task
-            && !self.end.has_failed()
+    pub(super) async fn end(&self, waits: WaitMode<'_>) {
+        if let StagedKind::ToUnified(queue) = &self.kind
+            && !self.timeline.has_failed()
             && let Err(error) = self.prefetch(queue, &self.dst, self.dst.place().device, waits).await
         {
-            self.end.fail(error);
+            self.timeline.fail(error);
         }
-        self.end.reach(self.begun.get().map(Instant::elapsed).unwrap_or_default());
+        self.timeline.complete(self.started_at.get().map(Instant::elapsed).unwrap_or_default());
     }
 
     /// Moves unified memory to the host before the first chunk, or to its device after the last one.
@@ -168,7 +171,7 @@ impl StagedTransfer {
         queue: &QueueLease,
         buffer: &RawBuffer,
         to: DeviceId,
-        waits: Waits<'_>,
+        waits: WaitMode<'_>,
     ) -> Result<()> {
         room(&**queue, waits).await;
         let moved = {
@@ -177,19 +180,19 @@ impl StagedTransfer {
             // fence.
             unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?
         };
-        self.left.lock().push(moved.clone());
-        waits.fence(&moved).await.map_err(|error| lost_on(queue.device(), error))
+        self.pending.lock().push(moved.clone());
+        waits.fence(&moved).await.map_err(|error| name_lost_device(queue.device(), error))
     }
 
     /// Takes chunks on the calling thread, which waits for the end, as long as staging buffers are free.
     pub(super) fn help(self: &Arc<Self>) {
-        let arrives = matches!(self.task, Task::OutOfUnified(_)) && self.begun.get().is_none();
+        let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && self.started_at.get().is_none();
         // To wait here for predecessors, and for theirs, would go ever deeper.
-        if arrives || !self.after.iter().all(Fence::is_known_done) {
+        if arrives || !self.dependencies.iter().all(Fence::is_known_done) {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
-        self.begun.get_or_init(Instant::now);
+        self.started_at.get_or_init(Instant::now);
         // One more is started while the device has another.
         let mut started = None;
         loop {
@@ -199,7 +202,7 @@ impl StagedTransfer {
             });
             let is_last = next.is_none();
             if let Some(started) = mem::replace(&mut started, next) {
-                let _none = run_here(Move::finish(started, Waits::Thread));
+                let _none = block_on_thread(ChunkCopy::finish(started, WaitMode::Thread));
             } else if is_last {
                 return;
             }
@@ -212,8 +215,8 @@ impl StagedTransfer {
     }
 
     /// Leaves the ring, since one of its tasks ended early and left these copies: the drop of the last handle fails the transfer.
-    pub(super) fn give_up(&self, copies: &[Fence]) {
-        self.left.lock().extend(copies.iter().cloned());
+    pub(super) fn abandon(&self, copies: &[Fence]) {
+        self.pending.lock().extend(copies.iter().cloned());
         self.chunks.cancel();
         self.ring.forget(self);
     }
@@ -222,12 +225,12 @@ impl StagedTransfer {
 impl Drop for StagedTransfer {
     /// Fails it if it did not end, since one of its tasks ended early.
     fn drop(&mut self) {
-        if !self.end.is_over() {
+        if !self.timeline.is_over() {
             let text = "a task of the staged transfer ended early, by a panic or for want of a waker";
-            self.end.fail(Error::new(ErrorKind::Interrupted, text));
-            let mut left = mem::take(&mut self.after);
-            left.append(self.left.get_mut());
-            self.end.reach_after(left);
+            self.timeline.fail(Error::new(ErrorKind::Interrupted, text));
+            let mut left = mem::take(&mut self.dependencies);
+            left.append(self.pending.get_mut());
+            self.timeline.complete_after(left);
         }
     }
 }

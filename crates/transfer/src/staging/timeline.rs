@@ -28,11 +28,11 @@ pub(crate) struct StagedTimeline {
     id: TimelineId,
     device: DeviceId,
     timing: Timing,
-    over: AtomicBool,
+    complete: AtomicBool,
     /// Whether no task is left that would reach the end: then it is found by polls and waits.
-    early: AtomicBool,
+    interrupted: AtomicBool,
     /// Whether a byte of the destination may have changed.
-    wrote: AtomicBool,
+    written: AtomicBool,
     state: Mutex<State>,
     ended: Condvar,
     error: OnceLock<Error>,
@@ -45,7 +45,7 @@ struct State {
     wakers: Vec<Waker>,
     duration: Option<Duration>,
     /// What must be complete before an end without a task; `None` again once it is reached.
-    left: Option<SmallVec<[Fence; 8]>>,
+    remaining: Option<SmallVec<[Fence; 8]>>,
 }
 
 impl StagedTimeline {
@@ -54,9 +54,9 @@ impl StagedTimeline {
             id: next_timeline_id(),
             device,
             timing,
-            over: AtomicBool::new(false),
-            early: AtomicBool::new(false),
-            wrote: AtomicBool::new(false),
+            complete: AtomicBool::new(false),
+            interrupted: AtomicBool::new(false),
+            written: AtomicBool::new(false),
             state: Mutex::default(),
             ended: Condvar::new(),
             error: OnceLock::new(),
@@ -65,7 +65,7 @@ impl StagedTimeline {
     }
 
     /// Sets the transfer whose end this is, once.
-    pub(super) fn belongs_to(&self, transfer: Weak<StagedTransfer>) {
+    pub(super) fn set_transfer(&self, transfer: Weak<StagedTransfer>) {
         let _set_once = self.transfer.set(transfer);
     }
 
@@ -75,9 +75,9 @@ impl StagedTimeline {
     }
 
     /// Says that a byte of the destination may change from here on.
-    pub(super) fn writes(&self) {
+    pub(super) fn mark_written(&self) {
         // Whoever sees the end sees this.
-        self.wrote.store(!transload_core::mutant!("transfer/marks-writes"), Ordering::Relaxed);
+        self.written.store(!transload_core::mutant!("transfer/marks-writes"), Ordering::Relaxed);
     }
 
     pub(super) fn has_failed(&self) -> bool {
@@ -85,26 +85,26 @@ impl StagedTimeline {
     }
 
     /// Ends the transfer: all of its work is over.
-    pub(super) fn reach(&self, duration: Duration) {
+    pub(super) fn complete(&self, duration: Duration) {
         // Dropped outside the lock.
-        let mut left = None;
+        let mut remaining = None;
         self.wake_all(|state| {
-            left = state.left.take();
+            remaining = state.remaining.take();
             state.duration = (self.timing == Timing::Measured).then_some(duration);
-            self.over.store(true, Ordering::Release);
+            self.complete.store(true, Ordering::Release);
         });
     }
 
     /// Ends the transfer, which has failed and has no task any more, once these are complete. It takes no thread: those who
     /// wait for the end wait for the fences.
-    pub(super) fn reach_after(&self, mut left: SmallVec<[Fence; 8]>) {
-        left.retain(|fence| !catch_panic(|| fence.is_known_done()).unwrap_or(false));
-        if left.is_empty() {
-            return self.reach(Duration::ZERO);
+    pub(super) fn complete_after(&self, mut remaining: SmallVec<[Fence; 8]>) {
+        remaining.retain(|fence| !catch_panic(|| fence.is_known_done()).unwrap_or(false));
+        if remaining.is_empty() {
+            return self.complete(Duration::ZERO);
         }
         self.wake_all(|state| {
-            state.left = Some(left);
-            self.early.store(true, Ordering::Release);
+            state.remaining = Some(remaining);
+            self.interrupted.store(true, Ordering::Release);
         });
     }
 
@@ -122,19 +122,19 @@ impl StagedTimeline {
     }
 
     /// Reaches the end of a transfer that has no task any more, if `complete` says so of all that is left. A panic says nothing.
-    fn reach_if(&self, complete: impl Fn(&Fence) -> bool) {
+    fn complete_if(&self, complete: impl Fn(&Fence) -> bool) {
         // What is left may be another such end, and so on: the way down to them is kept here and not on the stack.
-        let mut way = SmallVec::<[Fence; 4]>::new();
-        while self.is_early() {
-            let end = way.last().and_then(staged).unwrap_or(self);
-            let next = end.state.lock().left.as_ref().and_then(|left| left.last().cloned());
+        let mut stack = SmallVec::<[Fence; 4]>::new();
+        while self.is_interrupted() {
+            let end = stack.last().and_then(as_staged).unwrap_or(self);
+            let next = end.state.lock().remaining.as_ref().and_then(|remaining| remaining.last().cloned());
             match next {
-                Some(next) if staged(&next).is_some_and(Self::is_early) => way.push(next),
+                Some(next) if as_staged(&next).is_some_and(Self::is_interrupted) => stack.push(next),
                 Some(next) if catch_panic(|| complete(&next)).unwrap_or(false) => end.forget(&next),
                 Some(_) => return,
                 None => {
-                    end.reach(Duration::ZERO);
-                    way.pop();
+                    end.complete(Duration::ZERO);
+                    stack.pop();
                 }
             }
         }
@@ -143,29 +143,29 @@ impl StagedTimeline {
     /// Removes what is complete from what is left. Another thread may have done so.
     fn forget(&self, complete: &Fence) {
         let mut state = self.state.lock();
-        let removed = state.left.as_mut().and_then(|left| {
-            let mut points = left.iter().map(|one| (one.timeline().id(), one.point()));
+        let removed = state.remaining.as_mut().and_then(|remaining| {
+            let mut points = remaining.iter().map(|one| (one.timeline().id(), one.point()));
             let at = points.position(|one| one == (complete.timeline().id(), complete.point()))?;
-            Some(left.swap_remove(at))
+            Some(remaining.swap_remove(at))
         });
         drop(state);
         drop(removed);
     }
 
     /// Blocks until the end is reached, or is to be found by polls and waits.
-    fn until_known(&self) {
+    fn wait_until_settled(&self) {
         let mut state = self.state.lock();
-        while !self.is_over() && !self.is_early() {
+        while !self.is_over() && !self.is_interrupted() {
             self.ended.wait(&mut state);
         }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.complete.load(Ordering::Acquire)
     }
 
-    fn is_early(&self) -> bool {
-        self.early.load(Ordering::Acquire) && !self.is_over()
+    fn is_interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::Acquire) && !self.is_over()
     }
 
     fn outcome(&self) -> Result<()> {
@@ -174,19 +174,19 @@ impl StagedTimeline {
 }
 
 /// Returns the end of a staged transfer behind a fence.
-fn staged(fence: &Fence) -> Option<&StagedTimeline> {
+fn as_staged(fence: &Fence) -> Option<&StagedTimeline> {
     fence.timeline().as_any().downcast_ref()
 }
 
 impl Drop for StagedTimeline {
     /// What is left may be the last handle of another such end, and so on: not by drops within each other.
     fn drop(&mut self) {
-        let mut left = self.state.get_mut().left.take().unwrap_or_default();
-        while let Some(fence) = left.pop() {
+        let mut remaining = self.state.get_mut().remaining.take().unwrap_or_default();
+        while let Some(fence) = remaining.pop() {
             if Arc::strong_count(fence.timeline()) == 1
-                && let Some(end) = staged(&fence)
+                && let Some(end) = as_staged(&fence)
             {
-                left.extend(end.state.lock().left.take().into_iter().flatten());
+                remaining.extend(end.state.lock().remaining.take().into_iter().flatten());
             }
         }
     }
@@ -207,7 +207,7 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        self.reach_if(Fence::is_over);
+        self.complete_if(Fence::is_over);
         if self.is_over() { self.outcome().map(|()| true) } else { Ok(false) }
     }
 
@@ -226,13 +226,13 @@ unsafe impl Timeline for StagedTimeline {
             } else {
                 thread::yield_now();
                 if polled >= POLLING {
-                    self.until_known();
+                    self.wait_until_settled();
                 }
             }
-            self.reach_if(|fence| match staged(fence) {
-                // It may end early meanwhile: then what it left is waited for.
+            self.complete_if(|fence| match as_staged(fence) {
+                // It may end early meanwhile: then what it remaining is waited for.
                 Some(end) => {
-                    end.until_known();
+                    end.wait_until_settled();
                     end.is_over()
                 }
                 None => {
@@ -254,7 +254,7 @@ unsafe impl Timeline for StagedTimeline {
             state.wakers.push(new);
         }
         drop(state);
-        self.reach_if(|fence| {
+        self.complete_if(|fence| {
             let is_complete =
                 catch_panic(|| fence.is_known_done() || fence.timeline().wake_at(fence.point(), waker));
             // After a panic nobody else would wake the task.
@@ -271,7 +271,7 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn may_have_written(&self, _point: u64) -> bool {
-        self.wrote.load(Ordering::Relaxed)
+        self.written.load(Ordering::Relaxed)
     }
 
     fn take_duration(&self, _point: u64) -> Result<Option<Duration>> {

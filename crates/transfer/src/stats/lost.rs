@@ -10,27 +10,27 @@ use transload_core::{DeviceId, Error, ErrorKind, Result};
 
 /// Names the device of an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Other errors stay as they
 /// are.
-pub(crate) fn lost_on(device: DeviceId, error: Error) -> Error {
+pub(crate) fn name_lost_device(device: DeviceId, error: Error) -> Error {
     if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-names-device") {
         return error;
     }
-    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost"), Loss { device, error })
+    Error::caused_by(ErrorKind::DeviceLost, format!("{device} was lost"), NamedLoss { device, error })
 }
 
 /// The cause of an error that names its device.
 #[derive(Debug)]
-struct Loss {
+struct NamedLoss {
     device: DeviceId,
     error: Error,
 }
 
-impl fmt::Display for Loss {
+impl fmt::Display for NamedLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl std::error::Error for Loss {
+impl std::error::Error for NamedLoss {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
@@ -45,12 +45,12 @@ pub(crate) struct LostDevices {
 
 impl LostDevices {
     /// Keeps the cause if the error says that a device is lost and none is known yet. The device is the one that the error
-    /// [names](lost_on), else `lane`.
+    /// [names](name_lost_device), else `lane`.
     pub(crate) fn note(&self, lane: DeviceId, error: &Error) {
         if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-noted") {
             return;
         }
-        let named = error.cause().and_then(|cause| cause.downcast_ref::<Loss>());
+        let named = error.cause().and_then(|cause| cause.downcast_ref::<NamedLoss>());
         let device = named.map_or(lane, |loss| loss.device);
         let mut causes = self.causes.lock();
         if !causes.iter().any(|(lost, _)| *lost == device) {

@@ -1,72 +1,25 @@
-//! What is counted of the transfers of one path by one method, and who is told of their ends.
+//! What is counted of the transfers of one path by one method.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock, atomic::AtomicU64},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use transload_core::{
-    BriefLock, Error, Observer, RefusalHandler, Result, SizeClass, TransferEvent, TransferMethod,
-    TransferPath, TransferReport,
-};
+use transload_core::{BriefLock, SizeClass, TransferMethod, TransferPath};
 use transload_executor::place_of_thread;
 
-use crate::{
-    Sampling, TransferStats,
-    stats::{
-        histogram::Histogram,
-        lost::LostDevices,
-        unobserved::{UnobservedTransfers, UnseenFailure},
-    },
-};
+use crate::{Sampling, TransferStats, stats::histogram::Histogram};
 
-/// Whom every transfer's end concerns.
+/// Every entry, sorted. Locked only where routes are found and statistics are read.
 #[derive(Default)]
-pub(crate) struct Watch {
-    pub(crate) observer: Option<Arc<dyn Observer>>,
-    pub(crate) sampling: Sampling,
-    pub(crate) lost: LostDevices,
-    pub(crate) refused: AtomicU64,
-    /// The first failure that nobody saw, for the next `drain`.
-    pub(crate) unseen: UnseenFailure,
-    pub(crate) unobserved: UnobservedTransfers,
-}
+pub(crate) struct StatsTable(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<PathStats>>>);
 
-impl Watch {
-    pub(crate) fn tell(&self, event: TransferEvent<'_>) {
-        if let Some(observer) = &self.observer {
-            observer.transfer(event);
-        }
-    }
-
-    /// Tells the end of a transfer that somebody waited for.
-    pub(crate) fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
-        match outcome {
-            Ok(()) => self.tell(TransferEvent::Completed(report)),
-            Err(error) => {
-                self.lost.note(report.lane, error);
-                self.tell(TransferEvent::Failed(report, error));
-            }
-        }
-    }
-}
-
-impl RefusalHandler for Watch {
-    fn refusal_dropped(&self, error: &Error) {
-        self.unseen.note(error);
-    }
-}
-
-/// Every row, sorted. Locked only where routes are found and statistics are read.
-#[derive(Default)]
-pub(crate) struct Rows(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<Row>>>);
-
-/// A path and a method, as seen from one place: threads that transfer side by side count in rows of their own. Each size class
-/// is counted under a lock of its own, held for a few additions. It is aligned as [`Known`](crate::planning::candidate::Known) is.
+/// A path and a method, as seen from one place: threads that transfer side by side count in entries of their own. Each size class
+/// is counted under a lock of its own, held for a few additions. It is aligned as [`CandidateInfo`](crate::planning::candidate::CandidateInfo) is.
 #[repr(align(128))]
-pub(crate) struct Row {
+pub(crate) struct PathStats {
     pub(crate) path: TransferPath,
     pub(crate) method: TransferMethod,
     simulated: bool,
@@ -87,33 +40,38 @@ pub(crate) struct Counts {
     pub(crate) latencies: Histogram,
 }
 
-impl Rows {
-    /// Returns the row at the calling thread's place.
-    pub(crate) fn row(&self, path: TransferPath, method: TransferMethod, simulated: bool) -> Arc<Row> {
-        let mut rows = self.0.lock();
-        let row = rows
+impl StatsTable {
+    /// Returns the entry at the calling thread's place.
+    pub(crate) fn get_or_create(
+        &self,
+        path: TransferPath,
+        method: TransferMethod,
+        simulated: bool,
+    ) -> Arc<PathStats> {
+        let mut entries = self.0.lock();
+        let entry = entries
             .entry((path, method, place_of_thread()))
-            .or_insert_with(|| Arc::new(Row { path, method, simulated, classes: Default::default() }));
-        Arc::clone(row)
+            .or_insert_with(|| Arc::new(PathStats { path, method, simulated, classes: Default::default() }));
+        Arc::clone(entry)
     }
 
     /// Forgets what was counted. What is in flight counts when it ends.
     pub(crate) fn clear(&self) {
-        let rows = self.0.lock();
-        let counted = rows.values().flat_map(|row| row.classes.iter().filter_map(OnceLock::get));
+        let entries = self.0.lock();
+        let counted = entries.values().flat_map(|entry| entry.classes.iter().filter_map(OnceLock::get));
         counted.for_each(|counts| *counts.lock() = Counts::default());
     }
 
     /// The statistics of the classes that have any, sorted by path, method and size.
-    pub(crate) fn stats(&self, sampling: Sampling) -> Vec<TransferStats> {
-        let rows: Vec<_> = self.0.lock().values().cloned().collect();
-        let of_one = rows.chunk_by(|row, next| (row.path, row.method) == (next.path, next.method));
-        let all = of_one.flat_map(|rows| SizeClass::ALL.map(|class| stats(rows, class, sampling)));
+    pub(crate) fn collect(&self, sampling: Sampling) -> Vec<TransferStats> {
+        let entries: Vec<_> = self.0.lock().values().cloned().collect();
+        let of_one = entries.chunk_by(|entry, next| (entry.path, entry.method) == (next.path, next.method));
+        let all = of_one.flat_map(|entries| SizeClass::ALL.map(|class| merged(entries, class, sampling)));
         all.flatten().collect()
     }
 }
 
-impl Row {
+impl PathStats {
     /// Changes what is counted of transfers of so many bytes.
     pub(crate) fn count(&self, bytes: u64, change: impl FnOnce(&mut Counts)) {
         if let Some(class) = self.classes.get(SizeClass::of(bytes).index()) {
@@ -123,10 +81,10 @@ impl Row {
 }
 
 /// The statistics of a class of one path and method, from all places.
-fn stats(rows: &[Arc<Row>], size_class: SizeClass, sampling: Sampling) -> Option<TransferStats> {
-    let first = rows.first()?;
+fn merged(entries: &[Arc<PathStats>], size_class: SizeClass, sampling: Sampling) -> Option<TransferStats> {
+    let first = entries.first()?;
     let mut counts = Counts::default();
-    for class in rows.iter().filter_map(|row| row.classes.get(size_class.index())?.get()) {
+    for class in entries.iter().filter_map(|entry| entry.classes.get(size_class.index())?.get()) {
         counts.merge(&class.lock());
     }
     (counts.transfers + counts.failures + counts.abandoned > 0).then(|| TransferStats {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use transload_core::{DeviceId, Error, Fence, Result, catch_panic};
 use transload_executor::{PLACES, place_of_thread};
 
-use crate::stats::path_stats::{Row, Watch};
+use crate::{context::ManagerContext, stats::path_stats::PathStats};
 
 /// Entries that a submission checks: more than it adds, so that the list gets shorter.
 const FEW: usize = 4;
@@ -21,12 +21,12 @@ const FEW: usize = 4;
 const BATCH: usize = 16;
 
 /// A transfer that nobody waits for.
-pub(crate) struct Unobserved {
+pub(crate) struct UnobservedTransfer {
     pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) lane: DeviceId,
     /// Where it counts, if it does.
-    pub(crate) row: Option<Arc<Row>>,
+    pub(crate) stats: Option<Arc<PathStats>>,
     /// Whether its timeline may know how long it took.
     pub(crate) is_timed: bool,
 }
@@ -45,7 +45,7 @@ struct UnobservedList {
 
 #[derive(Default)]
 struct List {
-    entries: Vec<Unobserved>,
+    entries: Vec<UnobservedTransfer>,
     /// How many were added so far.
     added: usize,
     /// Which entry is checked next: one that takes long hides no others.
@@ -54,24 +54,24 @@ struct List {
     in_transit: usize,
 }
 
-impl Unobserved {
+impl UnobservedTransfer {
     /// Counts its end. A panic of its backend's is a failure of this one only.
-    fn settle(self, watch: &Watch) {
+    fn settle(self, context: &ManagerContext) {
         let fence = self.fence;
         let outcome = catch_panic(move || {
             fence.wait()?;
             if self.is_timed { fence.timeline().take_duration(fence.point()) } else { Ok(None) }
         });
         let outcome = outcome.and_then(|outcome| outcome);
-        if let Some(row) = &self.row {
-            row.count(self.bytes, |counts| match &outcome {
+        if let Some(stats) = &self.stats {
+            stats.count(self.bytes, |counts| match &outcome {
                 Ok(moving) => counts.add(self.bytes, *moving),
                 Err(_) => counts.failures += 1,
             });
         }
         if let Err(error) = outcome {
-            watch.lost.note(self.lane, &error);
-            watch.unseen.note(&error);
+            context.lost.note(self.lane, &error);
+            context.unreported.note(&error);
         }
     }
 }
@@ -88,41 +88,41 @@ impl UnobservedTransfers {
     }
 
     /// Keeps the transfer until its end is known, and counts it then.
-    pub(crate) fn add(&self, transfer: Unobserved, watch: &Watch) {
+    pub(crate) fn add(&self, transfer: UnobservedTransfer, context: &ManagerContext) {
         match self.here() {
-            Some(here) => here.add(transfer, watch),
-            None => transfer.settle(watch),
+            Some(here) => here.add(transfer, context),
+            None => transfer.settle(context),
         }
     }
 
     /// Counts up to four transfers of this thread that are known to be complete. Polls nothing, and leaves the list to a thread
     /// that has it.
-    pub(crate) fn check_few(&self, watch: &Watch) {
+    pub(crate) fn check_few(&self, context: &ManagerContext) {
         if let Some(here) = self.here()
             && here.waiting.load(Ordering::Acquire) > 0
             && let Some(list) = here.list.try_lock()
         {
-            here.check(list, FEW, watch);
+            here.check(list, FEW, context);
         }
     }
 
     /// Polls every transfer once, and counts those that are complete.
-    pub(crate) fn check_all(&self, watch: &Watch) {
+    pub(crate) fn check_all(&self, context: &ManagerContext) {
         for one in &self.0 {
             let mut list = one.list.lock();
             let all = std::mem::take(&mut list.entries);
-            one.settle(list, all.into_iter(), false, watch);
+            one.settle(list, all.into_iter(), false, context);
         }
     }
 
-    /// Waits for every transfer, and counts it. Returns when none is left, with any thread.
-    pub(crate) fn wait_for_all(&self, watch: &Watch) {
-        self.0.iter().for_each(|one| one.wait_for_all(watch));
+    /// WaitMode for every transfer, and counts it. Returns when none is left, with any thread.
+    pub(crate) fn wait_for_all(&self, context: &ManagerContext) {
+        self.0.iter().for_each(|one| one.wait_for_all(context));
     }
 }
 
 impl UnobservedList {
-    fn add(&self, transfer: Unobserved, watch: &Watch) {
+    fn add(&self, transfer: UnobservedTransfer, context: &ManagerContext) {
         if transload_core::mutant!("transfer/keeps-unobserved") {
             return;
         }
@@ -131,12 +131,12 @@ impl UnobservedList {
         list.added += 1;
         self.waiting.store(list.entries.len(), Ordering::Release);
         if list.added.is_multiple_of(BATCH) || transload_core::mutant!("transfer/polls-seldom") {
-            self.check(list, 2 * BATCH - 1, watch);
+            self.check(list, 2 * BATCH - 1, context);
         }
     }
 
-    fn check(&self, mut list: MutexGuard<'_, List>, most: usize, watch: &Watch) {
-        let mut taken = SmallVec::<[Unobserved; 2 * BATCH]>::new();
+    fn check(&self, mut list: MutexGuard<'_, List>, most: usize, context: &ManagerContext) {
+        let mut taken = SmallVec::<[UnobservedTransfer; 2 * BATCH]>::new();
         // Behind one whose timeline panics the next look goes on.
         let _few_are_checked = catch_panic(|| {
             for _ in 0..most.min(list.entries.len()) {
@@ -154,16 +154,16 @@ impl UnobservedList {
             taken.push(list.entries.swap_remove(at));
         }
         if !taken.is_empty() {
-            self.settle(list, taken.drain(..), false, watch);
+            self.settle(list, taken.drain(..), false, context);
         }
     }
 
-    fn wait_for_all(&self, watch: &Watch) {
+    fn wait_for_all(&self, context: &ManagerContext) {
         loop {
             let mut list = self.list.lock();
             let all = std::mem::take(&mut list.entries);
             if !all.is_empty() {
-                self.settle(list, all.into_iter(), true, watch);
+                self.settle(list, all.into_iter(), true, context);
             } else if list.in_transit > 0 {
                 self.settled.wait(&mut list);
             } else {
@@ -175,19 +175,19 @@ impl UnobservedList {
     fn settle(
         &self,
         mut list: MutexGuard<'_, List>,
-        taken: impl ExactSizeIterator<Item = Unobserved>,
+        taken: impl ExactSizeIterator<Item = UnobservedTransfer>,
         wait: bool,
-        watch: &Watch,
+        context: &ManagerContext,
     ) {
         let count = taken.len();
         list.in_transit += count;
         self.waiting.store(list.entries.len(), Ordering::Release);
         drop(list);
-        let mut open = SmallVec::<[Unobserved; FEW]>::new();
+        let mut open = SmallVec::<[UnobservedTransfer; FEW]>::new();
         for transfer in taken {
             // One that cannot be polled is waited for later.
             if wait || catch_panic(|| transfer.fence.is_over()).unwrap_or(false) {
-                transfer.settle(watch);
+                transfer.settle(context);
             } else {
                 open.push(transfer);
             }
@@ -203,9 +203,9 @@ impl UnobservedList {
 
 /// The first failure that nobody saw.
 #[derive(Default)]
-pub(crate) struct UnseenFailure(Mutex<Option<Error>>);
+pub(crate) struct UnreportedFailure(Mutex<Option<Error>>);
 
-impl UnseenFailure {
+impl UnreportedFailure {
     pub(crate) fn note(&self, error: &Error) {
         if transload_core::mutant!("transfer/notes-unseen") {
             return;
@@ -228,11 +228,11 @@ mod tests {
 
     #[test]
     fn end_that_is_found_by_polls_only_is_found_beside_others_that_are_known() {
-        let (quiet, known, watch) = (Manual::new(), Manual::new(), Watch::default());
+        let (quiet, known, context) = (Manual::new(), Manual::new(), ManagerContext::default());
         let drop_one = |fence| {
-            watch.unobserved.add(
-                Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None, is_timed: false },
-                &watch,
+            context.unobserved.add(
+                UnobservedTransfer { fence, bytes: 64, lane: DeviceId::Cpu, stats: None, is_timed: false },
+                &context,
             );
         };
         // Three that stay, so that a poll in vain goes on to the next.
@@ -245,19 +245,19 @@ mod tests {
         (1..=10 * BATCH as u64).for_each(|point| drop_one(known.fence(point)));
         assert_eq!(Arc::strong_count(&quiet), 1, "kept though it is over");
         open.reach(3);
-        watch.unobserved.check_all(&watch);
+        context.unobserved.check_all(&context);
         assert_eq!(Arc::strong_count(&open), 1);
     }
 
     #[test]
     fn long_list_is_polled_for_one_in_so_many_that_are_added_and_gets_short_again() {
-        let (timeline, watch) = (Manual::new(), Watch::default());
+        let (timeline, context) = (Manual::new(), ManagerContext::default());
         let drop_one = |point| {
-            watch.unobserved.check_few(&watch);
+            context.unobserved.check_few(&context);
             let fence = timeline.fence(point);
-            watch.unobserved.add(
-                Unobserved { fence, bytes: 64, lane: DeviceId::Cpu, row: None, is_timed: false },
-                &watch,
+            context.unobserved.add(
+                UnobservedTransfer { fence, bytes: 64, lane: DeviceId::Cpu, stats: None, is_timed: false },
+                &context,
             );
         };
         (1..=1000).for_each(drop_one);
@@ -271,7 +271,7 @@ mod tests {
         }
         let left = Arc::strong_count(&timeline) - 1;
         assert!(left <= 4 * BATCH, "{left} of 2000 are kept though all are over");
-        watch.unobserved.wait_for_all(&watch);
+        context.unobserved.wait_for_all(&context);
         assert_eq!(Arc::strong_count(&timeline), 1);
     }
 }

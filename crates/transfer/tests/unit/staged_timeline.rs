@@ -10,10 +10,10 @@ use transload_core::ErrorKind;
 use super::*;
 use crate::planning::engine_queue::tests::Manual;
 
-fn early(left: Fence) -> Arc<StagedTimeline> {
+fn early(remaining: Fence) -> Arc<StagedTimeline> {
     let end = Arc::new(StagedTimeline::new(DeviceId::Cpu, Timing::Off));
     end.fail(Error::new(ErrorKind::Interrupted, "ended early"));
-    end.reach_after(SmallVec::from_iter([left]));
+    end.complete_after(SmallVec::from_iter([remaining]));
     end
 }
 

@@ -18,14 +18,14 @@ const MOST_AHEAD: u64 = 256;
 
 /// How the caller waits.
 #[derive(Clone, Copy)]
-pub(super) enum Waits<'a> {
+pub(super) enum WaitMode<'a> {
     /// By wakers: no thread is held.
     Task(&'a Executor),
     /// By blocking, on a thread of the user's that waits for this transfer.
     Thread,
 }
 
-impl Waits<'_> {
+impl WaitMode<'_> {
     /// Waits until the fence is complete.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ pub(super) fn has_room(queue: &dyn Queue) -> bool {
 }
 
 /// Waits until a queue has room for another operation.
-pub(super) async fn room(queue: &dyn Queue, waits: Waits<'_>) {
+pub(super) async fn room(queue: &dyn Queue, waits: WaitMode<'_>) {
     loop {
         let outstanding = queue.outstanding();
         let Some(excess) = outstanding.checked_sub(MOST_AHEAD) else { return };
@@ -61,8 +61,8 @@ pub(super) async fn room(queue: &dyn Queue, waits: Waits<'_>) {
     }
 }
 
-/// Runs a future whose waits are all of [`Waits::Thread`], so that it is never pending.
-pub(super) fn run_here<T>(future: impl Future<Output = T>) -> T {
+/// Runs a future whose waits are all of [`WaitMode::Thread`], so that it is never pending.
+pub(super) fn block_on_thread<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -8,7 +8,7 @@ use transload_core::{
 };
 
 /// Work that waits its turn. Shares the buffers, so their memory outlives every handle of the user's.
-pub(crate) struct Job {
+pub(crate) struct QueuedOp {
     work: Work,
     /// Fences that it must come after and that were not known to be over. Inline up to four.
     pub(crate) after: SmallVec<[Fence; 4]>,
@@ -23,7 +23,7 @@ enum Work {
     Fill { dst: RawBuffer, pattern: Pattern },
 }
 
-impl Job {
+impl QueuedOp {
     /// Takes a share of what the operation borrows. The point is given when it is enqueued.
     pub(crate) fn new(
         operation: &Operation<'_>,

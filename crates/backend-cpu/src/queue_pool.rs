@@ -8,36 +8,36 @@ use transload_executor::{Executor, PLACES, place_of_thread};
 
 use crate::queue::CpuQueue;
 
-/// Queues of one priority at one place. More than one, since a queue may stand still for another backend's work.
+/// QueuePool of one priority at one place. More than one, since a queue may stand still for another backend's work.
 const MOST: usize = 4;
 
 /// The queues of one place, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Place(BriefLock<Vec<Arc<CpuQueue>>>);
+struct QueueShard(BriefLock<Vec<Arc<CpuQueue>>>);
 
-pub(crate) struct Queues {
-    places: Box<[Place]>,
+pub(crate) struct QueuePool {
+    shards: Box<[QueueShard]>,
     executor: Executor,
     parallel_from: usize,
 }
 
-impl Queues {
+impl QueuePool {
     pub(crate) fn new(executor: Executor, parallel_from: usize) -> Self {
-        let places = (0..PLACES).map(|_| Place::default()).collect();
-        Self { places, executor, parallel_from }
+        let shards = (0..PLACES).map(|_| QueueShard::default()).collect();
+        Self { shards, executor, parallel_from }
     }
 
     /// Returns the calling thread's least busy queue of the priority. The handle is the lease.
     pub(crate) fn lease(&self, priority: StreamPriority) -> Arc<CpuQueue> {
-        let Some(Place(queues)) = self.places.get(place_of_thread()) else {
+        let Some(QueueShard(queues)) = self.shards.get(place_of_thread()) else {
             return Arc::new(self.make(priority));
         };
         let mut queues = queues.lock();
         // A lease usually ends as soon as work is enqueued, so the work tells how busy a queue is as much as its leases.
         let (mut count, mut least): (_, Option<(u64, &Arc<CpuQueue>)>) = (0, None);
         for queue in queues.iter().filter(|queue| queue.priority() == priority) {
-            let load = leases(queue) + queue.line().outstanding();
+            let load = leases(queue) + queue.ops().outstanding();
             if load == 0 {
                 return Arc::clone(queue);
             }
@@ -61,8 +61,8 @@ impl Queues {
     }
 
     pub(crate) fn leases(&self) -> u64 {
-        let leases = |place: &Place| place.0.lock().iter().map(leases).sum::<u64>();
-        self.places.iter().map(leases).sum()
+        let leases = |shard: &QueueShard| shard.0.lock().iter().map(leases).sum::<u64>();
+        self.shards.iter().map(leases).sum()
     }
 
     /// Blocks until everything that was enqueued before is complete.
@@ -71,11 +71,11 @@ impl Queues {
     /// The first failure since the last call, of each queue in turn.
     pub(crate) fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
-        for place in &self.places {
+        for shard in &self.shards {
             // The lines only: another handle of a queue would be taken for a lease.
-            let lines: Vec<_> = place.0.lock().iter().map(|queue| Arc::clone(queue.line())).collect();
-            for line in lines {
-                outcome = outcome.and(line.drain());
+            let queues: Vec<_> = shard.0.lock().iter().map(|queue| Arc::clone(queue.ops())).collect();
+            for ops in queues {
+                outcome = outcome.and(ops.drain());
             }
         }
         outcome

@@ -16,30 +16,30 @@ use super::{
     StagedTransfer,
     ring::StagingBuffer,
     stream_copy::stream_copy,
-    waits::{Waits, has_room, room},
+    wait_mode::{WaitMode, has_room, room},
 };
-use crate::stats::lost::lost_on;
+use crate::stats::lost::name_lost_device;
 
 /// What a staged transfer does.
 #[derive(Debug)]
-pub(crate) enum Task {
+pub(crate) enum StagedKind {
     /// From host memory, through staging buffers, to a device.
-    Up(QueueLease),
+    Upload(QueueLease),
     /// From a device, through staging buffers, to host memory.
-    Down(QueueLease),
+    Download(QueueLease),
     /// From one device, through staging buffers, to another.
-    Across(QueueLease, QueueLease),
+    DeviceToDevice(QueueLease, QueueLease),
     /// From host memory into unified memory, which is then moved to its device.
-    IntoUnified(QueueLease),
+    ToUnified(QueueLease),
     /// Out of unified memory, which is first moved to the host, into host memory.
-    OutOfUnified(QueueLease),
+    FromUnified(QueueLease),
 }
 
 /// A chunk that was taken, with the staging buffer that it goes through.
 ///
 /// Dropped before its end, it leaves its copies to the transfer, which then never counts all of its chunks, and the buffer to the
 /// ring.
-pub(super) struct Move {
+pub(super) struct ChunkCopy {
     transfer: Arc<StagedTransfer>,
     range: Range<usize>,
     /// There until the end.
@@ -50,10 +50,10 @@ pub(super) struct Move {
     copies: SmallVec<[Fence; 2]>,
 }
 
-impl Move {
+impl ChunkCopy {
     /// For a chunk of the transfer that nobody else takes.
     pub(super) fn new(transfer: Arc<StagedTransfer>, range: Range<usize>, buffer: StagingBuffer) -> Self {
-        transfer.held.fetch_add(1, Ordering::Relaxed);
+        transfer.buffers_in_use.fetch_add(1, Ordering::Relaxed);
         Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
     }
 
@@ -65,9 +65,11 @@ impl Move {
     /// failure: the caller may be another transfer's task.
     pub(super) fn start(&mut self, with_host: bool) {
         let transfer = Arc::clone(&self.transfer);
-        let started = catch_panic(|| match &transfer.task {
-            Task::Up(queue) if with_host && has_room(&**queue) => self.up(queue).map(Some),
-            Task::Down(queue) | Task::Across(queue, _) if has_room(&**queue) => self.out_of(queue).map(Some),
+        let started = catch_panic(|| match &transfer.kind {
+            StagedKind::Upload(queue) if with_host && has_room(&**queue) => self.upload(queue).map(Some),
+            StagedKind::Download(queue) | StagedKind::DeviceToDevice(queue, _) if has_room(&**queue) => {
+                self.download(queue).map(Some)
+            }
             _ => Ok(None),
         });
         self.started = started.and_then(|started| started).transpose();
@@ -78,71 +80,71 @@ impl Move {
         let ring = Arc::clone(&self.transfer.ring);
         let mut next = Some(self);
         while let Some(chunk) = next {
-            next = chunk.finish(Waits::Task(ring.executor())).await;
+            next = chunk.finish(WaitMode::Task(ring.executor())).await;
             yield_now().await;
         }
     }
 
     /// Moves the chunk, and returns the buffer to the ring. The last one of a transfer ends it. Returns what the ring has for the
     /// caller to move next.
-    pub(super) async fn finish(mut self, waits: Waits<'_>) -> Option<Self> {
+    pub(super) async fn finish(mut self, waits: WaitMode<'_>) -> Option<Self> {
         let transfer = Arc::clone(&self.transfer);
-        let moved = self.carry(waits).await;
-        let arrived = self.arrive(waits).await;
+        let moved = self.transfer_chunk(waits).await;
+        let arrived = self.wait_for_copies(waits).await;
         let buffer = self.buffer.take()?;
-        transfer.held.fetch_sub(1, Ordering::Relaxed);
-        let is_last = transfer.count(moved.and(arrived));
+        transfer.buffers_in_use.fetch_sub(1, Ordering::Relaxed);
+        let is_last = transfer.finish_chunk(moved.and(arrived));
         // What ends the transfer, or only helps with it, takes no other one's chunk.
-        let mine = (!is_last && matches!(waits, Waits::Task(_))).then_some(transfer.priority);
-        let next = transfer.ring.put(buffer, mine);
+        let mine = (!is_last && matches!(waits, WaitMode::Task(_))).then_some(transfer.priority);
+        let next = transfer.ring.return_buffer(buffer, mine);
         if is_last {
             transfer.end(waits).await;
         }
         next
     }
 
-    async fn carry(&mut self, waits: Waits<'_>) -> Result<()> {
+    async fn transfer_chunk(&mut self, waits: WaitMode<'_>) -> Result<()> {
         let transfer = Arc::clone(&self.transfer);
         let is_started = self.started.take().transpose()?.is_some();
-        match &transfer.task {
-            Task::Up(queue) => {
+        match &transfer.kind {
+            StagedKind::Upload(queue) => {
                 if !is_started {
                     room(&**queue, waits).await;
-                    self.up(queue)?;
+                    self.upload(queue)?;
                 }
                 Ok(())
             }
-            Task::Down(queue) => {
+            StagedKind::Download(queue) => {
                 if !is_started {
                     room(&**queue, waits).await;
-                    self.out_of(queue)?;
+                    self.download(queue)?;
                 }
-                self.arrive(waits).await?;
+                self.wait_for_copies(waits).await?;
                 let (_, address) = self.staged()?;
-                let dst = host_side(&transfer.dst, self.range.start)?;
-                transfer.end.writes();
+                let dst = host_pointer(&transfer.dst, self.range.start)?;
+                transfer.timeline.mark_written();
                 host_copy(address, dst, self.range.len());
                 Ok(())
             }
-            Task::Across(from, to) => {
+            StagedKind::DeviceToDevice(from, to) => {
                 if !is_started {
                     room(&**from, waits).await;
-                    self.out_of(from)?;
+                    self.download(from)?;
                 }
                 room(&**to, waits).await;
                 if !self.copies.iter().all(|copied| to.can_wait_for(copied)) {
-                    self.arrive(waits).await?;
+                    self.wait_for_copies(waits).await?;
                 }
-                self.into(to)?;
+                self.to_device(to)?;
                 if transload_core::mutant!("transfer/keeps-first-half") {
                     self.copies.drain(..self.copies.len() - 1);
                 }
                 Ok(())
             }
-            Task::IntoUnified(_) | Task::OutOfUnified(_) => {
+            StagedKind::ToUnified(_) | StagedKind::FromUnified(_) => {
                 let (src, dst) = (&transfer.src, &transfer.dst);
-                let (src, dst) = (host_side(src, self.range.start)?, host_side(dst, self.range.start)?);
-                transfer.end.writes();
+                let (src, dst) = (host_pointer(src, self.range.start)?, host_pointer(dst, self.range.start)?);
+                transfer.timeline.mark_written();
                 host_copy(src, dst, self.range.len());
                 Ok(())
             }
@@ -150,11 +152,11 @@ impl Move {
     }
 
     /// Waits for what was enqueued.
-    async fn arrive(&mut self, waits: Waits<'_>) -> Result<()> {
+    async fn wait_for_copies(&mut self, waits: WaitMode<'_>) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(copy) = self.copies.first() {
             let arrived = waits.fence(copy).await;
-            outcome = outcome.and(arrived.map_err(|error| lost_on(copy.timeline().device(), error)));
+            outcome = outcome.and(arrived.map_err(|error| name_lost_device(copy.timeline().device(), error)));
             self.copies.remove(0);
         }
         outcome
@@ -167,24 +169,24 @@ impl Move {
     }
 
     /// Copies the chunk into the staging buffer, and enqueues the copy from there.
-    fn up(&mut self, queue: &QueueLease) -> Result<()> {
+    fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
-        host_copy(host_side(&self.transfer.src, self.range.start)?, address, self.range.len());
-        self.into(queue)
+        host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len());
+        self.to_device(queue)
     }
 
     /// Enqueues the copy of the chunk from the device into the staging buffer.
-    fn out_of(&mut self, queue: &QueueLease) -> Result<()> {
+    fn download(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
         let src = self.transfer.src.slice(self.range.clone())?;
         self.enqueue(queue, &src, &staged)
     }
 
     /// Enqueues the copy of the chunk from the staging buffer to the device, after what was enqueued before.
-    fn into(&mut self, queue: &QueueLease) -> Result<()> {
+    fn to_device(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
         let dst = self.transfer.dst.slice(self.range.clone())?;
-        self.transfer.end.writes();
+        self.transfer.timeline.mark_written();
         self.enqueue(queue, &staged, &dst)
     }
 
@@ -197,21 +199,21 @@ impl Move {
         // SAFETY: the staging buffer is this chunk's until `copies` are over; the other side is claimed until the transfer's
         // end, which comes after that; both lengths are the range's.
         let copy = unsafe { queue.enqueue(&operation, &self.copies, Timing::Off) };
-        self.copies.push(copy.map_err(|error| lost_on(queue.device(), error))?);
+        self.copies.push(copy.map_err(|error| name_lost_device(queue.device(), error))?);
         Ok(())
     }
 }
 
-impl Drop for Move {
+impl Drop for ChunkCopy {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.transfer.give_up(&self.copies);
-            self.transfer.ring.take_from(buffer, &self.copies);
+            self.transfer.abandon(&self.copies);
+            self.transfer.ring.recover(buffer, &self.copies);
         }
     }
 }
 
-fn host_side(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
+fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     match buffer.host_address() {
         // SAFETY: the offset is the beginning of a chunk, which lies within the buffer.
         Some(address) => Ok(unsafe { address.add(offset) }.as_ptr()),

@@ -11,25 +11,25 @@ use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResour
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 /// Up to here a request is served so. What is larger takes far longer to fill than to allocate.
-const DEVICE_UP_TO: usize = 256 << 20;
-const PINNED_UP_TO: usize = 64 << 20;
+const MAX_DEVICE_BYTES: usize = 256 << 20;
+const MAX_PINNED_BYTES: usize = 64 << 20;
 
 /// Device memory for requests up to here is not cut from larger segments, in which small buffers would keep each other's
 /// neighbours. Pinned memory is dear to hold, so any of it serves.
 const DEVICE_SPLIT: u64 = 16 << 20;
 
 /// The device's other allocator, once it was asked for: what it only keeps goes back before a buffer here begins behind work.
-pub(crate) type Beside = Arc<OnceLock<StreamOrderedAllocator>>;
+pub(crate) type SiblingAllocator = Arc<OnceLock<StreamOrderedAllocator>>;
 
 /// Whose memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum MemorySide {
     Device,
     Host,
     Both,
 }
 
-impl Side {
+impl MemorySide {
     pub(crate) fn of(kind: MemoryKind) -> Self {
         match kind {
             MemoryKind::Device | MemoryKind::Unified => Self::Device,
@@ -40,16 +40,16 @@ impl Side {
 
 /// The allocators of one device. In this order they go: the stream last.
 #[derive(Default)]
-pub(crate) struct Served {
+pub(crate) struct BufferCache {
     device: OnceLock<StreamOrderedAllocator>,
     pinned: OnceLock<StreamOrderedAllocator>,
-    home: OnceLock<CudaStream>,
+    stream: OnceLock<CudaStream>,
 }
 
-impl Served {
+impl BufferCache {
     /// A buffer that the calling thread dropped before.
     #[inline]
-    pub(crate) fn kept(&self, kind: MemoryKind, bytes: usize) -> Option<RawBuffer> {
+    pub(crate) fn take_kept(&self, kind: MemoryKind, bytes: usize) -> Option<RawBuffer> {
         let slot = match kind {
             MemoryKind::Device => &self.device,
             MemoryKind::Pinned => &self.pinned,
@@ -62,13 +62,13 @@ impl Served {
     pub(crate) fn allocate(
         &self,
         (device, memory): (&CudaDevice, &Arc<CudaMemoryManager>),
-        beside: &Beside,
+        sibling: &SiblingAllocator,
         kind: MemoryKind,
         bytes: usize,
     ) -> Result<Option<RawBuffer>> {
         let (slot, most) = match kind {
-            MemoryKind::Device => (&self.device, DEVICE_UP_TO),
-            MemoryKind::Pinned => (&self.pinned, PINNED_UP_TO),
+            MemoryKind::Device => (&self.device, MAX_DEVICE_BYTES),
+            MemoryKind::Pinned => (&self.pinned, MAX_PINNED_BYTES),
             _ => return Ok(None),
         };
         if bytes == 0 || bytes > most {
@@ -77,22 +77,22 @@ impl Served {
         let allocator = match slot.get() {
             Some(allocator) => allocator,
             None => {
-                let beside = Arc::downgrade(beside);
-                let upstream = Upstream { resource: CudaResource::new(memory, kind)?, beside };
+                let sibling = Arc::downgrade(sibling);
+                let upstream = CacheUpstream { resource: CudaResource::new(memory, kind)?, sibling };
                 let split = if kind == MemoryKind::Device { DEVICE_SPLIT } else { u64::MAX };
                 let builder = StreamOrderedAllocator::builder(upstream).exact_segments().max_split(split);
                 let made = builder.build()?;
                 slot.get_or_init(|| made)
             }
         };
-        let home = match self.home.get() {
-            Some(home) => home,
+        let stream = match self.stream.get() {
+            Some(stream) => stream,
             None => {
                 let made = CudaStream::new(device)?;
-                self.home.get_or_init(|| made)
+                self.stream.get_or_init(|| made)
             }
         };
-        allocator.allocate_idle_buffer(home, bytes).map(Some)
+        allocator.allocate_idle_buffer(stream, bytes).map(Some)
     }
 
     fn each(&self) -> impl Iterator<Item = &StreamOrderedAllocator> {
@@ -101,8 +101,8 @@ impl Served {
 
     /// Gives back what is kept without need, of what memory is short; answers how many bytes. Memory of the host makes no room
     /// on the device, and is dear to pin again.
-    pub(crate) fn trim(&self, short_of: Side) -> u64 {
-        let (device, pinned) = (short_of != Side::Host, short_of != Side::Device);
+    pub(crate) fn trim(&self, side: MemorySide) -> u64 {
+        let (device, pinned) = (side != MemorySide::Host, side != MemorySide::Device);
         let device = self.device.get().filter(|_| device);
         let pinned = self.pinned.get().filter(|_| pinned);
         device.into_iter().chain(pinned).map(StreamOrderedAllocator::give_back).sum()
@@ -119,7 +119,7 @@ impl Served {
     }
 
     /// Puts buffers into the ledger in the place of the segments that they are cut from. A segment that is only kept counts too.
-    pub(crate) fn enter(&self, ledger: &mut Ledger) {
+    pub(crate) fn add_to(&self, ledger: &mut Ledger) {
         for allocator in self.each() {
             let now = allocator.statistics();
             let buffers = now.live_blocks + now.waiting_blocks;
@@ -132,22 +132,22 @@ impl Served {
 
 /// A kind of the manager's memory. When memory is short the manager gives back by itself what does not have to be waited for;
 /// what this thread may be the one to end must not be.
-struct Upstream {
+struct CacheUpstream {
     resource: CudaResource,
-    beside: Weak<OnceLock<StreamOrderedAllocator>>,
+    sibling: Weak<OnceLock<StreamOrderedAllocator>>,
 }
 
-impl Upstream {
+impl CacheUpstream {
     /// Has the other allocator give back what it keeps without need, without waiting. Answers whether there was anything.
-    fn make_room(&self) -> bool {
+    fn trim_sibling(&self) -> bool {
         // Which is of the device's memory alone.
-        let beside = self.resource.device().and_then(|_| self.beside.upgrade());
-        beside.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.give_back() > 0)
+        let sibling = self.resource.device().and_then(|_| self.sibling.upgrade());
+        sibling.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.give_back() > 0)
     }
 }
 
 // SAFETY: every answer is that of the wrapped resource.
-unsafe impl MemoryResource for Upstream {
+unsafe impl MemoryResource for CacheUpstream {
     fn place(&self) -> Place {
         self.resource.place()
     }
@@ -158,7 +158,7 @@ unsafe impl MemoryResource for Upstream {
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
         match self.resource.allocate_segment(bytes) {
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.make_room() => {
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.trim_sibling() => {
                 self.resource.allocate_segment(bytes)
             }
             other => other,

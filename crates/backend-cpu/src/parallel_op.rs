@@ -17,14 +17,14 @@ use transload_core::{Result, StreamPriority, Timing, catch_panic};
 use transload_executor::{Executor, yield_now};
 
 use crate::{
-    copy::{self, Cut},
-    job::{Job, Outcome},
+    copy::{self, Partition},
+    queued_op::{Outcome, QueuedOp},
 };
 
 /// An operation that is being shared out.
-pub(crate) struct Share {
-    job: Job,
-    cut: Cut,
+pub(crate) struct ParallelOp {
+    op: QueuedOp,
+    partition: Partition,
     next: AtomicUsize,
     state: Mutex<State>,
 }
@@ -35,25 +35,26 @@ struct State {
     waker: Option<Waker>,
 }
 
-impl Share {
-    /// Does a job whose turn it is. Returns when all of it is done; the handle keeps the job's buffers, as do tasks that
+impl ParallelOp {
+    /// Does a op whose turn it is. Returns when all of it is done; the handle keeps the op's buffers, as do tasks that
     /// come too late to take a piece.
     pub(crate) async fn run(
-        job: Job,
-        cut: Cut,
+        op: QueuedOp,
+        partition: Partition,
         executor: &Executor,
         priority: StreamPriority,
     ) -> (Arc<Self>, Outcome) {
-        let announced = catch_panic(|| copy::announce(&job.operation()));
-        let begun = (job.timing == Timing::Measured).then(Instant::now);
-        let state = Mutex::new(State { left: cut.pieces(), outcome: announced, waker: None });
-        let share = Arc::new(Self { job, cut, next: AtomicUsize::new(0), state });
-        let helpers = (1..executor.threads().min(cut.pieces())).map(|_| Arc::clone(&share).take_part());
+        let noted = catch_panic(|| copy::note_accesses(&op.operation()));
+        let begun = (op.timing == Timing::Measured).then(Instant::now);
+        let state = Mutex::new(State { left: partition.pieces(), outcome: noted, waker: None });
+        let parallel = Arc::new(Self { op, partition, next: AtomicUsize::new(0), state });
+        let helpers =
+            (1..executor.threads().min(partition.pieces())).map(|_| Arc::clone(&parallel).take_part());
         // Without helpers this task takes all the pieces.
         let _alone = executor.spawn_all(priority, helpers);
-        Arc::clone(&share).take_part().await;
+        Arc::clone(&parallel).take_part().await;
         let result = poll_fn(|context| {
-            let mut state = share.state.lock();
+            let mut state = parallel.state.lock();
             if state.left == 0 {
                 return Poll::Ready(state.outcome.clone());
             }
@@ -61,23 +62,23 @@ impl Share {
             Poll::Pending
         });
         let result = result.await;
-        (share, Outcome { result, took: begun.map(|begun| begun.elapsed()) })
+        (parallel, Outcome { result, took: begun.map(|begun| begun.elapsed()) })
     }
 
     /// Takes pieces until none is left.
     async fn take_part(self: Arc<Self>) {
         while let Some(piece) = self.next_piece() {
-            // SAFETY: the job came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
+            // SAFETY: the operation came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
             // conflict until the point is reached, which is after the last piece; the counter hands every piece out once,
             // and pieces do not overlap.
-            let work = || unsafe { copy::perform_units(&self.job.operation(), piece) };
+            let work = || unsafe { copy::perform_units(&self.op.operation(), piece) };
             self.ended(catch_panic(work).flatten());
             yield_now().await;
         }
     }
 
     fn next_piece(&self) -> Option<Range<usize>> {
-        self.cut.piece(self.next.fetch_add(1, Ordering::Relaxed))
+        self.partition.piece(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     fn ended(&self, outcome: Result<()>) {

@@ -1,4 +1,4 @@
-//! A queue's jobs in their order, and its timeline. One thread at a time runs a line. An idle line is taken for a copy on the
+//! A queue's ops in their order, and its timeline. One thread at a time runs a line. An idle line is taken for a copy on the
 //! submitting thread by one atomic operation and returned by another; everything else goes through a lock.
 
 use std::{
@@ -21,28 +21,28 @@ use transload_core::{
 use transload_executor::{Executor, yield_now};
 
 use crate::{
-    copy::{self, Cut},
+    copy::{self, Partition},
     failures::Failures,
-    job::{Job, Outcome},
-    share::Share,
+    parallel_op::ParallelOp,
+    queued_op::{Outcome, QueuedOp},
 };
 
 /// Durations that nobody took are kept up to this many; the oldest are dropped first.
-const KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 /// Checks of the counter before a waiting thread sleeps: a few microseconds.
-const CHECKS: u32 = 200;
+const SPIN_CHECKS: u32 = 200;
 
 /// Set while a thread runs the line, or a task will.
 const BUSY: u64 = 1;
 /// Set while anybody waits for a point: the end of an operation on the submitting thread must look at the state.
-const WATCHED: u64 = 2;
+const HAS_WAITERS: u64 = 2;
 /// What the last enqueued point is counted in, above the flags.
-const ONE: u64 = 4;
+const POINT: u64 = 4;
 
-/// A line of jobs. Its counters have cache lines of their own: a line is mostly used by one thread.
+/// A line of ops. Its counters have cache lines of their own: a line is mostly used by one thread.
 #[repr(align(128))]
-pub(crate) struct Line {
-    /// The last point given out, in [`ONE`]s, and the flags. Flags and points change under the lock, except where a line
+pub(crate) struct OpQueue {
+    /// The last point given out, in [`POINT`]s, and the flags. Flags and points change under the lock, except where a line
     /// that is not [`BUSY`] is taken, and returned unchanged.
     word: AtomicU64,
     reached: AtomicU64,
@@ -61,60 +61,60 @@ pub(crate) struct Line {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    ops: VecDeque<QueuedOp>,
     /// Threads that wait for `done`.
     waiting: usize,
     wakers: Vec<(u64, Waker)>,
     durations: VecDeque<(u64, Duration)>,
     failures: Failures,
     /// The first failure since the last drain.
-    undrained: Option<Error>,
+    unreported: Option<Error>,
 }
 
 /// The right to run a line, of a task. Dropped, it is passed on or the line is idle.
-struct Turn {
-    line: Arc<Line>,
+struct RunPermit {
+    queue: Arc<OpQueue>,
     begun: bool,
 }
 
-impl Drop for Turn {
+impl Drop for RunPermit {
     fn drop(&mut self) {
         // A task that never ran had no thread: another one would have none either.
         while !self.begun
-            && let Some(job) = self.line.pop()
+            && let Some(op) = self.queue.pop()
         {
-            drop(Run { line: &self.line, point: job.point, outcome: None });
-            let _panic = catch_panic(|| drop(job));
+            drop(RunningOp { queue: &self.queue, point: op.point, outcome: None });
+            let _panic = catch_panic(|| drop(op));
         }
-        self.line.pass_on();
+        self.queue.release();
     }
 }
 
-/// A job under way. Dropped, its point is reached: with its outcome, or with an error where it was given up.
-struct Run<'a> {
-    line: &'a Arc<Line>,
+/// An operation under way. Dropped, its point is reached: with its outcome, or with an error where it was given up.
+struct RunningOp<'a> {
+    queue: &'a Arc<OpQueue>,
     point: u64,
     outcome: Option<Outcome>,
 }
 
-impl Drop for Run<'_> {
+impl Drop for RunningOp<'_> {
     fn drop(&mut self) {
         let outcome = self.outcome.take().unwrap_or_else(|| {
             let text = "the operation was given up before it moved a byte: its task lost its thread, or what would wake it";
             Outcome { result: Err(Error::new(ErrorKind::Interrupted, text)), took: None }
         });
-        let mut state = self.line.state.lock();
-        self.line.record(&mut state, self.point, outcome);
+        let mut state = self.queue.state.lock();
+        self.queue.record(&mut state, self.point, outcome);
         // Under the lock: a thread between its check and its wait must not miss it.
-        self.line.reached.store(self.point, Ordering::Release);
+        self.queue.reached.store(self.point, Ordering::Release);
         drop(state);
         if !transload_core::mutant!("cpu/wake") {
-            self.line.wake_up_to(self.point);
+            self.queue.wake_up_to(self.point);
         }
     }
 }
 
-impl Line {
+impl OpQueue {
     pub(crate) fn new(priority: StreamPriority, executor: Executor, parallel_from: usize) -> Self {
         Self {
             word: AtomicU64::new(0),
@@ -134,7 +134,7 @@ impl Line {
         self.priority
     }
 
-    /// Returns how many jobs are not complete.
+    /// Returns how many ops are not complete.
     pub(crate) fn outstanding(&self) -> u64 {
         // In this order: a point that is reached meanwhile is enqueued before.
         let reached = self.reached();
@@ -142,7 +142,7 @@ impl Line {
     }
 
     fn enqueued(&self) -> u64 {
-        self.word.load(Ordering::Acquire) / ONE
+        self.word.load(Ordering::Acquire) / POINT
     }
 
     /// Runs an operation at once on the calling thread if the line is idle; returns its point. Takes no lock unless
@@ -156,12 +156,12 @@ impl Line {
         timing: Timing,
     ) -> Option<u64> {
         let idle = self.word.load(Ordering::Relaxed);
-        let taken = (idle + ONE) | BUSY;
+        let taken = (idle + POINT) | BUSY;
         if idle & BUSY != 0 {
             return None;
         }
         self.word.compare_exchange(idle, taken, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        let point = taken / ONE;
+        let point = taken / POINT;
         // SAFETY: the caller's promise.
         let outcome = Outcome::of(timing, || unsafe { copy::perform(operation) });
         if outcome.result.is_err() || outcome.took.is_some() {
@@ -169,24 +169,24 @@ impl Line {
         }
         self.reached.store(point, Ordering::Release);
         let returned = taken & !BUSY;
-        if taken & WATCHED != 0
+        if taken & HAS_WAITERS != 0
             || self.word.compare_exchange(taken, returned, Ordering::AcqRel, Ordering::Relaxed).is_err()
         {
             // Somebody came meanwhile.
             self.wake_up_to(point);
-            self.pass_on();
+            self.release();
         }
         Some(point)
     }
 
-    /// Puts a job at the end of the line; returns its point.
-    pub(crate) fn push(self: &Arc<Self>, mut job: Job) -> u64 {
+    /// Puts a op at the end of the line; returns its point.
+    pub(crate) fn push(self: &Arc<Self>, mut op: QueuedOp) -> u64 {
         let mut state = self.state.lock();
-        let add = |word: u64| (word + ONE) | BUSY;
+        let add = |word: u64| (word + POINT) | BUSY;
         let before = self.word.update(Ordering::AcqRel, Ordering::Relaxed, add);
-        let point = before / ONE + 1;
-        job.point = point;
-        state.jobs.push_back(job);
+        let point = before / POINT + 1;
+        op.point = point;
+        state.ops.push_back(op);
         drop(state);
         if before & BUSY == 0 {
             self.start();
@@ -196,34 +196,35 @@ impl Line {
 
     /// Has a task run the line, whose turn it is.
     fn start(self: &Arc<Self>) {
-        let turn = Turn { line: Arc::clone(self), begun: false };
+        let permit = RunPermit { queue: Arc::clone(self), begun: false };
         // Whatever becomes of it, the turn is passed on, and an error is that of the points.
-        let _theirs = self.executor.spawn_detached(self.priority, run(turn));
+        let _theirs = self.executor.spawn_detached(self.priority, run(permit));
     }
 
     /// Ends a turn: the next task runs what was pushed meanwhile, or the line is idle.
-    fn pass_on(self: &Arc<Self>) {
+    fn release(self: &Arc<Self>) {
         let state = self.state.lock();
-        if state.jobs.is_empty() || transload_core::mutant!("cpu/pass-on") {
+        if state.ops.is_empty() || transload_core::mutant!("cpu/pass-on") {
             let is_watched = state.waiting > 0 || !state.wakers.is_empty();
-            let flags = if is_watched { WATCHED } else { 0 };
-            self.word.update(Ordering::AcqRel, Ordering::Relaxed, |word| (word & !(BUSY | WATCHED)) | flags);
+            let flags = if is_watched { HAS_WAITERS } else { 0 };
+            self.word
+                .update(Ordering::AcqRel, Ordering::Relaxed, |word| (word & !(BUSY | HAS_WAITERS)) | flags);
         } else {
             drop(state);
             self.start();
         }
     }
 
-    fn pop(&self) -> Option<Job> {
-        self.state.lock().jobs.pop_front()
+    fn pop(&self) -> Option<QueuedOp> {
+        self.state.lock().ops.pop_front()
     }
 
     fn record(self: &Arc<Self>, state: &mut State, point: u64, outcome: Outcome) {
         if let Err(error) = outcome.result {
-            state.undrained.get_or_insert_with(|| error.clone());
+            state.unreported.get_or_insert_with(|| error.clone());
             // The queue's two handles, and one of the caller: no fence is left that could ask for an earlier point.
             // A fence that is being made has its handle already.
-            if state.failures.len() >= KEPT
+            if state.failures.len() >= MAX_KEPT
                 && (Arc::strong_count(self) <= 3 || transload_core::mutant!("cpu/keep-failures"))
             {
                 state.failures.clear();
@@ -232,7 +233,7 @@ impl Line {
             self.has_failed.store(true, Ordering::Relaxed);
         }
         if let Some(took) = outcome.took {
-            if state.durations.len() == KEPT {
+            if state.durations.len() == MAX_KEPT {
                 state.durations.pop_front();
             }
             state.durations.push_back((point, took));
@@ -265,17 +266,17 @@ impl Line {
         }
     }
 
-    /// Blocks until every job enqueued so far is complete.
+    /// Blocks until every op enqueued so far is complete.
     ///
     /// # Errors
     /// The first failure since the last call.
     pub(crate) fn drain(&self) -> Result<()> {
         self.block_until(self.enqueued());
-        self.state.lock().undrained.take().map_or(Ok(()), Err)
+        self.state.lock().unreported.take().map_or(Ok(()), Err)
     }
 
     fn block_until(&self, point: u64) {
-        for _ in 0..CHECKS {
+        for _ in 0..SPIN_CHECKS {
             if self.reached() >= point {
                 return;
             }
@@ -284,7 +285,7 @@ impl Line {
         let mut state = self.state.lock();
         state.waiting += 1;
         if !transload_core::mutant!("cpu/watch") {
-            self.word.fetch_or(WATCHED, Ordering::AcqRel);
+            self.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
         }
         while self.reached() < point {
             self.done.wait(&mut state);
@@ -300,39 +301,39 @@ impl Line {
     }
 }
 
-/// A line's turn: its jobs one after the other, each after its fences. Other tasks run between two of them, the more urgent
+/// A line's turn: its ops one after the other, each after its fences. Other tasks run between two of them, the more urgent
 /// first.
-async fn run(mut turn: Turn) {
-    turn.begun = true;
-    let line = &turn.line;
-    while let Some(job) = line.pop() {
-        let mut run = Run { line, point: job.point, outcome: None };
-        for fence in job.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
+async fn run(mut permit: RunPermit) {
+    permit.begun = true;
+    let queue = &permit.queue;
+    while let Some(op) = queue.pop() {
+        let mut run = RunningOp { queue, point: op.point, outcome: None };
+        for fence in op.after.iter().filter(|_| !transload_core::mutant!("cpu/come-after")) {
             // A failed predecessor is reported by its own fence; the bytes are at rest either way.
-            let _over = line.executor.fence(fence).await;
+            let _over = queue.executor.fence(fence).await;
         }
-        let cut = Cut::new(&job.operation(), line.executor.threads());
-        let is_shared = copy::bytes(&job.operation()) >= line.parallel_from && cut.pieces() > 1;
-        let job = if is_shared {
-            let (share, outcome) = Share::run(job, cut, &line.executor, line.priority).await;
+        let partition = Partition::new(&op.operation(), queue.executor.threads());
+        let is_shared = copy::bytes(&op.operation()) >= queue.parallel_from && partition.pieces() > 1;
+        let op = if is_shared {
+            let (parallel, outcome) = ParallelOp::run(op, partition, &queue.executor, queue.priority).await;
             run.outcome = Some(outcome);
-            Err(share)
+            Err(parallel)
         } else {
-            // SAFETY: the job came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
+            // SAFETY: the operation came in by `Queue::enqueue`, whose caller promised that nothing else uses the bytes in
             // conflict until the point is reached; everything before it is complete.
-            run.outcome = Some(Outcome::of(job.timing, || unsafe { copy::perform(&job.operation()) }));
-            Ok(job)
+            run.outcome = Some(Outcome::of(op.timing, || unsafe { copy::perform(&op.operation()) }));
+            Ok(op)
         };
         // The point is reached first, so memory that was dropped meanwhile is freed here and not parked. Its owner may be
         // the user's type: its panic is not ours.
         drop(run);
-        let _panic = catch_panic(|| drop(job));
+        let _panic = catch_panic(|| drop(op));
         yield_now().await;
     }
 }
 
 // SAFETY: a point is counted once its work has returned; identities are fresh.
-unsafe impl Timeline for Line {
+unsafe impl Timeline for OpQueue {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -371,7 +372,7 @@ unsafe impl Timeline for Line {
         // A waker is the user's code: it is cloned and dropped outside the lock.
         let waker = waker.clone();
         let mut state = self.state.lock();
-        self.word.fetch_or(WATCHED, Ordering::AcqRel);
+        self.word.fetch_or(HAS_WAITERS, Ordering::AcqRel);
         if self.reached() >= point {
             drop(state);
             return true;
