@@ -30,36 +30,27 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
-mod borrowed;
 mod device;
-mod device_memory;
-mod driver_memory;
 mod error;
 mod feature;
-mod free_deferral;
 mod hints;
-mod in_context;
-mod janitor;
 mod manager;
 mod migrations;
 mod prediction;
 mod ranges;
 mod resource;
+mod storage;
 mod sync;
 mod tally;
 mod unified;
 
-pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub use device::CudaDevice;
-pub use driver_memory::context_of;
 pub use error::{lift, record_loss};
 pub use feature::{CudaFeature, UnifiedSupport};
-pub use free_deferral::FreeDeferral;
 pub use hints::{
     ManagedMemoryHints, MemoryLocation, MigrationPolicy, PrefetchEntry, PrefetchPlan, PrefetchTarget,
     Residency, advise, apply_migration_policy, explain_hint,
 };
-pub use in_context::InContext;
 pub use manager::CudaMemoryManager;
 pub use migrations::{MigrationCounts, MigrationTracker};
 pub use prediction::{
@@ -70,6 +61,7 @@ pub use resource::{
     CudaResource, HostPages, LimitedResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache,
     RegistrationStatistics, UploadBuffer, registration_edges,
 };
+pub use storage::{Borrowed, FreeDeferral, InContext, borrow, borrow_mut, context_of};
 pub use unified::{
     DeviceAccess, Role, UnifiedAllocation, UnifiedBuffer, UnifiedMode, UnifiedSlice, UnifiedSliceMut,
 };

@@ -17,11 +17,9 @@ use transload_cuda_sys::Context;
 
 use crate::{
     CudaDevice, CudaFeature,
-    device_memory::DeviceSource,
-    driver_memory::DriverMemory,
     error::{check_usable, lift_allocation, memory_info, record_loss},
-    janitor::Janitor,
     lift,
+    storage::{DeviceSource, DriverMemory, Janitor},
     tally::Tally,
 };
 

@@ -10,7 +10,7 @@ use transload_cuda_sys::{
 };
 
 use super::{MemoryLocation, prefetch_target::Named};
-use crate::{driver_memory::context_of_kind, lift};
+use crate::{lift, storage::context_of_kind};
 
 /// `CUDA_SUCCESS`.
 const SUCCESS: u32 = 0;

@@ -18,9 +18,8 @@ use super::{
 use crate::CudaMemoryManager;
 #[cfg(target_os = "linux")]
 use crate::{
-    driver_memory::{DriverMemory, Origin},
     error::lift_allocation,
-    janitor::Address,
+    storage::{Address, DriverMemory, Origin},
 };
 
 /// What pages pinned memory consists of. None of them takes more than asked for, but for the rest of the last page of 4 KiB.

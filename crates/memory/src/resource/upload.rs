@@ -7,7 +7,7 @@ use transload_core::{
     host_access::{self, HostAccess},
 };
 
-use crate::driver_memory::DriverMemory;
+use crate::storage::DriverMemory;
 
 /// Write-combined memory that the host fills and uploads begin at; may be used from any thread.
 #[derive(Debug)]

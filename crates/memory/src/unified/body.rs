@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     CudaDevice, CudaMemoryManager,
-    janitor::{Janitor, Unsent},
     ranges::bytes_of,
+    storage::{Janitor, Unsent},
 };
 
 pub(crate) struct Body {

@@ -8,9 +8,9 @@ use transload_cuda_sys::{Context, DriverError};
 
 use super::pending::end_of_uses;
 use crate::{
-    janitor::{Address, Janitor},
     manager::Parts,
     resource::pins::{Owner, Pins},
+    storage::{Address, Janitor},
     tally::Counted,
 };
 

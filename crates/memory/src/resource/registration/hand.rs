@@ -13,7 +13,7 @@ use super::{
     anchor::Registration,
     table::{Asked, Evicted},
 };
-use crate::{free_deferral::Running, resource::pins::Owner};
+use crate::{resource::pins::Owner, storage::Running};
 
 /// A range in this thread's hand: when dropped it is what `registration` says, or nothing.
 pub(super) struct Hand<'a> {

@@ -8,7 +8,7 @@ use transload_cuda_sys::{
     ffi, record_drop_error,
 };
 
-use crate::{driver_memory::Origin, janitor::Address};
+use super::{driver_memory::Origin, janitor::Address};
 
 /// Where device memory comes from.
 pub(crate) enum DeviceSource {

@@ -12,9 +12,8 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Hold, RawBuffer, Result};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
+use super::{driver_memory::settle, free_deferral::Running};
 use crate::{
-    driver_memory::settle,
-    free_deferral::Running,
     resource::{Owner, Pins},
     tally::Counted,
 };

@@ -5,14 +5,11 @@ use std::{any::Any, ptr, ptr::NonNull, sync::Arc};
 use transload_core::{DeviceId, MemoryKind, Place, RawBuffer, Storage, mutant};
 use transload_cuda_sys::{Context, DriverError, ffi, record_drop_error};
 
-use crate::{
+use super::{
     device_memory::{DeviceSource, Pool},
-    error::record_loss,
     janitor::{Address, Janitor},
-    lift,
-    manager::Parts,
-    tally::Counted,
 };
+use crate::{error::record_loss, lift, manager::Parts, tally::Counted};
 
 /// One allocation, or registered pages of ours.
 pub(crate) struct DriverMemory {

@@ -1,0 +1,17 @@
+//! Memory that a buffer owns or borrows, and how it is freed.
+
+mod borrowed;
+mod device_memory;
+mod driver_memory;
+mod free_deferral;
+mod in_context;
+mod janitor;
+
+pub use borrowed::{Borrowed, borrow, borrow_mut};
+pub(crate) use device_memory::DeviceSource;
+pub use driver_memory::context_of;
+pub(crate) use driver_memory::{DriverMemory, Origin, context_of_kind};
+pub use free_deferral::FreeDeferral;
+pub(crate) use free_deferral::Running;
+pub use in_context::InContext;
+pub(crate) use janitor::{Address, Janitor, Unsent};
