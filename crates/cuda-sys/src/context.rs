@@ -38,16 +38,16 @@ struct Retained {
 /// Why a context is unusable.
 pub type Loss = Arc<dyn std::error::Error + Send + Sync>;
 
-/// Of a kind of calls that do the same in every context that takes them: whether this thread's enter one of their own, since the one that is
-/// current does not do, or is not known to. Each kind has one, as drivers differ in what they ask of which call.
-pub type Enters = LocalKey<Cell<bool>>;
+/// Per-thread flag for one kind of context-independent call: if set, the call must bind its own context first. Each kind of call
+/// has its own flag, because drivers differ in which calls they accept in which context.
+pub type ContextFallback = LocalKey<Cell<bool>>;
 
-/// Makes a call that does the same in every context that takes it (advice on a range, a copy on a stream that is not a default
-/// stream) in the one that is current: to ask which one that is takes ten times as long as this. `None` where this thread enters one for such
-/// calls, and nothing was called; [`Context::enter_after_all`] finds out whether it still has to.
+/// Makes a context-independent call (advice on a range, a copy on a stream that is not a default stream) in the current context,
+/// whichever that is: querying the current context takes ten times as long as this function. Returns `None` without calling if
+/// `fallback` is set for this thread; use [`Context::enter_fallback`] then.
 #[inline]
-pub fn in_any_context<T>(enters: &'static Enters, call: impl FnOnce() -> T) -> Option<T> {
-    if enters.get() { None } else { Some(call()) }
+pub fn try_in_current<T>(fallback: &'static ContextFallback, call: impl FnOnce() -> T) -> Option<T> {
+    if fallback.get() { None } else { Some(call()) }
 }
 
 impl Context {
@@ -109,16 +109,16 @@ impl Context {
         self.push(code, current.is_null())
     }
 
-    /// As [`enter`](Self::enter), where [`in_any_context`] made no call, or one that the driver refused: in a context that
+    /// As [`enter`](Self::enter), where [`try_in_current`] made no call, or one that the driver refused: in a context that
     /// [was current](ContextGuard::was_current) the refusal stands, in another one it says nothing. Driver 580 answers
     /// `CUDA_ERROR_INVALID_VALUE` to a copy to memory of another device than the current context's.
     ///
     /// # Errors
     /// As for `enter`.
     #[cold]
-    pub fn enter_after_all(&self, enters: &'static Enters) -> Result<ContextGuard<'_>> {
+    pub fn enter_fallback(&self, fallback: &'static ContextFallback) -> Result<ContextGuard<'_>> {
         let bound = self.enter()?;
-        enters.set(!bound.was_current());
+        fallback.set(!bound.was_current());
         Ok(bound)
     }
 

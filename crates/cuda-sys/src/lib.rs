@@ -40,7 +40,7 @@ mod graph;
 mod stream;
 
 pub use capture::{RelaxedCapture, relaxed};
-pub use context::{Context, ContextGuard, Enters, Loss, in_any_context};
+pub use context::{Context, ContextFallback, ContextGuard, Loss, try_in_current};
 pub use cust;
 pub use device::{Device, attribute};
 pub use driver::{Driver, Library, SymbolSource, Version, ffi, install, trace};

@@ -58,8 +58,8 @@ pub use prediction::{
     PredictionStatistics,
 };
 pub use resource::{
-    CudaResource, HostPages, LimitedResource, MemoryResource, NumaBinding, PinnedResource, RegistrationCache,
-    RegistrationStatistics, UploadBuffer, registration_edges,
+    CudaResource, HostPages, LimitingResource, MemoryResource, NumaBinding, PinnedResource,
+    RegistrationCache, RegistrationStatistics, UploadBuffer, registration_edges,
 };
 pub use storage::{Borrowed, FreeDeferral, InContext, borrow, borrow_mut, context_of};
 pub use unified::{

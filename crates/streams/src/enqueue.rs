@@ -6,7 +6,7 @@ use transload_core::{
     DeviceId, Error, ErrorKind, Fence, Operation, Place, Queue, RawBuffer, Result, StreamPriority, Timeline,
     Timing,
 };
-use transload_cuda_sys::{DriverError, in_any_context};
+use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
 
 use crate::{
@@ -101,7 +101,7 @@ impl CudaStream {
         reachable(self, src, dst)?;
         let (from, to) = (side(src)?, side(dst)?);
         // SAFETY: the caller keeps the buffers alive and undisturbed until the fence is over; lengths were checked to agree.
-        match in_any_context(&ENTERS, || unsafe { copy_once(from, to, src.len(), own.raw()) }) {
+        match try_in_current(&CONTEXT_FALLBACK, || unsafe { copy_once(from, to, src.len(), own.raw()) }) {
             Some(Ok(())) => {}
             // SAFETY: as above; nothing was enqueued so far.
             other => unsafe { copy_in_its_own(own, (from, to, src.len()), other) }?,
@@ -169,7 +169,7 @@ const INVALID_CONTEXT: u32 = 201;
 
 thread_local! {
     /// Once a call was refused and another context, or none, found to be current: until then calls are made in whatever is.
-    static ENTERS: Cell<bool> = const { Cell::new(false) };
+    static CONTEXT_FALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
 /// In the stream's context, unless it was there that the driver refused it.
@@ -183,7 +183,7 @@ unsafe fn copy_in_its_own(
     (from, to, bytes): (Side, Side, usize),
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
-    let bound = own.context().enter_after_all(&ENTERS).map_err(lift)?;
+    let bound = own.context().enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
     let mut under_way = false;
     // Where no context was current the driver went by the stream, unless it wants one.
     let stands = |error: &DriverError| {

@@ -6,7 +6,7 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, R
 use transload_cuda_sys::{
     Context, Device, Driver, DriverError, attribute, check,
     ffi::{self, MemLocation},
-    in_any_context, relaxed,
+    relaxed, try_in_current,
 };
 
 use super::{MemoryLocation, prefetch_target::Named};
@@ -62,7 +62,7 @@ pub(super) fn context_for(buffer: &RawBuffer) -> Result<Context> {
 
 thread_local! {
     /// Driver 580 takes no advice on a thread without a context, and finds that out slowly: so the first one enters.
-    static ENTERS: Cell<bool> = const { Cell::new(true) };
+    static CONTEXT_FALLBACK: Cell<bool> = const { Cell::new(true) };
 }
 
 /// Gives advice on a range; `location` is looked at only by advice that is about a place, and `context` called only if the driver
@@ -81,7 +81,9 @@ pub(super) fn give(
         _ => None,
     };
     let answer = match at_once {
-        Some(to) if is_known_to_have_locations() => in_any_context(&ENTERS, || tell_newer(range, advice, to)),
+        Some(to) if is_known_to_have_locations() => {
+            try_in_current(&CONTEXT_FALLBACK, || tell_newer(range, advice, to))
+        }
         _ => None,
     };
     if answer == Some(SUCCESS) { Ok(()) } else { give_in(range, advice, location, context, answer) }
@@ -99,7 +101,7 @@ fn give_in(
 ) -> Result<()> {
     let to = Named::new(location)?;
     let context = context()?;
-    let bound = context.enter_after_all(&ENTERS).map_err(lift)?;
+    let bound = context.enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
     let given = match (refused, to) {
         (Some(answer), _) if bound.was_current() => check("cuMemAdvise_v2", answer),
         (_, Named::Newer(to)) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),

@@ -49,7 +49,7 @@ pub struct PredictionStatistics {
     pub observed: u64,
     /// Those of them that were passed over: all of their launch lay on the device, and there was nothing to predict. Where
     /// several threads declare at once, a few may not be counted.
-    pub passed_over: u64,
+    pub skipped: u64,
     /// Predictions that came true.
     pub hits: u64,
     /// Predictions that did not.
@@ -88,7 +88,7 @@ pub struct AutoPrefetcher {
     in_a_row: AtomicUsize,
     depth: usize,
     /// Ranges of launches that were passed over.
-    passed_over: AtomicU64,
+    skipped: AtomicU64,
     context: Context,
     queue: Arc<dyn Queue>,
     residency: Arc<DeviceResidency>,
@@ -114,7 +114,8 @@ impl AutoPrefetcher {
     /// # Errors
     /// `InvalidArgument` for a queue of another device; the driver's.
     pub fn new(device: &CudaDevice, queue: Arc<dyn Queue>, limits: PredictionLimits) -> Result<Self> {
-        let mut own = Self::sharing(device, queue, limits, Arc::new(DeviceResidency::new(device.id())))?;
+        let mut own =
+            Self::with_residency(device, queue, limits, Arc::new(DeviceResidency::new(device.id())))?;
         own.noted = false;
         Ok(own)
     }
@@ -124,7 +125,7 @@ impl AutoPrefetcher {
     ///
     /// # Errors
     /// As for `new`; `InvalidArgument` also where what is known is known of another device.
-    pub fn sharing(
+    pub fn with_residency(
         device: &CudaDevice,
         queue: Arc<dyn Queue>,
         limits: PredictionLimits,
@@ -145,7 +146,7 @@ impl AutoPrefetcher {
             able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             in_a_row: AtomicUsize::new(0),
             depth: limits.depth,
-            passed_over: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
             residency,
             noted: true,
             state: Mutex::new(State {
@@ -163,21 +164,21 @@ impl AutoPrefetcher {
     /// What cannot be prefetched is left alone, and never an error: the launch works all the same.
     pub fn observe(&self, uses: &[&RawBuffer]) -> usize {
         let uses = uses.iter().copied();
-        let passes = !self.able || self.passes_over(self.residency.declare(uses.clone()));
-        if passes { 0 } else { self.look_at(uses) }
+        let passes = !self.able || self.try_skip(self.residency.declare(uses.clone()));
+        if passes { 0 } else { self.predict_and_prefetch(uses) }
     }
 
     /// The first half of [`observe`](Self::observe), with what the residency [says](DeviceResidency::declare) of the launch that
-    /// is enqueued next. Returns whether that is all there is to do. Where it is not, [`look_at`](Self::look_at) comes next,
+    /// is enqueued next. Returns whether that is all there is to do. Where it is not, [`predict_and_prefetch`](Self::predict_and_prefetch) comes next,
     /// once; it may come after the launch.
     #[must_use]
-    pub fn passes_over(&self, there: Option<u64>) -> bool {
+    pub fn try_skip(&self, there: Option<u64>) -> bool {
         let before = self.in_a_row.load(Ordering::Relaxed);
         match there {
             Some(0) => return true,
             Some(count) if before >= self.depth => {
-                self.passed_over
-                    .store(self.passed_over.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+                self.skipped
+                    .store(self.skipped.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
                 return true;
             }
             Some(_) => self.in_a_row.store(before + 1, Ordering::Relaxed),
@@ -187,19 +188,19 @@ impl AutoPrefetcher {
     }
 
     /// The second half of [`observe`](Self::observe): predicts from the uses that were declared last, and prefetches.
-    pub fn look_at<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
+    pub fn predict_and_prefetch<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
         let mut enqueued = 0;
-        for (lane, buffer) in (0..).zip(uses) {
+        for (argument, buffer) in (0..).zip(uses) {
             if !self.able || !migrates(buffer) {
                 continue;
             }
             if !self.noted {
                 // Where it does not lie there it comes by page faults.
-                let _there = self.residency.expect(buffer);
+                let _there = self.residency.mark_resident(buffer);
                 // Also where the launch goes through a raw handle: the host's next use is one elsewhere.
                 buffer.note_use_by(self.device);
             }
-            for (predicted, range) in self.predict(buffer, lane) {
+            for (predicted, range) in self.predict(buffer, argument) {
                 enqueued += usize::from(self.bring(&predicted, &range));
             }
         }
@@ -210,13 +211,13 @@ impl AutoPrefetcher {
     #[must_use]
     pub fn statistics(&self) -> PredictionStatistics {
         let state = self.state.lock();
-        let (hits, misses) = state.predictor.judged();
-        let (seen, passed_over) = (state.statistics.observed, self.passed_over.load(Ordering::Relaxed));
-        let observed = seen.saturating_add(passed_over);
-        PredictionStatistics { observed, passed_over, hits, misses, ..state.statistics }
+        let (hits, misses) = state.predictor.hits_and_misses();
+        let (seen, skipped) = (state.statistics.observed, self.skipped.load(Ordering::Relaxed));
+        let observed = seen.saturating_add(skipped);
+        PredictionStatistics { observed, skipped, hits, misses, ..state.statistics }
     }
 
-    fn predict(&self, buffer: &RawBuffer, lane: u32) -> Expected {
+    fn predict(&self, buffer: &RawBuffer, argument: u32) -> Expected {
         let mut expected = Expected::new();
         let mut state = self.state.lock();
         let State { predictor, buffers, statistics, .. } = &mut *state;
@@ -227,10 +228,10 @@ impl AutoPrefetcher {
         buffers.entry(buffer.id()).or_insert_with(|| buffer.downgrade());
         let access = DeclaredAccess {
             buffer: buffer.id(),
-            lane,
+            argument,
             start: buffer.offset(),
             len: buffer.len(),
-            of: buffer.allocation_len(),
+            allocation_len: buffer.allocation_len(),
         };
         let mut gone: SmallVec<[PredictedAccess<BufferId>; 4]> = SmallVec::new();
         for predicted in predictor.observe(access) {
@@ -250,7 +251,7 @@ impl AutoPrefetcher {
 
     /// Answers whether a prefetch was enqueued.
     fn bring(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
-        if self.residency.expect(range) {
+        if self.residency.mark_resident(range) {
             self.state.lock().statistics.resident += 1;
             return false;
         }
@@ -273,7 +274,7 @@ impl AutoPrefetcher {
         let operation = Operation::Prefetch { buffer: range, to: self.device };
         match try_submit(&*self.queue, &operation, Timing::Off, &Turns::default()) {
             Ok(fence) => {
-                self.residency.sent(range, fence, true);
+                self.residency.record_prefetch(range, fence, true);
                 true
             }
             // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.

@@ -11,13 +11,13 @@ pub struct DeclaredAccess<K> {
     pub buffer: K,
     /// Tells apart what runs beside each other through one allocation: the number of the launch's argument, say. Strides are
     /// looked for per allocation and lane.
-    pub lane: u32,
+    pub argument: u32,
     /// The range's first byte, counted from the allocation's.
     pub start: usize,
     /// The range's bytes.
     pub len: usize,
     /// The allocation's bytes.
-    pub of: usize,
+    pub allocation_len: usize,
 }
 
 /// A range that is expected to be used soon.
@@ -82,7 +82,7 @@ struct Ahead<K> {
 
 impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     /// The largest depth.
-    pub const DEEPEST: usize = 16;
+    pub const MAX_DEPTH: usize = 16;
     /// Predictions that may be open at once.
     const MOST: usize = 64;
     /// The group of what the repetition predicts.
@@ -94,15 +94,15 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     #[must_use]
     pub fn new(depth: usize, bytes_ahead: usize) -> Self {
         Self {
-            depth: depth.clamp(1, Self::DEEPEST),
+            depth: depth.clamp(1, Self::MAX_DEPTH),
             bytes_ahead,
             strides: Strides::new(),
             repetition: Repetition::new(),
             trust: Trust::default(),
             now: 0,
             ahead: Vec::with_capacity(Self::MOST),
-            fresh: Vec::with_capacity(Self::DEEPEST),
-            candidates: Vec::with_capacity(Self::DEEPEST),
+            fresh: Vec::with_capacity(Self::MAX_DEPTH),
+            candidates: Vec::with_capacity(Self::MAX_DEPTH),
         }
     }
 
@@ -110,13 +110,13 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     /// An access of no bytes, or one that leaves its allocation, is not noted.
     pub fn observe(&mut self, access: DeclaredAccess<K>) -> &[PredictedAccess<K>] {
         self.fresh.clear();
-        let within = access.start.checked_add(access.len).is_some_and(|end| end <= access.of);
+        let within = access.start.checked_add(access.len).is_some_and(|end| end <= access.allocation_len);
         if access.len == 0 || !within {
             return &self.fresh;
         }
         self.now += 1;
         let (stride, number) = self.strides.observe(&access);
-        let lane = mark_of(&(access.buffer, access.lane)) | 1;
+        let lane = mark_of(&(access.buffer, access.argument)) | 1;
         self.judge(&access, lane, number);
         self.repetition.observe(&access);
         let reach = self.trust.reach(self.now).min(self.depth);
@@ -150,8 +150,8 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
 
     /// How many predictions came true, and how many did not.
     #[must_use]
-    pub fn judged(&self) -> (u64, u64) {
-        self.trust.judged()
+    pub fn hits_and_misses(&self) -> (u64, u64) {
+        self.trust.hits_and_misses()
     }
 
     /// What of the predictions came true with this access, and what was in vain.

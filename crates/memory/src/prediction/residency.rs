@@ -57,7 +57,7 @@ impl DeviceResidency {
 
     /// Declares what the next launch uses, of which memory that does not migrate is of no concern. Returns how many ranges that
     /// are if all of them are known to lie on the device and none was predicted; otherwise each is to be
-    /// [expected](Self::expect). Polls an earlier prefetch now and then, and never waits.
+    /// [marked](Self::mark_resident). Polls an earlier prefetch now and then, and never waits.
     pub fn declare<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> Option<u64> {
         let (mut count, mut all) = (0, true);
         let mut uses = uses.into_iter().filter(|buffer| migrates(buffer)).peekable();
@@ -94,7 +94,7 @@ impl DeviceResidency {
 
     /// The buffer is about to be used there: answers whether it lies there already. Otherwise it is to be prefetched first, or
     /// the use brings it by page faults.
-    pub fn expect(&self, buffer: &RawBuffer) -> bool {
+    pub fn mark_resident(&self, buffer: &RawBuffer) -> bool {
         let range = bytes_of(buffer);
         let moves = buffer.moves_until_use_by(self.device);
         let mut state = self.state.lock();
@@ -121,7 +121,7 @@ impl DeviceResidency {
 
     /// A buffer that was expected is on its way, behind all other prefetches of the fence's queue. If it was predicted, the
     /// next launch that uses the allocation is not passed over, so that the prediction is seen to come true.
-    pub fn sent(&self, buffer: &RawBuffer, fence: Fence, is_predicted: bool) {
+    pub fn record_prefetch(&self, buffer: &RawBuffer, fence: Fence, is_predicted: bool) {
         let mut state = self.state.lock();
         if is_predicted && let Some(known) = state.known.get_mut(&buffer.id()) {
             known.is_predicted = true;

@@ -54,15 +54,15 @@ impl<K: Copy + Eq + Hash> Strides<K> {
     /// Notes an access; answers the stride where it is confirmed, and the number of the access in its lane.
     pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) -> (Option<Stride>, u64) {
         self.now += 1;
-        let first = slot_of(&(access.buffer, access.lane), SLOTS / WAYS) * WAYS;
+        let first = slot_of(&(access.buffer, access.argument), SLOTS / WAYS) * WAYS;
         let Some(slots) = self.slots.get_mut(first..first + WAYS) else { return (None, 0) };
-        let is_it = |lane: &Lane<K>| lane.buffer == access.buffer && lane.lane == access.lane;
+        let is_it = |lane: &Lane<K>| lane.buffer == access.buffer && lane.lane == access.argument;
         let Some(lane) = slots.iter_mut().flatten().find(|lane| is_it(lane)) else {
             let oldest = slots.iter_mut().min_by_key(|slot| slot.as_ref().map_or(0, |lane| lane.at));
             if let Some(slot) = oldest {
                 *slot = Some(Lane {
                     buffer: access.buffer,
-                    lane: access.lane,
+                    lane: access.argument,
                     last: access.start,
                     stride: Stride::default(),
                     seen: 0,
@@ -97,9 +97,9 @@ impl Stride {
         for _ in 0..most {
             let next =
                 if self.backwards { start.checked_sub(self.bytes) } else { start.checked_add(self.bytes) };
-            let Some(next) = next.filter(|next| *next < access.of) else { return };
+            let Some(next) = next.filter(|next| *next < access.allocation_len) else { return };
             start = next;
-            let len = access.len.min(access.of - start);
+            let len = access.len.min(access.allocation_len - start);
             into.push(PredictedAccess { buffer: access.buffer, start, len });
         }
     }

@@ -41,7 +41,7 @@ impl Trust {
         self.disappointed = self.disappointed.saturating_add(1).min(DOUBLINGS + 1);
     }
 
-    pub(super) fn judged(&self) -> (u64, u64) {
+    pub(super) fn hits_and_misses(&self) -> (u64, u64) {
         (self.hits, self.misses)
     }
 }

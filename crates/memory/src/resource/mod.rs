@@ -5,7 +5,7 @@
 
 mod cuda;
 mod edges;
-mod limited;
+mod limiting;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod numa;
@@ -20,7 +20,7 @@ use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
 pub use edges::registration_edges;
-pub use limited::LimitedResource;
+pub use limiting::LimitingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};
 pub(crate) use pins::{Owner, Pins};

@@ -50,8 +50,8 @@ impl Role {
 
     /// What takes [`advice`](Self::advice) back.
     #[must_use]
-    pub fn taken_back(self, device: DeviceId) -> Vec<MemoryAdvice> {
-        self.advice(device).into_iter().map(taken_back).collect()
+    pub fn undo_advice(self, device: DeviceId) -> Vec<MemoryAdvice> {
+        self.advice(device).into_iter().map(undo_advice).collect()
     }
 
     /// Whether its advice is another one on another device.
@@ -70,14 +70,14 @@ impl Role {
             return Ok(());
         }
         for other in Self::ALL.into_iter().filter(|other| *other != self) {
-            give(buffer, other.taken_back(device))?;
+            give(buffer, other.undo_advice(device))?;
         }
         give(buffer, self.advice(device))
     }
 }
 
 /// What takes advice back.
-fn taken_back(advice: MemoryAdvice) -> MemoryAdvice {
+fn undo_advice(advice: MemoryAdvice) -> MemoryAdvice {
     match advice {
         MemoryAdvice::SetReadMostly => MemoryAdvice::UnsetReadMostly,
         MemoryAdvice::SetPreferredLocation(_) => MemoryAdvice::UnsetPreferredLocation,
@@ -110,8 +110,8 @@ impl Placing {
         // What was never advised need not be taken back, and what is given again must not be: copies and mappings would go.
         let others = self.roles.iter().filter(|known| **known != (role, device));
         let mut advice: Vec<_> = others
-            .flat_map(|(other, device)| other.taken_back(*device))
-            .filter(|back| !given.iter().any(|set| taken_back(*set) == *back))
+            .flat_map(|(other, device)| other.undo_advice(*device))
+            .filter(|back| !given.iter().any(|set| undo_advice(*set) == *back))
             .filter(|_| !transload_core::mutant!("memory/advice-taken-back"))
             .collect();
         advice.extend(given);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use transload_core::{ErrorKind, MemoryKind};
-use transload_memory::{CudaMemoryManager, CudaResource, LimitedResource, MemoryResource, UploadBuffer};
+use transload_memory::{CudaMemoryManager, CudaResource, LimitingResource, MemoryResource, UploadBuffer};
 
 use super::{failing::FailingResource, manager, shared};
 
@@ -16,7 +16,7 @@ fn pinned(memory: &Arc<CudaMemoryManager>) -> CudaResource {
 fn a_trim_reaches_the_resource_within() {
     let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
-    let limited = LimitedResource::new(Arc::clone(&within), 1000);
+    let limited = LimitingResource::new(Arc::clone(&within), 1000);
     limited.trim().unwrap();
     assert_eq!(within.trimmed(), 1);
     assert_eq!((limited.place(), limited.device()), (within.place(), within.device()));
@@ -25,8 +25,8 @@ fn a_trim_reaches_the_resource_within() {
 #[test]
 fn memory_that_takes_nothing_in_stays_so_and_is_known_for_what_it_is() {
     let memory = shared();
-    let within = LimitedResource::new(CudaResource::write_combined(&memory), 1000);
-    let segment = LimitedResource::new(within, 1000).allocate_segment(100).unwrap();
+    let within = LimitingResource::new(CudaResource::write_combined(&memory), 1000);
+    let segment = LimitingResource::new(within, 1000).allocate_segment(100).unwrap();
     assert!(!segment.is_writable());
     assert_eq!(segment.write().unwrap_err().kind(), ErrorKind::InvalidArgument);
     let upload = UploadBuffer::new(segment).unwrap();
@@ -38,7 +38,7 @@ fn memory_that_takes_nothing_in_stays_so_and_is_known_for_what_it_is() {
 fn what_the_resource_within_refuses_takes_nothing_of_the_limit() {
     let memory = shared();
     let within = Arc::new(FailingResource::new(pinned(&memory)));
-    let limited = LimitedResource::new(Arc::clone(&within), 1000);
+    let limited = LimitingResource::new(Arc::clone(&within), 1000);
     within.refuse(3);
     for _ in 0..3 {
         assert_eq!(limited.allocate_segment(600).unwrap_err().kind(), ErrorKind::OutOfMemory);
@@ -54,7 +54,7 @@ fn a_limit_beyond_what_there_is_promises_no_more_than_that() {
     let memory = shared();
     let within = CudaResource::new(&memory, MemoryKind::Device).unwrap();
     let total = within.info().unwrap().total;
-    let info = LimitedResource::new(within, u64::MAX).info().unwrap();
+    let info = LimitingResource::new(within, u64::MAX).info().unwrap();
     assert!(info.free <= total && info.total == total, "{info:?}");
 }
 
@@ -65,7 +65,7 @@ fn an_upstream_that_fails_at_any_call_leaves_nothing_behind() {
         let memory = Arc::new(memory);
         let failing = Arc::new(FailingResource::new(pinned(&memory)));
         failing.refuse_call(nth);
-        let limited = LimitedResource::new(Arc::clone(&failing), 1 << 20);
+        let limited = LimitingResource::new(Arc::clone(&failing), 1 << 20);
         let outcomes: Vec<_> = (0..6).map(|_| limited.allocate_segment(100)).collect();
         let refused: Vec<usize> = (0..6).filter(|index| outcomes[*index].is_err()).collect();
         let expected: Vec<usize> = (nth <= 6).then_some(nth as usize - 1).into_iter().collect();
@@ -84,7 +84,7 @@ fn an_upstream_that_fails_at_any_call_leaves_nothing_behind() {
 #[test]
 fn segments_of_many_threads_are_all_counted() {
     let memory = shared();
-    let limited = LimitedResource::new(pinned(&memory), 1 << 20);
+    let limited = LimitingResource::new(pinned(&memory), 1 << 20);
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let limited = &limited;

@@ -7,7 +7,7 @@ const CHUNK: usize = 1 << 20;
 const OF: usize = 1 << 20;
 
 fn access(buffer: u32, start: usize, len: usize, of: usize) -> DeclaredAccess<u32> {
-    DeclaredAccess { buffer, lane: 0, start, len, of }
+    DeclaredAccess { buffer, argument: 0, start, len, allocation_len: of }
 }
 
 fn covers(predicted: &PredictedAccess<u32>, access: &DeclaredAccess<u32>) -> bool {
@@ -39,7 +39,7 @@ fn a_sweep_is_found_at_its_third_chunk_and_predicted_to_its_end_and_not_beyond()
     let mut predictor = AccessPredictor::new(4, usize::MAX);
     let (right, all) = run(&mut predictor, &sweep);
     assert_eq!((right, all), (18, 18), "all but the first three, the short last one as well");
-    assert_eq!(predictor.judged(), (18, 0));
+    assert_eq!(predictor.hits_and_misses(), (18, 0));
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn strides_are_found_forwards_and_backwards_and_beside_each_other() {
     let of = 64 * CHUNK;
     let mut both = Vec::new();
     for index in 0..20 {
-        both.push(DeclaredAccess { lane: 1, ..access(1, index * 3 * CHUNK, CHUNK, of) });
-        both.push(DeclaredAccess { lane: 2, ..access(1, of - (index + 1) * 2 * CHUNK, CHUNK, of) });
+        both.push(DeclaredAccess { argument: 1, ..access(1, index * 3 * CHUNK, CHUNK, of) });
+        both.push(DeclaredAccess { argument: 2, ..access(1, of - (index + 1) * 2 * CHUNK, CHUNK, of) });
         both.push(access(2, 0, CHUNK, CHUNK));
     }
     let mut predictor = AccessPredictor::new(4, usize::MAX);
@@ -63,8 +63,10 @@ fn four_buffers_of_a_launch_are_predicted_beside_each_other_whichever_they_are()
     for first in (0..2_000).step_by(4) {
         let launches: Vec<_> = (0..20)
             .flat_map(|index| {
-                let of_lane =
-                    move |lane| DeclaredAccess { lane, ..access(first + lane, index * CHUNK, CHUNK, of) };
+                let of_lane = move |argument| DeclaredAccess {
+                    argument,
+                    ..access(first + argument, index * CHUNK, CHUNK, of)
+                };
                 (0..4).map(of_lane)
             })
             .collect();
@@ -84,7 +86,7 @@ fn steps_over_many_buffers_are_found_in_the_third_step_and_predicted_over_its_en
     let (right, all) = run(&mut predictor, &steps[18..]);
     assert!(right >= 33, "{right} of 36");
     assert!(all - right <= 3, "{all} predicted");
-    assert_eq!(predictor.judged().1, 0);
+    assert_eq!(predictor.hits_and_misses().1, 0);
 }
 
 #[test]
@@ -121,7 +123,7 @@ fn a_prediction_in_vain_silences_longer_each_time_and_a_right_one_shortens_it_ag
     }
     until_predicted(&mut predictor, false);
     (0..100).for_each(|index| drop(predictor.observe(access(0, index, 1, OF)).to_vec()));
-    assert!(predictor.judged().0 > 12, "{:?}", predictor.judged());
+    assert!(predictor.hits_and_misses().0 > 12, "{:?}", predictor.hits_and_misses());
     until_predicted(&mut predictor, true);
     assert!(until_predicted(&mut predictor, true) <= 16);
 }
@@ -149,7 +151,7 @@ fn an_access_that_cannot_be_is_not_noted() {
         assert!(predictor.observe(access(1, start, usize::MAX, usize::MAX - 1)).is_empty());
         assert!(predictor.observe(access(1, 100 + start, 1, 100)).is_empty());
     }
-    assert_eq!(predictor.judged(), (0, 0));
+    assert_eq!(predictor.hits_and_misses(), (0, 0));
 }
 
 /// The most ranges that were predicted at once in a long sweep.
@@ -168,7 +170,7 @@ fn furthest(depth: usize) -> usize {
 fn a_depth_out_of_its_range_is_the_nearest_one_within() {
     assert_eq!((furthest(0), furthest(1)), (1, 1), "one range ahead at least");
     assert_eq!(furthest(5), 5);
-    let deepest = AccessPredictor::<u32>::DEEPEST;
+    let deepest = AccessPredictor::<u32>::MAX_DEPTH;
     assert_eq!((furthest(deepest), furthest(deepest + 1), furthest(usize::MAX)), (deepest, deepest, deepest));
 }
 
@@ -190,21 +192,21 @@ fn what_runs_beside_each_other_through_one_allocation_is_told_apart_by_its_lane(
     let mut predictor = AccessPredictor::new(1, usize::MAX);
     let mut hits = 0;
     for index in 0..10 {
-        for (lane, start) in [(0, index * 100), (1, OF - (index + 1) * 100)] {
-            let predicted = predictor.observe(DeclaredAccess { lane, ..access(1, start, 100, OF) });
+        for (argument, start) in [(0, index * 100), (1, OF - (index + 1) * 100)] {
+            let predicted = predictor.observe(DeclaredAccess { argument, ..access(1, start, 100, OF) });
             hits += usize::from(!predicted.is_empty());
         }
     }
-    assert!(hits >= 14, "each lane from its third access on: {hits}");
+    assert!(hits >= 14, "each argument from its third access on: {hits}");
 }
 
 fn any_access() -> impl Strategy<Value = DeclaredAccess<u32>> {
-    (0..6_u32, 0..3_u32, 0..40_usize, 1..4_usize).prop_map(|(buffer, lane, start, len)| DeclaredAccess {
+    (0..6_u32, 0..3_u32, 0..40_usize, 1..4_usize).prop_map(|(buffer, argument, start, len)| DeclaredAccess {
         buffer,
-        lane,
+        argument,
         start: start * 10,
         len: len * 10,
-        of: 400 + 7 * buffer as usize,
+        allocation_len: 400 + 7 * buffer as usize,
     })
 }
 
@@ -222,7 +224,7 @@ proptest! {
         for _ in 0..repeats {
             for access in &accesses {
                 let fresh = predictor.observe(*access).to_vec();
-                prop_assert!(fresh.len() <= AccessPredictor::<u32>::DEEPEST);
+                prop_assert!(fresh.len() <= AccessPredictor::<u32>::MAX_DEPTH);
                 prop_assert!(fresh.iter().map(|predicted| predicted.len).sum::<usize>() <= bytes);
                 for predicted in fresh {
                     prop_assert!(predicted.len > 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::failing::FailingResource;
 use transload_core::{DeviceId, ErrorKind, MemoryKind};
-use transload_memory::{CudaResource, LimitedResource, MemoryResource};
+use transload_memory::{CudaResource, LimitingResource, MemoryResource};
 
 use super::manager;
 
@@ -36,7 +36,7 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
 fn a_limit_counts_segments_until_they_are_given_back() {
     let (_device, memory) = manager();
     let resource = CudaResource::new(&Arc::new(memory), MemoryKind::Pinned).unwrap();
-    let limited = LimitedResource::new(resource, 1 << 20);
+    let limited = LimitingResource::new(resource, 1 << 20);
     let segment = limited.allocate_segment(900_000).unwrap();
     let error = limited.allocate_segment(200_000).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering};
 use transload_core::{Error, ErrorKind, MemoryKind};
 use transload_cuda_sim::SimDevice;
 use transload_memory::{
-    CudaDevice, CudaMemoryManager, CudaResource, HostPages, LimitedResource, MemoryResource, PinnedResource,
+    CudaDevice, CudaMemoryManager, CudaResource, HostPages, LimitingResource, MemoryResource, PinnedResource,
     RegistrationCache,
 };
 
@@ -22,7 +22,7 @@ fn scenario(memory: &Arc<CudaMemoryManager>) -> transload_core::Result<()> {
     // Elsewhere pages cannot be chosen.
     let second = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
     for pages in [HostPages::Driver, second, HostPages::Auto] {
-        let resource = LimitedResource::new(PinnedResource::new(memory).with_pages(pages), 16 << 20);
+        let resource = LimitingResource::new(PinnedResource::new(memory).with_pages(pages), 16 << 20);
         resource.allocate_segment(5 << 20)?;
         resource.trim()?;
     }

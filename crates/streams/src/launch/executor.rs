@@ -66,7 +66,7 @@ impl LaunchExecutor {
     pub fn with_prediction(mut self, limits: PredictionLimits) -> Result<Self> {
         let queue = Arc::new(CudaStream::new(&self.device)?);
         let residency = Arc::clone(&self.resident);
-        self.prediction = Some(AutoPrefetcher::sharing(&self.device, queue, limits, residency)?);
+        self.prediction = Some(AutoPrefetcher::with_residency(&self.device, queue, limits, residency)?);
         Ok(self)
     }
 
@@ -95,13 +95,13 @@ impl LaunchExecutor {
         }
         launch.check(stream)?;
         let there = if self.concurrent { self.resident.declare(buffers(&launch)) } else { Some(0) };
-        let looks = self.prediction.as_ref().filter(|auto| !auto.passes_over(there));
+        let looks = self.prediction.as_ref().filter(|auto| !auto.try_skip(there));
         // SAFETY: the caller's promise; the launch was just checked.
         let enqueued =
             self.bring(&launch, there.is_some()).and_then(|()| unsafe { launch.enqueue_checked(stream) });
         let fence = enqueued.inspect_err(|_| self.forget(&launch))?;
         if let Some(auto) = looks {
-            auto.look_at(buffers(&launch));
+            auto.predict_and_prefetch(buffers(&launch));
         }
         match launch.wanted_on() {
             Some(device) => self.take_back(&launch, device, fence),
@@ -125,11 +125,11 @@ impl LaunchExecutor {
             }
         }
         for (buffer, _) in launch.uses().iter().filter(|_| !all_there) {
-            if !self.migrates(buffer) || self.resident.expect(buffer) {
+            if !self.migrates(buffer) || self.resident.mark_resident(buffer) {
                 continue;
             }
             match submit(&self.there, &Operation::Prefetch { buffer, to: self.device.id() }, Timing::Off) {
-                Ok(fence) => self.resident.sent(buffer, fence, false),
+                Ok(fence) => self.resident.record_prefetch(buffer, fence, false),
                 // The host looks at it. Whether the launch may do so too is decided where it is claimed.
                 Err(error) if error.kind() == ErrorKind::Busy => self.resident.forget(buffer),
                 Err(error) => return Err(error),

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use transload_core::{ErrorKind, MemoryKind};
-use transload_memory::{CudaResource, LimitedResource, MemoryResource};
+use transload_memory::{CudaResource, LimitingResource, MemoryResource};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
@@ -164,7 +164,7 @@ fn a_smaller_segment_is_taken_where_the_usual_one_does_not_fit() {
     let bed = Bed::new();
     let stream = bed.stream();
     let upstream = CudaResource::new(&bed.memory, MemoryKind::Device).unwrap();
-    let limited = Arc::new(LimitedResource::new(upstream, 3 << 20));
+    let limited = Arc::new(LimitingResource::new(upstream, 3 << 20));
     let allocator = StreamOrderedAllocator::new(Arc::clone(&limited));
     let block = allocator.allocate_for_stream(&stream, 2 * MIB).unwrap();
     assert_eq!((limited.used(), limited.info().unwrap().total), (2 << 20, 3 << 20));

@@ -3,7 +3,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use transload_core::{ErrorKind, MemoryKind};
-use transload_memory::{CudaMemoryManager, CudaResource, LimitedResource, MemoryResource, RegistrationCache};
+use transload_memory::{
+    CudaMemoryManager, CudaResource, LimitingResource, MemoryResource, RegistrationCache,
+};
 use transload_streams::CudaStream;
 
 use crate::{
@@ -22,7 +24,7 @@ fn a_segment_of_an_adaptor_that_is_gone_is_kept_for_the_work_on_it() {
         let memory = Arc::new(CudaMemoryManager::new(&setup.device).unwrap());
         let stream = CudaStream::new(&setup.device).unwrap();
         let pinned = CudaResource::new(&memory, MemoryKind::Pinned).unwrap();
-        let resource = LimitedResource::new(LimitedResource::new(pinned, 2 << 20), 1 << 20);
+        let resource = LimitingResource::new(LimitingResource::new(pinned, 2 << 20), 1 << 20);
         let (segment, there) = (resource.allocate_segment(BYTES).unwrap(), setup.device(BYTES));
         segment.write().unwrap().fill(6);
         let gate = Gate::before(&setup.device, &[&stream]);

@@ -1,7 +1,7 @@
 //! Pinned memory from the allocator: hardly more held than asked for, and nothing asked of the driver while it is warm.
 
 use transload_core::{MemoryKind, RawBuffer};
-use transload_memory::{CudaResource, HostPages, LimitedResource, PinnedResource, UploadBuffer};
+use transload_memory::{CudaResource, HostPages, LimitingResource, PinnedResource, UploadBuffer};
 use transload_streams::StreamOrderedAllocator;
 
 use crate::{
@@ -53,7 +53,7 @@ fn the_upstream_holds_what_the_allocator_says() {
     // Elsewhere pages cannot be chosen.
     let pages = if cfg!(target_os = "linux") { HostPages::Ordinary } else { HostPages::Driver };
     let pinned = PinnedResource::new(&bed.memory).with_pages(pages);
-    let resource = std::sync::Arc::new(LimitedResource::new(pinned, u64::MAX));
+    let resource = std::sync::Arc::new(LimitingResource::new(pinned, u64::MAX));
     let pool =
         StreamOrderedAllocator::builder(std::sync::Arc::clone(&resource)).exact_segments().build().unwrap();
     let held: Vec<RawBuffer> =

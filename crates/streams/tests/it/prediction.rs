@@ -217,7 +217,7 @@ fn a_queue_and_knowledge_of_another_device_are_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     let queue = Arc::new(CudaStream::new(&open(0)).unwrap());
     let of_the_other = Arc::new(DeviceResidency::new(open(1).id()));
-    let error = AutoPrefetcher::sharing(&open(0), queue, PredictionLimits::default(), of_the_other);
+    let error = AutoPrefetcher::with_residency(&open(0), queue, PredictionLimits::default(), of_the_other);
     assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 

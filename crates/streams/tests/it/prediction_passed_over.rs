@@ -79,7 +79,7 @@ impl Program {
         let executor = self.executor.as_ref().and_then(LaunchExecutor::prediction_statistics);
         let statistics = executor.unwrap_or_else(|| self.auto.statistics());
         let predicted = statistics.prefetches + statistics.resident + statistics.refused;
-        (statistics.observed, statistics.passed_over, predicted)
+        (statistics.observed, statistics.skipped, predicted)
     }
 
     /// All memory is on the device, and the prediction knows.

@@ -15,7 +15,7 @@ use transload_core::{
 };
 use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{AsStream, check, ffi};
-use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, LimitedResource, MemoryResource};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, LimitingResource, MemoryResource};
 use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
 
 use super::{builder, within};
@@ -246,7 +246,7 @@ fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_r
         let sim = builder().checked();
         let (device, memory) = bed(&sim);
         let upstream =
-            LimitedResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
+            LimitingResource::new(CudaResource::new(&memory, MemoryKind::Device).unwrap(), 64 << 20);
         let allocator = StreamOrderedAllocator::new(upstream);
         let stream = CudaStream::new(&device).unwrap();
         let buffer = allocator.allocate_buffer(&stream, MIB).unwrap();

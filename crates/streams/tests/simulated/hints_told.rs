@@ -90,15 +90,16 @@ fn what_was_predicted_and_had_no_room_is_not_taken_for_there() {
     let queue = Arc::new(CudaStream::new(&device).unwrap());
     let residency = Arc::new(DeviceResidency::new(device.id()));
     let auto =
-        AutoPrefetcher::sharing(&device, queue, PredictionLimits::default(), Arc::clone(&residency)).unwrap();
+        AutoPrefetcher::with_residency(&device, queue, PredictionLimits::default(), Arc::clone(&residency))
+            .unwrap();
     let chunk = |index: usize| buffer.slice(index * 131_072..(index + 1) * 131_072).unwrap();
     for index in 0..6 {
         let used = chunk(index);
-        residency.expect(&used);
+        residency.mark_resident(&used);
         assert_eq!(auto.observe(&[&used]), 0, "the device is full");
     }
     assert!(auto.statistics().refused > 0, "{:?}", auto.statistics());
-    assert!(!residency.expect(&chunk(6)), "it was never brought");
+    assert!(!residency.mark_resident(&chunk(6)), "it was never brought");
     assert_eq!(Residency::of(&buffer).unwrap().last_prefetch, None);
     drop((auto, full, buffer));
     memory.drain().unwrap();

@@ -18,7 +18,7 @@ use super::MemoryResource;
 
 /// Refuses segments beyond a limit of bytes alive; a segment counts until it is given back to the wrapped resource, which may
 /// keep it for as long as work is in flight on it. Every method may be called from any thread.
-pub struct LimitedResource<R> {
+pub struct LimitingResource<R> {
     upstream: R,
     limit: u64,
     used: Arc<AtomicU64>,
@@ -26,7 +26,7 @@ pub struct LimitedResource<R> {
     reclaimer: Arc<Reclaimer>,
 }
 
-impl<R: MemoryResource> LimitedResource<R> {
+impl<R: MemoryResource> LimitingResource<R> {
     /// At most `limit` bytes of `upstream`.
     #[must_use]
     pub fn new(upstream: R, limit: u64) -> Self {
@@ -41,7 +41,7 @@ impl<R: MemoryResource> LimitedResource<R> {
 }
 
 // SAFETY: a segment of the wrapped resource is kept by the buffer that is given out, and used by nothing else.
-unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
+unsafe impl<R: MemoryResource> MemoryResource for LimitingResource<R> {
     fn place(&self) -> Place {
         self.upstream.place()
     }
@@ -77,9 +77,9 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitedResource<R> {
     }
 }
 
-impl<R> std::fmt::Debug for LimitedResource<R> {
+impl<R> std::fmt::Debug for LimitingResource<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LimitedResource").field("limit", &self.limit).field("used", &self.used).finish()
+        f.debug_struct("LimitingResource").field("limit", &self.limit).field("used", &self.used).finish()
     }
 }
 
