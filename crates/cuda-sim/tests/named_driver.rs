@@ -3,7 +3,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::expect_used, reason = "helpers of tests fail their tests")]
 
-#[path = "../../streams/tests/it/programs.rs"]
+#[path = "../../streams/tests/it/support/programs.rs"]
 #[allow(clippy::unwrap_used, reason = "helpers of tests fail their tests")]
 mod programs;
 

@@ -5,7 +5,7 @@ mod bad_input;
 mod binary;
 mod commands;
 mod load;
-#[path = "../../../streams/tests/it/programs.rs"]
+#[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "sim", any(target_os = "linux", windows)))]
 mod simulated;

@@ -15,7 +15,7 @@ mod exit;
 mod exports;
 mod foreign;
 #[cfg(any(target_os = "linux", windows))]
-#[path = "../../../streams/tests/it/gate.rs"]
+#[path = "../../../streams/tests/it/support/gate.rs"]
 mod gate;
 mod imports;
 #[cfg(any(target_os = "linux", windows))]
@@ -25,7 +25,7 @@ mod liars;
 #[cfg(any(target_os = "linux", windows))]
 mod order_more;
 mod ownership;
-#[path = "../../../streams/tests/it/programs.rs"]
+#[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(any(target_os = "linux", windows))]
 mod setup;

@@ -3,7 +3,7 @@
 
 use transload_core::Result;
 
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 #[path = "../../examples/allocator.rs"]
 mod allocator;

@@ -6,7 +6,7 @@ use transload_core::{
 use transload_cuda_sys::{Context, check, ffi};
 use transload_streams::{CudaGraph, CudaGraphUpdate, CudaStream};
 
-use crate::setup::{Setup, noise};
+use crate::support::setup::{Setup, noise};
 
 const NORMAL: StreamPriority = StreamPriority::Normal;
 const BYTES: usize = 200_000;

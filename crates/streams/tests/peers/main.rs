@@ -3,7 +3,7 @@
 #![cfg(any(target_os = "linux", windows))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
-#[path = "../it/gate.rs"]
+#[path = "../it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 #[path = "../it/coordinator/raw.rs"]

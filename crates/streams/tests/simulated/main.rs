@@ -3,33 +3,26 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail their tests")]
 
 mod allocator;
-mod allocator_churn;
-mod allocator_lives;
-mod allocator_races;
-mod allocator_released;
-mod captured;
+mod batches;
+mod call_counts;
+mod capture;
 mod contexts;
 mod coordinator;
-mod copies_in_part;
 mod fills;
-#[path = "../it/gate.rs"]
+#[path = "../it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod gate;
 mod graph_kernels;
 mod graphs;
-mod hints;
-mod hints_told;
 mod in_place;
 mod launch;
-mod looking;
+mod partial_copies;
 mod pool;
-mod prediction;
+mod prefetch;
 mod registration_dropped;
-mod runs;
-#[path = "../it/shifted.rs"]
+#[path = "../it/support/shifted.rs"]
 mod shifted;
 mod unified;
-mod unified_retries;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern};
 use transload_cuda_sim::{SimDevice, harness};

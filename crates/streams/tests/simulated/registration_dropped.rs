@@ -11,7 +11,7 @@ use transload_core::{
 use transload_memory::{CudaDevice, CudaMemoryManager, RegistrationCache};
 use transload_streams::CudaStream;
 
-use crate::{builder, copies_in_part::heap, within};
+use crate::{builder, partial_copies::heap, within};
 
 /// A stream that enqueues once it is told to.
 struct Halting {

@@ -8,14 +8,14 @@ mod discover;
 #[path = "../../../core/tests/shared/gate.rs"]
 mod elsewhere;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-#[path = "../../../streams/tests/it/gate.rs"]
+#[path = "../../../streams/tests/it/support/gate.rs"]
 #[allow(dead_code, reason = "shared with the tests of streams")]
 mod gate;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod lanes;
 #[cfg(feature = "safetensors")]
 mod load;
-#[path = "../../../streams/tests/it/programs.rs"]
+#[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
 mod recorded;

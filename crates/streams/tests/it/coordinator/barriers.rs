@@ -8,8 +8,8 @@ use transload_cuda_sys::trace;
 use transload_streams::{CudaStream, MultiStreamCoordinator};
 
 use super::{calls, raw, streams};
-use crate::gate::Gate;
-use crate::setup::{Setup, noise};
+use crate::support::gate::Gate;
+use crate::support::setup::{Setup, noise};
 
 #[test]
 fn after_a_barrier_each_stream_sees_the_earlier_work_of_every_stream() {

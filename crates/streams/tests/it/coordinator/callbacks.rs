@@ -8,8 +8,8 @@ use std::sync::{
 use transload_core::ErrorKind;
 
 use super::{raw, streams};
-use crate::gate::Gate;
-use crate::setup::Setup;
+use crate::support::gate::Gate;
+use crate::support::setup::Setup;
 
 #[test]
 fn callbacks_run_on_the_callers_thread_in_order_once_their_work_is_over() {

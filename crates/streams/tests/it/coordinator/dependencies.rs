@@ -7,8 +7,8 @@ use transload_cuda_sys::{AsStream, trace};
 use transload_streams::{CudaStream, Dependency, MultiStreamCoordinator};
 
 use super::{calls, cycle, raw, streams};
-use crate::gate::Gate;
-use crate::setup::{Setup, noise};
+use crate::support::gate::Gate;
+use crate::support::setup::{Setup, noise};
 
 #[test]
 fn a_waiter_sees_what_was_enqueued_on_the_other_stream_before() {

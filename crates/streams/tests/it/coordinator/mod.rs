@@ -16,7 +16,7 @@ use transload_core::{Error, ErrorKind, TimelineId};
 use transload_cuda_sys::trace::Trace;
 use transload_streams::{CudaStream, DependencyCycle};
 
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 pub(crate) fn streams<const N: usize>(setup: &Setup) -> [CudaStream; N] {
     std::array::from_fn(|_| CudaStream::new(&setup.device).unwrap())

@@ -10,7 +10,7 @@ use transload_core::{Error, ErrorKind};
 use transload_streams::{CudaStream, MultiStreamCoordinator, TaskStage};
 
 use super::{raw, streams};
-use crate::setup::{Setup, noise};
+use crate::support::setup::{Setup, noise};
 
 type Task<'a, T> = Box<dyn FnOnce(&CudaStream) -> transload_core::Result<T> + Send + 'a>;
 

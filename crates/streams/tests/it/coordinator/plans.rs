@@ -9,8 +9,8 @@ use transload_core::RawBuffer;
 use transload_streams::{CudaStream, MultiStreamCoordinator};
 
 use super::{raw, streams};
-use crate::gate::Gate;
-use crate::setup::{Setup, noise};
+use crate::support::gate::Gate;
+use crate::support::setup::{Setup, noise};
 
 const STREAMS: usize = 4;
 const BYTES: usize = 3000;

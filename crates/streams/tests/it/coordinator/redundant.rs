@@ -4,8 +4,8 @@ use transload_cuda_sys::trace;
 use transload_streams::Dependency::{Enqueued, Implied, Met};
 
 use super::{calls, raw, streams};
-use crate::gate::Gate;
-use crate::setup::Setup;
+use crate::support::gate::Gate;
+use crate::support::setup::Setup;
 
 #[test]
 fn a_stream_with_nothing_in_flight_is_not_waited_for() {

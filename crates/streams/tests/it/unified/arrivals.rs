@@ -13,7 +13,7 @@ use transload_memory::UnifiedBuffer;
 use transload_streams::CudaStream;
 
 use super::everywhere;
-use crate::gate::{Gate, limited};
+use crate::support::gate::{Gate, limited};
 
 #[test]
 fn a_prefetch_is_over_only_behind_what_wrote_its_range_before_on_whatever_stream() {

@@ -5,7 +5,7 @@ use transload_cuda_sim::harness;
 use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 
 use super::{Bench, everywhere};
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 fn made<T: Pod>(bench: &Bench, len: usize) -> Result<UnifiedBuffer<T>> {
     UnifiedBuffer::new_with_mode(&bench.setup.memory, bench.queue(), len, bench.mode)

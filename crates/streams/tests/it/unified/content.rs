@@ -9,7 +9,7 @@ use transload_streams::{CudaStream, LaunchConfig, StreamOrderedAllocator};
 use super::{Bench, everywhere};
 use crate::{
     launch::{numbers, saxpy, saxpy_of, watched},
-    setup::noise,
+    support::setup::noise,
 };
 
 fn is_shared<T: Pod + PartialEq + Debug>(bench: &Bench, zero: T, a: T, b: T) {

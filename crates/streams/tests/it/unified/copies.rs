@@ -11,8 +11,8 @@ use transload_streams::CudaStream;
 
 use super::everywhere;
 use crate::{
-    gate::limited,
     launch::{saxpy, saxpy_of},
+    support::gate::limited,
 };
 
 /// Calls of this thread that copy up and down.

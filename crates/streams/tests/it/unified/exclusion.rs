@@ -6,8 +6,8 @@ use transload_streams::CudaStream;
 
 use super::everywhere;
 use crate::{
-    gate::{Gate, limited},
     launch::{saxpy, saxpy_of},
+    support::gate::{Gate, limited},
 };
 
 fn busy<T>(result: Result<T>) -> bool {

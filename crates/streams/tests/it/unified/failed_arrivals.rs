@@ -16,7 +16,7 @@ use transload_core::{
 use transload_streams::CudaStream;
 
 use super::everywhere;
-use crate::gate::limited;
+use crate::support::gate::limited;
 
 /// Everything on it failed.
 struct FailedLine(TimelineId, DeviceId, Arc<AtomicBool>);

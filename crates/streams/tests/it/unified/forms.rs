@@ -11,7 +11,7 @@ use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMo
 use transload_streams::CudaStream;
 
 use super::{Bench, everywhere};
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 fn kind<T>(result: Result<T>) -> Option<ErrorKind> {
     result.err().map(|error| error.kind())

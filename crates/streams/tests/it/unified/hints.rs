@@ -7,7 +7,7 @@ use transload_memory::{MemoryLocation, Residency, UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
 use super::{Bench, everywhere};
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 /// Large enough to have pages of its own on any driver.
 const COUNT: usize = 1 << 20;

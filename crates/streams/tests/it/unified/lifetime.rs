@@ -9,9 +9,9 @@ use transload_streams::CudaStream;
 
 use super::{benches, everywhere};
 use crate::{
-    capture::begin,
-    gate::{Gate, limited},
     launch::{saxpy, saxpy_of},
+    stream::capture::begin,
+    support::gate::{Gate, limited},
 };
 
 #[test]
@@ -99,7 +99,7 @@ fn a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight() {
         std::process::exit(0);
     }
     let name = "unified::lifetime::a_process_ends_well_with_live_buffers_open_slices_and_work_in_flight";
-    let mut child = crate::programs::this_program()
+    let mut child = crate::support::programs::this_program()
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, "1")
         .spawn()

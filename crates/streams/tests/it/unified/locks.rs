@@ -18,7 +18,7 @@ use transload_memory::{Role, UnifiedBuffer};
 use transload_streams::CudaStream;
 
 use super::everywhere;
-use crate::gate::limited;
+use crate::support::gate::limited;
 
 /// A stream that lets another thread use the buffer in every call for it.
 struct Intruding {

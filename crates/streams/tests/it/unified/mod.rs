@@ -22,7 +22,7 @@ use transload_cuda_sim::harness;
 use transload_memory::{UnifiedBuffer, UnifiedMode};
 use transload_streams::CudaStream;
 
-use crate::setup::Setup;
+use crate::support::setup::Setup;
 
 /// A device, a mode of its buffers, and a stream of theirs.
 pub(crate) struct Bench {

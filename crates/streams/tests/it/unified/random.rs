@@ -13,8 +13,8 @@ use transload_streams::{CudaKernel, CudaStream};
 
 use super::{Bench, benches};
 use crate::{
-    gate::within,
     launch::{saxpy, saxpy_of},
+    support::gate::within,
 };
 
 const WORKLOADS: u32 = 1000;

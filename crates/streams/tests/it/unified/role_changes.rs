@@ -6,7 +6,7 @@ use transload_memory::{MemoryLocation, Residency, Role, UnifiedMode};
 use transload_streams::{CudaKernel, CudaStream, LaunchConfig, LaunchExecutor};
 
 use super::Bench;
-use crate::{launch::saxpy_of, setup::Setup};
+use crate::{launch::saxpy_of, support::setup::Setup};
 
 /// Large enough to have pages of its own on any driver.
 const COUNT: usize = 1 << 20;

@@ -7,7 +7,7 @@ use transload_memory::{MemoryLocation, Residency, Role, UnifiedBuffer, UnifiedMo
 use transload_streams::{CudaStream, LaunchConfig, LaunchExecutor};
 
 use super::{Bench, benches, everywhere};
-use crate::{launch::saxpy_of, setup::Setup};
+use crate::{launch::saxpy_of, support::setup::Setup};
 
 /// Large enough to have pages of its own on any driver.
 const COUNT: usize = 1 << 20;

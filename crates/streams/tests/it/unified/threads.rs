@@ -11,8 +11,8 @@ use transload_streams::CudaStream;
 
 use super::{Bench, everywhere};
 use crate::{
-    gate::limited,
     launch::{saxpy, saxpy_of},
+    support::gate::limited,
 };
 
 /// Tries until it is not Busy any more.

@@ -1,0 +1,10 @@
+//! Single operations: copies, fills and what they do to memory in flight.
+
+mod blocking_free;
+mod copies;
+mod fills;
+mod in_place;
+mod lent_in_flight;
+mod order;
+mod raw_forms;
+mod registered;

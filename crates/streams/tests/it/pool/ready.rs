@@ -1,0 +1,127 @@
+//! Streams that are ready: none while all are busy, and whoever waits for one sleeps until there is.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use transload_core::{Pattern, Queue, StreamPriority, WorkloadType};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy};
+
+use crate::support::{
+    gate::{Gate, limited},
+    setup::Setup,
+};
+
+/// Long enough that only a hang reaches it.
+const LONG: Duration = Duration::from_secs(60);
+
+fn pool(setup: &Setup, streams: usize) -> AdvancedStreamPool {
+    AdvancedStreamPool::new_with_strategy(&setup.device, streams, AllocationStrategy::LoadBalanced).unwrap()
+}
+
+#[test]
+fn a_busy_stream_is_not_ready_and_an_idle_one_is() {
+    limited(|| {
+        let setup = Setup::new();
+        let pool = pool(&setup, 1);
+        assert!(pool.has_ready_streams().unwrap(), "the first one can be made");
+        assert_eq!(pool.streams(StreamPriority::Normal), 0, "asking makes none");
+        let there = setup.device(64);
+        let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
+        assert!(pool.has_ready_streams().unwrap(), "a lease alone is no work");
+        let gate = Gate::before(&setup.device, &[&lease]);
+        let fill = lease.memset_async(&there, Pattern::U8(1));
+        drop(lease);
+        assert!(!pool.has_ready_streams().unwrap());
+        assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_none());
+        gate.open();
+        fill.wait().unwrap();
+        assert!(pool.has_ready_streams().unwrap());
+        assert!(pool.wait_for_any_ready(Duration::ZERO).unwrap().is_some());
+        assert_eq!(pool.leases(), 0);
+        drop((pool, there));
+        setup.finish();
+    });
+}
+
+#[test]
+fn work_enqueued_through_the_raw_handle_makes_a_stream_busy_and_its_end_wakes() {
+    limited(|| {
+        let setup = Setup::new();
+        let pool = pool(&setup, 1);
+        let lease = pool.get_stream_for_workload(WorkloadType::Compute).unwrap();
+        let gate = Gate::before(&setup.device, &[&lease]);
+        assert_eq!(lease.outstanding(), 0, "the pool was not told");
+        assert!(!pool.has_ready_streams().unwrap());
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.wait_for_any_ready(LONG).unwrap().is_some());
+            gate.open();
+            assert!(waiting.join().unwrap());
+        });
+        drop((lease, pool));
+        setup.finish();
+    });
+}
+
+#[test]
+fn where_there_is_room_a_pool_with_a_busy_stream_is_ready() {
+    let setup = Setup::new();
+    let pool = pool(&setup, 2);
+    let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
+    let gate = Gate::before(&setup.device, &[&lease]);
+    assert!(pool.has_ready_streams().unwrap());
+    let other = pool.wait_for_any_ready(Duration::ZERO).unwrap().unwrap();
+    assert_ne!(other.raw_handle(), lease.raw_handle());
+    gate.open();
+    let gate = Gate::before(&setup.device, &[&lease, &other]);
+    assert!(!pool.has_ready_streams().unwrap(), "other priorities were never used");
+    gate.open();
+    drop((pool, lease, other));
+    setup.finish();
+}
+
+#[test]
+fn a_wait_ends_at_its_timeout_and_waiting_again_and_again_is_no_burden() {
+    limited(|| {
+        let setup = Setup::new();
+        let pool = pool(&setup, 1);
+        let there = setup.device(64);
+        let lease = pool.get_stream_for_workload(WorkloadType::Memory).unwrap();
+        let gate = Gate::before(&setup.device, &[&lease]);
+        let fill = lease.memset_async(&there, Pattern::U8(1));
+        let begun = Instant::now();
+        for _ in 0..20 {
+            let timeout = Duration::from_millis(2);
+            assert!(pool.wait_for_any_ready(timeout).unwrap().is_none());
+        }
+        assert!(begun.elapsed() >= Duration::from_millis(40), "each waited for its time");
+        gate.open();
+        fill.wait().unwrap();
+        drop((lease, pool, there));
+        setup.finish();
+    });
+}
+
+#[test]
+fn the_first_stream_to_be_done_wakes_whoever_waits() {
+    limited(|| {
+        let setup = Setup::new();
+        let pool = pool(&setup, 3);
+        let there = setup.device(64);
+        let leases: Vec<_> =
+            (0..3).map(|_| pool.get_stream_for_workload(WorkloadType::Memory).unwrap()).collect();
+        let handles: Vec<_> = leases.iter().map(|lease| lease.raw_handle()).collect();
+        let gate = Gate::before(&setup.device, &[&leases[0], &leases[2]]);
+        let part = |n: usize| there.slice(n * 16..(n + 1) * 16).unwrap();
+        let work: Vec<_> = (0..3).map(|n| leases[n].memset_async(&part(n), Pattern::U8(1))).collect();
+        drop(leases);
+        let ready = pool.wait_for_any_ready(LONG).unwrap().unwrap();
+        assert_eq!(ready.raw_handle(), handles[1], "the others are held up");
+        gate.open();
+        drop(ready);
+        work.into_iter().for_each(|work| drop(work.wait().unwrap()));
+        drop((pool, there));
+        setup.finish();
+    });
+}

@@ -1,0 +1,103 @@
+//! Metrics: what was counted and timed while they were on, nothing otherwise, and nothing estimated.
+
+use std::num::NonZeroU32;
+
+use transload_core::{Operation, Pattern, Timing, submit};
+use transload_streams::{CudaStream, MetricsSampling};
+
+use crate::support::setup::Setup;
+
+#[test]
+fn metrics_that_were_never_on_answer_nothing_and_record_no_event() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let there = setup.device(64);
+    let trace = transload_cuda_sys::trace::start();
+    drop(stream.memset_async(&there, Pattern::U8(1)));
+    stream.record_kernel_launch();
+    stream.update_peak_memory(100);
+    let calls = trace.calls_of_this_thread();
+    assert!(calls.iter().all(|call| !call.name.starts_with("cuEvent")), "{calls:?}");
+    stream.synchronize().unwrap();
+    let metrics = stream.metrics();
+    assert_eq!(metrics.sampling, MetricsSampling::Off);
+    assert_eq!(
+        (metrics.operations_count, metrics.memory_transfers, metrics.kernel_launches),
+        (None, None, None)
+    );
+    assert_eq!((metrics.total_time, metrics.average_latency, metrics.peak_memory), (None, None, None));
+    assert_eq!(metrics.timed_operations, None);
+}
+
+#[test]
+fn operations_transfers_kernels_and_memory_are_counted_and_every_operation_is_timed_where_asked() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    stream.enable_metrics(MetricsSampling::ALL);
+    let (host, there, again) =
+        (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20), setup.device(1 << 20));
+    for _ in 0..3 {
+        drop(stream.copy_from_host_async(&host, &there));
+    }
+    drop(stream.memset_async(&again, Pattern::U8(1)));
+    drop(submit(&stream, &Operation::CopyInPlace { src: &there, dst: &again }, Timing::Off).unwrap());
+    stream.record_kernel_launch();
+    stream.update_peak_memory(3000);
+    stream.update_peak_memory(1000);
+    stream.synchronize().unwrap();
+    let metrics = stream.metrics();
+    assert_eq!(metrics.operations_count, Some(6));
+    assert_eq!(metrics.memory_transfers, Some(4), "a fill moves nothing");
+    assert_eq!(metrics.kernel_launches, Some(2), "the copy in place and the one told");
+    assert_eq!(metrics.peak_memory, Some(3000));
+    assert_eq!(metrics.timed_operations, Some(5), "what is launched through the handle cannot be timed");
+    let (total, average) = (metrics.total_time.unwrap(), metrics.average_latency.unwrap());
+    assert!(
+        total.as_nanos() > 0 && average <= total && average * 5 <= total + std::time::Duration::from_nanos(5)
+    );
+    drop((host, there, again, stream));
+    setup.finish();
+}
+
+#[test]
+fn one_in_four_operations_is_timed_and_all_are_counted() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    stream.enable_metrics(MetricsSampling::OneIn(NonZeroU32::new(4).unwrap()));
+    let there = setup.device(64);
+    let trace = transload_cuda_sys::trace::start();
+    for n in 0..12 {
+        drop(stream.memset_async(&there, Pattern::U8(n)));
+    }
+    stream.synchronize().unwrap();
+    let elapsed =
+        trace.calls_of_this_thread().iter().filter(|call| call.name == "cuEventElapsedTime").count();
+    assert_eq!(elapsed, 3);
+    let metrics = stream.metrics();
+    assert_eq!((metrics.operations_count, metrics.timed_operations), (Some(12), Some(3)));
+    stream.enable_metrics(false);
+    drop(stream.memset_async(&there, Pattern::U8(1)));
+    stream.synchronize().unwrap();
+    assert_eq!(stream.metrics().operations_count, Some(12), "off again, what was counted stays");
+    stream.enable_metrics(true);
+    assert_eq!(stream.metrics().sampling, MetricsSampling::USUAL);
+}
+
+#[test]
+fn a_duration_asked_for_is_told_to_who_asked_and_one_of_the_metrics_only_to_them() {
+    let setup = Setup::new();
+    let stream = CudaStream::new(&setup.device).unwrap();
+    let (host, there) = (setup.pinned(&vec![1; 1 << 20]), setup.device(1 << 20));
+    let copy = Operation::Copy { src: &host, dst: &there };
+    let asked = submit(&stream, &copy, Timing::Measured).unwrap();
+    stream.synchronize().unwrap();
+    assert!(asked.timeline().take_duration(asked.point()).unwrap().is_some());
+    assert_eq!(stream.metrics().timed_operations, None, "they were off");
+    stream.enable_metrics(MetricsSampling::ALL);
+    let unasked = submit(&stream, &copy, Timing::Off).unwrap();
+    let both = submit(&stream, &copy, Timing::Measured).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(unasked.timeline().take_duration(unasked.point()).unwrap(), None);
+    assert!(both.timeline().take_duration(both.point()).unwrap().is_some());
+    assert_eq!(stream.metrics().timed_operations, Some(2));
+}

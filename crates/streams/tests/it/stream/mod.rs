@@ -1,0 +1,12 @@
+//! The stream as a handle: its priority, events, completion and capture.
+
+mod batches;
+mod callbacks;
+pub(crate) mod capture;
+mod completion;
+mod contexts;
+mod foreign;
+mod handles;
+mod metrics;
+mod reactor;
+mod wait_fences;

@@ -1,0 +1,290 @@
+//! What the allocator does where the driver fails, the device is small or lost, and a wait would be missing.
+
+use std::sync::Arc;
+
+use transload_core::{ErrorKind, MemoryKind, Pattern, Result};
+use transload_cuda_sim::{SimDevice, harness};
+use transload_cuda_sys::{AsStream, check, ffi};
+use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource};
+use transload_streams::{CudaStream, StreamBlock, StreamOrderedAllocator};
+
+use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder};
+
+const MIB: usize = 1 << 20;
+
+struct Bed {
+    device: CudaDevice,
+    memory: Arc<CudaMemoryManager>,
+    allocator: StreamOrderedAllocator,
+}
+
+fn bed(sim: &SimDevice, limit: usize) -> Result<Bed> {
+    let device = CudaDevice::new(sim.ordinal())?;
+    let memory = Arc::new(CudaMemoryManager::new(&device)?);
+    let upstream = CudaResource::new(&memory, MemoryKind::Device)?;
+    let builder = StreamOrderedAllocator::builder(upstream).segments(MIB as u64, MIB as u64);
+    let allocator = builder.limit(limit as u64).build()?;
+    Ok(Bed { device, memory, allocator })
+}
+
+fn fill(stream: &CudaStream, block: StreamBlock, value: u8) -> Result<()> {
+    let _bound = stream.context().enter().map_err(transload_memory::lift)?;
+    // SAFETY: the block is live; where its order is wrong, that is what the test is about.
+    let code =
+        unsafe { ffi::cuMemsetD8Async(block.address(), value, block.bytes() as usize, stream.as_raw()) };
+    check("cuMemsetD8Async", code).map_err(transload_memory::lift)
+}
+
+/// Same-stream and cross-stream reuse of both layers, a recorded use, a stream that goes, gathering, trimming.
+fn scenario(Bed { device, memory, allocator }: &Bed) -> Result<()> {
+    let (one, two) = (CudaStream::new(device)?, CudaStream::new(device)?);
+    let gone = CudaStream::new(device)?;
+    let block = allocator.allocate_for_stream(&one, 300_000)?;
+    fill(&one, block, 1)?;
+    allocator.add_stream_dependency(&two, &one)?;
+    allocator.record_use(block, &two)?;
+    fill(&two, block, 2)?;
+    allocator.free_for_stream(block, &one)?;
+    let left = allocator.allocate_for_stream(&gone, 300_000)?;
+    fill(&gone, left, 3)?;
+    allocator.free_for_stream(left, &gone)?;
+    drop(gone);
+    let buffer = allocator.allocate_buffer(&two, 200_000)?;
+    let filled = two.memset_async(&buffer, Pattern::U8(4));
+    let again = one.memset_async(&buffer, Pattern::U8(5));
+    drop(buffer);
+    let whole = allocator.allocate_for_stream(&one, MIB)?;
+    fill(&one, whole, 6)?;
+    allocator.free_for_stream(whole, &one)?;
+    let buffer = allocator.allocate_buffer(&two, MIB)?;
+    let last = two.memset_async(&buffer, Pattern::U8(7));
+    drop(buffer);
+    filled.wait()?;
+    again.wait()?;
+    last.wait()?;
+    one.synchronize()?;
+    allocator.trim()?;
+    memory.drain()
+}
+
+#[test]
+fn each_failing_driver_call_is_a_typed_error_of_the_allocator_without_a_hang_a_race_or_a_leak() {
+    let _alone = alone_with_drop_errors();
+    let kinds = [ErrorKind::Device, ErrorKind::OutOfMemory];
+    harness::fail_each_call(
+        |builder| builder,
+        &[UNKNOWN],
+        &kinds,
+        |sim| {
+            let bed = bed(&sim, MIB)?;
+            let outcome = scenario(&bed);
+            let Bed { memory, allocator, .. } = bed;
+            drop(allocator);
+            outcome.and(memory.drain())
+        },
+    );
+}
+
+#[test]
+fn memory_reused_across_streams_has_no_race_under_any_of_thirty_seeds() {
+    for seed in 0..30 {
+        let sim = builder().seed(seed).record_accesses(true).checked();
+        let bed = bed(&sim, MIB).unwrap();
+        scenario(&bed).unwrap();
+        let races = sim.races();
+        assert!(races.is_empty(), "seed {seed}: {}", races[0]);
+        let Bed { device, memory, allocator } = bed;
+        drop(allocator);
+        memory.drain().unwrap();
+        drop((memory, device));
+        assert!(sim.ledger().is_empty(), "seed {seed}: {}", sim.ledger());
+    }
+}
+
+#[test]
+fn reuse_across_streams_without_the_wait_is_found_as_a_race() {
+    let sim = builder().record_accesses(true).build();
+    let bed = bed(&sim, MIB).unwrap();
+    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
+    fill(&one, block, 1).unwrap();
+    bed.allocator.free_for_stream(block, &one).unwrap();
+    // As an allocator without events would have given it.
+    fill(&two, block, 2).unwrap();
+    one.synchronize().unwrap();
+    two.synchronize().unwrap();
+    assert!(!sim.races().is_empty(), "the checker must see a reuse that nothing orders");
+}
+
+#[test]
+fn a_use_that_is_not_recorded_is_found_as_a_race_and_a_recorded_one_is_none() {
+    for recorded in [false, true] {
+        let sim = builder().record_accesses(true).build();
+        let bed = bed(&sim, MIB).unwrap();
+        let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+        let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+        fill(&user, block, 1).unwrap();
+        if recorded {
+            bed.allocator.record_use(block, &user).unwrap();
+        }
+        bed.allocator.free_for_stream(block, &own).unwrap();
+        let next = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+        fill(&own, next, 2).unwrap();
+        own.synchronize().unwrap();
+        user.synchronize().unwrap();
+        assert_eq!(sim.races().is_empty(), recorded, "recorded: {recorded}");
+    }
+}
+
+#[test]
+fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_freed() {
+    let sim = builder().total_memory(64 << 20).checked();
+    let device = CudaDevice::new(sim.ordinal()).unwrap();
+    let memory = Arc::new(CudaMemoryManager::new(&device).unwrap());
+    let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
+    let streams: Vec<_> = (0..3).map(|_| CudaStream::new(&device).unwrap()).collect();
+    let mut blocks = Vec::new();
+    let error = loop {
+        let stream = &streams[blocks.len() % 3];
+        match allocator.allocate_for_stream(stream, 5 * MIB) {
+            Ok(block) => {
+                fill(stream, block, 1).unwrap();
+                blocks.push((block, stream));
+            }
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    let shortage = error.memory_shortage().unwrap();
+    assert_eq!((shortage.requested, shortage.total), (5 << 20, Some(64 << 20)));
+    assert!(blocks.len() >= 8, "only {} blocks of 5 MiB in 64 MiB", blocks.len());
+    for (block, stream) in blocks {
+        allocator.free_for_stream(block, stream).unwrap();
+    }
+    // Larger than any segment that there is: they have to go back first.
+    let large = allocator.allocate_for_stream(&streams[0], 45 * MIB).unwrap();
+    allocator.free_for_stream(large, &streams[0]).unwrap();
+    drop((allocator, streams));
+    memory.drain().unwrap();
+    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+}
+
+#[test]
+fn a_lost_device_gives_typed_errors_and_takes_everything_back() {
+    let _alone = alone_with_drop_errors();
+    let sim = builder().build();
+    let bed = bed(&sim, 4 * MIB).unwrap();
+    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
+    let used = bed.allocator.allocate_for_stream(&one, 1000).unwrap();
+    bed.allocator.record_use(used, &two).unwrap();
+    fill(&one, block, 1).unwrap();
+    let buffer = bed.allocator.allocate_buffer(&two, MIB).unwrap();
+    let in_flight = two.memset_async(&buffer, Pattern::U8(1));
+    bed.allocator.free_for_stream(block, &one).unwrap();
+    sim.poison(ILLEGAL_ADDRESS);
+    assert_eq!(in_flight.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
+    bed.allocator.free_for_stream(used, &one).unwrap();
+    drop(buffer);
+    // What is at hand is still given; what needs the driver is an error that says why.
+    for bytes in [MIB, 2 * MIB, 3 * MIB] {
+        for stream in [&one, &two] {
+            if let Err(error) = bed.allocator.allocate_for_stream(stream, bytes) {
+                assert!(
+                    matches!(error.kind(), ErrorKind::DeviceLost | ErrorKind::OutOfMemory),
+                    "{bytes}: {error:?}"
+                );
+            }
+        }
+    }
+    assert!(bed.allocator.allocate_for_stream(&one, 40 * MIB).is_err());
+    let _told = bed.allocator.trim();
+    drop((one, two));
+    let Bed { memory, allocator, .. } = bed;
+    drop(allocator);
+    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+}
+
+#[test]
+fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
+    // A buffer whose last use is a copy that is late: with no other memory, the next one is put behind it.
+    let sim = builder().checked();
+    let bed = bed(&sim, MIB).unwrap();
+    let (one, two) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+    let buffer = bed.allocator.allocate_buffer(&one, MIB).unwrap();
+    // So much is queued that asking a few times does not find it over.
+    for _ in 0..100 {
+        drop(two.memset_async(&buffer, Pattern::U8(0)));
+    }
+    let late = two.memset_async(&buffer, Pattern::U8(1));
+    drop(buffer);
+    let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
+    fill(&one, block, 2).unwrap();
+    one.synchronize().unwrap();
+    assert!(late.is_over(), "what it was put behind is over first");
+    let served = bed.allocator.statistics().served;
+    assert_eq!(served.other_stream_behind_wait, 1, "{served:?}");
+}
+
+#[test]
+fn a_free_that_fails_leaves_the_block_live_and_counted_once() {
+    let sim = builder().checked();
+    let bed = bed(&sim, MIB).unwrap();
+    let (own, user) = (CudaStream::new(&bed.device).unwrap(), CudaStream::new(&bed.device).unwrap());
+    let block = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
+    bed.allocator.record_use(block, &user).unwrap();
+    let counted = |allocator: &StreamOrderedAllocator| {
+        let statistics = allocator.statistics();
+        let allocations: u64 = statistics.classes.iter().map(|class| class.allocations).sum();
+        (statistics.live_blocks, allocations)
+    };
+    assert_eq!(counted(&bed.allocator), (1, 1));
+    sim.fail_call(Some("cuEventRecord"), 1, UNKNOWN);
+    sim.fail_call(Some("cuStreamSynchronize"), 1, UNKNOWN);
+    assert_eq!(bed.allocator.free_for_stream(block, &own).unwrap_err().kind(), ErrorKind::Device);
+    assert_eq!(counted(&bed.allocator), (1, 1));
+    bed.allocator.free_for_stream(block, &own).unwrap();
+    assert_eq!(counted(&bed.allocator), (0, 1));
+}
+
+#[test]
+fn a_callback_of_one_allocator_may_make_another_one_ask_its_own() {
+    let sim = builder().checked();
+    let (one, two) = (bed(&sim, MIB).unwrap(), bed(&sim, MIB).unwrap());
+    let stream = CudaStream::new(&one.device).unwrap();
+    let of_two = two.allocator.allocate_for_stream(&stream, MIB).unwrap();
+    let full = one.allocator.allocate_for_stream(&stream, MIB).unwrap();
+    let asked = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let asks = {
+        let (asked, allocator) = (Arc::clone(&asked), two.allocator.clone());
+        two.allocator.on_out_of_memory(move |_| {
+            asked.store(true, std::sync::atomic::Ordering::SeqCst);
+            allocator.free(of_two).is_ok()
+        })
+    };
+    let (other, on) = (two.allocator.clone(), stream.clone());
+    let needs = one.allocator.on_out_of_memory(move |_| {
+        let scratch = other.allocate_for_stream(&on, MIB);
+        assert!(scratch.is_ok(), "{scratch:?}");
+        false
+    });
+    let error = one.allocator.allocate_for_stream(&stream, MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(asked.load(std::sync::atomic::Ordering::SeqCst));
+    one.allocator.free_for_stream(full, &stream).unwrap();
+    one.allocator.remove_callback(needs);
+    two.allocator.remove_callback(asks);
+}
+
+#[test]
+fn the_largest_size_that_the_refusal_names_is_not_refused_as_impossible() {
+    let sim = builder().checked();
+    let bed = bed(&sim, MIB).unwrap();
+    let stream = CudaStream::new(&bed.device).unwrap();
+    let refused = bed.allocator.allocate_for_stream(&stream, usize::MAX).unwrap_err().to_string();
+    let valid: usize = refused.rsplit(' ').nth(1).unwrap().parse().unwrap();
+    let error = bed.allocator.allocate_for_stream(&stream, valid).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+    let error = bed.allocator.allocate_for_stream(&stream, valid + 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}

@@ -1,0 +1,7 @@
+//! The allocator on a driver that fails, is slow, or is watched.
+
+mod failures;
+pub(crate) mod races;
+mod random;
+mod released_streams;
+mod stream_lifetimes;

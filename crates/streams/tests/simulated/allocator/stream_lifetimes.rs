@@ -1,0 +1,178 @@
+//! Streams that are released, end, or leave their arena to another one, at the moment at which someone else looks at it.
+
+use std::{
+    ffi::c_void,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use transload_core::{MemoryKind, Pattern};
+use transload_cuda_sys::{AsStream, check, ffi};
+use transload_memory::CudaResource;
+use transload_streams::{CudaStream, StreamOrderedAllocator};
+
+use crate::{
+    allocator::races::{Asked, allocator, bed, fill, meet},
+    builder,
+    gate::Gate,
+    within,
+};
+
+const MIB: usize = 1 << 20;
+const QUARTER: usize = MIB / 4;
+
+#[test]
+fn a_release_and_a_drain_at_once_both_end() {
+    within(|| {
+        let sim = builder().checked();
+        let (device, memory) = bed(&sim);
+        let allocator = StreamOrderedAllocator::new(CudaResource::new(&memory, MemoryKind::Device).unwrap());
+        let streams: Vec<_> = (0..4).map(|_| CudaStream::new(&device).unwrap()).collect();
+        let use_once = |stream: &CudaStream| {
+            let block = allocator.allocate_for_stream(stream, MIB).unwrap();
+            fill(stream, block);
+            allocator.free_for_stream(block, stream).unwrap();
+        };
+        streams.iter().for_each(use_once);
+        std::thread::scope(|scope| {
+            scope.spawn(|| (0..300).for_each(|_| allocator.drain().unwrap()));
+            for _ in 0..300 {
+                use_once(&streams[0]);
+                allocator.release_stream(&streams[0]).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn each_allocator_hears_of_the_end_of_a_stream_that_several_used_first_at_once() {
+    within(|| {
+        let sim = builder().checked();
+        let (device, memory) = bed(&sim);
+        let allocators: Vec<_> = (0..16).map(|_| allocator(&memory)).collect();
+        let (some, others) = allocators.split_at(8);
+        for _ in 0..500 {
+            let stream = CudaStream::new(&device).unwrap();
+            let at = AtomicU32::new(0);
+            let first_uses = |allocators: &[StreamOrderedAllocator]| {
+                meet(&at);
+                for allocator in allocators {
+                    // The quickest use there is.
+                    assert!(allocator.free_for_stream(512_u64, &stream).is_err());
+                }
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(|| first_uses(some));
+                first_uses(others);
+            });
+            drop(stream);
+            // Waits for each stream that it knows until that has ended.
+            allocators.iter().for_each(|allocator| allocator.drain().unwrap());
+        }
+    });
+}
+
+#[test]
+fn memory_of_the_stream_that_has_a_released_ones_arena_is_not_gathered_without_a_wait() {
+    within(|| {
+        for nth in 1..6 {
+            let sim = builder().record_accesses(true).build(); // Foreign work that never ends keeps memory.
+            let (device, memory) = bed(&sim);
+            let allocator = allocator(&memory);
+            let [one, two, three] = [(); 3].map(|()| CudaStream::new(&device).unwrap());
+            let gated = allocator.allocate_buffer(&one, QUARTER).unwrap();
+            let rest = allocator.allocate_for_stream(&one, 3 * QUARTER).unwrap();
+            allocator.free_for_stream(rest, &one).unwrap();
+            let asked = Asked::new();
+            asked.uses(&gated);
+            drop(gated);
+            asked.act_at(nth, {
+                let (allocator, two, three) = (allocator.clone(), two.clone(), three.clone());
+                move || {
+                    allocator.release_stream(&two).unwrap();
+                    if let Ok(block) = allocator.allocate_for_stream(&three, 3 * QUARTER) {
+                        (0..20).for_each(|_| fill(&three, block));
+                        allocator.free_for_stream(block, &three).unwrap();
+                    }
+                }
+            });
+            if let Ok(block) = allocator.allocate_for_stream(&two, 3 * QUARTER) {
+                fill(&two, block);
+                allocator.free_for_stream(block, &two).unwrap();
+            }
+            two.synchronize().unwrap();
+            three.synchronize().unwrap();
+            let races = sim.races();
+            assert!(races.is_empty(), "asked {nth} times: {}", races[0]);
+        }
+    });
+}
+
+/// A host function that returns when the test says so.
+#[derive(Default)]
+struct Door {
+    is_reached: AtomicBool,
+    is_open: AtomicBool,
+}
+
+unsafe extern "C" fn stand(data: *mut c_void) {
+    // SAFETY: the data is a door that outlives the stream's work.
+    let door = unsafe { &*data.cast::<Door>() };
+    door.is_reached.store(true, Ordering::SeqCst);
+    wait_until(|| door.is_open.load(Ordering::SeqCst));
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        std::thread::yield_now();
+    }
+}
+
+/// Memory of three streams is taken out to be joined. The event of the second one is recorded only once the first stream is
+/// released and another one has its arena; that of the third cannot be.
+#[test]
+fn memory_put_back_into_an_arena_that_has_another_stream_by_now_waits_for_nothing_of_that_stream() {
+    const QUEUE: u64 = 64;
+    within(|| {
+        let sim = builder().launch_queue(QUEUE).checked();
+        let (device, memory) = bed(&sim);
+        let allocator = allocator(&memory);
+        let [first, second, third, asks, new] = [(); 5].map(|()| CudaStream::new(&device).unwrap());
+        let buffer = allocator.allocate_buffer(&first, QUARTER).unwrap();
+        let blocks =
+            [&second, &third, &asks].map(|stream| allocator.allocate_for_stream(stream, QUARTER).unwrap());
+        let gate = Gate::before(&device, &[&first, &third]);
+        for value in 0..20 {
+            drop(first.memset_async(&buffer, Pattern::U8(value)));
+        }
+        drop(buffer);
+        let door = Door::default();
+        {
+            let _bound = second.context().enter().unwrap();
+            let data = (&raw const door).cast_mut().cast();
+            // SAFETY: the door outlives the work of all streams.
+            let code = unsafe { ffi::cuLaunchHostFunc(second.as_raw(), Some(stand), data) };
+            check("cuLaunchHostFunc", code).unwrap();
+        }
+        // The next call for this stream waits for the host function.
+        (1..QUEUE).for_each(|_| fill(&second, blocks[0]));
+        allocator.free_for_stream(blocks[0], &second).unwrap();
+        fill(&third, blocks[1]);
+        allocator.free_for_stream(blocks[1], &third).unwrap();
+        let streams = allocator.statistics().streams;
+        std::thread::scope(|scope| {
+            let joined = scope.spawn(|| allocator.allocate_buffer(&asks, 3 * QUARTER).unwrap());
+            wait_until(|| door.is_reached.load(Ordering::SeqCst));
+            gate.open();
+            scope.spawn(|| allocator.release_stream(&first).unwrap());
+            wait_until(|| allocator.statistics().streams < streams);
+            // The quickest use there is.
+            assert!(allocator.free_for_stream(512_u64, &new).is_err());
+            sim.fail_call(Some("cuEventRecord"), 1, crate::UNKNOWN);
+            door.is_open.store(true, Ordering::SeqCst);
+            let joined = joined.join().unwrap();
+            let behind = joined.in_flight().unwrap();
+            assert!(behind.is_empty(), "behind {behind:?}, though all work was waited for");
+        });
+        allocator.free_for_stream(blocks[2], &asks).unwrap();
+    });
+}

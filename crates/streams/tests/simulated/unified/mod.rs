@@ -1,0 +1,4 @@
+//! Unified buffers on a driver that fails.
+
+mod failures;
+mod retries;
