@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
-    hazard::{Attempt, Leaves, Ticket, Woken, in_flight},
+    hazard::{Attempt, Retained, Ticket, WakeList, in_flight},
     submit::obstacle::{Obstacle, Turns},
 };
 
@@ -47,7 +47,7 @@ impl RawBuffer {
         let range = self.range();
         Ok(match self.hazards().try_hold(&range, access)? {
             Attempt::Held(ticket) => {
-                self.is_used_by(DeviceId::Cpu);
+                self.record_use_by(DeviceId::Cpu);
                 Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) })
             }
             Attempt::Blocked(before) => {
@@ -74,7 +74,7 @@ impl Blocked {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where it is not.
     pub fn check(self) -> Result<()> {
-        if self.by.is_gone() { self.forget() } else { Err(in_flight(&self.buffer.range())) }
+        if self.by.is_resolved() { self.forget() } else { Err(in_flight(&self.buffer.range())) }
     }
 
     fn forget(&self) -> Result<()> {
@@ -97,9 +97,9 @@ impl Hold {
     /// * `fence` is over only when that work is.
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
-            self.buffer.is_used_behind(fence);
+            self.buffer.record_use_by_fence(fence);
             let claims = [(&self.buffer.range(), &ticket)];
-            self.buffer.hazards().commit(claims, fence, Leaves::default(), &mut Woken::default());
+            self.buffer.hazards().commit(claims, fence, Retained::default(), &mut WakeList::default());
         }
     }
 }
@@ -108,8 +108,8 @@ impl Drop for Hold {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
             // A device may have read beside it, and the host again behind that.
-            self.buffer.is_used_by(DeviceId::Cpu);
-            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut Woken::default());
+            self.buffer.record_use_by(DeviceId::Cpu);
+            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut WakeList::default());
         }
     }
 }

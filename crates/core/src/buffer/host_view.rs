@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     Access, DeviceId, RawBuffer, Result,
-    hazard::{Attempt, Ticket, Woken, in_flight},
+    hazard::{Attempt, Ticket, WakeList, in_flight},
     host::host_access::{self, HostAccess},
     submit::obstacle::{Obstacle, Turns},
 };
@@ -16,28 +16,28 @@ use crate::{
 /// Readable bytes. Operations that would write them answer `Busy` until it is dropped.
 #[derive(Debug)]
 pub struct HostView<'a> {
-    open: Open<'a>,
+    open: OpenView<'a>,
 }
 
 /// Writable bytes. Operations that would use them answer `Busy` until it is dropped.
 #[derive(Debug)]
 pub struct HostViewMut<'a> {
-    open: Open<'a>,
+    open: OpenView<'a>,
 }
 
 #[derive(Debug)]
-struct Open<'a> {
+struct OpenView<'a> {
     buffer: &'a RawBuffer,
     address: NonNull<u8>,
     ticket: Ticket,
 }
 
 // SAFETY: a view is a reference to bytes of a buffer that is Sync; the ticket keeps others out.
-unsafe impl Send for Open<'_> {}
+unsafe impl Send for OpenView<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Open<'_> {}
+unsafe impl Sync for OpenView<'_> {}
 
-impl<'a> Open<'a> {
+impl<'a> OpenView<'a> {
     fn new(buffer: &'a RawBuffer, access: Access, wait: bool) -> Result<Self> {
         let turns = Turns::default();
         loop {
@@ -47,7 +47,7 @@ impl<'a> Open<'a> {
             };
             if wait {
                 obstacle.block(&turns);
-            } else if !obstacle.is_gone() {
+            } else if !obstacle.is_resolved() {
                 return Err(in_flight(&buffer.range()));
             }
             buffer.hazards().forget(&buffer.range(), obstacle.until());
@@ -55,7 +55,7 @@ impl<'a> Open<'a> {
     }
 
     /// Waits by wakers. Until it is open nothing is held, so the future may be dropped at any time.
-    async fn when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
+    async fn open_when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
         let turns = Turns::default();
         loop {
             match Self::attempt(buffer, access, Some(&turns))? {
@@ -75,7 +75,7 @@ impl<'a> Open<'a> {
         access: Access,
         turns: Option<&Turns>,
     ) -> Result<Result<Self, Obstacle>> {
-        let address = buffer.viewable(access)?;
+        let address = buffer.view_address(access)?;
         let (range, turn) = (buffer.range(), turns.and_then(|turns| turns.of(buffer)));
         Ok(match buffer.hazards().try_open_view(&range, access, turn)? {
             Attempt::Held(ticket) => Ok(Self::opened(buffer, access, address, ticket)),
@@ -89,30 +89,30 @@ impl<'a> Open<'a> {
             Access::Write => HostAccess::Write,
         };
         host_access::note(address.as_ptr().addr(), buffer.len(), announced);
-        buffer.is_used_by(DeviceId::Cpu);
+        buffer.record_use_by(DeviceId::Cpu);
         Self { buffer, address, ticket }
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenView<'_> {
     fn drop(&mut self) {
         // A device may have read beside it, and the host again behind that.
-        self.buffer.is_used_by(DeviceId::Cpu);
+        self.buffer.record_use_by(DeviceId::Cpu);
         if !crate::mutant!("core/view-closed") {
-            self.buffer.hazards().withdraw(&self.buffer.range(), self.ticket, &mut Woken::default());
+            self.buffer.hazards().withdraw(&self.buffer.range(), self.ticket, &mut WakeList::default());
         }
     }
 }
 
 impl<'a> HostView<'a> {
     pub(crate) fn open(buffer: &'a RawBuffer, wait: bool) -> Result<Self> {
-        Open::new(buffer, Access::Read, wait).map(|open| Self { open })
+        OpenView::new(buffer, Access::Read, wait).map(|open| Self { open })
     }
 }
 
 impl<'a> HostViewMut<'a> {
     pub(crate) fn open(buffer: &'a RawBuffer, wait: bool) -> Result<Self> {
-        Open::new(buffer, Access::Write, wait).map(|open| Self { open })
+        OpenView::new(buffer, Access::Write, wait).map(|open| Self { open })
     }
 }
 
@@ -123,7 +123,7 @@ impl RawBuffer {
     /// # Errors
     /// As for `read`.
     pub async fn read_async(&self) -> Result<HostView<'_>> {
-        Open::when_free(self, Access::Read).await.map(|open| HostView { open })
+        OpenView::open_when_free(self, Access::Read).await.map(|open| HostView { open })
     }
 
     /// As [`write`](Self::write) for a task; see [`read_async`](Self::read_async).
@@ -131,7 +131,7 @@ impl RawBuffer {
     /// # Errors
     /// As for `write`.
     pub async fn write_async(&self) -> Result<HostViewMut<'_>> {
-        Open::when_free(self, Access::Write).await.map(|open| HostViewMut { open })
+        OpenView::open_when_free(self, Access::Write).await.map(|open| HostViewMut { open })
     }
 }
 

@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::{
     Access, Claims, Fence, RawBuffer, Result,
-    hazard::{Dependencies, Leaves, Ticket, Woken},
-    submit::claim::is_of_others,
+    hazard::{Dependencies, Retained, Ticket, WakeList},
+    submit::claim::follows_other_device,
 };
 
 /// A buffer's bytes in the hands of someone outside, until this is dropped. Meanwhile operations and host views in conflict
@@ -26,7 +26,7 @@ impl RawBuffer {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict.
     pub fn lend(&self, access: Access) -> Result<Loan> {
         let (ticket, after) = Claims::of(&mut [(self, access)])?.into_loan();
-        self.is_used_somewhere();
+        self.record_unknown_use();
         Ok(Loan { buffer: self.clone(), ticket, after })
     }
 }
@@ -57,10 +57,10 @@ impl Loan {
     /// * `fence` is over only when everything that was done on the loan is over, and everything in [`after`](Self::after).
     pub unsafe fn end_behind(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
-            self.buffer.is_used_somewhere();
+            self.buffer.record_unknown_use();
             let claims = [(&self.buffer.range(), &ticket)];
-            let leaves = Leaves { damage: false, crossed: is_of_others(&self.after, fence) };
-            self.buffer.hazards().commit(claims, fence, leaves, &mut Woken::default());
+            let retained = Retained { damage: false, cross_device: follows_other_device(&self.after, fence) };
+            self.buffer.hazards().commit(claims, fence, retained, &mut WakeList::default());
         }
     }
 
@@ -68,9 +68,9 @@ impl Loan {
     /// besides what was there before the loan. Later calls do nothing.
     pub fn return_behind(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
-            self.buffer.is_used_somewhere();
+            self.buffer.record_unknown_use();
             let fences = if crate::mutant!("core/loan-fences") { &[] } else { fences };
-            self.buffer.hazards().close_behind(&self.buffer.range(), ticket, fences);
+            self.buffer.hazards().close_after(&self.buffer.range(), ticket, fences);
         }
     }
 }
@@ -80,8 +80,8 @@ impl Drop for Loan {
         if let Some(ticket) = self.ticket.take()
             && !crate::mutant!("core/loan-ended")
         {
-            self.buffer.is_used_somewhere();
-            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut Woken::default());
+            self.buffer.record_unknown_use();
+            self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut WakeList::default());
         }
     }
 }

@@ -10,4 +10,4 @@ pub(crate) mod reclaim;
 pub(crate) mod spare_buffer;
 pub(crate) mod storage;
 pub(crate) mod typed_buffer;
-pub(crate) mod whereabouts;
+pub(crate) mod use_epoch;

@@ -10,14 +10,14 @@ use std::{
 
 use crate::{
     Access, BufferId, DeviceId, Error, ErrorKind, Fence, HostView, HostViewMut, MemoryKind, Place, Reclaimer,
-    Recycler, Result, SpareBuffer, Storage, buffer::whereabouts::Whereabouts, hazard::Hazards,
+    Recycler, Result, SpareBuffer, Storage, buffer::use_epoch::UseEpoch, hazard::Hazards,
 };
 
 /// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no
 /// operation in flight touches it. Usable from any thread.
 #[derive(Clone)]
 pub struct RawBuffer {
-    block: ManuallyDrop<Arc<Block>>,
+    allocation: ManuallyDrop<Arc<Allocation>>,
     offset: usize,
     len: usize,
 }
@@ -26,7 +26,7 @@ pub struct RawBuffer {
 /// driver call leaves little of them in the nearest cache, so each counts. The storage's answers are kept, as they never
 /// change: the storage lies elsewhere.
 #[repr(C, align(64))]
-pub(crate) struct Block {
+pub(crate) struct Allocation {
     id: BufferId,
     host_address: Option<NonNull<u8>>,
     /// 0 where it has none.
@@ -41,15 +41,15 @@ pub(crate) struct Block {
     /// Empty only while the block is being dropped.
     storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
-    whereabouts: Whereabouts,
+    use_epoch: UseEpoch,
 }
 
 // SAFETY: the addresses are only copies of what the storage, which is Send, answers.
-unsafe impl Send for Block {}
+unsafe impl Send for Allocation {}
 // SAFETY: as above; access to the bytes is ordered by `hazards`.
-unsafe impl Sync for Block {}
+unsafe impl Sync for Allocation {}
 
-impl Drop for Block {
+impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(mut storage) = self.storage.take() else { return };
         let until = self.hazards.outstanding();
@@ -61,7 +61,7 @@ impl Drop for Block {
     }
 }
 
-impl Block {
+impl Allocation {
     /// Ends what the previous buffer left, if nothing of it is in flight: the next one has an identity and a list of uses of
     /// its own. Returns whether that is so.
     #[inline]
@@ -70,7 +70,7 @@ impl Block {
             return false;
         }
         self.id = BufferId::next();
-        self.whereabouts = Whereabouts::default();
+        self.use_epoch = UseEpoch::default();
         true
     }
 
@@ -91,9 +91,9 @@ impl Drop for RawBuffer {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used afterwards.
-        let block = unsafe { ManuallyDrop::take(&mut self.block) };
-        if block.recycler.is_some() {
-            SpareBuffer::recycle(block);
+        let allocation = unsafe { ManuallyDrop::take(&mut self.allocation) };
+        if allocation.recycler.is_some() {
+            SpareBuffer::recycle(allocation);
         }
     }
 }
@@ -130,7 +130,7 @@ impl RawBuffer {
         recycler: Option<Arc<dyn Recycler>>,
     ) -> Self {
         let len = storage.len();
-        let block = Block {
+        let allocation = Allocation {
             id: BufferId::next(),
             recycler,
             len,
@@ -142,23 +142,23 @@ impl RawBuffer {
             storage: Some(storage),
             hazards: Hazards::behind(0..len, behind),
             reclaimer: Arc::clone(reclaimer),
-            whereabouts: Whereabouts::default(),
+            use_epoch: UseEpoch::default(),
         };
-        Self::whole(Arc::new(block))
+        Self::whole(Arc::new(allocation))
     }
 
     /// All of an allocation.
     #[inline]
-    pub(crate) fn whole(block: Arc<Block>) -> Self {
-        let len = block.len;
-        Self { block: ManuallyDrop::new(block), offset: 0, len }
+    pub(crate) fn whole(allocation: Arc<Allocation>) -> Self {
+        let len = allocation.len;
+        Self { allocation: ManuallyDrop::new(allocation), offset: 0, len }
     }
 
     /// Its allocation's identity.
     #[must_use]
     #[inline]
     pub fn id(&self) -> BufferId {
-        self.block.id
+        self.allocation.id
     }
 
     /// Length in bytes.
@@ -185,27 +185,27 @@ impl RawBuffer {
     #[must_use]
     #[inline]
     pub fn place(&self) -> Place {
-        self.block.place
+        self.allocation.place
     }
 
     /// Whether bytes may be put there.
     #[must_use]
     #[inline]
     pub fn is_writable(&self) -> bool {
-        self.block.writable
+        self.allocation.writable
     }
 
     /// The backend's memory behind the buffer, for that backend's own use.
     #[must_use]
     pub fn storage(&self) -> Option<&dyn Storage> {
-        self.block.storage.as_deref()
+        self.allocation.storage.as_deref()
     }
 
     /// Address as the device sees it. The buffer must be kept alive while the address is used.
     #[must_use]
     #[inline]
     pub fn device_address(&self) -> Option<u64> {
-        self.block.has_device_address.then(|| self.block.device_address + self.offset as u64)
+        self.allocation.has_device_address.then(|| self.allocation.device_address + self.offset as u64)
     }
 
     /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
@@ -213,7 +213,7 @@ impl RawBuffer {
     #[inline]
     pub fn host_address(&self) -> Option<NonNull<u8>> {
         // SAFETY: a slice's offset lies within the allocation, or at its end.
-        self.block.host_address.map(|address| unsafe { address.add(self.offset) })
+        self.allocation.host_address.map(|address| unsafe { address.add(self.offset) })
     }
 
     /// A view of a range of bytes; shares the allocation.
@@ -222,7 +222,7 @@ impl RawBuffer {
     /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let Range { start, end } = range_within(&range, self.len, "bytes")?;
-        Ok(Self { block: self.block.clone(), offset: self.offset + start, len: end - start })
+        Ok(Self { allocation: self.allocation.clone(), offset: self.offset + start, len: end - start })
     }
 
     /// A view of both where one begins at the byte at which the other ends, in one allocation; else `None`.
@@ -309,7 +309,7 @@ impl RawBuffer {
     /// The first error of one that failed; all are over by then.
     pub fn wait_idle(&self) -> Result<()> {
         let mut outcome = Ok(());
-        for fence in self.block.hazards.outstanding() {
+        for fence in self.allocation.hazards.outstanding() {
             outcome = outcome.and(fence.wait());
         }
         outcome
@@ -338,42 +338,42 @@ impl RawBuffer {
     #[must_use]
     #[inline]
     pub fn moves_until_use_by(&self, device: DeviceId) -> u64 {
-        self.block.whereabouts.moves_until_use_by(device)
+        self.allocation.use_epoch.moves_until_use_by(device)
     }
 
     /// Tells of a use by a device, or by the host, that is enqueued around this library: a launch through a raw handle, say. It
     /// counts for [`moves_until_use_by`](Self::moves_until_use_by), and orders nothing.
     #[inline]
     pub fn note_use_by(&self, device: DeviceId) {
-        self.is_used_by(device);
+        self.record_use_by(device);
     }
 
     /// Work of a device, or of the host, uses it.
     #[inline]
-    pub(crate) fn is_used_by(&self, device: DeviceId) {
-        if self.block.place.kind == MemoryKind::Unified {
-            self.block.whereabouts.used_by(device);
+    pub(crate) fn record_use_by(&self, device: DeviceId) {
+        if self.allocation.place.kind == MemoryKind::Unified {
+            self.allocation.use_epoch.record_use_by(device);
         }
     }
 
-    /// As [`is_used_by`](Self::is_used_by) the device of a fence's timeline, which is asked for unified memory only.
+    /// As [`record_use_by`](Self::record_use_by) the device of a fence's timeline, which is asked for unified memory only.
     #[inline]
-    pub(crate) fn is_used_behind(&self, fence: &Fence) {
-        if self.block.place.kind == MemoryKind::Unified {
-            self.block.whereabouts.used_by(fence.timeline().device());
+    pub(crate) fn record_use_by_fence(&self, fence: &Fence) {
+        if self.allocation.place.kind == MemoryKind::Unified {
+            self.allocation.use_epoch.record_use_by(fence.timeline().device());
         }
     }
 
     /// Somebody uses it who may do so anywhere.
-    pub(crate) fn is_used_somewhere(&self) {
-        if self.block.place.kind == MemoryKind::Unified {
-            self.block.whereabouts.used_somewhere();
+    pub(crate) fn record_unknown_use(&self) {
+        if self.allocation.place.kind == MemoryKind::Unified {
+            self.allocation.use_epoch.record_unknown_use();
         }
     }
 
     /// Who takes the allocation where it is dropped while in use.
     pub(crate) fn reclaimer(&self) -> &Arc<Reclaimer> {
-        &self.block.reclaimer
+        &self.allocation.reclaimer
     }
 
     /// How many of those [`uses`](Self::uses) were for writing, on whatever range. Where it is unchanged the bytes are, too,
@@ -386,18 +386,18 @@ impl RawBuffer {
     /// The allocation's length, which for a slice is more than its own.
     #[must_use]
     pub fn allocation_len(&self) -> usize {
-        self.block.len
+        self.allocation.len
     }
 
     /// A handle that does not keep the allocation alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakBuffer {
-        WeakBuffer { block: Arc::downgrade(&self.block) }
+        WeakBuffer { allocation: Arc::downgrade(&self.allocation) }
     }
 
     #[inline]
     pub(crate) fn hazards(&self) -> &Hazards {
-        &self.block.hazards
+        &self.allocation.hazards
     }
 
     #[inline]
@@ -407,11 +407,11 @@ impl RawBuffer {
 
     /// The allocation's bytes `from..to`, which some view of it reaches.
     pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
-        Self { block: self.block.clone(), offset: from, len: to - from }
+        Self { allocation: self.allocation.clone(), offset: from, len: to - from }
     }
 
     /// Where a view would find the bytes.
-    pub(crate) fn viewable(&self, access: Access) -> Result<NonNull<u8>> {
+    pub(crate) fn view_address(&self, access: Access) -> Result<NonNull<u8>> {
         let Some(address) = self.host_address() else {
             return Err(Error::new(
                 ErrorKind::Unsupported,
@@ -465,25 +465,25 @@ pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> 
 /// An allocation that lives as long as somebody else has a [`RawBuffer`] of it.
 #[derive(Clone)]
 pub struct WeakBuffer {
-    block: Weak<Block>,
+    allocation: Weak<Allocation>,
 }
 
 impl WeakBuffer {
     /// The whole allocation, where it is still alive.
     #[must_use]
     pub fn upgrade(&self) -> Option<RawBuffer> {
-        self.block.upgrade().map(RawBuffer::whole)
+        self.allocation.upgrade().map(RawBuffer::whole)
     }
 }
 
 impl fmt::Debug for WeakBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.block.strong_count() == 0 { "WeakBuffer(gone)" } else { "WeakBuffer" })
+        f.write_str(if self.allocation.strong_count() == 0 { "WeakBuffer(gone)" } else { "WeakBuffer" })
     }
 }
 
 impl fmt::Debug for RawBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RawBuffer(#{} {} [{}..+{}])", self.block.id.0, self.place(), self.offset, self.len)
+        write!(f, "RawBuffer(#{} {} [{}..+{}])", self.allocation.id.0, self.place(), self.offset, self.len)
     }
 }

@@ -22,7 +22,7 @@ type Until = SmallVec<[Fence; 8]>;
 pub struct Reclaimer {
     list: Mutex<List>,
     /// Signalled when somebody has put back what was in hand.
-    put_back: Condvar,
+    returned: Condvar,
     /// How many are in the list or in hand, to make sweeping an empty one a single load.
     count: AtomicUsize,
 }
@@ -31,7 +31,7 @@ pub struct Reclaimer {
 struct List {
     parked: Vec<Parked>,
     /// How many some thread has taken out to look at. They are neither gone nor free: `drain` waits for them.
-    in_hand: usize,
+    in_batches: usize,
 }
 
 struct Parked {
@@ -55,14 +55,14 @@ impl Reclaimer {
     /// An empty one.
     #[must_use]
     pub const fn new() -> Self {
-        let list = List { parked: Vec::new(), in_hand: 0 };
-        Self { list: Mutex::new(list), put_back: Condvar::new(), count: AtomicUsize::new(0) }
+        let list = List { parked: Vec::new(), in_batches: 0 };
+        Self { list: Mutex::new(list), returned: Condvar::new(), count: AtomicUsize::new(0) }
     }
 
     pub(crate) fn park(&self, until: Until, storage: Box<dyn Storage>) {
         let mut list = self.list.lock();
         list.parked.push(Parked { until, storage });
-        self.count.store(list.parked.len() + list.in_hand, Ordering::Release);
+        self.count.store(list.parked.len() + list.in_batches, Ordering::Release);
     }
 
     /// How many allocations wait.
@@ -84,8 +84,8 @@ impl Reclaimer {
             return 0;
         }
         // Fences are polled and memory is freed outside the lock: both call into a driver.
-        let mut hand = Hand::take(self, &mut self.list.lock());
-        let over: Vec<_> = hand.parked.extract_if(.., |parked| parked.is_over()).collect();
+        let mut batch = Batch::take(self, &mut self.list.lock());
+        let over: Vec<_> = batch.parked.extract_if(.., |parked| parked.is_over()).collect();
         let freed = over.len();
         drop(over);
         freed
@@ -100,12 +100,12 @@ impl Reclaimer {
     pub fn drain_where(&self, may_wait_for: impl Fn(&Fence) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
-        let mut hand = Hand::take(self, &mut self.list.lock());
+        let mut batch = Batch::take(self, &mut self.list.lock());
         let ends = |fence: &Fence| {
             fence.is_over() || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
         };
         let allowed = |parked: &mut Parked| parked.until.iter().all(ends);
-        let chosen: Vec<_> = hand.parked.extract_if(.., allowed).collect();
+        let chosen: Vec<_> = batch.parked.extract_if(.., allowed).collect();
         for parked in chosen {
             for fence in &parked.until {
                 outcome = outcome.and(fence.wait());
@@ -126,15 +126,15 @@ impl Reclaimer {
         sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
-            if list.in_hand > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
+            if list.in_batches > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
                 // Another thread may put memory back that has to be waited for.
-                self.put_back.wait(&mut list);
+                self.returned.wait(&mut list);
                 continue;
             }
             if list.parked.is_empty() {
                 return outcome;
             }
-            let mut hand = Hand::take(self, &mut list);
+            let mut batch = Batch::take(self, &mut list);
             drop(list);
             let mut held = Ok(());
             let ends = |parked: &mut Parked| match parked.held_by_user() {
@@ -144,7 +144,7 @@ impl Reclaimer {
                 }
                 None => true,
             };
-            let ending: Vec<_> = hand.parked.extract_if(.., ends).collect();
+            let ending: Vec<_> = batch.parked.extract_if(.., ends).collect();
             if ending.is_empty() {
                 return outcome.and(held);
             }
@@ -159,30 +159,30 @@ impl Reclaimer {
 }
 
 /// What one thread has taken out of the list. Dropped, it puts back what is left.
-struct Hand<'a> {
+struct Batch<'a> {
     reclaimer: &'a Reclaimer,
     parked: Vec<Parked>,
     taken: usize,
 }
 
-impl<'a> Hand<'a> {
+impl<'a> Batch<'a> {
     fn take(reclaimer: &'a Reclaimer, list: &mut List) -> Self {
         let parked = std::mem::take(&mut list.parked);
         let taken = parked.len();
-        list.in_hand += taken;
+        list.in_batches += taken;
         Self { reclaimer, parked, taken }
     }
 }
 
-impl Drop for Hand<'_> {
+impl Drop for Batch<'_> {
     fn drop(&mut self) {
         let mut list = self.reclaimer.list.lock();
-        list.in_hand -= self.taken;
+        list.in_batches -= self.taken;
         list.parked.append(&mut self.parked);
-        self.reclaimer.count.store(list.parked.len() + list.in_hand, Ordering::Release);
+        self.reclaimer.count.store(list.parked.len() + list.in_batches, Ordering::Release);
         drop(list);
         if !crate::mutant!("core/reclaimer-notified") {
-            self.reclaimer.put_back.notify_all();
+            self.reclaimer.returned.notify_all();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{Fence, RawBuffer, buffer::raw_buffer::Block};
+use crate::{Fence, RawBuffer, buffer::raw_buffer::Allocation};
 
 /// Takes allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
 ///
@@ -22,25 +22,25 @@ pub unsafe trait Recycler: Send + Sync + 'static {
 /// An allocation without a buffer. Work on it may still be in flight: dropped, it ends like a buffer.
 pub struct SpareBuffer {
     /// The only reference.
-    block: Arc<Block>,
+    allocation: Arc<Allocation>,
 }
 
 impl SpareBuffer {
     /// Gives the allocation to its recycler if this was the last handle, a weak one included.
     #[inline]
-    pub(crate) fn recycle(mut block: Arc<Block>) {
-        let Some(last) = Arc::get_mut(&mut block) else { return };
+    pub(crate) fn recycle(mut allocation: Arc<Allocation>) {
+        let Some(last) = Arc::get_mut(&mut allocation) else { return };
         let is_idle = last.renew();
         let Some(recycler) = last.recycler().map(Arc::as_ptr) else { return };
         // SAFETY: the block has a reference to the recycler, which promises not to use itself once it gave the block away.
-        unsafe { &*recycler }.recycle(Self { block }, is_idle);
+        unsafe { &*recycler }.recycle(Self { allocation }, is_idle);
     }
 
     /// Length in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
-        self.block.len()
+        self.allocation.len()
     }
 
     /// Whether it has no bytes.
@@ -53,13 +53,13 @@ impl SpareBuffer {
     /// whether it is. Drops fences, so the caller holds no lock.
     #[inline]
     pub fn renew(&mut self) -> bool {
-        Arc::get_mut(&mut self.block).is_some_and(Block::renew)
+        Arc::get_mut(&mut self.allocation).is_some_and(Allocation::renew)
     }
 
     /// The fences of what is not known to be complete.
     #[must_use]
     pub fn in_flight(&self) -> Vec<Fence> {
-        self.block.hazards().outstanding().into_vec()
+        self.allocation.hazards().outstanding().into_vec()
     }
 
     /// A buffer over all of it, for the same recycler. Without a [`renew`](Self::renew) that returned `true` it has the
@@ -67,7 +67,7 @@ impl SpareBuffer {
     #[must_use]
     #[inline]
     pub fn into_buffer(self) -> RawBuffer {
-        RawBuffer::whole(self.block)
+        RawBuffer::whole(self.allocation)
     }
 }
 

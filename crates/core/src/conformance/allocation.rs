@@ -3,27 +3,27 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Found, Verdict,
-    lab::{self, Lab, refused},
+    CheckResult, Verdict,
+    context::{self, TestContext, refused},
 };
 use crate::{DeviceId, ErrorKind, MemoryKind, Retry, StreamPriority, WorkloadType};
 
 const PEBIBYTE: usize = 1 << 50;
 
-pub(super) fn devices(lab: &Lab<'_>) -> Found {
-    let info = lab::info(lab.subject)?;
-    let all = lab.backend().devices();
+pub(super) fn devices(context: &TestContext<'_>) -> CheckResult {
+    let info = context::info(context.subject)?;
+    let all = context.backend().devices();
     let distinct: BTreeSet<_> = all.iter().map(|info| info.id).collect();
     ensure!(distinct.len() == all.len(), "a device is listed twice among {distinct:?}");
-    ensure!(!info.name.is_empty() && !lab.backend().name().is_empty(), "a device or backend has no name");
+    ensure!(!info.name.is_empty() && !context.backend().name().is_empty(), "a device or backend has no name");
     ensure!(!info.kinds.is_empty(), "{} has no kind of memory", info.id);
     Ok(Verdict::Passed)
 }
 
-pub(super) fn kinds(lab: &Lab<'_>) -> Found {
-    let info = lab::info(lab.subject)?;
+pub(super) fn kinds(context: &TestContext<'_>) -> CheckResult {
+    let info = context::info(context.subject)?;
     for kind in MemoryKind::ALL {
-        let answer = lab.backend().allocate(info.id, kind, 77);
+        let answer = context.backend().allocate(info.id, kind, 77);
         if !info.kinds.contains(&kind) {
             refused(answer, ErrorKind::Unsupported, &format!("{kind} memory, which is not listed,"))?;
             continue;
@@ -53,22 +53,22 @@ pub(super) fn kinds(lab: &Lab<'_>) -> Found {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn sizes(lab: &Lab<'_>) -> Found {
+pub(super) fn sizes(context: &TestContext<'_>) -> CheckResult {
     const SIZES: [usize; 20] = [
         1, 2, 3, 7, 16, 31, 63, 64, 65, 255, 256, 4095, 4096, 4097, 65_535, 65_537, 1_048_575, 1_048_576,
         1_048_577, 8_388_611,
     ];
-    let mut noise = lab.noise("sizes");
-    for spot in lab.spots.iter().copied() {
+    let mut rng = context.rng("sizes");
+    for memory in context.memories.iter().copied() {
         let mut alive = Vec::new();
-        let [before, _] = lab.subject.ledgers()?;
-        for bytes in SIZES.into_iter().filter(|bytes| *bytes == lab.size(*bytes).min(*bytes)) {
-            let content = noise.bytes(bytes);
-            alive.push((lab.buffer_of(spot, &content)?, content));
+        let [before, _] = context.subject.ledgers()?;
+        for bytes in SIZES.into_iter().filter(|bytes| *bytes == context.size(*bytes).min(*bytes)) {
+            let content = rng.bytes(bytes);
+            alive.push((context.buffer_of(memory, &content)?, content));
         }
         let (count, sum) = (alive.len() as u64, alive.iter().map(|(_, content)| content.len() as u64).sum());
         let more = |after: u64, before: u64| after.saturating_sub(before);
-        let after = [lab.backend().ledger(), lab.subject.host.ledger()];
+        let after = [context.backend().ledger(), context.subject.host.ledger()];
         ensure!(
             after.iter().any(|after| after.allocations >= count && after.bytes >= sum),
             "{count} allocations of {sum} bytes are alive, and no ledger says so: {}; {}",
@@ -78,24 +78,28 @@ pub(super) fn sizes(lab: &Lab<'_>) -> Found {
         let counted = more(after[0].allocations, before.allocations);
         ensure!(counted == 0 || counted >= count, "the ledger counts {counted} of {count} allocations");
         for (buffer, content) in &alive {
-            lab.expect(buffer, content, &format!("{} bytes of {} beside others", content.len(), spot.place))?;
+            context.expect(
+                buffer,
+                content,
+                &format!("{} bytes of {} beside others", content.len(), memory.place),
+            )?;
         }
     }
     Ok(Verdict::Passed)
 }
 
-pub(super) fn zero_bytes(lab: &Lab<'_>) -> Found {
-    for kind in lab::info(lab.subject)?.kinds {
-        let answer = lab.backend().allocate(lab.subject.device, kind, 0);
+pub(super) fn zero_bytes(context: &TestContext<'_>) -> CheckResult {
+    for kind in context::info(context.subject)?.kinds {
+        let answer = context.backend().allocate(context.subject.device, kind, 0);
         refused(answer, ErrorKind::InvalidArgument, &format!("0 bytes of {kind} memory"))?;
     }
     Ok(Verdict::Passed)
 }
 
-pub(super) fn one_pebibyte(lab: &Lab<'_>) -> Found {
-    for kind in lab::info(lab.subject)?.kinds {
-        let before = lab.subject.ledgers()?;
-        let error = match lab.backend().allocate(lab.subject.device, kind, PEBIBYTE) {
+pub(super) fn one_pebibyte(context: &TestContext<'_>) -> CheckResult {
+    for kind in context::info(context.subject)?.kinds {
+        let before = context.subject.ledgers()?;
+        let error = match context.backend().allocate(context.subject.device, kind, PEBIBYTE) {
             Ok(_) => fail!("1 PiB of {kind} memory was given"),
             Err(error) => error,
         };
@@ -105,28 +109,28 @@ pub(super) fn one_pebibyte(lab: &Lab<'_>) -> Found {
         ensure!(shortage.requested == PEBIBYTE as u64, "{} bytes requested: {error}", shortage.requested);
         let sane = shortage.free.zip(shortage.total).is_none_or(|(free, total)| free <= total);
         ensure!(sane, "more free than there is: {error}");
-        let after = lab.subject.ledgers()?;
+        let after = context.subject.ledgers()?;
         ensure!(after == before, "what was refused is counted: {}", after[0]);
-        if lab.backend().allocate(lab.subject.device, kind, usize::MAX).is_ok() {
+        if context.backend().allocate(context.subject.device, kind, usize::MAX).is_ok() {
             fail!("{} bytes of {kind} memory were given", usize::MAX);
         }
     }
-    for spot in lab.spots.iter().copied() {
-        let buffer = lab.buffer_of(spot, &[3; 100])?;
-        lab.expect(&buffer, &[3; 100], "an allocation after one that was refused")?;
+    for memory in context.memories.iter().copied() {
+        let buffer = context.buffer_of(memory, &[3; 100])?;
+        context.expect(&buffer, &[3; 100], "an allocation after one that was refused")?;
     }
     Ok(Verdict::Passed)
 }
 
-pub(super) fn unknown_device(lab: &Lab<'_>) -> Found {
-    let far = match lab.subject.device {
+pub(super) fn unknown_device(context: &TestContext<'_>) -> CheckResult {
+    let far = match context.subject.device {
         DeviceId::Cpu => DeviceId::Cuda(u32::MAX),
         DeviceId::Cuda(_) => DeviceId::Cuda(u32::MAX),
         DeviceId::Wgpu(_) => DeviceId::Wgpu(u32::MAX),
         DeviceId::Metal(_) => DeviceId::Metal(u32::MAX),
         DeviceId::Other(family, _) => DeviceId::Other(family, u32::MAX),
     };
-    let backend = &lab.subject.backend;
+    let backend = &context.subject.backend;
     for unknown in [far, DeviceId::Other("conformance: no such family", 0)] {
         for kind in MemoryKind::ALL {
             let answer = backend.allocate(unknown, kind, 100);
@@ -140,8 +144,8 @@ pub(super) fn unknown_device(lab: &Lab<'_>) -> Found {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn memory_info(lab: &Lab<'_>) -> Found {
-    let memory = match lab.backend().memory_info(lab.subject.device) {
+pub(super) fn memory_info(context: &TestContext<'_>) -> CheckResult {
+    let memory = match context.backend().memory_info(context.subject.device) {
         Ok(memory) => memory,
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             return Ok(Verdict::NotApplicable(error.to_string()));
@@ -149,7 +153,7 @@ pub(super) fn memory_info(lab: &Lab<'_>) -> Found {
         Err(error) => return Err(error.into()),
     };
     ensure!(0 < memory.total && memory.free <= memory.total, "nonsense: {memory:?}");
-    if let Some(total) = lab::info(lab.subject)?.total_memory {
+    if let Some(total) = context::info(context.subject)?.total_memory {
         ensure!(memory.total <= total, "the device is said to have {total} bytes, but also {memory:?}");
     }
     Ok(Verdict::Passed)

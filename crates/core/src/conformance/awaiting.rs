@@ -11,9 +11,9 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    Failure, Found, Verdict,
+    CheckResult, Failure, Verdict,
+    context::{self, TestContext},
     gate::Gate,
-    lab::{self, Lab},
 };
 use crate::{Fence, Operation, Pattern, Queue, Timing, submit};
 
@@ -39,48 +39,51 @@ fn register(fence: &Fence) -> (Arc<Count>, bool) {
     (count, over)
 }
 
-pub(super) fn wakers(lab: &Lab<'_>) -> Found {
-    let queues = lab.queues()?;
-    let mut noise = lab.noise("wakers");
-    for (from, to) in lab.paths() {
-        let bytes = lab.size(3_000_000);
-        let (src, dst) = (lab.buffer_of(from, &noise.bytes(bytes))?, lab.allocate(to, bytes)?);
+pub(super) fn wakers(context: &TestContext<'_>) -> CheckResult {
+    let queues = context.queues()?;
+    let mut rng = context.rng("wakers");
+    for (from, to) in context.paths() {
+        let bytes = context.size(3_000_000);
+        let (src, dst) = (context.buffer_of(from, &rng.bytes(bytes))?, context.allocate(to, bytes)?);
         for queue in &queues {
             let fence = submit(&**queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
             let (count, over) = register(&fence);
             if !over {
-                ensure!(lab.patiently(|| count.get() > 0), "a waker was not woken");
+                ensure!(context.wait_until(|| count.get() > 0), "a waker was not woken");
             }
             ensure!(fence.timeline().poll(fence.point())?, "woken, and the point is not reached");
             fence.wait()?;
             let (late, over) = register(&fence);
             ensure!(over, "a point that is over is not said to be so");
-            ensure!(lab.patiently(|| Arc::strong_count(&late) == 1), "a waker is kept for what is over");
-            ensure!(lab.patiently(|| Arc::strong_count(&count) == 1), "a waker is kept after it was woken");
+            ensure!(context.wait_until(|| Arc::strong_count(&late) == 1), "a waker is kept for what is over");
+            ensure!(
+                context.wait_until(|| Arc::strong_count(&count) == 1),
+                "a waker is kept after it was woken"
+            );
             ensure!(count.get() <= 1 && late.get() == 0, "a waker was woken {} times", count.get());
         }
     }
-    held_wakers(lab)?;
+    held_wakers(context)?;
     Ok(Verdict::Passed)
 }
 
 /// Where queues wait for a gate, nobody is woken before it opens.
-fn held_wakers(lab: &Lab<'_>) -> Result<(), Failure> {
-    for (host, there) in lab.round_trips() {
-        let (src, dst) = (lab.buffer_of(host, &[1; 100])?, lab.buffer_of(there, &[2; 100])?);
-        let queue = lab.queue()?;
-        let gate = Gate::closed(lab.subject.patience);
+fn held_wakers(context: &TestContext<'_>) -> Result<(), Failure> {
+    for (host, there) in context.round_trips() {
+        let (src, dst) = (context.buffer_of(host, &[1; 100])?, context.buffer_of(there, &[2; 100])?);
+        let queue = context.queue()?;
+        let gate = Gate::closed(context.subject.patience);
         let gated = gate.hold(&src)?;
         if !queue.can_wait_for(&gated) {
             return Ok(());
         }
         let fence = submit(&*queue, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
         let (count, over) = register(&fence);
-        lab::look_on(|| false);
+        context::watch_briefly(|| false);
         ensure!(!over && count.get() == 0, "woken before the work could begin");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
-        ensure!(lab.patiently(|| count.get() == 1), "a waker was woken {} times", count.get());
+        ensure!(context.wait_until(|| count.get() == 1), "a waker was woken {} times", count.get());
         ensure!(fence.timeline().poll(fence.point())?, "woken, and the point is not reached");
     }
     Ok(())
@@ -89,7 +92,7 @@ fn held_wakers(lab: &Lab<'_>) -> Result<(), Failure> {
 /// Which operations were woken.
 #[derive(Default)]
 struct Ready {
-    woken: Mutex<Vec<usize>>,
+    wake_list: Mutex<Vec<usize>>,
     more: Condvar,
 }
 
@@ -100,29 +103,29 @@ struct Task {
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
-        self.ready.woken.lock().push(self.index);
+        self.ready.wake_list.lock().push(self.index);
         self.ready.more.notify_one();
     }
 }
 
-pub(super) fn thousand(lab: &Lab<'_>) -> Found {
+pub(super) fn thousand(context: &TestContext<'_>) -> CheckResult {
     const TASKS: usize = 1000;
     const PART: usize = 777;
-    let Some((from, to)) = lab.round_trips().first().copied() else {
+    let Some((from, to)) = context.round_trips().first().copied() else {
         return Ok(Verdict::NotApplicable("no memory is copied both to and from the host".to_owned()));
     };
-    let content = lab.noise("thousand").bytes(TASKS * PART);
-    let (src, dst) = (lab.buffer_of(from, &content)?, lab.allocate(to, content.len())?);
-    let hold = lab.allocate(from, lab.size(3_000_000))?;
-    let queues = lab.queues()?;
+    let content = context.rng("thousand").bytes(TASKS * PART);
+    let (src, dst) = (context.buffer_of(from, &content)?, context.allocate(to, content.len())?);
+    let hold = context.allocate(from, context.size(3_000_000))?;
+    let queues = context.queues()?;
     // Something in front, so that there is something to wait for: a gate, or else large copies.
-    let gate = Gate::closed(lab.subject.patience);
+    let gate = Gate::closed(context.subject.patience);
     if !queues.iter().all(|queue| queue.can_wait_for(&Fence::new(gate.timeline().clone(), 1))) {
         gate.open();
     }
     gate.hold(&hold)?;
     for queue in &queues {
-        let large = lab.allocate(to, hold.len())?;
+        let large = context.allocate(to, hold.len())?;
         submit(&**queue, &Operation::Copy { src: &hold, dst: &large }, Timing::Off)?;
         let fill = submit(&**queue, &Operation::Fill { dst: &large, pattern: Pattern::U8(1) }, Timing::Off);
         drop(fill);
@@ -144,17 +147,17 @@ pub(super) fn thousand(lab: &Lab<'_>) -> Found {
     }
     gate.open();
     while open > 0 {
-        let mut woken = ready.woken.lock();
-        if woken.is_empty() && ready.more.wait_for(&mut woken, lab.subject.patience).timed_out() {
+        let mut wake_list = ready.wake_list.lock();
+        if wake_list.is_empty() && ready.more.wait_for(&mut wake_list, context.subject.patience).timed_out() {
             fail!("{open} of {TASKS} awaited operations were never woken");
         }
-        for index in std::mem::take(&mut *woken) {
+        for index in std::mem::take(&mut *wake_list) {
             let fence = &fences[index];
             ensure!(fence.is_known_done() || fence.timeline().poll(fence.point())?, "{fence:?} woken early");
             open -= 1;
         }
     }
     ensure!(fences.iter().all(Fence::is_over), "all were awaited, not all are over");
-    lab.expect(&dst, &content, "the bytes of a thousand operations")?;
+    context.expect(&dst, &content, "the bytes of a thousand operations")?;
     Ok(Verdict::Passed)
 }

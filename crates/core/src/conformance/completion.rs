@@ -9,22 +9,22 @@ use std::{
 };
 
 use super::{
-    Failure, Found, Verdict,
+    CheckResult, Failure, Verdict,
+    context::{self, TestContext, joined},
     gate::Gate,
-    lab::{self, Lab, joined},
 };
 use crate::{Fence, Operation, RawBuffer, Timing, submit};
 
-pub(super) fn fences(lab: &Lab<'_>) -> Found {
-    let Some((from, to)) = lab.paths().first().copied() else {
+pub(super) fn fences(context: &TestContext<'_>) -> CheckResult {
+    let Some((from, to)) = context.paths().first().copied() else {
         return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
     };
-    let bytes = lab.size(2_500_000);
-    let src = lab.buffer_of(from, &lab.noise("fences").bytes(bytes))?;
-    let dst = lab.allocate(to, bytes)?;
-    let queue = lab.queue()?;
+    let bytes = context.size(2_500_000);
+    let src = context.buffer_of(from, &context.rng("fences").bytes(bytes))?;
+    let dst = context.allocate(to, bytes)?;
+    let queue = context.queue()?;
     let timeline = queue.timeline();
-    ensure_eq!(timeline.device(), lab.subject.device, "a timeline's device");
+    ensure_eq!(timeline.device(), context.subject.device, "a timeline's device");
     let done = AtomicBool::new(false);
     let outcome = thread::scope(|scope| {
         // Someone looks all the time.
@@ -39,18 +39,18 @@ pub(super) fn fences(lab: &Lab<'_>) -> Found {
             Ok(())
         };
         let watcher = scope.spawn(look);
-        let outcome = in_order(lab, &queue, &src, &dst);
+        let outcome = in_order(context, &queue, &src, &dst);
         done.store(true, Ordering::Release);
         joined(watcher).and(outcome)
     });
     outcome?;
-    lab.backend().drain()?;
+    context.backend().drain()?;
     ensure!(queue.outstanding() == 0, "{} operations are outstanding after a drain", queue.outstanding());
     Ok(Verdict::Passed)
 }
 
 fn in_order(
-    lab: &Lab<'_>,
+    context: &TestContext<'_>,
     queue: &crate::QueueLease,
     src: &RawBuffer,
     dst: &RawBuffer,
@@ -71,7 +71,7 @@ fn in_order(
         if round % 2 == 0 {
             middle.wait()?;
         } else {
-            let over = lab.patiently(|| middle.timeline().poll(middle.point()).unwrap_or(true));
+            let over = context.wait_until(|| middle.timeline().poll(middle.point()).unwrap_or(true));
             ensure!(over, "a point that is asked for all the time is never over");
         }
         for fence in &fences[..=12] {
@@ -85,16 +85,16 @@ fn in_order(
     Ok(())
 }
 
-pub(super) fn held_fences(lab: &Lab<'_>) -> Found {
+pub(super) fn held_fences(context: &TestContext<'_>) -> CheckResult {
     let mut any = false;
-    for (host, there) in lab.round_trips() {
-        let content = lab.noise("held fences").bytes(lab.size(70_000));
-        let source = lab.buffer_of(host, &content)?;
-        let first = lab.buffer_of(host, &vec![1; content.len()])?;
-        let middle = lab.buffer_of(there, &vec![2; content.len()])?;
-        let back = lab.buffer_of(host, &vec![3; content.len()])?;
-        let queues = lab.queues()?;
-        let gate = Gate::closed(lab.subject.patience);
+    for (host, there) in context.round_trips() {
+        let content = context.rng("held fences").bytes(context.size(70_000));
+        let source = context.buffer_of(host, &content)?;
+        let first = context.buffer_of(host, &vec![1; content.len()])?;
+        let middle = context.buffer_of(there, &vec![2; content.len()])?;
+        let back = context.buffer_of(host, &vec![3; content.len()])?;
+        let queues = context.queues()?;
+        let gate = Gate::closed(context.subject.patience);
         let gated = submit(&gate, &Operation::Copy { src: &source, dst: &first }, Timing::Off)?;
         if !queues.iter().all(|queue| queue.can_wait_for(&gated)) {
             continue;
@@ -103,7 +103,7 @@ pub(super) fn held_fences(lab: &Lab<'_>) -> Found {
         let there = submit(&*queues[0], &Operation::Copy { src: &first, dst: &middle }, Timing::Off)?;
         let here = submit(&*queues[1], &Operation::Copy { src: &middle, dst: &back }, Timing::Off)?;
         for fence in [&there, &here] {
-            let over = lab::look_on(|| {
+            let over = context::watch_briefly(|| {
                 fence.is_known_done() || fence.timeline().poll(fence.point()).unwrap_or(true)
             });
             ensure!(!over, "{fence:?} is over before what it must come after");
@@ -116,7 +116,7 @@ pub(super) fn held_fences(lab: &Lab<'_>) -> Found {
         here.wait()?;
         waiting.join().map_err(|panic| Failure::panicked(panic))?;
         ensure!(there.is_over(), "what came before is not over");
-        lab.expect(&back, &content, "bytes that were held up")?;
+        context.expect(&back, &content, "bytes that were held up")?;
     }
     Ok(Verdict::passed_if(any, "the queues do not wait for strangers' fences: their submitter does"))
 }
@@ -135,16 +135,16 @@ fn returns_while_held(fence: &Fence) -> Result<(bool, JoinHandle<()>), Failure> 
         thread::yield_now();
     }
     // A wait that is none returns at once.
-    Ok((lab::look_on(|| returned.load(Ordering::Acquire)), waiting))
+    Ok((context::watch_briefly(|| returned.load(Ordering::Acquire)), waiting))
 }
 
-pub(super) fn durations(lab: &Lab<'_>) -> Found {
-    let Some((from, to)) = lab.paths().first().copied() else {
+pub(super) fn durations(context: &TestContext<'_>) -> CheckResult {
+    let Some((from, to)) = context.paths().first().copied() else {
         return Ok(Verdict::NotApplicable("no path is copied".to_owned()));
     };
-    let bytes = lab.size(1 << 20);
-    let (src, dst) = (lab.buffer_of(from, &vec![1; bytes])?, lab.allocate(to, bytes)?);
-    let queue = lab.queue()?;
+    let bytes = context.size(1 << 20);
+    let (src, dst) = (context.buffer_of(from, &vec![1; bytes])?, context.allocate(to, bytes)?);
+    let queue = context.queue()?;
     let (mut given, mut missing) = (0, 0);
     for round in 0..40 {
         let timing = if round % 2 == 0 { Timing::Measured } else { Timing::Off };

@@ -23,10 +23,10 @@ use crate::{
 /// at an end, so that a backend that blocks where it must not is told of and does not hang.
 pub(super) struct Gate {
     timeline: Arc<dyn Timeline>,
-    line: Arc<Line>,
+    inner: Arc<GateTimeline>,
 }
 
-struct Held {
+struct HeldOperation {
     after: Vec<Fence>,
     copy: Option<HostCopy>,
 }
@@ -40,17 +40,17 @@ struct HostCopy {
 // SAFETY: addresses of buffers that may be used from any thread; the caller of `enqueue` keeps them alive.
 unsafe impl Send for HostCopy {}
 
-struct Line {
+struct GateTimeline {
     id: TimelineId,
     reached: AtomicU64,
-    waiting: Mutex<Waiting>,
+    state: Mutex<GateState>,
     opened: Condvar,
-    held: Mutex<Vec<Held>>,
+    held: Mutex<Vec<HeldOperation>>,
     was_forced: AtomicBool,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct GateState {
     enqueued: u64,
     is_open: bool,
     wakers: Vec<Waker>,
@@ -58,23 +58,23 @@ struct Waiting {
 
 impl Gate {
     pub(super) fn closed(patience: Duration) -> Self {
-        let line = Arc::new(Line {
+        let inner = Arc::new(GateTimeline {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
-            waiting: Mutex::default(),
+            state: Mutex::default(),
             opened: Condvar::new(),
             held: Mutex::default(),
             was_forced: AtomicBool::new(false),
         });
-        let watched = Arc::clone(&line);
+        let watched = Arc::clone(&inner);
         // Without the thread a backend that blocks hangs; nothing else depends on it.
         let _watch = thread::Builder::new().spawn(move || watched.force_after(patience));
-        Self { timeline: Arc::clone(&line) as _, line }
+        Self { timeline: Arc::clone(&inner) as _, inner }
     }
 
     /// Whether somebody waited until patience was at an end.
     pub(super) fn was_forced(&self) -> bool {
-        self.line.was_forced.load(Ordering::Acquire)
+        self.inner.was_forced.load(Ordering::Acquire)
     }
 
     /// Uses the buffer exclusively, doing nothing to it, until the gate opens.
@@ -84,13 +84,13 @@ impl Gate {
 
     /// Does everything enqueued so far.
     pub(super) fn open(&self) {
-        self.line.open();
+        self.inner.open();
     }
 }
 
-impl Line {
+impl GateTimeline {
     fn open(&self) {
-        for Held { after, copy } in std::mem::take(&mut *self.held.lock()) {
+        for HeldOperation { after, copy } in std::mem::take(&mut *self.held.lock()) {
             for fence in after {
                 let _at_rest_either_way = fence.wait();
             }
@@ -100,21 +100,21 @@ impl Line {
                 unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
             }
         }
-        let mut waiting = self.waiting.lock();
-        waiting.is_open = true;
-        self.reached.store(waiting.enqueued, Ordering::Release);
-        let wakers = std::mem::take(&mut waiting.wakers);
-        drop(waiting);
+        let mut state = self.state.lock();
+        state.is_open = true;
+        self.reached.store(state.enqueued, Ordering::Release);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
         self.opened.notify_all();
         wakers.into_iter().for_each(crate::hazard::wake);
     }
 
     fn force_after(&self, patience: Duration) {
         let until = Instant::now() + patience;
-        let mut waiting = self.waiting.lock();
-        while !waiting.is_open {
-            if self.opened.wait_until(&mut waiting, until).timed_out() {
-                drop(waiting);
+        let mut state = self.state.lock();
+        while !state.is_open {
+            if self.opened.wait_until(&mut state, until).timed_out() {
+                drop(state);
                 self.was_forced.store(true, Ordering::Release);
                 self.open();
                 return;
@@ -158,24 +158,24 @@ unsafe impl Queue for Gate {
             }),
             _ => None,
         };
-        self.line.held.lock().push(Held { after: after.to_vec(), copy });
-        let mut waiting = self.line.waiting.lock();
-        waiting.enqueued += 1;
-        let (point, is_open) = (waiting.enqueued, waiting.is_open);
-        drop(waiting);
+        self.inner.held.lock().push(HeldOperation { after: after.to_vec(), copy });
+        let mut state = self.inner.state.lock();
+        state.enqueued += 1;
+        let (point, is_open) = (state.enqueued, state.is_open);
+        drop(state);
         if is_open {
-            self.line.open();
+            self.inner.open();
         }
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
 
     fn outstanding(&self) -> u64 {
-        self.line.waiting.lock().enqueued - self.line.reached()
+        self.inner.state.lock().enqueued - self.inner.reached()
     }
 }
 
 // SAFETY: no memory is used by its points.
-unsafe impl Timeline for Line {
+unsafe impl Timeline for GateTimeline {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -193,9 +193,9 @@ unsafe impl Timeline for Line {
     }
 
     fn wait(&self, point: u64) -> Result<()> {
-        let mut waiting = self.waiting.lock();
+        let mut state = self.state.lock();
         while self.reached() < point {
-            self.opened.wait(&mut waiting);
+            self.opened.wait(&mut state);
         }
         Ok(())
     }
@@ -203,12 +203,12 @@ unsafe impl Timeline for Line {
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
         // A backend's code, so not under the lock.
         let waker = waker.clone();
-        let mut waiting = self.waiting.lock();
+        let mut state = self.state.lock();
         if self.reached() >= point {
-            drop(waiting);
+            drop(state);
             return true;
         }
-        waiting.wakers.push(waker);
+        state.wakers.push(waker);
         false
     }
 

@@ -44,10 +44,9 @@ mod allocation;
 mod awaiting;
 mod completion;
 mod content;
+mod context;
 mod gate;
-mod lab;
 mod lifetime;
-mod noise;
 mod optional;
 mod order;
 mod outcome;
@@ -55,6 +54,7 @@ mod paths;
 mod program;
 mod recording;
 mod refusal;
+mod rng;
 mod rows;
 mod threads;
 
@@ -63,10 +63,10 @@ use std::{fmt, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 pub use outcome::{Failure, Outcome, Verdict};
 
 /// What a check found.
-type Found = Result<Verdict, Failure>;
+type CheckResult = Result<Verdict, Failure>;
 
 use crate::{Backend, DeviceId, Ledger};
-use lab::Lab;
+use context::TestContext;
 
 /// What is tested, and how.
 #[derive(Clone)]
@@ -127,7 +127,7 @@ pub struct Check {
     pub name: &'static str,
     /// What a backend promises.
     pub promise: &'static str,
-    body: fn(&Lab<'_>) -> Found,
+    body: fn(&TestContext<'_>) -> CheckResult,
 }
 
 impl Check {
@@ -135,10 +135,10 @@ impl Check {
     ///
     /// # Errors
     /// The broken promise, with the check's name and the seed.
-    pub fn run(&self, subject: &Subject) -> Found {
+    pub fn run(&self, subject: &Subject) -> CheckResult {
         let run = || {
             let before = subject.ledgers()?;
-            let verdict = (self.body)(&Lab::new(subject)?)?;
+            let verdict = (self.body)(&TestContext::new(subject)?)?;
             let after = subject.ledgers()?;
             same_ledgers(&before, &after)?;
             Ok(verdict)
@@ -208,7 +208,7 @@ fn same_ledgers(before: &[Ledger; 2], after: &[Ledger; 2]) -> Result<(), Failure
 }
 
 /// Runs every check and tells of each as it ends.
-pub fn run_all(subject: &Subject, mut progress: impl FnMut(&Check, &Found)) -> Outcome {
+pub fn run_all(subject: &Subject, mut progress: impl FnMut(&Check, &CheckResult)) -> Outcome {
     let results = CHECKS.iter().map(|check| {
         let result = check.run(subject);
         progress(check, &result);

@@ -3,25 +3,26 @@
 use std::time::Duration;
 
 use super::{
-    Found, Verdict,
-    lab::{self, Lab},
+    CheckResult, Verdict,
+    context::{self, TestContext},
 };
 use crate::{DeviceId, MemoryKind, Place, StreamPriority, TransferMethod, WorkloadType};
 
-pub(super) fn copier(lab: &Lab<'_>) -> Found {
-    let own = lab.queue()?;
-    let devices: Vec<DeviceId> = lab.backend().devices().into_iter().map(|info| info.id).collect();
-    ensure!(!lab.paths().is_empty(), "no path at all has {} as its copier", lab.subject.device);
-    for src in &lab.spots {
-        for dst in &lab.spots {
+pub(super) fn copier(context: &TestContext<'_>) -> CheckResult {
+    let own = context.queue()?;
+    let devices: Vec<DeviceId> = context.backend().devices().into_iter().map(|info| info.id).collect();
+    ensure!(!context.paths().is_empty(), "no path at all has {} as its copier", context.subject.device);
+    for src in &context.memories {
+        for dst in &context.memories {
             let path = format!("{} → {}", src.place, dst.place);
-            let Some(copier) = lab.backend().copier(src.place, dst.place) else {
+            let Some(copier) = context.backend().copier(src.place, dst.place) else {
                 let can = own.can_copy(src.place, dst.place);
-                ensure!(!can, "{path} has no copier, but a queue of {} can copy it", lab.subject.device);
+                ensure!(!can, "{path} has no copier, but a queue of {} can copy it", context.subject.device);
                 continue;
             };
             ensure!(devices.contains(&copier), "the copier of {path} is {copier}, which is not listed");
-            let queue = lab.backend().lease_queue(copier, StreamPriority::Normal, WorkloadType::Memory)?;
+            let queue =
+                context.backend().lease_queue(copier, StreamPriority::Normal, WorkloadType::Memory)?;
             ensure!(queue.device() == copier, "a queue of {copier} says it is of {}", queue.device());
             ensure!(
                 queue.can_copy(src.place, dst.place),
@@ -30,9 +31,9 @@ pub(super) fn copier(lab: &Lab<'_>) -> Found {
         }
     }
     let nowhere = Place::new(DeviceId::Other("conformance: no such family", 0), MemoryKind::Device);
-    for spot in &lab.spots {
-        for (src, dst) in [(spot.place, nowhere), (nowhere, spot.place), (nowhere, nowhere)] {
-            let copier = lab.backend().copier(src, dst).or(lab.backend().in_place_copier(src, dst));
+    for memory in &context.memories {
+        for (src, dst) in [(memory.place, nowhere), (nowhere, memory.place), (nowhere, nowhere)] {
+            let copier = context.backend().copier(src, dst).or(context.backend().in_place_copier(src, dst));
             ensure!(copier.is_none(), "the copier of {src} → {dst} is {copier:?}");
             ensure!(!own.can_copy(src, dst), "a queue can copy {src} → {dst}");
         }
@@ -40,9 +41,9 @@ pub(super) fn copier(lab: &Lab<'_>) -> Found {
     Ok(Verdict::Passed)
 }
 
-pub(super) fn costs(lab: &Lab<'_>) -> Found {
-    let backend = &lab.subject.backend;
-    let kinds = lab::info(lab.subject)?.kinds;
+pub(super) fn costs(context: &TestContext<'_>) -> CheckResult {
+    let backend = &context.subject.backend;
+    let kinds = context::info(context.subject)?.kinds;
     let costs = backend.default_costs();
     for cost in &costs {
         let (src, dst) = (cost.path.src, cost.path.dst);
@@ -57,8 +58,9 @@ pub(super) fn costs(lab: &Lab<'_>) -> Found {
         };
         ensure!(done, "{what}: no device does that");
         for place in [src, dst] {
-            let offered =
-                place.device != lab.subject.device || place.device.is_cpu() || kinds.contains(&place.kind);
+            let offered = place.device != context.subject.device
+                || place.device.is_cpu()
+                || kinds.contains(&place.kind);
             ensure!(offered, "{what}: {} has no {} memory", place.device, place.kind);
         }
         let [small, large] = [1, 1 << 30].map(|bytes| cost.model.predict(bytes));

@@ -1,10 +1,10 @@
 //! The promise that all the others hold together: random programs against a model.
 
 use super::{
-    Failure, Found, Verdict,
+    CheckResult, Failure, Verdict,
     content::{fill, patterns_of},
-    lab::{Lab, Spot, same},
-    noise::Noise,
+    context::{TestContext, TestMemory, same},
+    rng::TestRng,
 };
 use crate::{ErrorKind, Fence, MemoryKind, Operation, Pitched, QueueLease, RawBuffer, Timing, submit};
 
@@ -13,14 +13,14 @@ const BUFFERS: usize = 7;
 
 /// A buffer and what it must hold.
 struct Cell {
-    spot: Spot,
+    memory: TestMemory,
     buffer: RawBuffer,
     model: Vec<u8>,
 }
 
 struct Program<'a> {
-    lab: &'a Lab<'a>,
-    noise: Noise,
+    context: &'a TestContext<'a>,
+    rng: TestRng,
     queues: Vec<QueueLease>,
     cells: Vec<Cell>,
     fences: Vec<Fence>,
@@ -28,12 +28,12 @@ struct Program<'a> {
     steps: Vec<String>,
 }
 
-pub(super) fn programs(lab: &Lab<'_>) -> Found {
+pub(super) fn programs(context: &TestContext<'_>) -> CheckResult {
     for number in 0..4 {
         let mut program = Program {
-            lab,
-            noise: lab.noise(&format!("program {number}")),
-            queues: lab.queues()?,
+            context,
+            rng: context.rng(&format!("program {number}")),
+            queues: context.queues()?,
             cells: Vec::new(),
             fences: Vec::new(),
             steps: Vec::new(),
@@ -59,24 +59,24 @@ impl Program<'_> {
             self.step()?;
         }
         for (index, cell) in self.cells.iter().enumerate() {
-            self.lab.expect(&cell.buffer, &cell.model, &format!("buffer {index} at the end"))?;
+            self.context.expect(&cell.buffer, &cell.model, &format!("buffer {index} at the end"))?;
         }
         self.fences.iter().try_for_each(Fence::wait)?;
         Ok(())
     }
 
     fn fresh(&mut self) -> Result<Cell, Failure> {
-        let Some(spot) = self.noise.choose(&self.lab.spots).copied() else { fail!("no memory") };
+        let Some(memory) = self.rng.choose(&self.context.memories).copied() else { fail!("no memory") };
         // Some so large that nothing is done at once.
-        let most = if self.noise.chance(3) { self.lab.size(2_600_000) } else { 60_000 };
-        let bytes = self.noise.between(most / 2, most).max(64);
-        let model = self.noise.bytes(bytes);
-        Ok(Cell { spot, buffer: self.lab.buffer_of(spot, &model)?, model })
+        let most = if self.rng.chance(3) { self.context.size(2_600_000) } else { 60_000 };
+        let bytes = self.rng.between(most / 2, most).max(64);
+        let model = self.rng.bytes(bytes);
+        Ok(Cell { memory, buffer: self.context.buffer_of(memory, &model)?, model })
     }
 
     fn step(&mut self) -> Result<(), Failure> {
-        let (a, b) = (self.noise.below(BUFFERS), self.noise.below(BUFFERS));
-        match self.noise.below(16) {
+        let (a, b) = (self.rng.below(BUFFERS), self.rng.below(BUFFERS));
+        match self.rng.below(16) {
             0..=4 => self.copy(a, b),
             5..=6 => self.fill(a),
             7..=8 => self.pitched(a, b),
@@ -90,7 +90,7 @@ impl Program<'_> {
                 self.cells[a] = cell;
                 Ok(())
             }
-            _ => match self.noise.choose(&self.fences) {
+            _ => match self.rng.choose(&self.fences) {
                 Some(fence) => Ok(fence.wait()?),
                 None => Ok(()),
             },
@@ -99,8 +99,8 @@ impl Program<'_> {
 
     /// Submits on some queue; answers whether it was taken.
     fn submit(&mut self, operation: &Operation<'_>) -> Result<bool, Failure> {
-        let queue = self.noise.below(self.queues.len());
-        let timing = if self.noise.chance(5) { Timing::Measured } else { Timing::Off };
+        let queue = self.rng.below(self.queues.len());
+        let timing = if self.rng.chance(5) { Timing::Measured } else { Timing::Off };
         self.steps.push(format!("queue {queue}: {operation:?}"));
         match submit(&*self.queues[queue], operation, timing) {
             Ok(fence) => {
@@ -114,13 +114,13 @@ impl Program<'_> {
 
     /// A length and where it begins in two buffers; `None` where the device does not copy from one to the other.
     fn ranges(&mut self, a: usize, b: usize) -> Option<(usize, usize, usize)> {
-        let (src, dst) = (self.cells[a].spot.place, self.cells[b].spot.place);
-        if a == b || self.lab.backend().copier(src, dst) != Some(self.lab.subject.device) {
+        let (src, dst) = (self.cells[a].memory.place, self.cells[b].memory.place);
+        if a == b || self.context.backend().copier(src, dst) != Some(self.context.subject.device) {
             return None;
         }
         let (from, to) = (self.cells[a].model.len(), self.cells[b].model.len());
-        let bytes = self.noise.between(1, from.min(to));
-        Some((bytes, self.noise.below(from - bytes + 1), self.noise.below(to - bytes + 1)))
+        let bytes = self.rng.between(1, from.min(to));
+        Some((bytes, self.rng.below(from - bytes + 1), self.rng.below(to - bytes + 1)))
     }
 
     fn slices(
@@ -147,12 +147,12 @@ impl Program<'_> {
     }
 
     fn fill(&mut self, a: usize) -> Result<(), Failure> {
-        let patterns = patterns_of(&mut self.noise);
-        let pattern = patterns[self.noise.below(patterns.len())];
+        let patterns = patterns_of(&mut self.rng);
+        let pattern = patterns[self.rng.below(patterns.len())];
         let unit = pattern.width();
         let units = self.cells[a].model.len() / unit;
-        let start = self.noise.below(units) * unit;
-        let end = start + self.noise.between(1, units - start / unit) * unit;
+        let start = self.rng.below(units) * unit;
+        let end = start + self.rng.between(1, units - start / unit) * unit;
         let dst = self.cells[a].buffer.slice(start..end)?;
         if self.submit(&Operation::Fill { dst: &dst, pattern })? {
             fill(&mut self.cells[a].model[start..end], pattern);
@@ -162,9 +162,9 @@ impl Program<'_> {
 
     fn pitched(&mut self, a: usize, b: usize) -> Result<(), Failure> {
         let Some((bytes, from, to)) = self.ranges(a, b) else { return Ok(()) };
-        let pitch = self.noise.between(1, bytes.min(3000));
-        let width = self.noise.between(1, pitch);
-        let height = self.noise.between(1, ((bytes - width) / pitch + 1).min(60));
+        let pitch = self.rng.between(1, bytes.min(3000));
+        let width = self.rng.between(1, pitch);
+        let height = self.rng.between(1, ((bytes - width) / pitch + 1).min(60));
         let rows = Pitched { width, height, src_pitch: pitch, dst_pitch: pitch };
         let (src, dst) = self.slices((a, from), (b, to), bytes)?;
         if self.submit(&Operation::CopyPitched { src: &src, dst: &dst, rows })? {
@@ -177,7 +177,7 @@ impl Program<'_> {
 
     fn batch(&mut self, a: usize, b: usize) -> Result<(), Failure> {
         let Some((bytes, from, to)) = self.ranges(a, b) else { return Ok(()) };
-        let count = self.noise.between(1, 6).min(bytes);
+        let count = self.rng.between(1, 6).min(bytes);
         let each = bytes / count;
         let mut pairs = Vec::new();
         for index in 0..count {
@@ -195,8 +195,8 @@ impl Program<'_> {
     }
 
     fn prefetch(&mut self, a: usize) -> Result<(), Failure> {
-        if self.cells[a].spot.place.kind == MemoryKind::Unified {
-            let to = if self.noise.chance(2) { crate::DeviceId::Cpu } else { self.lab.subject.device };
+        if self.cells[a].memory.place.kind == MemoryKind::Unified {
+            let to = if self.rng.chance(2) { crate::DeviceId::Cpu } else { self.context.subject.device };
             let buffer = self.cells[a].buffer.clone();
             self.submit(&Operation::Prefetch { buffer: &buffer, to })?;
         }
@@ -205,18 +205,18 @@ impl Program<'_> {
 
     fn look(&mut self, a: usize) -> Result<(), Failure> {
         self.steps.push(format!("look at {a}"));
-        let found = self.lab.get(&self.cells[a].buffer)?;
+        let found = self.context.get(&self.cells[a].buffer)?;
         same(&found, &self.cells[a].model, &format!("buffer {a}"))
     }
 
     fn write(&mut self, a: usize) -> Result<(), Failure> {
         let len = self.cells[a].model.len();
-        let start = self.noise.below(len);
-        let content = self.noise.bytes((len - start).min(5000));
+        let start = self.rng.below(len);
+        let content = self.rng.bytes((len - start).min(5000));
         let range = start..start + content.len();
         self.steps.push(format!("put {range:?} of {a}"));
         let part = self.cells[a].buffer.slice(range.clone())?;
-        self.lab.put(&part, &content)?;
+        self.context.put(&part, &content)?;
         self.cells[a].model[range].copy_from_slice(&content);
         Ok(())
     }

@@ -3,43 +3,44 @@
 use std::sync::Arc;
 
 use super::{
-    Failure, Found, Verdict,
-    lab::{self, Lab, Spot},
+    CheckResult, Failure, Verdict,
+    context::{self, TestContext, TestMemory},
 };
 use crate::{Access, ErrorKind, Operation, QueueLease, RawBuffer, Recorded, StreamPriority, Timing, submit};
 
-pub(super) fn recordings(lab: &Lab<'_>) -> Found {
-    let queues = lab.queues()?;
+pub(super) fn recordings(context: &TestContext<'_>) -> CheckResult {
+    let queues = context.queues()?;
     let mut any = false;
-    for trip in lab.round_trips() {
-        for bytes in [1, 4097, lab.size(3_000_001)] {
-            any |= there_and_back(lab, &queues, trip, bytes)?;
+    for trip in context.round_trips() {
+        for bytes in [1, 4097, context.size(3_000_001)] {
+            any |= there_and_back(context, &queues, trip, bytes)?;
         }
     }
     if any {
-        let nothing = lab.backend().record(lab.subject.device, StreamPriority::Normal, &[]);
-        lab::refused(nothing, ErrorKind::InvalidArgument, "a recording of nothing")?;
+        let nothing = context.backend().record(context.subject.device, StreamPriority::Normal, &[]);
+        context::refused(nothing, ErrorKind::InvalidArgument, "a recording of nothing")?;
     }
     Ok(Verdict::passed_if(any, "the backend records nothing"))
 }
 
 /// Up, within the device, and down, as one; answers whether the backend records such a thing.
 fn there_and_back(
-    lab: &Lab<'_>,
+    context: &TestContext<'_>,
     queues: &[QueueLease],
-    (host, there): (Spot, Spot),
+    (host, there): (TestMemory, TestMemory),
     bytes: usize,
 ) -> Result<bool, Failure> {
-    let mut noise = lab.noise("recordings");
-    let (source, back) = (lab.buffer_of(host, &vec![1; bytes])?, lab.buffer_of(host, &vec![2; bytes])?);
-    let between = lab.allocate(there, 2 * bytes)?;
+    let mut rng = context.rng("recordings");
+    let (source, back) =
+        (context.buffer_of(host, &vec![1; bytes])?, context.buffer_of(host, &vec![2; bytes])?);
+    let between = context.allocate(there, 2 * bytes)?;
     let (left, right) = (between.slice(..bytes)?, between.slice(bytes..)?);
     let operations = [
         Operation::Copy { src: &source, dst: &left },
         Operation::Copy { src: &left, dst: &right },
         Operation::Copy { src: &right, dst: &back },
     ];
-    let recorded = lab.backend().record(lab.subject.device, StreamPriority::Normal, &operations);
+    let recorded = context.backend().record(context.subject.device, StreamPriority::Normal, &operations);
     let recorded = match recorded {
         Ok(recorded) => recorded,
         Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::MissingFunction) => {
@@ -47,25 +48,25 @@ fn there_and_back(
         }
         Err(error) => return Err(error.into()),
     };
-    lab.expect(&back, &vec![2; bytes], "memory that a recording is to write, before any replay")?;
+    context.expect(&back, &vec![2; bytes], "memory that a recording is to write, before any replay")?;
     covers(&*recorded, &source, Access::Read)?;
     covers(&*recorded, &between, Access::Write)?;
     covers(&*recorded, &back, Access::Write)?;
     for (turn, queue) in queues.iter().chain(queues).enumerate() {
-        let content = noise.bytes(bytes);
-        lab.put(&source, &content)?;
+        let content = rng.bytes(bytes);
+        context.put(&source, &content)?;
         submit(&**queue, &Operation::Replay { recorded: &*recorded }, Timing::Off)?;
-        lab.expect(
+        context.expect(
             &back,
             &content,
             &format!("{bytes} bytes {} → {} replayed, turn {turn}", host.place, there.place),
         )?;
     }
-    let content = noise.bytes(bytes);
-    lab.put(&source, &content)?;
+    let content = rng.bytes(bytes);
+    context.put(&source, &content)?;
     dropped_in_flight(queues, recorded)?;
     drop((source, between, left, right));
-    lab.expect(&back, &content, "the last replay of a recording that was dropped in flight")?;
+    context.expect(&back, &content, "the last replay of a recording that was dropped in flight")?;
     Ok(true)
 }
 

@@ -1,18 +1,18 @@
 //! Promises about what is refused, and that nothing moves then.
 
 use super::{
-    Failure, Found, Verdict,
-    lab::{Lab, perform, refused},
+    CheckResult, Failure, Verdict,
+    context::{TestContext, refused, submit_and_wait},
 };
 use crate::{ErrorKind, Operation, Pattern, Pitched, RawBuffer, Timing, submit};
 
-pub(super) fn validation(lab: &Lab<'_>) -> Found {
+pub(super) fn validation(context: &TestContext<'_>) -> CheckResult {
     use ErrorKind::{InvalidArgument, OutOfRange, Overlap};
-    let queue = lab.queue()?;
-    let mut noise = lab.noise("validation");
-    for (from, to) in lab.paths() {
-        let (there, here) = (noise.bytes(100), noise.bytes(100));
-        let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+    let queue = context.queue()?;
+    let mut rng = context.rng("validation");
+    for (from, to) in context.paths() {
+        let (there, here) = (rng.bytes(100), rng.bytes(100));
+        let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
         for range in [(0, 101), (101, 101), (7, 6), (usize::MAX, usize::MAX), (1, usize::MAX)] {
             refused(dst.slice(range.0..range.1), OutOfRange, &format!("the slice {range:?} of 100 bytes"))?;
         }
@@ -43,25 +43,25 @@ pub(super) fn validation(lab: &Lab<'_>) -> Found {
         }
         refuse(Operation::Fill { dst: &dst.slice(..99)?, pattern: Pattern::U16(1) }, InvalidArgument)?;
         refuse(Operation::Fill { dst: &dst.slice(..98)?, pattern: Pattern::U32(1) }, InvalidArgument)?;
-        lab.expect(&src, &there, "the source of refused operations")?;
-        lab.expect(&dst, &here, "the destination of refused operations")?;
+        context.expect(&src, &there, "the source of refused operations")?;
+        context.expect(&dst, &here, "the destination of refused operations")?;
     }
     Ok(Verdict::Passed)
 }
 
-pub(super) fn unsupported(lab: &Lab<'_>) -> Found {
-    let queue = lab.queue()?;
+pub(super) fn unsupported(context: &TestContext<'_>) -> CheckResult {
+    let queue = context.queue()?;
     let mut any = false;
-    for from in lab.spots.iter().copied() {
-        for to in lab.spots.iter().copied() {
+    for from in context.memories.iter().copied() {
+        for to in context.memories.iter().copied() {
             let (there, here) = ([4; 96], [5; 96]);
-            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+            let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
             let mut refuse = |operation: Operation<'_>| {
                 any = true;
                 let what = format!("{operation:?}");
                 refused(submit(&*queue, &operation, Timing::Off), ErrorKind::Unsupported, &what)?;
-                at_rest(lab, &src, &there)?;
-                at_rest(lab, &dst, &here)
+                at_rest(context, &src, &there)?;
+                at_rest(context, &dst, &here)
             };
             if !queue.can_copy(from.place, to.place) {
                 let rows = Pitched { width: 8, height: 4, src_pitch: 16, dst_pitch: 24 };
@@ -73,19 +73,19 @@ pub(super) fn unsupported(lab: &Lab<'_>) -> Found {
                 refuse(Operation::CopyPeer { src: &src, dst: &dst })?;
             }
             if to.place.device.is_cpu() {
-                refuse(Operation::Prefetch { buffer: &dst, to: lab.subject.device })?;
+                refuse(Operation::Prefetch { buffer: &dst, to: context.subject.device })?;
                 refuse(Operation::PrefetchToNode { buffer: &dst, node: None })?;
             }
-            // Between two places of the host no device is named, though a queue may do it; if it does, then well.
-            if lab.backend().in_place_copier(from.place, to.place).is_none() {
-                let done = perform(&queue, &Operation::CopyInPlace { src: &src, dst: &dst })?;
+            // Between two memories of the host no device is named, though a queue may do it; if it does, then well.
+            if context.backend().in_place_copier(from.place, to.place).is_none() {
+                let done = submit_and_wait(&queue, &Operation::CopyInPlace { src: &src, dst: &dst })?;
                 ensure!(done.is_none() || from.place.device == to.place.device, "in place without a copier");
-                lab.expect(
+                context.expect(
                     &dst,
                     if done.is_some() { &there } else { &here },
                     "a copy in place without a copier",
                 )?;
-                lab.expect(&src, &there, "the source of a copy in place")?;
+                context.expect(&src, &there, "the source of a copy in place")?;
             }
         }
     }
@@ -93,9 +93,9 @@ pub(super) fn unsupported(lab: &Lab<'_>) -> Found {
 }
 
 /// That nothing was enqueued on a buffer: it has its content, and nobody is in the way.
-fn at_rest(lab: &Lab<'_>, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
+fn at_rest(context: &TestContext<'_>, buffer: &RawBuffer, content: &[u8]) -> Result<(), Failure> {
     if buffer.host_address().is_some() {
         ensure!(buffer.try_write().is_ok(), "a refused operation keeps its buffers busy");
     }
-    lab.expect(buffer, content, "a buffer of a refused operation")
+    context.expect(buffer, content, "a buffer of a refused operation")
 }

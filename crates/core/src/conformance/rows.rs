@@ -1,48 +1,48 @@
 //! Promises about copies of many pieces: rows and batches.
 
 use super::{
-    Found, Verdict,
-    lab::{Lab, perform},
+    CheckResult, Verdict,
+    context::{TestContext, submit_and_wait},
 };
 use crate::{Operation, Pitched, RawBuffer};
 
-pub(super) fn pitched(lab: &Lab<'_>) -> Found {
-    let queue = lab.queue()?;
-    let mut noise = lab.noise("pitched");
+pub(super) fn pitched(context: &TestContext<'_>) -> CheckResult {
+    let queue = context.queue()?;
+    let mut rng = context.rng("pitched");
     let mut any = false;
-    for (from, to) in lab.paths() {
-        for (width, height) in [(1, 1), (1, 40), (77, 5), (4096, 33), (lab.size(3_000_000) / 100, 100)] {
-            let [src_gap, dst_gap] = [0, 1].map(|_| noise.below(2) * noise.below(50));
+    for (from, to) in context.paths() {
+        for (width, height) in [(1, 1), (1, 40), (77, 5), (4096, 33), (context.size(3_000_000) / 100, 100)] {
+            let [src_gap, dst_gap] = [0, 1].map(|_| rng.below(2) * rng.below(50));
             let rows = Pitched { width, height, src_pitch: width + src_gap, dst_pitch: width + dst_gap };
             // The last row need not be followed by its gap.
             let end = |pitch: usize| (height - 1) * pitch + width;
-            let there = noise.bytes(end(rows.src_pitch));
-            let mut here = noise.bytes(end(rows.dst_pitch) + 13);
-            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
-            if perform(&queue, &Operation::CopyPitched { src: &src, dst: &dst, rows })?.is_some() {
+            let there = rng.bytes(end(rows.src_pitch));
+            let mut here = rng.bytes(end(rows.dst_pitch) + 13);
+            let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
+            if submit_and_wait(&queue, &Operation::CopyPitched { src: &src, dst: &dst, rows })?.is_some() {
                 any = true;
                 for row in 0..height {
                     let (at, from) = (row * rows.dst_pitch, row * rows.src_pitch);
                     here[at..at + width].copy_from_slice(&there[from..from + width]);
                 }
             }
-            lab.expect(&dst, &here, &format!("{rows:?} {} → {}", from.place, to.place))?;
+            context.expect(&dst, &here, &format!("{rows:?} {} → {}", from.place, to.place))?;
         }
     }
     Ok(Verdict::passed_if(any, "the queues copy no rows"))
 }
 
-pub(super) fn batches(lab: &Lab<'_>) -> Found {
-    let queue = lab.queue()?;
-    let mut noise = lab.noise("batches");
+pub(super) fn batches(context: &TestContext<'_>) -> CheckResult {
+    let queue = context.queue()?;
+    let mut rng = context.rng("batches");
     let mut any = false;
-    for (from, to) in lab.paths() {
-        for (count, most) in [(1, 500), (7, 3000), (100, 999), (3, lab.size(2_200_000))] {
-            let sizes: Vec<usize> = (0..count).map(|_| noise.between(1, most)).collect();
+    for (from, to) in context.paths() {
+        for (count, most) in [(1, 500), (7, 3000), (100, 999), (3, context.size(2_200_000))] {
+            let sizes: Vec<usize> = (0..count).map(|_| rng.between(1, most)).collect();
             let total: usize = sizes.iter().sum();
-            let there = noise.bytes(total);
-            let mut here = noise.bytes(total + count);
-            let (src, dst) = (lab.buffer_of(from, &there)?, lab.buffer_of(to, &here)?);
+            let there = rng.bytes(total);
+            let mut here = rng.bytes(total + count);
+            let (src, dst) = (context.buffer_of(from, &there)?, context.buffer_of(to, &here)?);
             let mut pairs: Vec<(RawBuffer, RawBuffer)> = Vec::new();
             let mut done = here.clone();
             // Gathered from behind, scattered with a byte between.
@@ -53,11 +53,11 @@ pub(super) fn batches(lab: &Lab<'_>) -> Found {
                 done[write..write + bytes].copy_from_slice(&there[read..read + bytes]);
                 write += bytes + 1;
             }
-            if perform(&queue, &Operation::CopyBatch { pairs: &pairs })?.is_some() {
+            if submit_and_wait(&queue, &Operation::CopyBatch { pairs: &pairs })?.is_some() {
                 any = true;
                 here = done;
             }
-            lab.expect(&dst, &here, &format!("{count} pairs {} → {}", from.place, to.place))?;
+            context.expect(&dst, &here, &format!("{count} pairs {} → {}", from.place, to.place))?;
         }
     }
     Ok(Verdict::passed_if(any, "the queues copy no batches"))

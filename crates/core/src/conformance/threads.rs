@@ -3,9 +3,9 @@
 use std::thread;
 
 use super::{
-    Failure, Found, Verdict,
-    lab::{Lab, joined},
-    noise::Noise,
+    CheckResult, Failure, Verdict,
+    context::{TestContext, joined},
+    rng::TestRng,
 };
 use crate::{ErrorKind, Operation, Pattern, RawBuffer, Timing, submit};
 
@@ -16,67 +16,68 @@ const FEWER: usize = 15;
 /// A thread's bytes of each shared buffer; no multiple of anything.
 const PART: usize = 6007;
 
-pub(super) fn threads(lab: &Lab<'_>) -> Found {
-    let mut noise = lab.noise("threads");
-    let trips = lab.round_trips();
+pub(super) fn threads(context: &TestContext<'_>) -> CheckResult {
+    let mut rng = context.rng("threads");
+    let trips = context.round_trips();
     for (number, (host, there)) in trips.iter().copied().enumerate() {
         let rounds = if number == 0 { ROUNDS } else { FEWER };
-        let content = noise.bytes(THREADS * PART);
-        let src = lab.buffer_of(host, &content)?;
-        let (middle, back) = (lab.allocate(there, content.len())?, lab.allocate(host, content.len())?);
-        let shared = lab.allocate(there, 1 << 16)?;
+        let content = rng.bytes(THREADS * PART);
+        let src = context.buffer_of(host, &content)?;
+        let (middle, back) =
+            (context.allocate(there, content.len())?, context.allocate(host, content.len())?);
+        let shared = context.allocate(there, 1 << 16)?;
         let outcome = thread::scope(|scope| {
             let mut workers = Vec::new();
             for index in 0..THREADS {
                 let buffers = [&src, &middle, &back, &shared];
-                let (lab, seed) = (lab, noise.next());
-                workers.push(scope.spawn(move || one_thread(lab, (index, rounds), buffers, seed)));
+                let (context, seed) = (context, rng.next());
+                workers.push(scope.spawn(move || one_thread(context, (index, rounds), buffers, seed)));
             }
             // All are joined, also after a failure.
             workers.into_iter().map(joined).fold(Ok(()), Result::and)
         });
         outcome?;
         let what = format!("bytes of {THREADS} threads {} → {} → back", host.place, there.place);
-        lab.expect(&back, &content, &what)?;
-        let left = lab.get(&shared)?;
+        context.expect(&back, &content, &what)?;
+        let left = context.get(&shared)?;
         ensure!(left.iter().all(|byte| *byte == left[0]), "{what}: writers of one range are mixed up");
     }
     Ok(Verdict::passed_if(!trips.is_empty(), "no memory is copied both to and from the host"))
 }
 
 fn one_thread(
-    lab: &Lab<'_>,
+    context: &TestContext<'_>,
     (index, rounds): (usize, usize),
     [src, middle, back, shared]: [&RawBuffer; 4],
     seed: u64,
 ) -> Result<(), Failure> {
-    let mut noise = Noise::new(seed, "thread");
+    let mut rng = TestRng::new(seed, "thread");
     let own = index * PART..(index + 1) * PART;
     let [src, middle, back] = [src.slice(own.clone())?, middle.slice(own.clone())?, back.slice(own)?];
-    let expected = lab.get(&src)?;
+    let expected = context.get(&src)?;
     for round in 0..rounds {
-        let queues = [lab.queue()?, lab.queue()?];
-        let fill = Operation::Fill { dst: shared, pattern: Pattern::U8(noise.byte()) };
+        let queues = [context.queue()?, context.queue()?];
+        let fill = Operation::Fill { dst: shared, pattern: Pattern::U8(rng.byte()) };
         match submit(&*queues[0], &fill, Timing::Off) {
             Err(error) if error.kind() != ErrorKind::Unsupported => return Err(error.into()),
             // Not supported: then there is only the same content everywhere.
-            Err(_) if index == 0 && round == 0 => lab.put(shared, &vec![0; shared.len()])?,
+            Err(_) if index == 0 && round == 0 => context.put(shared, &vec![0; shared.len()])?,
             _ => {}
         }
-        if noise.chance(4) {
+        if rng.chance(4) {
             // Somebody else's content in between; a fill that is not supported leaves it alone.
             let fill = Operation::Fill { dst: &middle, pattern: Pattern::U8(0) };
             let _unsupported = submit(&*queues[1], &fill, Timing::Off);
         }
         submit(&*queues[0], &Operation::Copy { src: &src, dst: &middle }, Timing::Off)?;
         let fence = submit(&*queues[1], &Operation::Copy { src: &middle, dst: &back }, Timing::Off)?;
-        if noise.chance(10) {
+        if rng.chance(10) {
             fence.wait()?;
-            lab.expect(&back, &expected, &format!("round {round} of thread {index}"))?;
+            context.expect(&back, &expected, &format!("round {round} of thread {index}"))?;
         }
-        if noise.chance(10) {
+        if rng.chance(10) {
             // Allocated and dropped in flight beside everything else.
-            let spare = lab.backend().allocate(lab.subject.device, middle.place().kind, 100);
+            let spare = context.backend().allocate(context.subject.device, middle.place().kind, 100);
             if let Ok(spare) = spare {
                 let fill = Operation::Fill { dst: &spare, pattern: Pattern::U8(1) };
                 let _unsupported = submit(&*queues[0], &fill, Timing::Off);

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{Fence, Timeline};
 
 /// How many fences are searched one by one before another is added.
-const SEARCHED: usize = 16;
+const MAX_SEARCHED: usize = 16;
 
 /// Fences, folded to the last point of each timeline once [`fold`](Self::fold) was called. Inline up to eight.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ impl Dependencies {
     /// Adds a point of a timeline. The search for another point of it takes a bounded number of steps, so that it may run under
     /// a lock; what it misses is folded later.
     pub(crate) fn add(&mut self, timeline: &Arc<dyn Timeline>, point: u64) {
-        let mut searched = self.fences.iter_mut().take(SEARCHED);
+        let mut searched = self.fences.iter_mut().take(MAX_SEARCHED);
         match searched.find(|known| known.is_of_timeline(timeline)) {
             Some(known) if known.point() < point && !crate::mutant!("core/fold-to-last") => {
                 known.move_to(point);
@@ -35,7 +35,7 @@ impl Dependencies {
     /// doubled, which keeps the cost of all calls together at O(n log n).
     #[inline]
     pub(crate) fn fold(&mut self) {
-        if self.fences.len() > SEARCHED {
+        if self.fences.len() > MAX_SEARCHED {
             self.fold_many();
         }
     }

@@ -5,19 +5,19 @@
 //! submitters cannot wait for each other in a circle. The table's lock is never held across a call into a backend; one
 //! short copy of the host may be done under it.
 
-mod committing;
+mod commit;
 mod dependencies;
-mod holder;
-mod holds;
+mod held_ranges;
+mod hold_kind;
 mod mark;
+mod outcomes;
 mod segments;
-mod settling;
 mod table;
 mod turns;
 mod uses;
 mod views;
-mod waiting;
-mod woken;
+mod wait;
+mod wake_list;
 
 use std::{ops::Range, sync::Arc};
 
@@ -27,23 +27,23 @@ use crate::{
     Access, Fence, Result, Timeline,
     queue::source::SourceList,
     submit::claim::Claimed,
-    sync::brief_lock::{Bell, BriefGuard, BriefLock},
+    sync::brief_lock::{BriefGuard, BriefLock, Notify},
 };
 
-pub(crate) use committing::Leaves;
-use committing::{Effect, New};
+pub(crate) use commit::Retained;
+use commit::{Effect, NewUse};
 pub(crate) use dependencies::Dependencies;
-pub(crate) use holder::in_flight;
-use holder::{Holder, busy};
-use holds::Conflict;
+use held_ranges::Conflict;
+pub(crate) use hold_kind::in_flight;
+use hold_kind::{HoldKind, busy};
 #[cfg(test)]
 #[allow(unused_imports, reason = "tests/steps includes this file")]
 pub(crate) use segments::steps::counted;
 pub(crate) use table::Ticket;
-use table::{Blocked, Found, STEPS, Table};
+use table::{Blocked, FoundWrites, STEPS_PER_LOCK, Table};
 pub(crate) use turns::TurnId;
 use uses::Removed;
-pub(crate) use woken::{Woken, wake};
+pub(crate) use wake_list::{WakeList, wake};
 
 /// The uses of one allocation that are not known to be over.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ pub(crate) use woken::{Woken, wake};
 pub(crate) struct Hazards {
     table: BriefLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
-    resolved: Bell,
+    resolved: Notify,
 }
 
 /// What ranges are claimed for.
-pub(crate) struct Asked<'a> {
+pub(crate) struct ClaimRequest<'a> {
     /// The timeline that the work will be enqueued on, where that is known.
     pub(crate) own: Option<&'a Arc<dyn Timeline>>,
     pub(crate) turn: Option<TurnId>,
@@ -65,7 +65,7 @@ pub(crate) struct Asked<'a> {
 
 /// What claims found of earlier work.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier {
+pub(crate) struct EarlierWork {
     /// What the work must come after.
     pub(crate) after: Dependencies,
     /// What the work reads that can fail.
@@ -74,7 +74,7 @@ pub(crate) struct Earlier {
 
 /// What a range must wait for before it can be held.
 #[derive(Debug)]
-pub(crate) enum Before {
+pub(crate) enum Blocker {
     /// Another thread's claim, or a waiter whose turn it is.
     Claim,
     /// These.
@@ -86,13 +86,13 @@ pub(crate) enum Before {
 /// The result of an attempt to hold ranges.
 pub(crate) enum Attempt<T> {
     Held(T),
-    Blocked(Before),
+    Blocked(Blocker),
 }
 
 impl Hazards {
     /// A table that begins with work in flight on the range.
     pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
-        Self { table: BriefLock::new(Table::behind(range, fences)), resolved: Bell::default() }
+        Self { table: BriefLock::new(Table::behind(range, fences)), resolved: Notify::default() }
     }
 
     /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
@@ -113,37 +113,38 @@ impl Hazards {
     pub(crate) fn claim(
         &self,
         group: &mut [Claimed<'_>],
-        asked: &Asked<'_>,
-        before: &mut Option<Earlier>,
+        request: &ClaimRequest<'_>,
+        before: &mut Option<EarlierWork>,
     ) -> Result<Attempt<()>> {
         let mut table = self.table.lock();
-        if let ([one], false) = (&mut *group, asked.inherits)
-            && table.is_free(&one.range, one.access, asked.own)
+        if let ([one], false) = (&mut *group, request.inherits)
+            && table.is_free(&one.range, one.access, request.own)
         {
-            one.ticket = Some(table.hold(&one.range, one.access, Holder::Pending));
+            one.ticket = Some(table.hold(&one.range, one.access, HoldKind::Pending));
             return Ok(Attempt::Held(()));
         }
-        self.claim_among_others(table, group, asked, before)
+        self.claim_slow(table, group, request, before)
     }
 
     #[inline(never)]
-    fn claim_among_others<'t>(
+    fn claim_slow<'t>(
         &'t self,
         mut table: BriefGuard<'t, Table>,
         group: &mut [Claimed<'_>],
-        asked: &Asked<'_>,
-        before: &mut Option<Earlier>,
+        request: &ClaimRequest<'_>,
+        before: &mut Option<EarlierWork>,
     ) -> Result<Attempt<()>> {
         // To be dropped after the lock, as the table is before.
-        let (mut removed, mut read, mut kept) = (Removed::default(), Found::default(), Found::default());
+        let (mut removed, mut read, mut kept) =
+            (Removed::default(), FoundWrites::default(), FoundWrites::default());
         let before = before.get_or_insert_default();
-        let mut steps = STEPS;
+        let mut steps = STEPS_PER_LOCK;
         for one in &mut *group {
-            match table.admit(&one.range, one.access, asked.turn, &mut removed) {
-                Ok(()) => one.ticket = Some(table.hold(&one.range, one.access, Holder::Pending)),
+            match table.admit(&one.range, one.access, request.turn, &mut removed) {
+                Ok(()) => one.ticket = Some(table.hold(&one.range, one.access, HoldKind::Pending)),
                 Err(blocked) => {
                     drop(table);
-                    return told(blocked, &one.range).map(Attempt::Blocked);
+                    return blocker_of(blocked, &one.range).map(Attempt::Blocked);
                 }
             }
             let mut rest = one.range.clone();
@@ -151,10 +152,10 @@ impl Hazards {
             loop {
                 let found = match one.access {
                     Access::Read => Some(&mut read),
-                    Access::Write => Some(&mut kept).filter(|_| asked.inherits),
+                    Access::Write => Some(&mut kept).filter(|_| request.inherits),
                 };
                 let after = &mut before.after;
-                let next = table.collect(&rest, one.access, asked.own, &mut steps, after, found);
+                let next = table.collect(&rest, one.access, request.own, &mut steps, after, found);
                 if next.is_none() && steps > 0 {
                     break;
                 }
@@ -162,7 +163,7 @@ impl Hazards {
                 drop(table);
                 before.after.fold();
                 table = self.table.lock();
-                steps = STEPS;
+                steps = STEPS_PER_LOCK;
                 let Some(next) = next else { break };
                 rest.start = next;
             }
@@ -170,7 +171,7 @@ impl Hazards {
         table.sweep(&mut removed);
         drop(table);
         before.after.fold();
-        self.settle(&removed.unsettled);
+        self.record_outcomes(&removed.unresolved);
         if let Some(first) = group.first() {
             self.add_sources(first.buffer, read, kept, &mut before.sources)?;
         }
@@ -193,30 +194,30 @@ impl Hazards {
             return None;
         }
         // They only count: an empty range is not held.
-        source.hold(&(0..0), Access::Read, Holder::Pending);
-        target.hold(&(0..0), Access::Write, Holder::Pending);
+        source.hold(&(0..0), Access::Read, HoldKind::Pending);
+        target.hold(&(0..0), Access::Write, HoldKind::Pending);
         Some(copy())
     }
 
     /// Ends a change of the table: whoever waits for one is woken.
     #[inline]
-    fn close(&self, table: BriefGuard<'_, Table>, woken: &mut Woken) {
+    fn close(&self, table: BriefGuard<'_, Table>, wake_list: &mut WakeList) {
         if table.waiting.is_some() && !crate::mutant!("core/commit-wakes") {
-            self.close_and_tell(table, woken);
+            self.close_and_wake(table, wake_list);
         }
     }
 
     #[cold]
-    fn close_and_tell(&self, mut table: BriefGuard<'_, Table>, woken: &mut Woken) {
+    fn close_and_wake(&self, mut table: BriefGuard<'_, Table>, wake_list: &mut WakeList) {
         let Some(waiting) = &mut table.waiting else { return };
         let wakers = std::mem::take(&mut waiting.wakers);
         let sleepers = std::mem::take(&mut waiting.sleepers);
         let emptied = if waiting.is_empty() { table.waiting.take() } else { None };
         drop(table);
         drop(emptied);
-        woken.add(wakers);
+        wake_list.add(wakers);
         if sleepers {
-            self.resolved.ring();
+            self.resolved.notify_all();
         }
     }
 
@@ -227,30 +228,30 @@ impl Hazards {
         &self,
         claims: impl IntoIterator<Item = (&'a Range<usize>, &'a Ticket)>,
         fence: &Fence,
-        leaves: Leaves,
-        woken: &mut Woken,
+        retained: Retained,
+        wake_list: &mut WakeList,
     ) {
         // Declared before the lock, so dropped after it. Most often there is nothing to remove.
         let mut removed = None;
-        let (mut table, mut steps) = (self.table.lock(), STEPS);
+        let (mut table, mut steps) = (self.table.lock(), STEPS_PER_LOCK);
         for (range, ticket) in claims {
             let mut from = range.start;
-            while (leaves.crossed || !table.commit_alike(range, ticket, fence, leaves.damage))
-                && !table.commit(range, ticket, (fence, leaves), &mut from, &mut steps, &mut removed)
+            while (retained.cross_device || !table.commit_fast(range, ticket, fence, retained.damage))
+                && !table.commit(range, ticket, (fence, retained), &mut from, &mut steps, &mut removed)
             {
                 drop(table);
-                (table, steps) = (self.table.lock(), STEPS);
+                (table, steps) = (self.table.lock(), STEPS_PER_LOCK);
             }
         }
-        self.close(table, woken);
+        self.close(table, wake_list);
         if let Some(removed) = &removed {
-            self.settle(&removed.unsettled);
+            self.record_outcomes(&removed.unresolved);
         }
     }
 
     /// Ends a claim whose work is complete. What it wrote takes the place of all that was known of its range.
     #[inline]
-    pub(crate) fn complete(&self, range: &Range<usize>, ticket: Ticket, woken: &mut Woken) {
+    pub(crate) fn complete(&self, range: &Range<usize>, ticket: Ticket, wake_list: &mut WakeList) {
         let mut table = self.table.lock();
         if ticket.access == Access::Write
             && table.segments.overlapping(range).next().is_some()
@@ -264,10 +265,10 @@ impl Hazards {
             table = self.table.lock();
         }
         table.release(range, ticket);
-        self.close(table, woken);
+        self.close(table, wake_list);
     }
 
-    /// Does something under the lock, from `start` on: [`STEPS`] segments at a time, until it says that nothing is left.
+    /// Does something under the lock, from `start` on: [`STEPS_PER_LOCK`] segments at a time, until it says that nothing is left.
     fn in_steps(&self, start: usize, mut step: impl FnMut(&mut Table, usize, &mut Removed) -> Option<usize>) {
         let mut next = Some(start);
         while let Some(from) = next {
@@ -279,34 +280,34 @@ impl Hazards {
 
     /// Makes a claim a loan: conflicting work is refused from then on, and does not wait.
     pub(crate) fn lend(&self, range: &Range<usize>, ticket: Ticket) -> Ticket {
-        let mut woken = Woken::default();
-        let loan = Ticket { by: Holder::Loan, ..ticket };
+        let mut wake_list = WakeList::default();
+        let loan = Ticket { kind: HoldKind::Loan, ..ticket };
         let mut table = self.table.lock();
         table.release(range, ticket);
-        table.holds.add(range, loan.access, loan.by);
-        self.close(table, &mut woken);
+        table.held.add(range, loan.access, loan.kind);
+        self.close(table, &mut wake_list);
         loan
     }
 
     /// Takes a claim back: its operation was not enqueued. Or closes a host view.
-    pub(crate) fn withdraw(&self, range: &Range<usize>, ticket: Ticket, woken: &mut Woken) {
+    pub(crate) fn withdraw(&self, range: &Range<usize>, ticket: Ticket, wake_list: &mut WakeList) {
         let mut table = self.table.lock();
         table.release(range, ticket);
-        self.close(table, woken);
+        self.close(table, wake_list);
     }
 
     /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are
     /// complete, and until what was there before is.
-    pub(crate) fn close_behind(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
+    pub(crate) fn close_after(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
         let Ticket { claim, access, .. } = ticket;
         for fence in fences {
-            let new = New { fence, claim, access, effect: Effect::Beside, crosses: false };
+            let new = NewUse { fence, claim, access, effect: Effect::Concurrent, cross_device: false };
             self.in_steps(range.start, |table, mut from, removed| {
-                let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS }, removed);
+                let is_complete = table.add(&mut from, range.end, &new, &mut { STEPS_PER_LOCK }, removed);
                 (!is_complete).then_some(from)
             });
         }
-        self.withdraw(range, ticket, &mut Woken::default());
+        self.withdraw(range, ticket, &mut WakeList::default());
     }
 
     /// How many claims and views there were so far.
@@ -323,8 +324,8 @@ impl Hazards {
     pub(crate) fn in_flight(&self, range: &Range<usize>) -> Option<Dependencies> {
         let (mut found, mut is_pending) = (Dependencies::default(), false);
         self.in_steps(range.start, |table, from, _| {
-            is_pending |= table.holds.is_pending(range);
-            table.collect(&(from..range.end), Access::Write, None, &mut { STEPS }, &mut found, None)
+            is_pending |= table.held.is_pending(range);
+            table.collect(&(from..range.end), Access::Write, None, &mut { STEPS_PER_LOCK }, &mut found, None)
         });
         found.fold();
         (!is_pending).then_some(found)
@@ -339,10 +340,10 @@ impl Hazards {
 }
 
 /// What blocks, or the error where it will not go by itself.
-fn told(blocked: Blocked, range: &Range<usize>) -> Result<Before> {
+fn blocker_of(blocked: Blocked, range: &Range<usize>) -> Result<Blocker> {
     match blocked {
         Blocked::By(Conflict::Open(by, access)) => Err(busy(range, by, access)),
-        Blocked::By(_) | Blocked::Turn => Ok(Before::Claim),
-        Blocked::TurnUntil(fences) => Ok(Before::Turn(fences)),
+        Blocked::By(_) | Blocked::Turn => Ok(Blocker::Claim),
+        Blocked::TurnUntil(fences) => Ok(Blocker::Turn(fences)),
     }
 }

@@ -7,10 +7,10 @@ use smallvec::{SmallVec, smallvec};
 use super::uses::{Use, Uses};
 
 /// How many segments a block has at most.
-const BLOCK: usize = 32;
+const BLOCK_CAPACITY: usize = 32;
 
 /// How many uses of two segments are compared.
-const COMPARED: usize = 16;
+const MAX_COMPARED: usize = 16;
 
 /// A range whose bytes all have the same uses.
 #[derive(Debug)]
@@ -27,10 +27,10 @@ impl Segment {
 
     /// Returns whether the other one begins where this ends, with the same uses: then they belong to the same fences. Many are
     /// not compared.
-    pub(super) fn joins(&self, other: &Self) -> bool {
+    pub(super) fn can_merge(&self, other: &Self) -> bool {
         self.end == other.start
             && self.uses.len() == other.uses.len()
-            && self.uses.len() <= COMPARED
+            && self.uses.len() <= MAX_COMPARED
             && self.uses.iter().zip(&other.uses).all(|(one, other)| one.is_same_as(other))
     }
 }
@@ -44,7 +44,7 @@ type Block = SmallVec<[Segment; 1]>;
 pub(super) struct Segments {
     first: Block,
     /// Where a segment was looked at or added last: the next one is most often there, or behind it.
-    last: At,
+    last: Position,
     /// From which claim on a block is to be checked for completion. Below zero it is due at once, so many times: twice for each
     /// block that was added, and once where a timeline was.
     pub(super) sweep_at: i64,
@@ -55,14 +55,14 @@ pub(super) struct Segments {
 
 /// The place of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct At {
+pub(super) struct Position {
     pub(super) block: usize,
     pub(super) index: usize,
 }
 
 impl Default for Segments {
     fn default() -> Self {
-        Self { first: Block::new(), last: At::default(), sweep_at: i64::MAX, rest: Vec::new() }
+        Self { first: Block::new(), last: Position::default(), sweep_at: i64::MAX, rest: Vec::new() }
     }
 }
 
@@ -92,7 +92,7 @@ impl Segments {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, at: At) -> Option<&mut Segment> {
+    pub(super) fn get_mut(&mut self, at: Position) -> Option<&mut Segment> {
         self.last = at;
         self.block_mut(at.block)?.get_mut(at.index)
     }
@@ -100,7 +100,7 @@ impl Segments {
     /// Returns the segment that begins at a byte, if it is the last one or the next: most often it is.
     #[inline]
     pub(super) fn beginning_at(&mut self, byte: usize) -> Option<&mut Segment> {
-        let At { block, index } = self.last;
+        let Position { block, index } = self.last;
         let list = match block.checked_sub(1) {
             None => &mut self.first,
             Some(later) => &mut self.rest.get_mut(later)?.1,
@@ -116,27 +116,29 @@ impl Segments {
     }
 
     /// Returns the place of the first segment that ends after `byte`.
-    pub(super) fn seek(&self, byte: usize) -> At {
+    pub(super) fn seek(&self, byte: usize) -> Position {
         steps::count();
-        self.seek_near_last(byte).unwrap_or_else(|| self.seek_among_all(byte))
+        self.seek_near_last(byte).unwrap_or_else(|| self.seek_slow(byte))
     }
 
     /// As [`seek`](Self::seek), if it is where the last one was, or behind it.
-    fn seek_near_last(&self, byte: usize) -> Option<At> {
-        let At { block, index } = self.last;
+    fn seek_near_last(&self, byte: usize) -> Option<Position> {
+        let Position { block, index } = self.last;
         let list = self.block(block)?;
         let is_before = |before: usize| list.get(before).is_some_and(|before| before.end <= byte);
         let follows = || index.checked_sub(1).map_or(block == 0, is_before);
         match list.get(index..)? {
-            [here, ..] if byte < here.end => (here.start <= byte || follows()).then_some(At { block, index }),
-            [_, next, ..] if byte < next.end => Some(At { block, index: index + 1 }),
-            [] if block == self.rest.len() && follows() => Some(At { block, index }),
-            [_] if block == self.rest.len() => Some(At { block, index: index + 1 }),
+            [here, ..] if byte < here.end => {
+                (here.start <= byte || follows()).then_some(Position { block, index })
+            }
+            [_, next, ..] if byte < next.end => Some(Position { block, index: index + 1 }),
+            [] if block == self.rest.len() && follows() => Some(Position { block, index }),
+            [_] if block == self.rest.len() => Some(Position { block, index: index + 1 }),
             _ => None,
         }
     }
 
-    fn seek_among_all(&self, byte: usize) -> At {
+    fn seek_slow(&self, byte: usize) -> Position {
         let block = self.rest.partition_point(|(start, _)| *start <= byte);
         let list = self.block(block).map_or(&[][..], |list| list);
         let index = list.partition_point(|segment| segment.end <= byte);
@@ -145,17 +147,18 @@ impl Segments {
             && let Some(list) = self.block(before)
             && list.last().is_some_and(|last| last.end > byte)
         {
-            return At { block: before, index: list.len() - 1 };
+            return Position { block: before, index: list.len() - 1 };
         }
         let is_next = index == list.len() && block < self.rest.len();
-        if is_next { At { block: block + 1, index: 0 } } else { At { block, index } }
+        if is_next { Position { block: block + 1, index: 0 } } else { Position { block, index } }
     }
 
     /// Returns the segments that have bytes in common with a range, in order. An empty range has none.
     #[inline]
     pub(super) fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = &Segment> {
         let Range { start, end } = *range;
-        let (end, at) = if start < end { (end, self.seek(start)) } else { (0, At { block: 0, index: 0 }) };
+        let (end, at) =
+            if start < end { (end, self.seek(start)) } else { (0, Position { block: 0, index: 0 }) };
         let (first, rest) = match at.block.checked_sub(1) {
             None => (self.first.get(at.index..), self.rest.as_slice()),
             Some(later) => {
@@ -170,9 +173,9 @@ impl Segments {
     }
 
     /// Adds a segment that overlaps none, where [`seek`](Self::seek) has found the one that follows it.
-    pub(super) fn insert(&mut self, at: At, segment: Segment) {
+    pub(super) fn insert(&mut self, at: Position, segment: Segment) {
         steps::count();
-        let At { mut block, mut index } = at;
+        let Position { mut block, mut index } = at;
         if index == 0
             && let Some(before) = block.checked_sub(1)
             && self.rest.get(before).is_some_and(|(start, _)| segment.start < *start)
@@ -182,19 +185,19 @@ impl Segments {
         let is_last = block == self.rest.len();
         let Some(list) = self.block_mut(block) else { return };
         index = index.min(list.len());
-        if list.len() < BLOCK {
+        if list.len() < BLOCK_CAPACITY {
             list.insert(index, segment);
         } else if is_last && index == list.len() {
             // Where addresses grow, blocks stay full.
-            let mut list = Block::with_capacity(BLOCK);
+            let mut list = Block::with_capacity(BLOCK_CAPACITY);
             let start = segment.start;
             list.push(segment);
             self.rest.push((start, list));
             self.sweep_at = self.sweep_at.min(0) - 2;
         } else {
-            let mut upper = Block::with_capacity(BLOCK);
-            upper.extend(list.drain(BLOCK / 2..));
-            match index.checked_sub(BLOCK / 2) {
+            let mut upper = Block::with_capacity(BLOCK_CAPACITY);
+            upper.extend(list.drain(BLOCK_CAPACITY / 2..));
+            match index.checked_sub(BLOCK_CAPACITY / 2) {
                 Some(index) if index > 0 => upper.insert(index, segment),
                 _ => list.insert(index, segment),
             }
@@ -218,10 +221,10 @@ impl Segments {
     }
 
     /// Joins a segment to the one before it, if they are [alike](Segment::joins). Returns the uses that are there once less.
-    pub(super) fn join(&mut self, at: At) -> Option<Uses> {
+    pub(super) fn merge(&mut self, at: Position) -> Option<Uses> {
         let list = self.block_mut(at.block)?;
         let [before, segment] = list.get_mut(at.index.checked_sub(1)?..=at.index)? else { return None };
-        if !before.joins(segment) {
+        if !before.can_merge(segment) {
             return None;
         }
         before.end = segment.end;
@@ -232,18 +235,18 @@ impl Segments {
 /// Counts the segments and uses looked at, for `tests/steps`, of how the cost grows.
 pub(super) mod steps {
     #[cfg(test)]
-    thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+    thread_local!(static COUNT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
 
     #[inline]
     pub(in super::super) fn count() {
         #[cfg(test)]
-        STEPS.with(|steps| steps.set(steps.get() + 1));
+        COUNT.with(|steps| steps.set(steps.get() + 1));
     }
 
     /// Returns the count of the calling thread so far.
     #[cfg(test)]
     #[allow(dead_code, reason = "tests/steps includes this file")]
     pub(crate) fn counted() -> u64 {
-        STEPS.with(std::cell::Cell::get)
+        COUNT.with(std::cell::Cell::get)
     }
 }

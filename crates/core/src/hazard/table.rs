@@ -4,27 +4,27 @@ use std::{ops::Range, sync::Arc};
 
 use super::{
     Dependencies,
-    holder::Holder,
-    holds::{Conflict, Holds},
+    held_ranges::{Conflict, HeldRanges},
+    hold_kind::HoldKind,
     mark::mark,
     segments::{Segment, Segments},
-    turns::{TurnId, TurnOf, Waiting},
-    uses::{Kind, Origins, Removed, Use, Writes, Written, last_few, uncovered},
+    turns::{Predecessor, TurnId, WaitQueue},
+    uses::{FallibleWrite, FallibleWrites, Origins, Removed, Use, UseKind, last_few, uncovered},
 };
 use crate::{Access, Error, Fence, Timeline};
 
 /// How many segments one call handles before it releases the lock for a moment.
-pub(super) const STEPS: usize = 256;
+pub(super) const STEPS_PER_LOCK: usize = 256;
 
 /// Of how many uses all are looked at, for a claim of a range that nothing is in the way of.
-const FEW: usize = 8;
+const MAX_CHECKED: usize = 8;
 
 /// How many segments are checked for completion in one sweep.
-const SWEPT: usize = 32;
+const SWEEP_LIMIT: usize = 32;
 
 /// After how many claims a table of several timelines is swept again. While no timeline goes, the pause doubles up to the second
 /// number.
-const SWEPT_AGAIN: (u32, u32) = (8, 2048);
+const SWEEP_INTERVALS: (u32, u32) = (8, 2048);
 
 /// No segment reaches further.
 const ALL: Range<usize> = 0..usize::MAX;
@@ -33,7 +33,7 @@ const ALL: Range<usize> = 0..usize::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(super) access: Access,
-    pub(super) by: Holder,
+    pub(super) kind: HoldKind,
     /// The low bits of its number.
     pub(super) claim: u32,
 }
@@ -56,13 +56,13 @@ pub(super) struct Table {
     pub(super) claims: u64,
     pub(super) writes: u64,
     /// Present while a thread or a task waits for a claim to end.
-    pub(super) waiting: Option<Box<Waiting>>,
-    pub(super) holds: Holds,
+    pub(super) waiting: Option<Box<WaitQueue>>,
+    pub(super) held: HeldRanges,
     pub(super) segments: Segments,
     pub(super) origins: Origins,
     /// Where the next sweep begins.
     sweep_from: usize,
-    sweep_pause: u32,
+    sweep_interval: u32,
 }
 
 impl Table {
@@ -70,11 +70,15 @@ impl Table {
     pub(super) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
-            let mut written = |fence: &Fence| {
+            let mut earlier_write = |fence: &Fence| {
                 let used = table.origins.make(fence, 0, Access::Write);
-                if crate::mutant!("core/new-block-is-unmarked") { used } else { used.of_kind(Kind::Earlier) }
+                if crate::mutant!("core/new-block-is-unmarked") {
+                    used
+                } else {
+                    used.of_kind(UseKind::Earlier)
+                }
             };
-            let uses = fences.iter().map(&mut written).collect();
+            let uses = fences.iter().map(&mut earlier_write).collect();
             let at = table.segments.seek(range.start);
             table.segments.insert(at, Segment { start: range.start, end: range.end, uses });
         }
@@ -85,7 +89,7 @@ impl Table {
     /// forgotten by its holder, who cannot use it any more; marks end with the buffer that they were about.
     #[inline]
     pub(super) fn renew(&mut self) -> bool {
-        let mut in_flight = |used: &Use| !self.origins.is_done(used);
+        let mut in_flight = |used: &Use| !self.origins.is_complete(used);
         if self.segments.overlapping(&ALL).any(|segment| segment.uses.iter().any(&mut in_flight))
             && !crate::mutant!("core/recycle-in-flight")
         {
@@ -99,17 +103,17 @@ impl Table {
 
     /// Holds a range for a use, which is counted: what was counted is never taken back, so that no number comes twice.
     #[inline]
-    pub(super) fn hold(&mut self, range: &Range<usize>, access: Access, by: Holder) -> Ticket {
+    pub(super) fn hold(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) -> Ticket {
         self.claims += 1;
         self.writes += u64::from(access == Access::Write);
-        self.holds.add(range, access, by);
-        Ticket { access, by, claim: self.claims as u32 }
+        self.held.add(range, access, kind);
+        Ticket { access, kind, claim: self.claims as u32 }
     }
 
     /// Ends what was held for a ticket.
     #[inline]
     pub(super) fn release(&mut self, range: &Range<usize>, ticket: Ticket) {
-        self.holds.release(range, ticket.access, ticket.by);
+        self.held.release(range, ticket.access, ticket.kind);
     }
 
     /// Returns whether nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
@@ -120,7 +124,7 @@ impl Table {
         access: Access,
         own: Option<&Arc<dyn Timeline>>,
     ) -> bool {
-        if self.waiting.is_some() || !self.holds.is_empty() || self.is_sweep_due() {
+        if self.waiting.is_some() || !self.held.is_empty() || self.is_sweep_due() {
             return false;
         }
         if self.segments.is_empty() {
@@ -143,7 +147,9 @@ impl Table {
                             && (own.is_some_and(|own| origin.is_of(own)) || origin.is_reached(used.point))
                     })
             };
-            return segment.end >= range.end && segment.uses.len() <= FEW && segment.uses.iter().all(is_free);
+            return segment.end >= range.end
+                && segment.uses.len() <= MAX_CHECKED
+                && segment.uses.iter().all(is_free);
         }
         true
     }
@@ -157,7 +163,7 @@ impl Table {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<(), Blocked> {
-        if self.waiting.is_some() || !self.holds.is_empty() {
+        if self.waiting.is_some() || !self.held.is_empty() {
             self.check(range, access, turn, removed)?;
             if let Some(waiting) = &mut self.waiting {
                 waiting.overtake(range, access, turn);
@@ -174,15 +180,15 @@ impl Table {
         turn: Option<TurnId>,
         removed: &mut Removed,
     ) -> Result<(), Blocked> {
-        match self.holds.conflict(range, access) {
+        match self.held.conflict(range, access) {
             Conflict::None => {}
             conflict => return Err(Blocked::By(conflict)),
         }
         let Some(waiting) = &mut self.waiting else { return Ok(()) };
-        match waiting.turn_before(range, access, turn, removed) {
-            TurnOf::Nobody => Ok(()),
-            TurnOf::Waiter => Err(Blocked::Turn),
-            TurnOf::Until(fences) => Err(Blocked::TurnUntil(fences)),
+        match waiting.predecessor(range, access, turn, removed) {
+            Predecessor::None => Ok(()),
+            Predecessor::Waiter => Err(Blocked::Turn),
+            Predecessor::Until(fences) => Err(Blocked::TurnUntil(fences)),
         }
     }
 
@@ -197,7 +203,7 @@ impl Table {
         own: Option<&Arc<dyn Timeline>>,
         steps: &mut usize,
         after: &mut Dependencies,
-        mut found: Option<&mut Found>,
+        mut found: Option<&mut FoundWrites>,
     ) -> Option<usize> {
         for segment in self.segments.overlapping(range) {
             let shared = range.start.max(segment.start)..range.end.min(segment.end);
@@ -211,11 +217,11 @@ impl Table {
             for used in met.take_while(|used| access.conflicts_with(used.access())) {
                 let Some(origin) = self.origins.of(used) else { continue };
                 if let Some(found) = &mut found {
-                    if used.kind() == Kind::Mark {
+                    if used.kind() == UseKind::Mark {
                         found.mark = Some(origin.fence(used));
                     } else if used.may_damage() {
-                        let written = origin.written(used, shared.clone());
-                        found.writes.push(written);
+                        let fallible_write = origin.fallible_write(used, shared.clone());
+                        found.writes.push(fallible_write);
                     }
                 }
                 if !own.is_some_and(|own| origin.is_of(own)) && !origin.is_reached(used.point) {
@@ -226,15 +232,15 @@ impl Table {
         None
     }
 
-    /// Adds the fences of all uses from a byte on that are not known to be complete. Returns where to go on after [`STEPS`]
+    /// Adds the fences of all uses from a byte on that are not known to be complete. Returns where to go on after [`STEPS_PER_LOCK`]
     /// segments.
     pub(super) fn outstanding(&mut self, from: usize, found: &mut impl Extend<Fence>) -> Option<usize> {
         for (index, segment) in self.segments.overlapping(&(from..usize::MAX)).enumerate() {
-            if index == STEPS {
+            if index == STEPS_PER_LOCK {
                 return Some(segment.start);
             }
             for used in &segment.uses {
-                if !self.origins.is_done(used) {
+                if !self.origins.is_complete(used) {
                     found.extend(self.origins.of(used).map(|origin| origin.fence(used)));
                 }
             }
@@ -259,21 +265,21 @@ impl Table {
     #[inline(never)]
     fn sweep_some(&mut self, removed: &mut Removed) {
         let timelines = self.origins.len();
-        let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEPT }, |origins, segment| {
+        let next = self.change(&(self.sweep_from..usize::MAX), &mut { SWEEP_LIMIT }, |origins, segment| {
             let from = last_few(&segment.uses);
-            origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_forgettable(used));
-            origins.find_unsettled(segment, false, &mut removed.unsettled);
+            origins.remove(&mut segment.uses, from, removed, |origins, used| origins.is_removable(used));
+            origins.find_unresolved(segment, false, &mut removed.unresolved);
         });
         self.sweep_from = next.unwrap_or(0);
-        let (shortest, longest) = SWEPT_AGAIN;
+        let (shortest, longest) = SWEEP_INTERVALS;
         let rest = self.origins.len();
         if rest < timelines {
-            self.sweep_pause = shortest;
+            self.sweep_interval = shortest;
         } else if self.segments.sweep_at > 0 {
-            self.sweep_pause = (2 * self.sweep_pause).clamp(shortest, longest);
+            self.sweep_interval = (2 * self.sweep_interval).clamp(shortest, longest);
         }
         self.segments.sweep_at = match self.segments.sweep_at.min(-1) + 1 {
-            0 if rest > 1 => self.claims as i64 + i64::from(self.sweep_pause.max(shortest)),
+            0 if rest > 1 => self.claims as i64 + i64::from(self.sweep_interval.max(shortest)),
             0 => i64::MAX,
             others => others,
         };
@@ -316,25 +322,25 @@ impl Table {
         }
     }
 
-    /// Removes the uses of a range that `which` chooses. Returns where to go on after [`STEPS`] segments.
+    /// Removes the uses of a range that `which` chooses. Returns where to go on after [`STEPS_PER_LOCK`] segments.
     pub(super) fn prune(
         &mut self,
         range: &Range<usize>,
         removed: &mut Removed,
         mut which: impl FnMut(&mut Origins, &Use) -> bool,
     ) -> Option<usize> {
-        self.change(range, &mut { STEPS }, |origins, segment| {
+        self.change(range, &mut { STEPS_PER_LOCK }, |origins, segment| {
             origins.remove(&mut segment.uses, 0, removed, &mut which);
         })
     }
 
     /// Ends a write that can fail: forgets it, or puts a mark in its place. What it covers is forgotten with it, unless it wrote
-    /// nothing. Returns where to go on after [`STEPS`] segments.
-    pub(super) fn settle(
+    /// nothing. Returns where to go on after [`STEPS_PER_LOCK`] segments.
+    pub(super) fn record_outcome(
         &mut self,
         range: &Range<usize>,
-        write: &Written,
-        ended: Ended<'_>,
+        write: &FallibleWrite,
+        outcome_of_write: WriteOutcome<'_>,
         removed: &mut Removed,
     ) -> Option<usize> {
         let is_it = |origins: &mut Origins, used: &Use| {
@@ -343,18 +349,20 @@ impl Table {
                 && used.point == write.fence.point()
                 && origins.of(used).is_some_and(|origin| origin.is_of(write.fence.timeline()))
         };
-        self.change(range, &mut { STEPS }, |origins, segment| {
+        self.change(range, &mut { STEPS_PER_LOCK }, |origins, segment| {
             let Segment { start, end, uses } = segment;
             if let Some(mut at) = uses.iter().rposition(|used| is_it(origins, used)) {
-                if uses.get(at).is_some_and(Use::covers) && !matches!(ended, Ended::Untouched) {
+                if uses.get(at).is_some_and(Use::covers)
+                    && !matches!(outcome_of_write, WriteOutcome::Untouched)
+                {
                     uses.drain(..std::mem::take(&mut at)).for_each(|used| origins.release(&used, removed));
                 }
                 let used = uses.remove(at);
                 origins.release(&used, removed);
-                if let Ended::Damaged(error) = ended {
+                if let WriteOutcome::Damaged(error) = outcome_of_write {
                     let mark = mark(&(*start..*end), used.claim, error);
                     let mark = origins.make(&mark, used.claim, Access::Write);
-                    uses.insert(at, mark.of_kind(Kind::Mark));
+                    uses.insert(at, mark.of_kind(UseKind::Mark));
                 }
             }
         })
@@ -380,8 +388,8 @@ impl Table {
 
 /// How a write that can fail ended.
 #[derive(Clone, Copy)]
-pub(super) enum Ended<'a> {
-    Well,
+pub(super) enum WriteOutcome<'a> {
+    Succeeded,
     /// With this error, and the bytes may be neither as they were nor as they should be.
     Damaged(&'a Error),
     /// It failed, and the bytes are as they were.
@@ -390,7 +398,7 @@ pub(super) enum Ended<'a> {
 
 /// Writes that can fail, of a range that is to be read.
 #[derive(Debug, Default)]
-pub(super) struct Found {
-    pub(super) writes: Writes,
+pub(super) struct FoundWrites {
+    pub(super) writes: FallibleWrites,
     pub(super) mark: Option<Fence>,
 }

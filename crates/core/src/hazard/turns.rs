@@ -10,14 +10,14 @@ use std::{
 
 use smallvec::SmallVec;
 
-use super::{holds::overlaps, segments::steps, uses::Removed};
+use super::{held_ranges::overlaps, segments::steps, uses::Removed};
 use crate::{Access, Fence};
 
 /// How many conflicting uses may overtake a waiter.
 const OVERTAKES: u32 = 16;
 
 /// How many turns are looked at, oldest first, so that a claim takes a bounded number of steps.
-const LOOKED_AT: usize = 32;
+const MAX_SCANNED: usize = 32;
 
 /// How long a waiter that could go on has to do so, before others no longer wait for it.
 const GRACE: Duration = Duration::from_millis(1);
@@ -28,12 +28,12 @@ pub(crate) struct TurnId(u64);
 
 impl TurnId {
     /// Comes before all turns: of a use that has waited long enough.
-    pub(crate) const NOW: Self = Self(0);
+    pub(crate) const FIRST: Self = Self(0);
 }
 
 /// The waiters of one table.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct WaitQueue {
     /// Tasks to be woken when a claim or view ends.
     pub(super) wakers: Vec<Waker>,
     /// Whether threads sleep until a claim or view ends.
@@ -49,20 +49,20 @@ struct Turn {
     until: Vec<Fence>,
     overtaken: u32,
     /// When another thread first saw that the waiter could go on.
-    free_since: Option<Instant>,
+    unblocked_since: Option<Instant>,
 }
 
 /// What a waiter's turn means for later work.
-pub(super) enum TurnOf {
+pub(super) enum Predecessor {
     /// Nothing.
-    Nobody,
+    None,
     /// The waiter could go on, and will within [`GRACE`] or lose its turn.
     Waiter,
     /// The waiter waits for these.
     Until(Vec<Fence>),
 }
 
-impl Waiting {
+impl WaitQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.wakers.is_empty() && !self.sleepers && self.turns.is_empty()
     }
@@ -83,11 +83,11 @@ impl Waiting {
             access,
             until: Vec::new(),
             overtaken: 0,
-            free_since: None,
+            unblocked_since: None,
         });
         let before = std::mem::replace(&mut turn.until, until);
         removed.fences.extend(before);
-        turn.free_since = None;
+        turn.unblocked_since = None;
         id
     }
 
@@ -99,22 +99,22 @@ impl Waiting {
 
     /// Counts a use that goes ahead of older waiters. They wait for as many again where it has waited long enough.
     pub(super) fn overtake(&mut self, range: &Range<usize>, access: Access, own: Option<TurnId>) {
-        let has_waited = own == Some(TurnId::NOW);
+        let has_waited = own == Some(TurnId::FIRST);
         for (_, turn) in older(&mut self.turns, range, access, own.filter(|_| !has_waited)) {
             turn.overtaken = if has_waited { 0 } else { turn.overtaken.saturating_add(1) };
         }
     }
 
     /// Returns whose turn it is before a use by the holder of `own`, or of no turn. Ends turns that are not taken.
-    pub(super) fn turn_before(
+    pub(super) fn predecessor(
         &mut self,
         range: &Range<usize>,
         access: Access,
         own: Option<TurnId>,
         removed: &mut Removed,
-    ) -> TurnOf {
+    ) -> Predecessor {
         let mut expired = SmallVec::<[TurnId; 2]>::new();
-        let mut found = TurnOf::Nobody;
+        let mut found = Predecessor::None;
         for (id, turn) in older(&mut self.turns, range, access, own) {
             if turn.overtaken < OVERTAKES || crate::mutant!("core/turn-blocks-newcomers") {
                 continue;
@@ -123,11 +123,11 @@ impl Waiting {
                 removed.fences.push(complete);
             }
             if !turn.until.is_empty() {
-                found = TurnOf::Until(turn.until.iter().rev().take(LOOKED_AT).cloned().collect());
+                found = Predecessor::Until(turn.until.iter().rev().take(MAX_SCANNED).cloned().collect());
                 break;
             }
-            if turn.free_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
-                found = TurnOf::Waiter;
+            if turn.unblocked_since.get_or_insert_with(Instant::now).elapsed() < GRACE {
+                found = Predecessor::Waiter;
                 break;
             }
             expired.push(*id);
@@ -140,7 +140,7 @@ impl Waiting {
 
     /// Notes that fences are complete although their timelines do not say so.
     pub(super) fn forget(&mut self, complete: &[Fence], removed: &mut Removed) {
-        for turn in self.turns.values_mut().take(LOOKED_AT) {
+        for turn in self.turns.values_mut().take(MAX_SCANNED) {
             let mut index = 0;
             while let Some(fence) = turn.until.get(index) {
                 if complete.iter().any(|known| known.is_same_as(fence)) {
@@ -160,7 +160,8 @@ fn older<'a>(
     access: Access,
     own: Option<TurnId>,
 ) -> impl Iterator<Item = (&'a TurnId, &'a mut Turn)> {
-    let before = turns.iter_mut().take(LOOKED_AT).take_while(move |(id, _)| own.is_none_or(|own| **id < own));
+    let before =
+        turns.iter_mut().take(MAX_SCANNED).take_while(move |(id, _)| own.is_none_or(|own| **id < own));
     let before = before.inspect(|_| steps::count());
     before.filter(move |(_, turn)| access.conflicts_with(turn.access) && overlaps(range, &turn.range))
 }

@@ -9,7 +9,7 @@ use crate::{Access, Fence, Timeline};
 
 /// How many origins are searched for that of a fence before it gets another one; and how many reads for one that a new one
 /// replaces.
-pub(super) const SEARCHED: usize = 16;
+pub(super) const MAX_SEARCHED: usize = 16;
 
 /// A use that was enqueued, complete when its timeline reaches the point. The timeline is in the table's [`Origins`], so that
 /// a use is copied and dropped without a count that threads share. In two words, since a segment that is searched has room for
@@ -21,17 +21,17 @@ pub(super) struct Use {
     pub(super) claim: u32,
     /// The number of its origin, then a bit for [`covers`](Self::covers), two for its kind and one for its access. No memory has
     /// room for so many origins that the rest is too short.
-    what: u32,
+    packed: u32,
 }
 
 /// What the end of a use means for the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum UseKind {
     /// Nothing: it can fail only with its device.
-    Sure,
+    Infallible,
     /// It can fail by itself.
-    Failing,
+    Fallible,
     /// Nothing: it is work on an earlier allocation of the memory.
     Earlier,
     /// It has failed, and this is what stays.
@@ -55,67 +55,67 @@ pub(super) fn writes(uses: &[Use]) -> usize {
 
 /// Returns the place of the first of the last few, of those that are not covered.
 pub(super) fn last_few(uses: &[Use]) -> usize {
-    uncovered(uses).max(uses.len().saturating_sub(SEARCHED))
+    uncovered(uses).max(uses.len().saturating_sub(MAX_SEARCHED))
 }
 
 impl Use {
     #[inline]
-    fn new(fence: &Fence, claim: u32, origin: u32, access: Access, kind: Kind) -> Self {
-        let what = origin << 4 | (kind as u32) << 1 | u32::from(access == Access::Write);
-        Self { point: fence.point(), claim, what }
+    fn new(fence: &Fence, claim: u32, origin: u32, access: Access, kind: UseKind) -> Self {
+        let packed = origin << 4 | (kind as u32) << 1 | u32::from(access == Access::Write);
+        Self { point: fence.point(), claim, packed }
     }
 
     /// Returns it with another kind.
-    pub(super) fn of_kind(self, kind: Kind) -> Self {
-        Self { what: self.what & !0b110 | (kind as u32) << 1, ..self }
+    pub(super) fn of_kind(self, kind: UseKind) -> Self {
+        Self { packed: self.packed & !0b110 | (kind as u32) << 1, ..self }
     }
 
     /// Makes it a write over all uses before it in the segment. Those count again only if it fails and wrote nothing.
     pub(super) fn covering(self) -> Self {
-        Self { what: self.what | 0b1000, ..self }
+        Self { packed: self.packed | 0b1000, ..self }
     }
 
     #[inline]
     pub(super) fn covers(&self) -> bool {
-        self.what & 0b1000 != 0
+        self.packed & 0b1000 != 0
     }
 
     #[inline]
     fn origin(&self) -> u32 {
-        self.what >> 4
+        self.packed >> 4
     }
 
     #[inline]
     pub(super) fn access(&self) -> Access {
-        if self.what & 1 == 0 { Access::Read } else { Access::Write }
+        if self.packed & 1 == 0 { Access::Read } else { Access::Write }
     }
 
     #[inline]
-    pub(super) fn kind(&self) -> Kind {
-        match self.what >> 1 & 0b11 {
-            0 => Kind::Sure,
-            1 => Kind::Failing,
-            2 => Kind::Earlier,
-            _ => Kind::Mark,
+    pub(super) fn kind(&self) -> UseKind {
+        match self.packed >> 1 & 0b11 {
+            0 => UseKind::Infallible,
+            1 => UseKind::Fallible,
+            2 => UseKind::Earlier,
+            _ => UseKind::Mark,
         }
     }
 
     /// Returns whether the bytes are as it wrote them, if it did.
     #[inline]
     pub(super) fn is_sound(&self) -> bool {
-        !matches!((self.access(), self.kind()), (Access::Write, Kind::Failing | Kind::Mark))
+        !matches!((self.access(), self.kind()), (Access::Write, UseKind::Fallible | UseKind::Mark))
     }
 
     /// Returns whether the bytes are as they should only if it succeeds.
     #[inline]
     pub(super) fn may_damage(&self) -> bool {
-        self.access() == Access::Write && self.kind() == Kind::Failing
+        self.access() == Access::Write && self.kind() == UseKind::Fallible
     }
 
     /// Returns whether this says all that the other one does.
     #[inline]
     pub(super) fn replaces(&self, other: &Self) -> bool {
-        self.what == other.what && self.point >= other.point && !other.may_damage()
+        self.packed == other.packed && self.point >= other.point && !other.may_damage()
     }
 
     #[inline]
@@ -143,7 +143,7 @@ pub(super) struct Origin {
     /// At the last point that is known to be reached.
     known: Fence,
     /// Of its uses.
-    kind: Kind,
+    kind: UseKind,
     uses: u32,
 }
 
@@ -159,7 +159,7 @@ impl Origin {
 
     /// Returns whether uses with this fence are its.
     #[inline]
-    fn is_that_of(&self, fence: &Fence) -> bool {
+    fn matches(&self, fence: &Fence) -> bool {
         self.is_of(fence.timeline()) && self.known.has_sources_of(fence)
     }
 
@@ -178,24 +178,30 @@ impl Origin {
         fence
     }
 
-    pub(super) fn written(&self, used: &Use, range: Range<usize>) -> Written {
-        Written { range, fence: self.fence(used), claim: used.claim }
+    pub(super) fn fallible_write(&self, used: &Use, range: Range<usize>) -> FallibleWrite {
+        FallibleWrite { range, fence: self.fence(used), claim: used.claim }
     }
 }
 
 impl Origins {
     /// Returns a use of a fence, if it has the origin of an earlier use. It is not counted.
     #[inline]
-    pub(super) fn alike(&mut self, used: &Use, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
-        let origin = self.of(used).filter(|origin| origin.is_that_of(fence))?;
+    pub(super) fn with_origin_of(
+        &mut self,
+        used: &Use,
+        fence: &Fence,
+        claim: u32,
+        access: Access,
+    ) -> Option<Use> {
+        let origin = self.of(used).filter(|origin| origin.matches(fence))?;
         Some(Use::new(fence, claim, used.origin(), access, origin.kind))
     }
 
     /// Returns a use of a fence, if its origin is known. It is not counted.
     pub(super) fn find(&self, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
-        let mut searched = self.list.iter().take(SEARCHED).zip(0..);
+        let mut searched = self.list.iter().take(MAX_SEARCHED).zip(0..);
         searched.find_map(|(origin, index)| {
-            let kind = origin.as_ref().filter(|origin| origin.is_that_of(fence))?.kind;
+            let kind = origin.as_ref().filter(|origin| origin.matches(fence))?.kind;
             Some(Use::new(fence, claim, index, access, kind))
         })
     }
@@ -212,7 +218,7 @@ impl Origins {
 
     #[inline(never)]
     fn add(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
-        let kind = if fence.can_fail() { Kind::Failing } else { Kind::Sure };
+        let kind = if fence.can_fail() { UseKind::Fallible } else { UseKind::Infallible };
         let mut known = fence.clone();
         known.move_to(0);
         let origin = Some(Origin { known, kind, uses: 0 });
@@ -235,14 +241,14 @@ impl Origins {
         self.list.get_mut(used.origin() as usize)?.as_mut()
     }
 
-    pub(super) fn are_of_one_timeline(&self, one: &Use, other: &Use) -> bool {
+    pub(super) fn same_timeline(&self, one: &Use, other: &Use) -> bool {
         let origin = |used: &Use| self.list.get(used.origin() as usize)?.as_ref();
         one.origin() == other.origin()
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
     }
 
     /// Returns whether a use is of another device than the other one, and not known to be over.
-    pub(super) fn goes_on_elsewhere(&mut self, used: &Use, other: &Use) -> bool {
+    pub(super) fn runs_on_other_device(&mut self, used: &Use, other: &Use) -> bool {
         let device = self.of(other).map(|origin| origin.timeline().device());
         self.of(used).is_some_and(|origin| {
             Some(origin.timeline().device()) != device && !origin.is_reached(used.point)
@@ -271,7 +277,7 @@ impl Origins {
 
     /// Takes back one [`share`](Self::share) of a use that is kept elsewhere, too.
     #[inline]
-    pub(super) fn forget_copy(&mut self, used: &Use) {
+    pub(super) fn unshare(&mut self, used: &Use) {
         if let Some(origin) = self.of(used) {
             origin.uses -= 1;
         }
@@ -289,20 +295,20 @@ impl Origins {
     }
 
     #[inline]
-    pub(super) fn is_done(&mut self, used: &Use) -> bool {
+    pub(super) fn is_complete(&mut self, used: &Use) -> bool {
         self.of(used).is_none_or(|origin| origin.is_reached(used.point))
     }
 
     /// Returns whether nothing needs to be known of a use any more.
     #[inline]
-    pub(super) fn is_forgettable(&mut self, used: &Use) -> bool {
-        used.kind() != Kind::Mark && !used.may_damage() && self.is_done(used)
+    pub(super) fn is_removable(&mut self, used: &Use) -> bool {
+        used.kind() != UseKind::Mark && !used.may_damage() && self.is_complete(used)
     }
 
     /// Adds the writes of a segment that may have damaged it: all, or those that are over. Of what is covered one is looked at,
     /// that in the middle: writes of the same bytes end in order, so there are at most about twice as many as are in flight,
     /// and to forget half of them takes the time of the search.
-    pub(super) fn find_unsettled(&mut self, segment: &Segment, all: bool, found: &mut Writes) {
+    pub(super) fn find_unresolved(&mut self, segment: &Segment, all: bool, found: &mut FallibleWrites) {
         let uses = &segment.uses;
         let covered = if all { 0 } else { uncovered(uses) };
         let middle = uses.iter().take(covered).skip(covered / 2).take(1);
@@ -312,7 +318,7 @@ impl Origins {
             if let Some(origin) = self.of(used)
                 && (all || origin.is_reached(used.point))
             {
-                found.push(origin.written(used, segment.start..segment.end));
+                found.push(origin.fallible_write(used, segment.start..segment.end));
             }
         }
     }
@@ -346,15 +352,15 @@ pub(super) struct Removed {
     /// Fences to be dropped: one may be the last handle of its stream.
     pub(super) fences: SmallVec<[Fence; 2]>,
     /// Writes that are complete and may have failed, to be asked.
-    pub(super) unsettled: Writes,
+    pub(super) unresolved: FallibleWrites,
 }
 
 /// Writes that can fail.
-pub(super) type Writes = SmallVec<[Written; 2]>;
+pub(super) type FallibleWrites = SmallVec<[FallibleWrite; 2]>;
 
 /// A write that can fail, and the bytes in question.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct FallibleWrite {
     pub(super) range: Range<usize>,
     pub(super) fence: Fence,
     pub(super) claim: u32,

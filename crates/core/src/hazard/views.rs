@@ -3,17 +3,16 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{
-    Attempt, Before, Dependencies, Hazards, Ticket, TurnId, Woken,
-    holder::Holder,
-    holds::Conflict,
-    table::{Found, STEPS},
-    told,
-    uses::{Kind, Removed},
+    Attempt, Blocker, Dependencies, Hazards, Ticket, TurnId, WakeList, blocker_of,
+    held_ranges::Conflict,
+    hold_kind::HoldKind,
+    table::{FoundWrites, STEPS_PER_LOCK},
+    uses::{Removed, UseKind},
 };
 use crate::{Access, Fence, Result, Timeline};
 
 /// How many fences that their timelines do not know to be complete are forgotten in one go.
-const FORGOTTEN: usize = 16;
+const MAX_FORGOTTEN: usize = 16;
 
 impl Hazards {
     /// Opens a host view where nothing blocks it; else tells what does, without waiting and without asking any driver.
@@ -46,25 +45,26 @@ impl Hazards {
         prunes: bool,
     ) -> Result<Attempt<Ticket>> {
         loop {
-            let (mut after, mut found) = (Dependencies::default(), Found::default());
+            let (mut after, mut found) = (Dependencies::default(), FoundWrites::default());
             // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
             let mut table = self.table.lock();
             // Turns end with a drop of fences, so who may drop none takes no notice of them.
-            let admitted = match table.holds.conflict(range, access) {
+            let admitted = match table.held.conflict(range, access) {
                 Conflict::None if !prunes => Ok(()),
                 _ => table.admit(range, access, turn, &mut removed),
             };
             if let Err(blocked) = admitted {
                 drop(table);
-                return told(blocked, range).map(Attempt::Blocked);
+                return blocker_of(blocked, range).map(Attempt::Blocked);
             }
             // No use yet, so it is not counted.
-            table.holds.add(range, access, Holder::Pending);
+            table.held.add(range, access, HoldKind::Pending);
             let mut rest = range.clone();
             // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
             loop {
-                let next = table.collect(&rest, access, None, &mut { STEPS }, &mut after, Some(&mut found));
+                let next =
+                    table.collect(&rest, access, None, &mut { STEPS_PER_LOCK }, &mut after, Some(&mut found));
                 let Some(next) = next else { break };
                 drop(table);
                 after.fold();
@@ -80,15 +80,15 @@ impl Hazards {
             if prunes {
                 table.sweep(&mut removed);
                 // What is left of the range is for the next use.
-                let _rest = table.prune(range, &mut removed, |origins, used| origins.is_forgettable(used));
+                let _rest = table.prune(range, &mut removed, |origins, used| origins.is_removable(used));
             }
             let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
-            table.holds.release(range, access, Holder::Pending);
-            let view = opens.then(|| table.hold(range, access, Holder::View));
-            let mut woken = Woken::default();
-            self.close(table, &mut woken);
+            table.held.release(range, access, HoldKind::Pending);
+            let view = opens.then(|| table.hold(range, access, HoldKind::View));
+            let mut wake_list = WakeList::default();
+            self.close(table, &mut wake_list);
             if prunes {
-                self.settle(&removed.unsettled);
+                self.record_outcomes(&removed.unresolved);
             }
             if let Some(view) = view {
                 return Ok(Attempt::Held(view));
@@ -97,9 +97,9 @@ impl Hazards {
                 mark.wait()?;
             }
             if !after.is_empty() {
-                return Ok(Attempt::Blocked(Before::Fences(after.into_vec())));
+                return Ok(Attempt::Blocked(Blocker::Fences(after.into_vec())));
             }
-            self.settle(&found.writes);
+            self.record_outcomes(&found.writes);
         }
     }
 
@@ -108,24 +108,30 @@ impl Hazards {
         let is_complete = |timeline: &Arc<dyn Timeline>, point| {
             let is_known = |known: &Fence| known.is_of_timeline(timeline) && point <= known.point();
             // The rest is left to the next call: waiters try again as long as anything is left.
-            timeline.reached() >= point || complete.iter().take(FORGOTTEN).any(is_known)
+            timeline.reached() >= point || complete.iter().take(MAX_FORGOTTEN).any(is_known)
         };
-        let mut found = Found::default();
+        let mut found = FoundWrites::default();
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             if let Some(waiting) = &mut table.waiting {
                 waiting.forget(complete, removed);
             }
             let mut after = Dependencies::default();
-            let _as_below =
-                table.collect(&rest, Access::Write, None, &mut { STEPS }, &mut after, Some(&mut found));
+            let _as_below = table.collect(
+                &rest,
+                Access::Write,
+                None,
+                &mut { STEPS_PER_LOCK },
+                &mut after,
+                Some(&mut found),
+            );
             table.prune(&rest, removed, |origins, used| {
-                let is_sure = used.kind() != Kind::Mark && !used.may_damage();
+                let is_sure = used.kind() != UseKind::Mark && !used.may_damage();
                 let origin = origins.of(used).filter(|_| is_sure);
                 origin.is_some_and(|origin| is_complete(origin.timeline(), used.point))
             })
         });
         found.writes.retain(|write| is_complete(write.fence.timeline(), write.fence.point()));
-        self.settle(&found.writes);
+        self.record_outcomes(&found.writes);
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
-    hazard::{Asked, Attempt, Before, Dependencies, Earlier, Leaves, Ticket, Woken},
+    hazard::{Attempt, Blocker, ClaimRequest, Dependencies, EarlierWork, Retained, Ticket, WakeList},
     queue::source::{SourceList, Sources},
     submit::obstacle::{Obstacle, Turns, Unsubmitted},
 };
@@ -34,25 +34,25 @@ impl Access {
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
     /// Present once any was looked for: it is large.
-    earlier: Option<Earlier>,
-    written: Written,
+    earlier: Option<EarlierWork>,
+    write_mode: WriteMode,
 }
 
 /// What happens to bytes that are claimed for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum WriteMode {
     /// All are written, and none is read.
-    Replaced,
+    Replace,
     /// They may be read before.
-    Updated,
+    Update,
     /// Some stay as they are.
-    Kept,
+    Keep,
 }
 
-impl Written {
+impl WriteMode {
     #[inline]
     fn inherits(self) -> bool {
-        self == Self::Kept || self == Self::Updated && !crate::mutant!("core/update-inherits")
+        self == Self::Keep || self == Self::Update && !crate::mutant!("core/update-inherits")
     }
 }
 
@@ -71,7 +71,7 @@ impl<'a> Claims<'a> {
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
     /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
     pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        let mut claims = Self::none(Written::Replaced);
+        let mut claims = Self::none(WriteMode::Replace);
         claims.add(uses, None)?;
         Ok(claims)
     }
@@ -82,15 +82,15 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// As for `of`.
     pub fn updating(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
-        let mut claims = Self::none(Written::Updated);
+        let mut claims = Self::none(WriteMode::Update);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
     /// No claims yet.
     #[inline]
-    pub(crate) fn none(written: Written) -> Self {
-        Self { held: SmallVec::new(), earlier: None, written }
+    pub(crate) fn none(write_mode: WriteMode) -> Self {
+        Self { held: SmallVec::new(), earlier: None, write_mode }
     }
 
     /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
@@ -134,9 +134,9 @@ impl<'a> Claims<'a> {
     ) -> Result<(), Unsubmitted> {
         // The uses of one buffer become neighbours, by offset.
         match uses {
-            [first, second] if place_in_order(first.0) <= place_in_order(second.0) => {}
+            [first, second] if sort_key(first.0) <= sort_key(second.0) => {}
             [first, second] => std::mem::swap(first, second),
-            _ => uses.sort_by_key(|(buffer, _)| place_in_order(buffer)),
+            _ => uses.sort_by_key(|(buffer, _)| sort_key(buffer)),
         }
         for (buffer, access) in uses.iter() {
             let range = buffer.range();
@@ -151,11 +151,11 @@ impl<'a> Claims<'a> {
                 _ => self.held.push(Claimed { buffer, range, access: *access, ticket: None }),
             }
         }
-        let mut asked = Asked { own, turn: None, inherits: self.written.inherits() };
-        for group in self.held.chunk_by_mut(are_of_one_buffer) {
+        let mut request = ClaimRequest { own, turn: None, inherits: self.write_mode.inherits() };
+        for group in self.held.chunk_by_mut(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
-            asked.turn = turns.and_then(|turns| turns.of(buffer));
-            match buffer.hazards().claim(group, &asked, &mut self.earlier) {
+            request.turn = turns.and_then(|turns| turns.of(buffer));
+            match buffer.hazards().claim(group, &request, &mut self.earlier) {
                 Ok(Attempt::Held(())) => {}
                 Ok(Attempt::Blocked(before)) => return Err(self.blocked(before, turns)),
                 Err(error) => {
@@ -169,7 +169,7 @@ impl<'a> Claims<'a> {
 
     /// Withdraws what was claimed before a range that is blocked.
     #[cold]
-    fn blocked(&mut self, before: Before, turns: Option<&Turns>) -> Unsubmitted {
+    fn blocked(&mut self, before: Blocker, turns: Option<&Turns>) -> Unsubmitted {
         let blocked = self.held.iter().find(|one| one.ticket.is_none());
         let obstacle = match blocked {
             Some(one) => Obstacle::before(one.buffer, one.range.clone(), one.access, before, turns),
@@ -181,10 +181,10 @@ impl<'a> Claims<'a> {
 
     #[cold]
     fn withdraw(&mut self) {
-        let mut woken = Woken::default();
+        let mut wake_list = WakeList::default();
         for one in self.held.drain(..) {
             if let Some(ticket) = one.ticket {
-                one.buffer.hazards().withdraw(&one.range, ticket, &mut woken);
+                one.buffer.hazards().withdraw(&one.range, ticket, &mut wake_list);
             }
         }
         self.earlier = None;
@@ -196,7 +196,7 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
     pub fn try_of(uses: &mut [(&'a RawBuffer, Access)], turns: &Turns) -> Result<Self, Unsubmitted> {
-        let mut claims = Self::none(Written::Replaced);
+        let mut claims = Self::none(WriteMode::Replace);
         claims.attempt(uses, None, Some(turns))?;
         Ok(claims)
     }
@@ -217,7 +217,7 @@ impl<'a> Claims<'a> {
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
     pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
-        let Some(Earlier { after, .. }) = &mut self.earlier else { return };
+        let Some(EarlierWork { after, .. }) = &mut self.earlier else { return };
         for fence in after.iter() {
             if !queue.can_wait_for(fence) {
                 // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
@@ -231,8 +231,11 @@ impl<'a> Claims<'a> {
     ///
     /// # Errors
     /// [`Unsubmitted::Blocked`] by those fences.
-    pub(crate) fn leave_to_queue(&mut self, for_queue: impl Fn(&Fence) -> bool) -> Result<(), Unsubmitted> {
-        let Some(Earlier { after, .. }) = &mut self.earlier else { return Ok(()) };
+    pub(crate) fn require_queue_can_wait(
+        &mut self,
+        for_queue: impl Fn(&Fence) -> bool,
+    ) -> Result<(), Unsubmitted> {
+        let Some(EarlierWork { after, .. }) = &mut self.earlier else { return Ok(()) };
         after.retain(|fence| !fence.is_known_done());
         let for_host = after.iter().filter(|fence| !for_queue(fence));
         // Allocates only where there is something.
@@ -251,7 +254,7 @@ impl<'a> Claims<'a> {
     #[inline]
     pub fn inherit(&self, fence: Fence) -> Fence {
         match &self.earlier {
-            Some(Earlier { sources, .. }) if !sources.is_empty() => self.inherit_sources(sources, fence),
+            Some(EarlierWork { sources, .. }) if !sources.is_empty() => self.inherit_sources(sources, fence),
             _ => fence,
         }
     }
@@ -287,7 +290,7 @@ impl<'a> Claims<'a> {
         // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
         // the memory alive from then on.
         let fence = self.inherit(unsafe { queue.enqueue(operation, self.after(), timing) }?);
-        operation.note_where_it_sends();
+        operation.record_prefetch_target();
         // A queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was over.
         self.commit_all(&fence);
         Ok(fence)
@@ -297,47 +300,50 @@ impl<'a> Claims<'a> {
     fn commit_all(&mut self, fence: &Fence) {
         let inherited;
         let fence = match &self.earlier {
-            Some(Earlier { sources, .. }) if !sources.is_empty() && fence.sources().is_none() => {
+            Some(EarlierWork { sources, .. }) if !sources.is_empty() && fence.sources().is_none() => {
                 inherited = self.inherit_sources(sources, fence.clone());
                 &inherited
             }
             _ => fence,
         };
-        let mut woken = Woken::default();
-        let leaves = Leaves {
-            damage: self.written == Written::Kept && !crate::mutant!("core/prefetch-keeps-marks"),
-            crossed: self.earlier.as_ref().is_some_and(|earlier| is_of_others(&earlier.after, fence)),
+        let mut wake_list = WakeList::default();
+        let retained = Retained {
+            damage: self.write_mode == WriteMode::Keep && !crate::mutant!("core/prefetch-keeps-marks"),
+            cross_device: self
+                .earlier
+                .as_ref()
+                .is_some_and(|earlier| follows_other_device(&earlier.after, fence)),
         };
-        for group in self.held.chunk_by(are_of_one_buffer) {
+        for group in self.held.chunk_by(same_buffer) {
             let Some(Claimed { buffer, .. }) = group.first() else { continue };
-            buffer.is_used_behind(fence);
+            buffer.record_use_by_fence(fence);
             let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket.as_ref()?)));
-            buffer.hazards().commit(claims, fence, leaves, &mut woken);
+            buffer.hazards().commit(claims, fence, retained, &mut wake_list);
         }
         // They are no claims any more.
         self.held.clear();
-        woken.wake();
+        wake_list.wake();
     }
 }
 
 impl Claims<'_> {
     /// Returns whether there is no earlier work to wait for, nor any of which it is not known how it ended.
     #[inline]
-    pub(crate) fn follow_nothing(&self) -> bool {
+    pub(crate) fn have_no_predecessors(&self) -> bool {
         self.earlier.as_ref().is_none_or(|earlier| earlier.after.is_empty() && earlier.sources.is_empty())
     }
 
     /// Ends the claims of work that is complete already, and followed nothing: later uses of the ranges need not wait for it.
     #[inline]
     pub(crate) fn complete(&mut self) {
-        let mut woken = Woken::default();
+        let mut wake_list = WakeList::default();
         for one in &self.held {
             if let Some(ticket) = one.ticket {
-                one.buffer.hazards().complete(&one.range, ticket, &mut woken);
+                one.buffer.hazards().complete(&one.range, ticket, &mut wake_list);
             }
         }
         self.held.clear();
-        woken.wake();
+        wake_list.wake();
     }
 }
 
@@ -357,19 +363,19 @@ impl fmt::Debug for Claims<'_> {
 }
 
 #[inline]
-fn place_in_order(buffer: &RawBuffer) -> (BufferId, usize) {
+fn sort_key(buffer: &RawBuffer) -> (BufferId, usize) {
     (buffer.id(), buffer.offset())
 }
 
 #[inline]
-fn are_of_one_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
+fn same_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
     one.buffer.id() == other.buffer.id()
 }
 
 /// Whether any of the work that `fence` comes after is of another device. With its device lost every fence counts as over, though
 /// that work goes on; those that can fail by themselves are of no device that can be lost.
 #[inline]
-pub(crate) fn is_of_others(after: &[Fence], fence: &Fence) -> bool {
+pub(crate) fn follows_other_device(after: &[Fence], fence: &Fence) -> bool {
     let device = |fence: &Fence| fence.timeline().device();
     !after.is_empty() && !fence.can_fail() && after.iter().any(|one| device(one) != device(fence))
 }

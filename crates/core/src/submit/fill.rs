@@ -34,12 +34,12 @@ pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence>
             submit(queue, &Operation::Fill { dst, pattern }, Timing::Off)
         }
         _ if dst.is_empty() => submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(0) }, Timing::Off),
-        _ => by_doubling(queue, dst, element),
+        _ => fill_by_doubling(queue, dst, element),
     }
 }
 
 /// Writes the element once and copies what is there behind itself until the buffer is full.
-fn by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
+fn fill_by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
     // Dropped while the first copy is in flight it waits beside the destination's memory, which its backend drains.
     let source = RawBuffer::new(Box::new(Element::new(element)), dst.reclaimer());
     let mut done = element.len();

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Error, Fence, RawBuffer, Result,
-    hazard::{Before, TurnId},
+    hazard::{Blocker, TurnId},
     sync::brief_lock::BriefLock,
 };
 
@@ -32,12 +32,12 @@ pub enum Unsubmitted {
 /// may find another one. Holds no claim: dropping it at any time changes nothing.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Obstacle {
-    what: What,
+    cause: Cause,
 }
 
-enum What {
+enum Cause {
     /// Some thread is between its claim and its commit, or a waiter comes first.
-    Claim(Box<Claimed>),
+    Claim(Box<ClaimedRange>),
     /// These are not over yet; each goes when it is. On the heap, so that an answer of success stays small.
     Fences(Vec<Fence>),
     /// A waiter comes first, which waits for these.
@@ -45,7 +45,7 @@ enum What {
 }
 
 /// A range that is claimed. On the heap, as an answer of success should stay small.
-struct Claimed {
+struct ClaimedRange {
     buffer: RawBuffer,
     range: Range<usize>,
     access: Access,
@@ -55,7 +55,7 @@ struct Claimed {
 
 /// How long a thread lets a waiter go first that waits for work in flight. It cannot know whether that work ends before the
 /// thread itself goes on.
-const PATIENCE: Duration = Duration::from_millis(10);
+const MAX_TURN_WAIT: Duration = Duration::from_millis(10);
 
 impl Obstacle {
     /// What blocks a use of a range of the buffer's allocation. Who tries again with `turns` has a turn from now on.
@@ -63,41 +63,43 @@ impl Obstacle {
         buffer: &RawBuffer,
         range: Range<usize>,
         access: Access,
-        before: Before,
+        before: Blocker,
         turns: Option<&Turns>,
     ) -> Self {
         let until = match &before {
-            Before::Claim => &[],
-            Before::Fences(fences) | Before::Turn(fences) => fences.as_slice(),
+            Blocker::Claim => &[],
+            Blocker::Fences(fences) | Blocker::Turn(fences) => fences.as_slice(),
         };
         let turn = turns.map(|turns| turns.keep(buffer, &range, access, until));
-        let what = match before {
-            Before::Claim => What::Claim(Box::new(Claimed { buffer: buffer.clone(), range, access, turn })),
-            Before::Fences(fences) => What::Fences(fences),
-            Before::Turn(fences) => What::Turn(fences),
+        let cause = match before {
+            Blocker::Claim => {
+                Cause::Claim(Box::new(ClaimedRange { buffer: buffer.clone(), range, access, turn }))
+            }
+            Blocker::Fences(fences) => Cause::Fences(fences),
+            Blocker::Turn(fences) => Cause::Turn(fences),
         };
-        Self { what }
+        Self { cause }
     }
 
     pub(crate) fn fences(fences: Vec<Fence>) -> Self {
-        Self { what: What::Fences(fences) }
+        Self { cause: Cause::Fences(fences) }
     }
 
     /// Blocks the calling thread until it is worth trying again with these turns.
     pub(crate) fn block(&self, turns: &Turns) {
-        match &self.what {
-            What::Claim(claimed) => {
-                claimed.buffer.hazards().sleep_until_a_commit(&claimed.range, claimed.access);
+        match &self.cause {
+            Cause::Claim(claimed) => {
+                claimed.buffer.hazards().wait_for_commit(&claimed.range, claimed.access);
             }
-            What::Fences(fences) => {
+            Cause::Fences(fences) => {
                 for fence in fences {
                     // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                     let _over = fence.wait();
                 }
             }
-            What::Turn(fences) => {
-                if !are_done_within(PATIENCE, fences) && !crate::mutant!("core/thread-goes-ahead") {
-                    turns.0.lock().goes_now = true;
+            Cause::Turn(fences) => {
+                if !wait_timeout(MAX_TURN_WAIT, fences) && !crate::mutant!("core/thread-goes-ahead") {
+                    turns.0.lock().skips_turns = true;
                 }
             }
         }
@@ -105,20 +107,20 @@ impl Obstacle {
 
     /// Returns the fences of the work that it is; none where it is a claim, or a waiter.
     pub(crate) fn until(&self) -> &[Fence] {
-        match &self.what {
-            What::Fences(fences) => fences,
-            What::Claim(_) | What::Turn(_) => &[],
+        match &self.cause {
+            Cause::Fences(fences) => fences,
+            Cause::Claim(_) | Cause::Turn(_) => &[],
         }
     }
 
     /// Returns whether it has gone, asking the driver, but without waiting.
-    pub(crate) fn is_gone(&self) -> bool {
-        matches!(&self.what, What::Fences(fences) if fences.iter().all(Fence::is_over))
+    pub(crate) fn is_resolved(&self) -> bool {
+        matches!(&self.cause, Cause::Fences(fences) if fences.iter().all(Fence::is_over))
     }
 }
 
 /// Blocks the calling thread until all are complete, or for a limited time. Returns whether they are.
-fn are_done_within(limit: Duration, fences: &[Fence]) -> bool {
+fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
     struct Unparks(Thread);
 
     impl Wake for Unparks {
@@ -150,18 +152,18 @@ pub struct Turns(BriefLock<Taken>);
 struct Taken {
     turns: SmallVec<[(RawBuffer, TurnId); 1]>,
     /// Whether it has waited for other waiters as long as it should.
-    goes_now: bool,
+    skips_turns: bool,
 }
 
 impl Turns {
     /// Returns the turn to ask with on a buffer's allocation.
     pub(crate) fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
         let taken = self.0.lock();
-        if taken.goes_now { Some(TurnId::NOW) } else { taken.of(buffer) }
+        if taken.skips_turns { Some(TurnId::FIRST) } else { taken.of(buffer) }
     }
 
     /// Takes or keeps a turn on each range, of a waiter that waits for the fences.
-    pub(crate) fn wait_behind(&self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
+    pub(crate) fn keep_all(&self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
         for (buffer, access) in uses {
             self.keep(buffer, &buffer.range(), *access, until);
         }
@@ -196,15 +198,15 @@ impl Future for Obstacle {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        match &mut self.what {
-            What::Claim(claimed) => {
-                let Claimed { buffer, range, access, turn } = &**claimed;
-                match buffer.hazards().wake_at_a_commit(range, *access, *turn, context.waker()) {
+        match &mut self.cause {
+            Cause::Claim(claimed) => {
+                let ClaimedRange { buffer, range, access, turn } = &**claimed;
+                match buffer.hazards().wake_at_commit(range, *access, *turn, context.waker()) {
                     true => Poll::Ready(()),
                     false => Poll::Pending,
                 }
             }
-            What::Fences(fences) | What::Turn(fences) => {
+            Cause::Fences(fences) | Cause::Turn(fences) => {
                 while let Some(fence) = fences.last() {
                     // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
                     let Poll::Ready(_over) = fence.poll_done(context) else { return Poll::Pending };
@@ -218,16 +220,16 @@ impl Future for Obstacle {
 
 impl fmt::Debug for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.what {
-            What::Claim(claimed) => {
-                let Claimed { buffer, range, access, .. } = &**claimed;
+        match &self.cause {
+            Cause::Claim(claimed) => {
+                let ClaimedRange { buffer, range, access, .. } = &**claimed;
                 let Range { start, end } = range;
                 write!(
                     f,
                     "Obstacle({access:?} of bytes {start} to {end} of {buffer:?} while they are claimed)"
                 )
             }
-            What::Fences(fences) | What::Turn(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
+            Cause::Fences(fences) | Cause::Turn(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
         }
     }
 }

@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
-    submit::claim::Written,
+    submit::claim::WriteMode,
 };
 
 /// Rows of equal length at regular distances.
@@ -96,12 +96,12 @@ impl<'a> Operation<'a> {
     /// Unified memory that is sent somewhere counts as used there, whosever queue sends it. To be called between the work's
     /// being enqueued and the commit of its claims: nobody else's use of the ranges in conflict comes in between.
     #[inline]
-    pub(crate) fn note_where_it_sends(&self) {
+    pub(crate) fn record_prefetch_target(&self) {
         match *self {
-            Self::Prefetch { buffer, to } => buffer.is_used_by(to),
-            Self::PrefetchToNode { buffer, .. } => buffer.is_used_by(DeviceId::Cpu),
+            Self::Prefetch { buffer, to } => buffer.record_use_by(to),
+            Self::PrefetchToNode { buffer, .. } => buffer.record_use_by(DeviceId::Cpu),
             Self::Replay { recorded } if !recorded.stays_on_device() => {
-                recorded.uses().iter().for_each(|(buffer, _)| buffer.is_used_somewhere());
+                recorded.uses().iter().for_each(|(buffer, _)| buffer.record_unknown_use());
             }
             _ => {}
         }
@@ -109,12 +109,12 @@ impl<'a> Operation<'a> {
 
     /// Returns what happens to the bytes that it claims for writing.
     #[inline]
-    pub(crate) fn written(&self) -> Written {
+    pub(crate) fn write_mode(&self) -> WriteMode {
         match self {
-            Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. } => Written::Kept,
+            Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. } => WriteMode::Keep,
             // What one operation of a recording wrote another one may read.
-            Self::Replay { .. } => Written::Updated,
-            _ => Written::Replaced,
+            Self::Replay { .. } => WriteMode::Update,
+            _ => WriteMode::Replace,
         }
     }
 
@@ -155,24 +155,24 @@ impl<'a> Operation<'a> {
     #[inline]
     pub fn validate(&self) -> Result<()> {
         match *self {
-            Self::Copy { src, dst } => pair(src, dst),
-            _ => self.validate_rarer(),
+            Self::Copy { src, dst } => check_pair(src, dst),
+            _ => self.validate_slow(),
         }
     }
 
-    fn validate_rarer(&self) -> Result<()> {
+    fn validate_slow(&self) -> Result<()> {
         match *self {
             Self::Copy { src, dst } | Self::CopyPeer { src, dst } | Self::CopyInPlace { src, dst } => {
-                pair(src, dst)
+                check_pair(src, dst)
             }
             Self::CopyPitched { src, dst, rows } => {
-                rows_within("source", src.len(), rows.src_pitch, rows)?;
-                rows_within("destination", dst.len(), rows.dst_pitch, rows)?;
-                apart(src, dst)
+                check_rows("source", src.len(), rows.src_pitch, rows)?;
+                check_rows("destination", dst.len(), rows.dst_pitch, rows)?;
+                check_disjoint(src, dst)
             }
             Self::CopyBatch { pairs } => {
-                pairs.iter().try_for_each(|(src, dst)| pair(src, dst))?;
-                batch_apart(pairs)
+                pairs.iter().try_for_each(|(src, dst)| check_pair(src, dst))?;
+                check_batch(pairs)
             }
             Self::Fill { dst, pattern } => {
                 if !dst.len().is_multiple_of(pattern.width()) {
@@ -185,7 +185,7 @@ impl<'a> Operation<'a> {
                         format!("byte {} is no multiple of the pattern's {}", dst.offset(), pattern.width());
                     return Err(Error::new(ErrorKind::InvalidArgument, text));
                 }
-                writable(dst)
+                check_writable(dst)
             }
             Self::Prefetch { buffer, .. } | Self::PrefetchToNode { buffer, .. } if buffer.is_empty() => {
                 Err(Error::new(ErrorKind::InvalidArgument, "a prefetch needs at least 1 byte"))
@@ -196,7 +196,7 @@ impl<'a> Operation<'a> {
 }
 
 #[inline]
-fn writable(dst: &RawBuffer) -> Result<()> {
+fn check_writable(dst: &RawBuffer) -> Result<()> {
     if dst.is_writable() { Ok(()) } else { Err(not_writable()) }
 }
 
@@ -206,8 +206,8 @@ fn not_writable() -> Error {
 }
 
 #[inline]
-fn pair(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
-    if src.len() == dst.len() { apart(src, dst) } else { Err(unequal(src, dst)) }
+fn check_pair(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+    if src.len() == dst.len() { check_disjoint(src, dst) } else { Err(unequal(src, dst)) }
 }
 
 #[cold]
@@ -217,9 +217,9 @@ fn unequal(src: &RawBuffer, dst: &RawBuffer) -> Error {
 }
 
 #[inline]
-fn apart(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
+fn check_disjoint(src: &RawBuffer, dst: &RawBuffer) -> Result<()> {
     let is_refused = src.overlaps(dst) && !crate::mutant!("core/overlap-refused");
-    if is_refused { Err(overlapping(src, dst)) } else { writable(dst) }
+    if is_refused { Err(overlapping(src, dst)) } else { check_writable(dst) }
 }
 
 #[cold]
@@ -233,7 +233,7 @@ fn overlapping(src: &RawBuffer, dst: &RawBuffer) -> Error {
 }
 
 /// No destination of a batch may touch any other range of it, since the order among the pairs is not defined.
-fn batch_apart(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
+fn check_batch(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
     let mut ranges: Vec<_> = pairs
         .iter()
         .flat_map(|(src, dst)| [(src.id(), src.range(), false), (dst.id(), dst.range(), true)])
@@ -241,24 +241,24 @@ fn batch_apart(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
         .collect();
     ranges.sort_by_key(|(id, range, _)| (*id, range.start, range.end));
     let mut furthest: Option<(crate::BufferId, usize, usize)> = None;
-    for (id, range, written) in ranges {
+    for (id, range, write_mode) in ranges {
         // Ends of all ranges so far, and of the written ones among them.
         let (any, by_write) = match furthest {
             Some((last, any, by_write)) if last == id => (any, by_write),
             _ => (0, 0),
         };
-        let is_touched = range.start < by_write || (written && range.start < any);
+        let is_touched = range.start < by_write || (write_mode && range.start < any);
         if is_touched && !crate::mutant!("core/batch-apart") {
             let text = format!("two pairs of the batch touch byte {} of one allocation", range.start);
             return Err(Error::new(ErrorKind::Overlap, text));
         }
-        let by_write = if written { by_write.max(range.end) } else { by_write };
+        let by_write = if write_mode { by_write.max(range.end) } else { by_write };
         furthest = Some((id, any.max(range.end), by_write));
     }
     Ok(())
 }
 
-fn rows_within(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()> {
+fn check_rows(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()> {
     let end = rows
         .height
         .checked_sub(1)
@@ -297,7 +297,7 @@ pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> R
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
-    let mut claims = Claims::none(operation.written());
+    let mut claims = Claims::none(operation.write_mode());
     match *operation {
         // Without the list of uses, whose length the compiler does not know.
         Operation::Copy { src, dst } => {

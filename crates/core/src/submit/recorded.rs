@@ -51,11 +51,11 @@ fn merge<'a>(uses: impl Iterator<Item = (&'a RawBuffer, Access)>) -> Vec<(RawBuf
     for (buffer, access) in uses.filter(|(buffer, _)| !buffer.is_empty()) {
         of_allocation.entry(buffer.id()).or_default().push((buffer, access));
     }
-    of_allocation.values().flat_map(|uses| pieces(uses)).collect()
+    of_allocation.values().flat_map(|uses| disjoint_ranges(uses)).collect()
 }
 
 /// The ranges of one allocation, cut where a use begins or ends, neighbours of the same access put together again.
-fn pieces(uses: &[(&RawBuffer, Access)]) -> Vec<(RawBuffer, Access)> {
+fn disjoint_ranges(uses: &[(&RawBuffer, Access)]) -> Vec<(RawBuffer, Access)> {
     // Where coverage changes: by how many uses, and by how many of those that write.
     let mut changes: BTreeMap<usize, (isize, isize)> = BTreeMap::new();
     for (buffer, access) in uses {

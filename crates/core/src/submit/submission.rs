@@ -8,7 +8,7 @@ use std::{
 use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     host::host_access::{self, HostAccess},
-    submit::claim::Written,
+    submit::claim::WriteMode,
     submit::obstacle::{Turns, Unsubmitted},
 };
 
@@ -36,11 +36,11 @@ pub fn try_submit(
         .iter()
         .any(|(buffer, _)| buffer.place().device.is_cpu() && buffer.place().kind == MemoryKind::Pageable);
     let during_call = pageable && !queue.device().is_cpu();
-    let mut claims = Claims::none(operation.written());
+    let mut claims = Claims::none(operation.write_mode());
     claims.attempt(&mut uses, None, Some(turns))?;
-    if let Err(blocked) = claims.leave_to_queue(|fence| !during_call && queue.can_wait_for(fence)) {
+    if let Err(blocked) = claims.require_queue_can_wait(|fence| !during_call && queue.can_wait_for(fence)) {
         if let Unsubmitted::Blocked(obstacle) = &blocked {
-            turns.wait_behind(&uses, obstacle.until());
+            turns.keep_all(&uses, obstacle.until());
         }
         return Err(blocked);
     }
@@ -77,15 +77,15 @@ pub fn copy_at_once(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<
     {
         return Ok(Some(took));
     }
-    let mut claims = Claims::none(Written::Replaced);
+    let mut claims = Claims::none(WriteMode::Replace);
     match claims.attempt(&mut [(src, Access::Read), (dst, Access::Write)], None, None) {
-        Ok(()) if claims.follow_nothing() || crate::mutant!("core/short-copy-waits") => {}
+        Ok(()) if claims.have_no_predecessors() || crate::mutant!("core/short-copy-waits") => {}
         Ok(()) | Err(Unsubmitted::Blocked(_)) => return Ok(None),
         Err(Unsubmitted::Refused(error)) => return Err(error),
     }
     host_access::note(from.as_ptr().addr(), src.len(), HostAccess::Read);
     host_access::note(to.as_ptr().addr(), dst.len(), HostAccess::Write);
-    [src, dst].into_iter().for_each(|buffer| buffer.is_used_by(DeviceId::Cpu));
+    [src, dst].into_iter().for_each(|buffer| buffer.record_use_by(DeviceId::Cpu));
     let took = copy();
     claims.complete();
     Ok(Some(took))

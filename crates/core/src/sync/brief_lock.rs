@@ -9,13 +9,13 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use crate::sync::{AtomicBool, Condvar, LOOKS, Mutex, Ordering, UnsafeCell, spin_loop, yield_now};
+use crate::sync::{AtomicBool, Condvar, MAX_SPINS, Mutex, Ordering, UnsafeCell, spin_loop, yield_now};
 
 /// A value that one thread at a time uses, briefly. In this order, so that taking it brings the value's beginning along.
 #[derive(Debug)]
 #[repr(C)]
 pub struct BriefLock<T> {
-    taken: AtomicBool,
+    locked: AtomicBool,
     value: UnsafeCell<T>,
 }
 
@@ -32,14 +32,14 @@ pub struct BriefGuard<'a, T> {
 impl<T> BriefLock<T> {
     /// Returns an open lock.
     pub fn new(value: T) -> Self {
-        Self { taken: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
     /// Takes the lock; spins, and lets others run, until it is open.
     #[inline]
     pub fn lock(&self) -> BriefGuard<'_, T> {
-        if !self.try_take() {
-            self.take_late();
+        if !self.try_acquire() {
+            self.lock_slow();
         }
         BriefGuard { lock: self, value: PhantomData }
     }
@@ -48,7 +48,7 @@ impl<T> BriefLock<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
         // Made only where it is taken: the drop of a guard opens the lock.
-        self.try_take().then(|| BriefGuard { lock: self, value: PhantomData })
+        self.try_acquire().then(|| BriefGuard { lock: self, value: PhantomData })
     }
 
     /// The value, of which this is the only reference.
@@ -59,20 +59,20 @@ impl<T> BriefLock<T> {
     }
 
     #[inline]
-    fn try_take(&self) -> bool {
-        self.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn try_acquire(&self) -> bool {
+        self.locked.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     #[cold]
-    fn take_late(&self) {
-        let mut looks = 0;
+    fn lock_slow(&self) {
+        let mut spins = 0;
         // Looking does not take the line from who is about to open it.
-        while self.taken.load(Ordering::Relaxed) || !self.try_take() {
-            looks += 1;
-            if looks < LOOKS {
+        while self.locked.load(Ordering::Relaxed) || !self.try_acquire() {
+            spins += 1;
+            if spins < MAX_SPINS {
                 spin_loop();
             } else {
-                looks = 0;
+                spins = 0;
                 yield_now();
             }
         }
@@ -107,30 +107,30 @@ impl<T> Drop for BriefGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // What was done with the value comes before, for whoever takes it next.
-        self.lock.taken.store(false, Ordering::Release);
+        self.lock.locked.store(false, Ordering::Release);
     }
 }
 
 /// Where threads sleep until a value under a brief lock has changed.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct Notify {
     /// Held from before the look at the value until asleep: a ring falls before the look or upon a sleeper.
-    bed: Mutex<()>,
-    rung: Condvar,
+    mutex: Mutex<()>,
+    condvar: Condvar,
 }
 
-impl Bell {
+impl Notify {
     /// Blocks while `must_wait`, which looks at the value under its lock, and notes there that somebody waits.
-    pub(crate) fn sleep_while(&self, mut must_wait: impl FnMut() -> bool) {
-        let mut bed = self.bed.lock();
+    pub(crate) fn wait_while(&self, mut must_wait: impl FnMut() -> bool) {
+        let mut mutex = self.mutex.lock();
         while must_wait() {
-            bed = self.rung.wait(bed);
+            mutex = self.condvar.wait(mutex);
         }
     }
 
     /// Wakes everyone; called behind the change, without its lock, where somebody waits.
-    pub(crate) fn ring(&self) {
-        drop(self.bed.lock());
-        self.rung.notify_all();
+    pub(crate) fn notify_all(&self) {
+        drop(self.mutex.lock());
+        self.condvar.notify_all();
     }
 }

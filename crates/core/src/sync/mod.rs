@@ -12,7 +12,7 @@ pub(crate) use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 
 /// How often a thread looks for an open lock before it lets others run.
-pub(crate) const LOOKS: u32 = 64;
+pub(crate) const MAX_SPINS: u32 = 64;
 
 /// As parking_lot's, with std's way of waiting.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use loom::{
 use transload_core::{BufferId, DeviceId, Error, ErrorKind, Place, Result, TransferPath, mutant};
 
 use crate::{
-    hazard::{Asked, Attempt, Before, Hazards, Leaves, Woken},
+    hazard::{Attempt, Blocker, ClaimRequest, Hazards, Retained, WakeList},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
     submit::claim::{Access, Claimed, RawBuffer},
     sync::brief_lock::BriefLock,
@@ -130,23 +130,23 @@ impl Table {
             let mut group =
                 [Claimed { buffer: &self.buffer, range: range.clone(), access: Access::Write, ticket: None }];
             let mut earlier = None;
-            let asked = Asked { own: None, turn, inherits: false };
-            match self.hazards.claim(&mut group, &asked, &mut earlier).unwrap() {
+            let request = ClaimRequest { own: None, turn, inherits: false };
+            match self.hazards.claim(&mut group, &request, &mut earlier).unwrap() {
                 Attempt::Held(()) => {
                     assert!(!self.enqueueing.swap(true, Ordering::Relaxed), "two have claimed the range");
                     assert!(self.enqueueing.swap(false, Ordering::Relaxed));
                     let claims = [(&range, group[0].ticket.as_ref().unwrap())];
-                    self.hazards.commit(claims, fence, Leaves::default(), &mut Woken::default());
+                    self.hazards.commit(claims, fence, Retained::default(), &mut WakeList::default());
                     if let Some(turn) = turn {
                         self.hazards.end_turn(turn);
                     }
                     return earlier.unwrap_or_default().after.len();
                 }
-                Attempt::Blocked(Before::Claim) => {
+                Attempt::Blocked(Blocker::Claim) => {
                     turn = Some(self.hazards.keep_turn(turn, &range, Access::Write, &[]));
-                    self.hazards.sleep_until_a_commit(&range, Access::Write);
+                    self.hazards.wait_for_commit(&range, Access::Write);
                 }
-                Attempt::Blocked(Before::Fences(_) | Before::Turn(_)) => {
+                Attempt::Blocked(Blocker::Fences(_) | Blocker::Turn(_)) => {
                     unreachable!("nobody was overtaken so often")
                 }
             }
@@ -183,12 +183,12 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
             thread::spawn(move || {
                 let mut group =
                     [Claimed { buffer: &table.buffer, range: 0..16, access: Access::Read, ticket: None }];
-                let asked = Asked { own: None, turn: None, inherits: false };
-                let claimed = table.hazards.claim(&mut group, &asked, &mut None);
+                let request = ClaimRequest { own: None, turn: None, inherits: false };
+                let claimed = table.hazards.claim(&mut group, &request, &mut None);
                 if let (Ok(Attempt::Held(())), Some(ticket)) = (claimed, group[0].ticket) {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a view is open");
                     table.enqueueing.store(false, Ordering::Relaxed);
-                    table.hazards.withdraw(&(0..16), ticket, &mut Woken::default());
+                    table.hazards.withdraw(&(0..16), ticket, &mut WakeList::default());
                 }
             })
         };
@@ -197,10 +197,10 @@ fn a_view_opens_when_a_claim_is_withdrawn_and_never_beside_it() {
                 Attempt::Held(ticket) => {
                     assert!(!table.enqueueing.swap(true, Ordering::Relaxed), "a claim is held");
                     table.enqueueing.store(false, Ordering::Relaxed);
-                    table.hazards.withdraw(&range, ticket, &mut Woken::default());
+                    table.hazards.withdraw(&range, ticket, &mut WakeList::default());
                     break;
                 }
-                Attempt::Blocked(_) => table.hazards.sleep_until_a_commit(&range, Access::Write),
+                Attempt::Blocked(_) => table.hazards.wait_for_commit(&range, Access::Write),
             }
         }
         other.join().unwrap();
@@ -251,7 +251,7 @@ fn short_copy_needs_no_claims_only_where_nothing_else_is_known_of_its_bytes() {
             let view = of.hazards.try_open_view(&range, access, None).unwrap();
             let Attempt::Held(view) = view else { unreachable!("nothing is in flight") };
             assert!(!a.copy_to(&b), "a view is open");
-            of.hazards.withdraw(&range, view, &mut Woken::default());
+            of.hazards.withdraw(&range, view, &mut WakeList::default());
             let turn = of.hazards.keep_turn(None, &range, access, &[]);
             assert!(!a.copy_to(&b), "somebody waits");
             of.hazards.end_turn(turn);
@@ -276,8 +276,8 @@ fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() 
         let table = Table::new();
         let claim = |table: &Table, range: std::ops::Range<usize>| {
             let mut group = [Claimed { buffer: &table.buffer, range, access: Access::Write, ticket: None }];
-            let asked = Asked { own: None, turn: None, inherits: false };
-            assert!(matches!(table.hazards.claim(&mut group, &asked, &mut None), Ok(Attempt::Held(()))));
+            let request = ClaimRequest { own: None, turn: None, inherits: false };
+            assert!(matches!(table.hazards.claim(&mut group, &request, &mut None), Ok(Attempt::Held(()))));
             group[0].ticket.take().unwrap()
         };
         let fence = fence();
@@ -286,8 +286,8 @@ fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() 
             table.hazards.commit(
                 [(&(at..at + 1), &ticket)],
                 &fence,
-                Leaves::default(),
-                &mut Woken::default(),
+                Retained::default(),
+                &mut WakeList::default(),
             );
         }
         let other = {
@@ -295,13 +295,13 @@ fn what_counts_uses_grows_with_each_use_also_beside_a_view_that_does_not_open() 
             thread::spawn(move || {
                 let before = (table.hazards.uses(), table.hazards.writes());
                 let ticket = claim(&table, 4000..4001);
-                table.hazards.withdraw(&(4000..4001), ticket, &mut Woken::default());
+                table.hazards.withdraw(&(4000..4001), ticket, &mut WakeList::default());
                 let after = (table.hazards.uses(), table.hazards.writes());
                 assert!(after.0 > before.0 && after.1 > before.1, "{before:?} and {after:?}");
             })
         };
         let opens = table.hazards.try_open_view(&(0..2 * SEGMENTS), Access::Write, None).unwrap();
-        assert!(matches!(opens, Attempt::Blocked(Before::Fences(_))));
+        assert!(matches!(opens, Attempt::Blocked(Blocker::Fences(_))));
         other.join().unwrap();
     });
 }

@@ -11,7 +11,7 @@ pub(crate) use loom::{
 #[allow(dead_code, reason = "a model uses part of what it includes")]
 pub(crate) mod brief_lock;
 
-pub(crate) const LOOKS: u32 = 1;
+pub(crate) const MAX_SPINS: u32 = 1;
 
 pub(crate) fn spin_loop() {
     yield_now();

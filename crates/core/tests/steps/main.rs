@@ -24,7 +24,7 @@ use transload_core::{
 };
 
 use crate::{
-    hazard::{Asked, Attempt, Hazards, Leaves, Ticket, Woken, counted},
+    hazard::{Attempt, ClaimRequest, Hazards, Retained, Ticket, WakeList, counted},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
     submit::claim::{Access, Claimed, RawBuffer},
 };
@@ -128,8 +128,8 @@ impl Table {
     ) -> (Vec<(Range<usize>, Ticket)>, usize) {
         let claimed = |range| Claimed { buffer: &self.buffer, range, access, ticket: None };
         let mut group: Vec<_> = ranges.into_iter().map(claimed).collect();
-        let (asked, mut earlier) = (Asked { own: None, turn: None, inherits: false }, None);
-        assert!(matches!(self.hazards.claim(&mut group, &asked, &mut earlier), Ok(Attempt::Held(()))));
+        let (request, mut earlier) = (ClaimRequest { own: None, turn: None, inherits: false }, None);
+        assert!(matches!(self.hazards.claim(&mut group, &request, &mut earlier), Ok(Attempt::Held(()))));
         let tickets = group.into_iter().map(|one| (one.range, one.ticket.unwrap())).collect();
         (tickets, earlier.unwrap_or_default().after.len())
     }
@@ -149,7 +149,7 @@ impl Table {
         let (tickets, after) = self.claim(ranges, access);
         let claims = tickets.iter().map(|(range, ticket)| (range, ticket));
         let fence = Fence::new(Arc::clone(line) as Arc<dyn Timeline>, point);
-        self.hazards.commit(claims, &fence, Leaves::default(), &mut Woken::default());
+        self.hazards.commit(claims, &fence, Retained::default(), &mut WakeList::default());
         after
     }
 }
@@ -308,7 +308,7 @@ fn loans_and_views_open_by_the_thousand_cost_a_claim_nothing() {
     for index in [1_500, 4_500] {
         assert!(table.hazards.try_open_view(&piece(index), Access::Read, None).is_err());
     }
-    loans.iter().for_each(|(range, loan)| table.hazards.withdraw(range, *loan, &mut Woken::default()));
+    loans.iter().for_each(|(range, loan)| table.hazards.withdraw(range, *loan, &mut WakeList::default()));
     let lent = 0..3_000 * PIECE;
     assert!(matches!(table.hazards.try_open_view(&lent, Access::Write, None), Ok(Attempt::Held(_))));
 }
@@ -365,15 +365,15 @@ fn claim_looks_at_a_bounded_number_of_waiters_in_turn() {
     }
     // Until the oldest is overtaken no more, and from then on.
     for claim in 0..20 {
-        let (asked, before) = (Asked { own: None, turn: None, inherits: false }, counted());
+        let (request, before) = (ClaimRequest { own: None, turn: None, inherits: false }, counted());
         let mut group =
             [Claimed { buffer: &table.buffer, range: piece(0), access: Access::Read, ticket: None }];
-        let claimed = table.hazards.claim(&mut group, &asked, &mut None);
+        let claimed = table.hazards.claim(&mut group, &request, &mut None);
         assert!(counted() - before <= 2 * 32 + 16, "{} steps for claim {claim}", counted() - before);
         let is_held = matches!(claimed, Ok(Attempt::Held(())));
         assert_eq!(is_held, claim < 16, "claim {claim}");
         let [one] = group;
-        let withdraw = |ticket| table.hazards.withdraw(&one.range, ticket, &mut Woken::default());
+        let withdraw = |ticket| table.hazards.withdraw(&one.range, ticket, &mut WakeList::default());
         one.ticket.into_iter().for_each(withdraw);
     }
 }

@@ -19,19 +19,19 @@ fn told(groups: &str, mountinfo: &str, files: &[(&str, &str)]) -> Option<MemoryI
     let mut all: HashMap<&str, &str> = files.iter().copied().collect();
     all.insert("/proc/self/cgroup", groups);
     all.entry("/proc/meminfo").or_insert(MEMINFO);
-    told_by(|path| all.get(path).map(|text| (*text).to_owned()), &mounts::of_memory(mountinfo))
+    memory_from(|path| all.get(path).map(|text| (*text).to_owned()), &mounts::of_memory(mountinfo))
 }
 
 #[test]
 fn numbers_are_found_among_other_lines_and_nothing_is_made_up() {
-    assert_eq!(of_machine(MEMINFO), kib(600, 1000));
+    assert_eq!(machine_memory(MEMINFO), kib(600, 1000));
     for text in [
         "",
         "MemTotal: 16 kB\n",
         "MemTotal: 16 MB\nMemAvailable: 1 kB\n",
         "MemTotal: 1 kB\nMemAvailable: x kB",
     ] {
-        assert_eq!(of_machine(text), None, "{text}");
+        assert_eq!(machine_memory(text), None, "{text}");
     }
     assert_eq!(told("", "", &[("/proc/meminfo", "")]), None);
     assert_eq!(told("", "", &[]), kib(600, 1000), "a system without control groups");

@@ -20,7 +20,7 @@ use crate::{MemoryInfo, Result};
 /// [`Unsupported`](crate::ErrorKind::Unsupported) where the system does not tell: on anything but Linux and Windows, or without
 /// `/proc`.
 pub fn host_memory() -> Result<MemoryInfo> {
-    ask().ok_or_else(|| {
+    query().ok_or_else(|| {
         let text =
             "this system does not tell how much memory the host has free; Linux (in /proc/meminfo) and Windows do";
         crate::Error::new(crate::ErrorKind::Unsupported, text)
@@ -28,13 +28,13 @@ pub fn host_memory() -> Result<MemoryInfo> {
 }
 
 #[cfg(target_os = "linux")]
-fn ask() -> Option<MemoryInfo> {
+fn query() -> Option<MemoryInfo> {
     use std::sync::OnceLock;
 
     /// Where control groups are mounted does not change while a process runs.
     static MOUNTS: OnceLock<Vec<mounts::Mount>> = OnceLock::new();
     let mounts = MOUNTS.get_or_init(|| mounts::of_memory(&text("/proc/self/mountinfo").unwrap_or_default()));
-    told_by(text, mounts)
+    memory_from(text, mounts)
 }
 
 /// Anyone may have mounted something under a name that is no text; the other lines hold all the same.
@@ -44,19 +44,19 @@ fn text(path: &str) -> Option<String> {
 }
 
 #[cfg(windows)]
-fn ask() -> Option<MemoryInfo> {
+fn query() -> Option<MemoryInfo> {
     windows::memory()
 }
 
 #[cfg(not(any(target_os = "linux", windows)))]
-fn ask() -> Option<MemoryInfo> {
+fn query() -> Option<MemoryInfo> {
     None
 }
 
 /// What files say, which `read` finds by their paths.
 #[cfg(any(target_os = "linux", test))]
-fn told_by(read: impl Fn(&str) -> Option<String>, mounts: &[mounts::Mount]) -> Option<MemoryInfo> {
-    let machine = of_machine(&read("/proc/meminfo")?)?;
+fn memory_from(read: impl Fn(&str) -> Option<String>, mounts: &[mounts::Mount]) -> Option<MemoryInfo> {
+    let machine = machine_memory(&read("/proc/meminfo")?)?;
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     Some(cgroup::limits(&read, &groups, mounts).fold(machine, |least, limit| MemoryInfo {
         free: least.free.min(limit.free),
@@ -65,7 +65,7 @@ fn told_by(read: impl Fn(&str) -> Option<String>, mounts: &[mounts::Mount]) -> O
 }
 
 #[cfg(any(target_os = "linux", test))]
-fn of_machine(meminfo: &str) -> Option<MemoryInfo> {
+fn machine_memory(meminfo: &str) -> Option<MemoryInfo> {
     let bytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -8,13 +8,13 @@ use std::{
 /// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
 /// would wait there for what its own thread has yet to resolve.
 #[derive(Default)]
-pub(crate) struct Woken(Option<Box<Tasks>>);
+pub(crate) struct WakeList(Option<Box<Wakers>>);
 
 /// Most often there are none, and to see that should take no time.
 #[derive(Default)]
-struct Tasks(Vec<Waker>);
+struct Wakers(Vec<Waker>);
 
-impl Woken {
+impl WakeList {
     /// As dropping it.
     #[inline]
     pub(crate) fn wake(self) {
@@ -31,7 +31,7 @@ impl Woken {
     }
 }
 
-impl Drop for Tasks {
+impl Drop for Wakers {
     fn drop(&mut self) {
         self.0.drain(..).for_each(wake);
     }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     Dependencies, Hazards,
-    table::{Ended, Found, STEPS},
-    uses::{Kind, Writes, Written},
+    table::{FoundWrites, STEPS_PER_LOCK, WriteOutcome},
+    uses::{FallibleWrite, FallibleWrites, UseKind},
 };
 use crate::{
     Access, Error, ErrorKind, RawBuffer, Result,
@@ -17,14 +17,14 @@ impl Hazards {
     pub(super) fn add_sources(
         &self,
         buffer: &RawBuffer,
-        read: Found,
-        kept: Found,
+        read: FoundWrites,
+        kept: FoundWrites,
         sources: &mut SourceList,
     ) -> Result<()> {
         for (mut found, refuses) in [(read, true), (kept, false)] {
             while let Some(write) = found.writes.pop() {
                 if write.fence.is_known_done() {
-                    self.settle(std::slice::from_ref(&write));
+                    self.record_outcomes(std::slice::from_ref(&write));
                     if let Some(Err(error)) = write.fence.outcome() {
                         if refuses && damages(&write, &error) {
                             return Err(failure_of(&write, &error));
@@ -46,26 +46,26 @@ impl Hazards {
     }
 
     /// Finds the writes that a reader of a range depends on.
-    fn find(&self, range: &Range<usize>, found: &mut Found) {
+    fn find(&self, range: &Range<usize>, found: &mut FoundWrites) {
         self.in_steps(range.start, |table, from, _| {
             let (rest, mut after) = (from..range.end, Dependencies::default());
-            table.collect(&rest, Access::Read, None, &mut { STEPS }, &mut after, Some(found))
+            table.collect(&rest, Access::Read, None, &mut { STEPS_PER_LOCK }, &mut after, Some(found))
         });
     }
 
     /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
-    pub(super) fn settle(&self, writes: &[Written]) {
+    pub(super) fn record_outcomes(&self, writes: &[FallibleWrite]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
-            let ended = match &outcome {
-                Ok(()) => Ended::Well,
-                Err(_) if crate::mutant!("core/mark-failed-writes") => Ended::Well,
-                Err(error) if damages(write, error) => Ended::Damaged(error),
-                Err(_) if crate::mutant!("core/untouched-bytes-stay-marked") => Ended::Well,
-                Err(_) => Ended::Untouched,
+            let outcome_of_write = match &outcome {
+                Ok(()) => WriteOutcome::Succeeded,
+                Err(_) if crate::mutant!("core/mark-failed-writes") => WriteOutcome::Succeeded,
+                Err(error) if damages(write, error) => WriteOutcome::Damaged(error),
+                Err(_) if crate::mutant!("core/untouched-bytes-stay-marked") => WriteOutcome::Succeeded,
+                Err(_) => WriteOutcome::Untouched,
             };
             self.in_steps(write.range.start, |table, from, removed| {
-                table.settle(&(from..write.range.end), write, ended, removed)
+                table.record_outcome(&(from..write.range.end), write, outcome_of_write, removed)
             });
         }
     }
@@ -73,28 +73,28 @@ impl Hazards {
     /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
     pub(crate) fn assume_written(&self, range: &Range<usize>) {
         // What has failed unseen leaves its marks first.
-        let mut found = Writes::default();
+        let mut found = FallibleWrites::default();
         self.in_steps(range.start, |table, from, _| {
-            table.change(&(from..range.end), &mut { STEPS }, |origins, segment| {
-                origins.find_unsettled(segment, true, &mut found);
+            table.change(&(from..range.end), &mut { STEPS_PER_LOCK }, |origins, segment| {
+                origins.find_unresolved(segment, true, &mut found);
             })
         });
-        self.settle(&found);
+        self.record_outcomes(&found);
         self.in_steps(range.start, |table, from, removed| {
             let rest = from..range.end;
             table.cut_out(&rest);
-            table.prune(&rest, removed, |_, used| used.kind() == Kind::Mark)
+            table.prune(&rest, removed, |_, used| used.kind() == UseKind::Mark)
         });
     }
 }
 
 /// Returns whether bytes may be damaged. With its device they are lost, and the device says so.
-fn damages(write: &Written, error: &Error) -> bool {
+fn damages(write: &FallibleWrite, error: &Error) -> bool {
     error.kind() != ErrorKind::DeviceLost && write.fence.timeline().may_have_written(write.fence.point())
 }
 
 #[cold]
-fn failure_of(Written { range, claim, .. }: &Written, error: &Error) -> Error {
+fn failure_of(FallibleWrite { range, claim, .. }: &FallibleWrite, error: &Error) -> Error {
     let Range { start, end } = range;
     let text = format!(
         "bytes {start} to {end} cannot be read: the operation that wrote them (claim {claim} of the allocation) failed"

@@ -6,7 +6,7 @@ use crate::{Access, Error, ErrorKind};
 
 /// Why a range is held that has no fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
+pub(crate) enum HoldKind {
     /// Claimed; its operation is being enqueued by some thread right now.
     Pending,
     /// A host view is open.
@@ -16,13 +16,13 @@ pub(crate) enum Holder {
 }
 
 /// The range is held.
-pub(crate) fn busy(range: &Range<usize>, by: Holder, open: Access) -> Error {
+pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error {
     let Range { start, end } = range;
-    let text = match (by, open) {
-        (Holder::Loan, Access::Write) => {
+    let text = match (kind, open) {
+        (HoldKind::Loan, Access::Write) => {
             format!("bytes {start} to {end} are lent to someone who may write them; that loan must end first")
         }
-        (Holder::Loan, Access::Read) => {
+        (HoldKind::Loan, Access::Read) => {
             format!("bytes {start} to {end} are lent to readers; that loan must end before they are written")
         }
         (_, Access::Write) => {

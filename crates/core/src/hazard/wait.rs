@@ -2,13 +2,13 @@
 
 use std::{ops::Range, task::Waker};
 
-use super::{Hazards, TurnId, Woken, holds::Conflict, table::Blocked, uses::Removed, wake};
+use super::{Hazards, TurnId, WakeList, held_ranges::Conflict, table::Blocked, uses::Removed, wake};
 use crate::{Access, Fence, sync::yield_now};
 
 impl Hazards {
     /// Arranges that `waker` is woken when a pending claim is resolved. Returns `true`, and keeps nothing, where nothing
     /// blocks the holder of the turn.
-    pub(crate) fn wake_at_a_commit(
+    pub(crate) fn wake_at_commit(
         &self,
         range: &Range<usize>,
         access: Access,
@@ -42,10 +42,10 @@ impl Hazards {
     }
 
     /// Blocks the calling thread while another thread's claim is pending.
-    pub(crate) fn sleep_until_a_commit(&self, range: &Range<usize>, access: Access) {
-        self.resolved.sleep_while(|| {
+    pub(crate) fn wait_for_commit(&self, range: &Range<usize>, access: Access) {
+        self.resolved.wait_while(|| {
             let mut table = self.table.lock();
-            let pending = table.holds.conflict(range, access) == Conflict::Pending;
+            let pending = table.held.conflict(range, access) == Conflict::Pending;
             if pending {
                 table.waiting.get_or_insert_default().sleepers = true;
             }
@@ -71,13 +71,13 @@ impl Hazards {
 
     /// Ends a turn: the waiter holds the range, or has given up.
     pub(crate) fn end_turn(&self, turn: TurnId) {
-        let (mut removed, mut woken) = (Removed::default(), Woken::default());
+        let (mut removed, mut wake_list) = (Removed::default(), WakeList::default());
         let mut table = self.table.lock();
         if let Some(waiting) = &mut table.waiting
             && !crate::mutant!("core/turn-ends-with-waiter")
         {
             waiting.end_turn(turn, &mut removed);
         }
-        self.close(table, &mut woken);
+        self.close(table, &mut wake_list);
     }
 }

@@ -3,37 +3,37 @@
 use std::ops::Range;
 
 use super::{
-    segments::{At, Segment},
+    segments::{Position, Segment},
     table::{Table, Ticket},
-    uses::{Origins, Removed, SEARCHED, Use, Uses, last_few, uncovered, writes},
+    uses::{MAX_SEARCHED, Origins, Removed, Use, Uses, last_few, uncovered, writes},
 };
 use crate::{Access, Fence};
 
 /// A use that takes the place of a ticket.
-pub(super) struct New<'a> {
+pub(super) struct NewUse<'a> {
     pub(super) fence: &'a Fence,
     pub(super) claim: u32,
     pub(super) access: Access,
     pub(super) effect: Effect,
     /// Whether it comes after work of another device, which stays beside it until that is over: with its own device lost, this
     /// use counts as over at once.
-    pub(super) crosses: bool,
+    pub(super) cross_device: bool,
 }
 
 /// What of earlier uses a write leaves.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Leaves {
+pub(crate) struct Retained {
     /// What may have damaged bytes.
     pub(crate) damage: bool,
     /// What is in flight on another device.
-    pub(crate) crossed: bool,
+    pub(crate) cross_device: bool,
 }
 
 /// What a new use makes of those that are there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
     /// Nothing: it lies beside them.
-    Beside,
+    Concurrent,
     /// It comes after them, and may leave bytes as they are: those that may have damaged bytes stay.
     Keeps,
     /// It comes after them. If it can fail, those that may have damaged bytes stay under it, until it has ended.
@@ -44,7 +44,7 @@ impl Table {
     /// Replaces a held range by a use if that takes the place of the only one of that very range, of the same origin. Returns
     /// whether it did: most often.
     #[inline]
-    pub(super) fn commit_alike(
+    pub(super) fn commit_fast(
         &mut self,
         range: &Range<usize>,
         ticket: &Ticket,
@@ -53,7 +53,7 @@ impl Table {
     ) -> bool {
         if let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start)
             && let [old] = uses.as_mut_slice()
-            && let Some(used) = self.origins.alike(old, fence, ticket.claim, ticket.access)
+            && let Some(used) = self.origins.with_origin_of(old, fence, ticket.claim, ticket.access)
             && *end == range.end
             && (used.replaces(old) || ticket.access == Access::Write && !keeps && old.is_sound())
         {
@@ -61,20 +61,20 @@ impl Table {
             self.release(range, *ticket);
             return true;
         }
-        self.commit_beside(range, ticket, fence, keeps)
+        self.commit_short(range, ticket, fence, keeps)
     }
 
     /// Replaces a held range by a use if the uses of that very range are one or two, as most often, or have one of which it
     /// says all; and if that removes no origin. Returns whether it did.
     #[inline(never)]
-    fn commit_beside(&mut self, range: &Range<usize>, ticket: &Ticket, fence: &Fence, keeps: bool) -> bool {
+    fn commit_short(&mut self, range: &Range<usize>, ticket: &Ticket, fence: &Fence, keeps: bool) -> bool {
         let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start) else { return false };
         let &Ticket { access, claim, .. } = ticket;
         let Some(used) = self.origins.find(fence, claim, access) else { return false };
         let is_implied = |old: &Use| access == Access::Write && !keeps && old.is_sound();
-        let is_done = match uses.as_mut_slice() {
+        let is_committed = match uses.as_mut_slice() {
             _ if *end != range.end => false,
-            [old] if used.replaces(old) || is_implied(old) || self.origins.is_forgettable(old) => {
+            [old] if used.replaces(old) || is_implied(old) || self.origins.is_removable(old) => {
                 self.origins.exchange(old, used)
             }
             [_] if access == Access::Read => {
@@ -85,21 +85,21 @@ impl Table {
             [one, other] if is_implied(one) && is_implied(other) && used.is_of_origin_of(other) => {
                 let is_exchanged = self.origins.exchange(one, used);
                 if is_exchanged {
-                    self.origins.forget_copy(&used);
+                    self.origins.unshare(&used);
                     uses.truncate(1);
                 }
                 is_exchanged
             }
             all if access == Access::Read => {
-                let old = all.iter_mut().rev().take(SEARCHED).find(|old| used.replaces(old));
+                let old = all.iter_mut().rev().take(MAX_SEARCHED).find(|old| used.replaces(old));
                 old.is_some_and(|old| self.origins.exchange(old, used))
             }
             _ => false,
         };
-        if is_done {
+        if is_committed {
             self.release(range, *ticket);
         }
-        is_done
+        is_committed
     }
 
     /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
@@ -109,7 +109,7 @@ impl Table {
         &mut self,
         range: &Range<usize>,
         ticket: &Ticket,
-        (fence, leaves): (&Fence, Leaves),
+        (fence, retained): (&Fence, Retained),
         from: &mut usize,
         steps: &mut usize,
         removed: &mut Option<Removed>,
@@ -117,32 +117,32 @@ impl Table {
         let removed = removed.get_or_insert_default();
         let &Ticket { claim, access, .. } = ticket;
         let effect = match access {
-            Access::Read => Effect::Beside,
-            Access::Write if leaves.damage => Effect::Keeps,
+            Access::Read => Effect::Concurrent,
+            Access::Write if retained.damage => Effect::Keeps,
             Access::Write => Effect::Replaces,
         };
-        let new = New { fence, claim, access, effect, crosses: leaves.crossed };
-        let is_complete = match effect {
-            Effect::Replaces if !fence.can_fail() && !new.crosses => {
+        let new = NewUse { fence, claim, access, effect, cross_device: retained.cross_device };
+        let is_committed = match effect {
+            Effect::Replaces if !fence.can_fail() && !new.cross_device => {
                 self.commit_write(range, &new, steps, removed)
             }
             _ => self.add(from, range.end, &new, steps, removed),
         };
-        if is_complete {
+        if is_committed {
             self.release(range, *ticket);
             // A timeline keeps its queue alive, so a short table is swept, too, where other queues come.
             if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
                 self.segments.sweep_at = self.segments.sweep_at.min(-1);
             }
         }
-        is_complete
+        is_committed
     }
 
     /// What was there before is implied: the write comes after it, and cannot fail.
     fn commit_write(
         &mut self,
         range: &Range<usize>,
-        new: &New<'_>,
+        new: &NewUse<'_>,
         steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
@@ -186,7 +186,7 @@ impl Table {
         &mut self,
         from: &mut usize,
         end: usize,
-        new: &New<'_>,
+        new: &NewUse<'_>,
         steps: &mut usize,
         removed: &mut Removed,
     ) -> bool {
@@ -204,9 +204,9 @@ impl Table {
                     let used = self.origins.make(new.fence, new.claim, new.access);
                     if add_use(&mut self.origins, &mut segment.uses, used, new, removed) {
                         // So that there are not many more of them than are in flight.
-                        self.origins.find_unsettled(segment, false, &mut removed.unsettled);
+                        self.origins.find_unresolved(segment, false, &mut removed.unresolved);
                     }
-                    self.join(at, removed);
+                    self.merge(at, removed);
                 }
                 // No use yet, up to the next segment.
                 next => {
@@ -220,8 +220,8 @@ impl Table {
         true
     }
 
-    fn join(&mut self, at: At, removed: &mut Removed) {
-        let joined = self.segments.join(at);
+    fn merge(&mut self, at: Position, removed: &mut Removed) {
+        let joined = self.segments.merge(at);
         joined.iter().flatten().for_each(|used| self.origins.release(used, removed));
     }
 }
@@ -231,7 +231,7 @@ fn add_use(
     origins: &mut Origins,
     uses: &mut Uses,
     mut new: Use,
-    &New { effect, crosses, .. }: &New<'_>,
+    &NewUse { effect, cross_device, .. }: &NewUse<'_>,
     removed: &mut Removed,
 ) -> bool {
     let mut is_newest = true;
@@ -248,14 +248,14 @@ fn add_use(
         // What each of two failing writes damaged is told by its own point.
         let same = (used.access(), used.kind()) == (new.access(), new.kind())
             && !used.may_damage()
-            && origins.are_of_one_timeline(used, &new);
+            && origins.same_timeline(used, &new);
         is_newest &= !(same && used.point > new.point);
-        let is_before = effect != Effect::Beside
+        let is_before = effect != Effect::Concurrent
             && (repairs || used.is_sound())
-            && !(crosses && origins.goes_on_elsewhere(used, &new));
-        is_before || (same && used.point <= new.point) || origins.is_forgettable(used)
+            && !(cross_device && origins.runs_on_other_device(used, &new));
+        is_before || (same && used.point <= new.point) || origins.is_removable(used)
     });
-    let stay = effect != Effect::Beside && !uses.is_empty();
+    let stay = effect != Effect::Concurrent && !uses.is_empty();
     if stay && effect == Effect::Replaces && !repairs {
         new = new.covering();
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Failure, Subject, noise::Noise};
+use super::{Failure, Subject, rng::TestRng};
 use crate::{
     Backend, DeviceId, DeviceInfo, ErrorKind, Fence, MemoryKind, Operation, Place, QueueLease, RawBuffer,
     Result as CoreResult, StreamPriority, Timing, WorkloadType, submit,
@@ -13,17 +13,17 @@ use crate::{
 
 /// Memory that can be asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spot {
+pub(super) struct TestMemory {
     /// Where its bytes are.
     pub(super) place: Place,
     /// Whether the host's backend gives it and not the one under test.
     is_of_host: bool,
 }
 
-pub(super) struct Lab<'a> {
+pub(super) struct TestContext<'a> {
     pub(super) subject: &'a Subject,
     /// All memory; none of it twice.
-    pub(super) spots: Vec<Spot>,
+    pub(super) memories: Vec<TestMemory>,
 }
 
 /// The subject's entry in the backend's list.
@@ -34,29 +34,29 @@ pub(super) fn info(subject: &Subject) -> Result<DeviceInfo, Failure> {
     }
 }
 
-impl<'a> Lab<'a> {
+impl<'a> TestContext<'a> {
     pub(super) fn new(subject: &'a Subject) -> Result<Self, Failure> {
-        let mut spots: Vec<Spot> = Vec::new();
+        let mut memories: Vec<TestMemory> = Vec::new();
         for kind in info(subject)?.kinds {
             // That each kind can be had is a check of its own.
             if let Ok(one) = subject.backend.allocate(subject.device, kind, 1) {
-                spots.push(Spot { place: one.place(), is_of_host: false });
+                memories.push(TestMemory { place: one.place(), is_of_host: false });
             }
         }
         let pageable = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
-        if spots.iter().all(|spot| spot.place != pageable) {
+        if memories.iter().all(|memory| memory.place != pageable) {
             subject.host.allocate(DeviceId::Cpu, MemoryKind::Pageable, 1)?;
-            spots.push(Spot { place: pageable, is_of_host: true });
+            memories.push(TestMemory { place: pageable, is_of_host: true });
         }
-        Ok(Self { subject, spots })
+        Ok(Self { subject, memories })
     }
 
     pub(super) fn backend(&self) -> &dyn Backend {
         &*self.subject.backend
     }
 
-    pub(super) fn noise(&self, stream: &str) -> Noise {
-        Noise::new(self.subject.seed, stream)
+    pub(super) fn rng(&self, stream: &str) -> TestRng {
+        TestRng::new(self.subject.seed, stream)
     }
 
     /// At most `wanted` bytes, so that a few such buffers fit the budget.
@@ -65,15 +65,15 @@ impl<'a> Lab<'a> {
     }
 
     /// Spots that the host addresses.
-    pub(super) fn host_spots(&self) -> impl Iterator<Item = Spot> {
-        self.spots.iter().copied().filter(|spot| spot.place.device.is_cpu())
+    pub(super) fn host_memories(&self) -> impl Iterator<Item = TestMemory> {
+        self.memories.iter().copied().filter(|memory| memory.place.device.is_cpu())
     }
 
     /// Paths that queues of the device copy.
-    pub(super) fn paths(&self) -> Vec<(Spot, Spot)> {
+    pub(super) fn paths(&self) -> Vec<(TestMemory, TestMemory)> {
         let mut paths = Vec::new();
-        for src in &self.spots {
-            for dst in &self.spots {
+        for src in &self.memories {
+            for dst in &self.memories {
                 if self.backend().copier(src.place, dst.place) == Some(self.subject.device) {
                     paths.push((*src, *dst));
                 }
@@ -83,12 +83,13 @@ impl<'a> Lab<'a> {
     }
 
     /// Host memory and memory of the device (or of the host, too) between which its queues copy both ways.
-    pub(super) fn round_trips(&self) -> Vec<(Spot, Spot)> {
-        let copies =
-            |src: Spot, dst: Spot| self.backend().copier(src.place, dst.place) == Some(self.subject.device);
+    pub(super) fn round_trips(&self) -> Vec<(TestMemory, TestMemory)> {
+        let copies = |src: TestMemory, dst: TestMemory| {
+            self.backend().copier(src.place, dst.place) == Some(self.subject.device)
+        };
         let mut trips = Vec::new();
-        for host in self.host_spots() {
-            for there in &self.spots {
+        for host in self.host_memories() {
+            for there in &self.memories {
                 if copies(host, *there) && copies(*there, host) {
                     trips.push((host, *there));
                 }
@@ -97,18 +98,18 @@ impl<'a> Lab<'a> {
         trips
     }
 
-    pub(super) fn allocate(&self, spot: Spot, bytes: usize) -> Result<RawBuffer, Failure> {
+    pub(super) fn allocate(&self, memory: TestMemory, bytes: usize) -> Result<RawBuffer, Failure> {
         let Subject { backend, host, device, .. } = self.subject;
-        let (backend, device) = if spot.is_of_host { (host, DeviceId::Cpu) } else { (backend, *device) };
-        match backend.allocate(device, spot.place.kind, bytes) {
+        let (backend, device) = if memory.is_of_host { (host, DeviceId::Cpu) } else { (backend, *device) };
+        match backend.allocate(device, memory.place.kind, bytes) {
             Ok(buffer) => Ok(buffer),
-            Err(error) => fail!("{bytes} bytes of {} memory were refused: {error:?}", spot.place.kind),
+            Err(error) => fail!("{bytes} bytes of {} memory were refused: {error:?}", memory.place.kind),
         }
     }
 
     /// A buffer with this content.
-    pub(super) fn buffer_of(&self, spot: Spot, content: &[u8]) -> Result<RawBuffer, Failure> {
-        let buffer = self.allocate(spot, content.len())?;
+    pub(super) fn buffer_of(&self, memory: TestMemory, content: &[u8]) -> Result<RawBuffer, Failure> {
+        let buffer = self.allocate(memory, content.len())?;
         self.put(&buffer, content)?;
         Ok(buffer)
     }
@@ -133,9 +134,11 @@ impl<'a> Lab<'a> {
     fn staging(&self, beside: &RawBuffer) -> Result<(QueueLease, RawBuffer), Failure> {
         let queue = self.queue()?;
         let place = beside.place();
-        let copies = |spot: &Spot| queue.can_copy(spot.place, place) && queue.can_copy(place, spot.place);
-        match self.host_spots().find(copies) {
-            Some(spot) => Ok((queue, self.allocate(spot, beside.len())?)),
+        let copies = |memory: &TestMemory| {
+            queue.can_copy(memory.place, place) && queue.can_copy(place, memory.place)
+        };
+        match self.host_memories().find(copies) {
+            Some(memory) => Ok((queue, self.allocate(memory, beside.len())?)),
             None => fail!("no queue of {} copies between host and {place}", self.subject.device),
         }
     }
@@ -170,7 +173,7 @@ impl<'a> Lab<'a> {
     }
 
     /// Waits for what happens by itself; answers whether it did.
-    pub(super) fn patiently(&self, mut happened: impl FnMut() -> bool) -> bool {
+    pub(super) fn wait_until(&self, mut happened: impl FnMut() -> bool) -> bool {
         let begun = Instant::now();
         while !happened() {
             if begun.elapsed() > self.subject.patience {
@@ -212,7 +215,10 @@ pub(super) fn refused<T>(answer: CoreResult<T>, kind: ErrorKind, what: &str) -> 
 
 /// Enqueues and waits; `None` where the queue answers Unsupported.
 #[track_caller]
-pub(super) fn perform(queue: &QueueLease, operation: &Operation<'_>) -> Result<Option<Fence>, Failure> {
+pub(super) fn submit_and_wait(
+    queue: &QueueLease,
+    operation: &Operation<'_>,
+) -> Result<Option<Fence>, Failure> {
     match submit(&**queue, operation, Timing::Off) {
         Ok(fence) => {
             fence.wait()?;
@@ -230,7 +236,7 @@ pub(super) fn joined(thread: thread::ScopedJoinHandle<'_, Result<(), Failure>>) 
 
 /// Looks on while what must not happen would have the time to happen, and answers whether it did. Nothing waits for this: on a
 /// machine that is so busy that it takes longer, a fault is found another time.
-pub(super) fn look_on(mut has_happened: impl FnMut() -> bool) -> bool {
+pub(super) fn watch_briefly(mut has_happened: impl FnMut() -> bool) -> bool {
     const LONG: Duration = Duration::from_millis(20);
     let from = Instant::now();
     while from.elapsed() < LONG {

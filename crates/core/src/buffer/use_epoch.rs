@@ -6,14 +6,14 @@ use crate::DeviceId;
 
 /// Both in one number: below, who used it last; above, how often that was another one than before.
 #[derive(Debug, Default)]
-pub(crate) struct Whereabouts(AtomicU64);
+pub(crate) struct UseEpoch(AtomicU64);
 
 /// Bits for the user.
 const WIDTH: u32 = 16;
 const USER: u64 = (1 << WIDTH) - 1;
 const MOVE: u64 = 1 << WIDTH;
 /// Somebody, it is not known where: the next user is always another one.
-const SOMEBODY: u64 = 0;
+const UNKNOWN: u64 = 0;
 
 /// 1 for the host, from 2 on CUDA's devices.
 #[inline]
@@ -21,13 +21,13 @@ fn number_of(device: DeviceId) -> u64 {
     match device {
         DeviceId::Cpu => 1,
         DeviceId::Cuda(ordinal) => {
-            Some(u64::from(ordinal) + 2).filter(|number| *number <= USER).unwrap_or(SOMEBODY)
+            Some(u64::from(ordinal) + 2).filter(|number| *number <= USER).unwrap_or(UNKNOWN)
         }
-        _ => SOMEBODY,
+        _ => UNKNOWN,
     }
 }
 
-impl Whereabouts {
+impl UseEpoch {
     #[inline]
     pub(crate) fn moves_until_use_by(&self, device: DeviceId) -> u64 {
         next(self.0.load(Ordering::Acquire), number_of(device)) >> WIDTH
@@ -35,15 +35,15 @@ impl Whereabouts {
 
     /// Where it is the same as before nothing is written: other processors keep what they know.
     #[inline]
-    pub(crate) fn used_by(&self, device: DeviceId) {
+    pub(crate) fn record_use_by(&self, device: DeviceId) {
         let (now, user) = (self.0.load(Ordering::Relaxed), number_of(device));
         if next(now, user) != now {
             self.change(user);
         }
     }
 
-    pub(crate) fn used_somewhere(&self) {
-        self.change(SOMEBODY);
+    pub(crate) fn record_unknown_use(&self) {
+        self.change(UNKNOWN);
     }
 
     #[inline(never)]
@@ -54,5 +54,5 @@ impl Whereabouts {
 
 #[inline]
 fn next(now: u64, user: u64) -> u64 {
-    if now & USER == user && user != SOMEBODY { now } else { (now & !USER).wrapping_add(MOVE) | user }
+    if now & USER == user && user != UNKNOWN { now } else { (now & !USER).wrapping_add(MOVE) | user }
 }

@@ -1,9 +1,9 @@
 //! Numbers and bytes that look random and are the same for a seed: splitmix64.
 
 /// A generator.
-pub(super) struct Noise(u64);
+pub(super) struct TestRng(u64);
 
-impl Noise {
+impl TestRng {
     /// Of a seed; `stream` keeps the checks' numbers apart.
     pub(super) fn new(seed: u64, stream: &str) -> Self {
         let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3);

@@ -1,0 +1,200 @@
+//! Ranges held without a fence: pending claims, host views and loans.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use super::{hold_kind::HoldKind, segments::steps};
+use crate::Access;
+
+/// How many are kept as a list.
+const MAX_LIST: usize = 8;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HeldRange {
+    pub(super) range: Range<usize>,
+    pub(super) access: Access,
+    pub(super) kind: HoldKind,
+}
+
+/// What conflicts with a use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Conflict {
+    None,
+    /// Another thread is between its claim and its commit.
+    Pending,
+    /// A view or a loan.
+    Open(HoldKind, Access),
+}
+
+/// All that is held.
+#[derive(Debug, Default)]
+pub(super) struct HeldRanges {
+    /// Most often the only one.
+    one: Option<HeldRange>,
+    others: Option<Box<Others>>,
+}
+
+/// What is held beside it: a short list, or counts for each stretch of bytes if there is much.
+#[derive(Debug, Default)]
+struct Others {
+    list: Vec<HeldRange>,
+    by_start: CountsByStart,
+}
+
+/// Counts by the start of the stretch that they are for, which ends where the next one starts. Entries of equal ranges,
+/// accesses and holders are not told apart.
+type CountsByStart = BTreeMap<usize, Counts>;
+
+/// The number of entries by holder and access.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts([u32; 6]);
+
+const KINDS: [(HoldKind, Access); 6] = [
+    (HoldKind::Pending, Access::Read),
+    (HoldKind::Pending, Access::Write),
+    (HoldKind::View, Access::Read),
+    (HoldKind::View, Access::Write),
+    (HoldKind::Loan, Access::Read),
+    (HoldKind::Loan, Access::Write),
+];
+
+impl Counts {
+    fn change(&mut self, held: &HeldRange, up: bool) {
+        for (kind, count) in KINDS.iter().zip(&mut self.0) {
+            if *kind == (held.kind, held.access) {
+                *count = if up { count.saturating_add(1) } else { count.saturating_sub(1) };
+            }
+        }
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = (HoldKind, Access)> {
+        KINDS.into_iter().zip(self.0).filter(|(_, count)| *count > 0).map(|(kind, _)| kind)
+    }
+}
+
+impl HeldRanges {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.one.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
+    }
+
+    /// An empty range has no byte to conflict about, so it is not kept.
+    #[inline]
+    pub(super) fn add(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
+        if self.one.is_some() {
+            self.add_other(range, access, kind);
+        } else if !range.is_empty() {
+            self.one = Some(HeldRange { range: range.clone(), access, kind });
+        }
+    }
+
+    #[inline(never)]
+    fn add_other(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
+        if !range.is_empty() {
+            self.others.get_or_insert_default().add(HeldRange { range: range.clone(), access, kind });
+        }
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
+        match &self.one {
+            Some(one) if (&one.range, one.access, one.kind) == (range, access, kind) => self.one = None,
+            _ => self.release_other(range, access, kind),
+        }
+    }
+
+    #[inline(never)]
+    fn release_other(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
+        if let Some(others) = self.others.as_mut().filter(|_| !range.is_empty()) {
+            others.release(&HeldRange { range: range.clone(), access, kind });
+        }
+    }
+
+    /// Returns what conflicts with a use; a view or a loan rather than a claim, since it is not waited for.
+    #[inline]
+    pub(super) fn conflict(&self, range: &Range<usize>, access: Access) -> Conflict {
+        if self.is_empty() { Conflict::None } else { self.conflict_among(range, access) }
+    }
+
+    fn conflict_among(&self, range: &Range<usize>, access: Access) -> Conflict {
+        let mut conflict = Conflict::None;
+        for (kind, held) in self.overlapping(range) {
+            match kind {
+                _ if !access.conflicts_with(held) => {}
+                HoldKind::View | HoldKind::Loan if crate::mutant!("core/view-excludes-work") => {}
+                HoldKind::View | HoldKind::Loan => return Conflict::Open(kind, held),
+                HoldKind::Pending => conflict = Conflict::Pending,
+            }
+        }
+        conflict
+    }
+
+    /// Returns whether work is being enqueued on a part of the range.
+    pub(super) fn is_pending(&self, range: &Range<usize>) -> bool {
+        self.overlapping(range).any(|(kind, _)| kind == HoldKind::Pending)
+    }
+
+    fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
+        let Range { start, end } = *range;
+        let others = self.others.as_deref().into_iter();
+        let list = self.one.iter().chain(others.clone().flat_map(|others| &others.list));
+        let list = list.filter(move |held| overlaps(&held.range, &(start..end)));
+        let by_start = others.flat_map(move |others| others.counts(start..end));
+        list.map(|held| (held.kind, held.access)).chain(by_start)
+    }
+}
+
+impl Others {
+    fn is_empty(&self) -> bool {
+        self.list.is_empty() && self.by_start.is_empty()
+    }
+
+    fn add(&mut self, held: HeldRange) {
+        if self.by_start.is_empty() && self.list.len() < MAX_LIST {
+            self.list.push(held);
+        } else {
+            self.list.drain(..).chain([held]).for_each(|held| change(&mut self.by_start, &held, true));
+        }
+    }
+
+    fn release(&mut self, held: &HeldRange) {
+        if !self.by_start.is_empty() {
+            change(&mut self.by_start, held, false);
+        } else if let Some(index) = self.list.iter().position(|known| known == held) {
+            self.list.swap_remove(index);
+        }
+    }
+
+    /// What the stretches say that overlap a range.
+    fn counts(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
+        let first = match self.by_start.range(..=start).next_back() {
+            Some((at, _)) if start < end => *at,
+            _ => start,
+        };
+        let stretches = self.by_start.range(first..end.max(first)).inspect(|_| steps::count());
+        stretches.flat_map(|(_, counts)| counts.kinds())
+    }
+}
+
+/// Counts one entry more or less on its range; stretches with equal counts become one.
+fn change(by_start: &mut CountsByStart, held: &HeldRange, up: bool) {
+    let Range { start, end } = held.range;
+    for at in [start, end] {
+        let before = by_start.range(..=at).next_back().map_or(Counts::default(), |(_, counts)| *counts);
+        by_start.entry(at).or_insert(before);
+    }
+    for (_, counts) in by_start.range_mut(start..end) {
+        steps::count();
+        counts.change(held, up);
+    }
+    for at in [start, end] {
+        let before = by_start.range(..at).next_back().map_or(Counts::default(), |(_, counts)| *counts);
+        if by_start.get(&at) == Some(&before) {
+            by_start.remove(&at);
+        }
+    }
+}
+
+/// An empty range has no byte to conflict about, wherever it lies.
+pub(super) fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
