@@ -75,8 +75,7 @@ pub(super) fn within(context: &TestContext<'_>) -> CheckResult {
     let queue = context.queue()?;
     let mut rng = context.rng("within");
     let mut any = false;
-    for memory in
-        context.memories.iter().copied().filter(|memory| queue.can_copy(memory.place, memory.place))
+    for memory in context.memories.iter().copied().filter(|memory| queue.can_copy(memory.place, memory.place))
     {
         any = true;
         for bytes in [1, 333, 70_001, context.size(2_500_003)] {

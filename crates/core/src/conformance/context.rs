@@ -134,9 +134,8 @@ impl<'a> TestContext<'a> {
     fn staging(&self, beside: &RawBuffer) -> Result<(QueueLease, RawBuffer), Failure> {
         let queue = self.queue()?;
         let place = beside.place();
-        let copies = |memory: &TestMemory| {
-            queue.can_copy(memory.place, place) && queue.can_copy(place, memory.place)
-        };
+        let copies =
+            |memory: &TestMemory| queue.can_copy(memory.place, place) && queue.can_copy(place, memory.place);
         match self.host_memories().find(copies) {
             Some(memory) => Ok((queue, self.allocate(memory, beside.len())?)),
             None => fail!("no queue of {} copies between host and {place}", self.subject.device),

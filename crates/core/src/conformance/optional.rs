@@ -14,9 +14,7 @@ pub(super) fn prefetch(context: &TestContext<'_>) -> CheckResult {
     let queue = context.queue()?;
     let mut rng = context.rng("prefetch");
     let mut any = false;
-    for memory in
-        context.memories.iter().copied().filter(|memory| memory.place.kind == MemoryKind::Unified)
-    {
+    for memory in context.memories.iter().copied().filter(|memory| memory.place.kind == MemoryKind::Unified) {
         for bytes in [1, 5000, context.size(3_000_001)] {
             let content = rng.bytes(bytes);
             let buffer = context.buffer_of(memory, &content)?;
