@@ -107,7 +107,7 @@ impl Importer {
         let writable = !flags.contains(Flags::READ_ONLY);
         let storage = Foreign::new(Box::new(tensor), location, bytes, writable, &self.tally);
         let behind = if transload_core::mutant!("dlpack/import-after-producer") { &[] } else { &behind[..] };
-        let buffer = RawBuffer::new_behind(Box::new(storage), &self.reclaimer, behind);
+        let buffer = RawBuffer::new_after(Box::new(storage), &self.reclaimer, behind);
         Ok(Imported { buffer, shape, strides, dtype, version, copied: flags.contains(Flags::IS_COPIED) })
     }
 

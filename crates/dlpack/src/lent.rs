@@ -33,7 +33,7 @@ impl Drop for Lent {
         match &self.back {
             Back::AtOnce => drop(loan),
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-            Back::Behind(stream) => crate::cuda::end_behind(loan, stream),
+            Back::Behind(stream) => crate::cuda::end_after(loan, stream),
         }
     }
 }

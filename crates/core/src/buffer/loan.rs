@@ -55,7 +55,7 @@ impl Loan {
     ///
     /// # Safety
     /// * `fence` is over only when everything that was done on the loan is over, and everything in [`after`](Self::after).
-    pub unsafe fn end_behind(mut self, fence: &Fence) {
+    pub unsafe fn end_after(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_unknown_use();
             let claims = [(&self.buffer.range(), &ticket)];
@@ -66,7 +66,7 @@ impl Loan {
 
     /// Ends the loan with work still in flight that nothing else knows of: whoever uses the bytes next comes after the fences
     /// besides what was there before the loan. Later calls do nothing.
-    pub fn return_behind(&mut self, fences: &[Fence]) {
+    pub fn return_after(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_unknown_use();
             let fences = if crate::mutant!("core/loan-fences") { &[] } else { fences };

@@ -102,17 +102,17 @@ impl RawBuffer {
     /// A buffer over a backend's memory; `reclaimer` takes the memory where it is dropped while in use.
     #[must_use]
     pub fn new(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>) -> Self {
-        Self::new_behind(storage, reclaimer, &[])
+        Self::new_after(storage, reclaimer, &[])
     }
 
     /// As [`new`](Self::new), over memory on which earlier work is still in flight: whoever uses the buffer comes after the
     /// fences, as if that work had written all of it.
     #[must_use]
-    pub fn new_behind(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
+    pub fn new_after(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
         Self::make(storage, reclaimer, behind, None)
     }
 
-    /// Like [`new_behind`](Self::new_behind), but the last handle gives the whole allocation to `recycler`.
+    /// Like [`new_after`](Self::new_after), but the last handle gives the whole allocation to `recycler`.
     #[must_use]
     pub fn new_recycled(
         storage: Box<dyn Storage>,

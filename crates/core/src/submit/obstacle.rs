@@ -251,7 +251,7 @@ impl RawBuffer {
     ///
     /// # Errors
     /// As for `wait_idle`.
-    pub async fn when_idle(&self) -> Result<()> {
+    pub async fn wait_idle_async(&self) -> Result<()> {
         let mut outcome = Ok(());
         let outstanding: Vec<Fence> = self.hazards().outstanding().into_iter().collect();
         for fence in outstanding {

@@ -107,11 +107,11 @@ fn views_are_awaited_and_a_dropped_future_has_opened_nothing() {
 #[test]
 fn an_idle_buffer_is_awaited_with_the_first_error() {
     let (hand, queue, dst) = (Hand::new(), MockQueue::new(), buffer(8));
-    pollster::block_on(dst.when_idle()).unwrap();
+    pollster::block_on(dst.wait_idle_async()).unwrap();
     queue.write(&dst.slice(..4).unwrap()).unwrap();
     queue.write(&dst.slice(4..).unwrap()).unwrap();
     let part = dst.slice(..1).unwrap();
-    let mut idle = pin!(is_send(part.when_idle()));
+    let mut idle = pin!(is_send(part.wait_idle_async()));
     assert!(hand.poll(&mut idle).is_pending());
     queue.fail(1, "by the test");
     assert!(hand.poll(&mut idle).is_pending(), "the other half of the allocation is written");

@@ -296,7 +296,7 @@ fn new_allocation_over_the_memory_of_failed_work_is_not_marked() {
     let address = memory.host_address().unwrap();
     // SAFETY: the buffer owns its bytes, and nobody else uses them.
     let storage = unsafe { HostBytes::new(memory, address, 64, MemoryKind::Pageable, true) };
-    let fresh = RawBuffer::new_behind(Box::new(storage), &reclaimer, std::slice::from_ref(&fence));
+    let fresh = RawBuffer::new_after(Box::new(storage), &reclaimer, std::slice::from_ref(&fence));
     let read = stream.copy(&fresh, &buffer(64)).unwrap();
     host.fail(1, "disk on fire");
     stream.complete(1);

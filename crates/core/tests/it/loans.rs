@@ -71,7 +71,7 @@ fn what_ends_behind_a_fence_is_waited_for_and_kept_alive() {
     let loan = shared.lend(Access::Write).unwrap();
     let end = borrower.write(&buffer(8)).unwrap();
     // SAFETY: nothing was done on the loan, and nothing before it.
-    unsafe { loan.end_behind(&end) };
+    unsafe { loan.end_after(&end) };
     ours.copy(&shared, &buffer(100)).unwrap();
     assert_eq!(ours.last_after(), [key(&end)]);
     assert_eq!(shared.try_write().unwrap_err().kind(), ErrorKind::Busy);
@@ -99,12 +99,12 @@ fn who_uses_it_next_comes_after_what_the_borrower_left_in_flight() {
     let (whole, theirs, own) = (buffer(100), MockQueue::new(), MockQueue::new());
     let mut loan = whole.lend(Access::Write).unwrap();
     let fences = [theirs.write(&buffer(1)).unwrap(), theirs.write(&buffer(1)).unwrap()];
-    loan.return_behind(&fences);
+    loan.return_after(&fences);
     assert_eq!(whole.try_read().unwrap_err().kind(), ErrorKind::Busy, "it would have to wait");
     own.write(&whole).unwrap();
     assert_eq!(own.last_after(), [key(&fences[1])], "the last of the timeline implies the first");
     // The second time it does nothing.
-    loan.return_behind(&fences);
+    loan.return_after(&fences);
     drop(loan);
     theirs.complete(2);
     own.complete(1);

@@ -54,7 +54,7 @@ impl Drop for Block {
 
 fn block(returned: &Returned, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> RawBuffer {
     let storage = Block { bytes: vec![0; 64].into(), until: Vec::new(), returned: Arc::clone(returned) };
-    RawBuffer::new_behind(Box::new(storage), reclaimer, behind)
+    RawBuffer::new_after(Box::new(storage), reclaimer, behind)
 }
 
 #[test]

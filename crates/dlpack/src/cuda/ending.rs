@@ -9,12 +9,12 @@ use transload_streams::CudaStream;
 static OPEN: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
 
 /// Ends a loan behind everything enqueued on the stream so far. Does not wait.
-pub(crate) fn end_behind(loan: Loan, stream: &CudaStream) {
+pub(crate) fn end_after(loan: Loan, stream: &CudaStream) {
     match stream.fence() {
         Ok(_) if transload_core::mutant!("dlpack/loan-ends-after-consumer") => drop(loan),
         // SAFETY: the stream was put behind the work before the loan when it was made, or the host had waited for that, and
         // what the consumer still has in flight is on it.
-        Ok(fence) => unsafe { loan.end_behind(&fence) },
+        Ok(fence) => unsafe { loan.end_after(&fence) },
         // Nothing runs there any more.
         Err(error) if error.kind() == ErrorKind::DeviceLost => drop(loan),
         Err(_) => OPEN.lock().push((loan, stream.clone())),
@@ -25,6 +25,6 @@ pub(crate) fn end_behind(loan: Loan, stream: &CudaStream) {
 pub(crate) fn retry_ends() {
     let open = std::mem::take(&mut *OPEN.lock());
     for (loan, stream) in open {
-        end_behind(loan, &stream);
+        end_after(loan, &stream);
     }
 }

@@ -4,5 +4,5 @@ mod ending;
 mod order;
 mod pointer;
 
-pub(crate) use ending::{end_behind, retry_ends};
+pub(crate) use ending::{end_after, retry_ends};
 pub use order::protocol_stream;

@@ -92,7 +92,7 @@ impl Shared {
                 &behind,
                 Arc::clone(self) as Arc<dyn Recycler>,
             ),
-            false => RawBuffer::new_behind(storage, &self.reclaimer, &behind),
+            false => RawBuffer::new_after(storage, &self.reclaimer, &behind),
         })
     }
 }

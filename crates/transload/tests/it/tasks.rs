@@ -161,7 +161,7 @@ fn thousands(runtime: &Runtime, home: Home) {
             bytes += task.await.unwrap();
         }
         assert_eq!(bytes, 2 * content.len() as u64);
-        back.when_idle().await.unwrap();
+        back.wait_idle_async().await.unwrap();
         assert!(*back.read_async().await.unwrap() == content[..]);
     });
     drop((src, there, back));
@@ -195,7 +195,7 @@ fn a_transfer_that_depends_on_another_task_of_the_same_thread_does_not_block_it(
                 let held = src.clone();
                 let viewing = tokio::spawn(async move { held.read_async().await.unwrap()[4999] });
                 let held = src.clone();
-                let idling = tokio::spawn(async move { held.when_idle().await });
+                let idling = tokio::spawn(async move { held.wait_idle_async().await });
                 // All of them have been polled, and wait.
                 for _ in 0..10 {
                     tokio::task::yield_now().await;

@@ -43,7 +43,7 @@ unsafe impl Storage for Registered {
         if !self.registration.keep_until(until) {
             return false;
         }
-        self.loan.return_behind(until);
+        self.loan.return_after(until);
         true
     }
 

@@ -89,14 +89,14 @@ fn what_the_host_or_others_look_at_is_used_as_it_begins_and_as_it_ends() {
         let loan = program.x.lend(Access::Read).unwrap();
         ended(Box::new(move || drop(loan)));
         let mut loan = program.x.lend(Access::Read).unwrap();
-        ended(Box::new(move || loan.return_behind(&[])));
+        ended(Box::new(move || loan.return_after(&[])));
         let fill = Operation::Fill { dst: &program.y, pattern: Pattern::U8(0) };
         let over = submit(&program.stream, &fill, Timing::Off).unwrap();
         over.wait().unwrap();
         let loan = program.x.lend(Access::Read).unwrap();
         loan.wait_for_earlier_work();
         // SAFETY: nothing was done on the loan, and what came before it is over, as the fence is.
-        ended(Box::new(move || unsafe { loan.end_behind(&over) }));
+        ended(Box::new(move || unsafe { loan.end_after(&over) }));
         program.finish();
     });
 }

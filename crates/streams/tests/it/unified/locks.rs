@@ -183,7 +183,7 @@ fn a_stream_whose_last_fence_a_slice_forgets_goes_under_no_lock() {
                 let loan = buffer.raw().slice(..50).unwrap().lend(access).unwrap();
                 let fence = Fence::new(timeline, 1);
                 // SAFETY: nothing was done on the loan, and what was before it is over: it was read.
-                unsafe { loan.end_behind(&fence) };
+                unsafe { loan.end_after(&fence) };
                 drop(fence);
                 drop(buffer.write_range(..10).unwrap());
                 buffer.fill(1).unwrap();
