@@ -14,7 +14,7 @@ use super::StagedTimeline;
 
 /// Operations that may be ahead of a chunk on its queue. A driver's launch queue holds about a thousand, and a call that finds
 /// it full blocks its thread.
-const MOST_AHEAD: u64 = 256;
+const MAX_OUTSTANDING: u64 = 256;
 
 /// How the caller waits.
 #[derive(Clone, Copy)]
@@ -42,14 +42,14 @@ impl WaitMode<'_> {
 
 /// Returns whether a queue has room for another operation.
 pub(super) fn has_room(queue: &dyn Queue) -> bool {
-    queue.outstanding() < MOST_AHEAD
+    queue.outstanding() < MAX_OUTSTANDING || transload_core::mutant!("transfer/unbounded-queue")
 }
 
 /// Waits until a queue has room for another operation.
 pub(super) async fn room(queue: &dyn Queue, waits: WaitMode<'_>) {
     loop {
         let outstanding = queue.outstanding();
-        let Some(excess) = outstanding.checked_sub(MOST_AHEAD) else { return };
+        let Some(excess) = outstanding.checked_sub(MAX_OUTSTANDING) else { return };
         let timeline = queue.timeline();
         let fence = Fence::new(timeline.clone(), timeline.reached().saturating_add(excess + 1));
         // A failed operation is reported by its own transfer.

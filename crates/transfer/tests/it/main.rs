@@ -14,6 +14,7 @@ mod mock_memory;
 mod movement;
 mod observer;
 mod property;
+mod queue_limit;
 mod recording;
 mod refusal;
 mod registration;

@@ -409,6 +409,7 @@ unsafe impl Timeline for MockTimeline {
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {
+        self.shared.wakers_registered.fetch_add(1, Ordering::SeqCst);
         let closed = self.shared.closed.lock().clone();
         if let Some(closed) = closed
             && self

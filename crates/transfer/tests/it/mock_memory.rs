@@ -46,6 +46,8 @@ pub(crate) struct Shared {
     /// What copies from a device to the host wait for.
     pub(crate) closed: Mutex<Option<Fence>>,
     pub(crate) enqueued: AtomicU64,
+    /// Calls of `wake_at` on a queue's timeline.
+    pub(crate) wakers_registered: AtomicU64,
     pub(crate) pinned: Mutex<Pinned>,
     pub(crate) pinning: Condvar,
 }
@@ -100,6 +102,10 @@ impl MockBackend {
     /// Allocations of pinned memory that are left to fail.
     pub(crate) fn pinned_to_fail(&self) -> u64 {
         self.shared.pinned.lock().fail
+    }
+
+    pub(crate) fn wakers_registered(&self) -> u64 {
+        self.shared.wakers_registered.load(Ordering::SeqCst)
     }
 
     /// Allocations that were freed while an operation used them.
