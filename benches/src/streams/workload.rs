@@ -225,7 +225,7 @@ fn measure(pool: &AdvancedStreamPool, begin: &CudaEvent, running: &[Running]) ->
 /// 16 operations.
 const HELD_BYTES: usize = 4 << 20;
 
-const COPY: &str = include_str!("../../../crates/streams/src/kernels/copy.ptx");
+const COPY: &str = include_str!("../../../crates/streams/src/submit/kernels/copy.ptx");
 const COPY_ENTRY: &str = "transload_copy";
 /// Threads of the one block of a narrow kernel.
 const NARROW_THREADS: u32 = 256;

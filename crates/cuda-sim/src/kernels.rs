@@ -17,7 +17,7 @@ pub(crate) fn register() {
     });
 }
 
-/// `transload_copy(dst, src, bytes)`: crates/streams/src/kernels/copy.cu.
+/// `transload_copy(dst, src, bytes)`: crates/streams/src/submit/kernels/copy.cu.
 const COPY: HostKernel = HostKernel { parameters: &[8, 8, 8], accesses, run };
 
 fn parameters(launch: &Launch) -> (u64, u64, usize) {
@@ -34,7 +34,7 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
     memory.copy(src, dst, bytes)
 }
 
-/// `transload_fill(dst, bytes, low, high)`: crates/streams/src/kernels/fill.cu.
+/// `transload_fill(dst, bytes, low, high)`: crates/streams/src/submit/kernels/fill.cu.
 const FILL: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
     accesses: |launch| vec![KernelAccess::written(launch.number(0), launch.number(1) as usize)],

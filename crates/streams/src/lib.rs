@@ -16,35 +16,15 @@
 #![cfg(any(target_os = "linux", windows))]
 
 mod allocator;
-mod callbacks;
-mod calls;
-mod captured;
+mod completion;
 mod coordinator;
-mod copies;
-mod copy_parts;
-mod ends;
-mod enqueue;
-mod event;
-mod fills;
 mod graph;
-mod kernels;
 mod launch;
-mod line;
-mod loaded;
-mod loss;
-mod marks;
-mod metrics;
-mod points;
 mod pool;
-mod raw_copies;
-mod reactor;
-mod slot;
 mod stream;
+mod submit;
 mod sync;
 mod thread_number;
-mod timeline;
-mod wakers;
-mod watch;
 
 pub use allocator::{
     AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, FreeError, Served, SizeClassStatistics,
@@ -53,11 +33,9 @@ pub use allocator::{
 pub use coordinator::{
     Barrier, Dependency, DependencyCycle, ExecutedCallbacks, MultiStreamCoordinator, TaskError, TaskStage,
 };
-pub use event::CudaEvent;
 pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
-pub use metrics::{MetricsSampling, StreamMetrics};
 pub use pool::{
     AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Split, StreamLease, WorkloadSummary,
 };
-pub use stream::CudaStream;
+pub use stream::{CudaEvent, CudaStream, MetricsSampling, StreamMetrics};

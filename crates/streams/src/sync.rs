@@ -5,4 +5,4 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence},
 };
 
-pub(crate) use parking_lot::Mutex;
+pub(crate) use parking_lot::{Mutex, MutexGuard};

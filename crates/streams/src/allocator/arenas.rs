@@ -13,8 +13,11 @@ use parking_lot::Mutex;
 use transload_core::{Fence, Timeline, TimelineId};
 use transload_cuda_sys::Stream;
 
-use super::{arena, ending::EndOfStream};
-use crate::{CudaStream, timeline::StreamTimeline};
+use super::arena;
+use crate::{
+    CudaStream,
+    completion::{stream_end::EndOfStream, timeline::StreamTimeline},
+};
 
 pub(crate) type Arena = arena::Arena<Owner, Fence, User>;
 pub(crate) type ArenaState = arena::ArenaState<Owner, Fence, User>;

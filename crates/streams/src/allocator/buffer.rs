@@ -5,12 +5,10 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Recycler, Result, Storage, TimelineId};
 
 use super::{
-    arena::Handle,
+    arena::{Handle, blocks::Order, size::Want},
     arenas::Owner,
-    blocks::Order,
     segments::start,
     shared::{Shared, Taken},
-    size::Want,
 };
 use crate::CudaStream;
 

@@ -5,7 +5,7 @@ use transload_memory::MemoryResource;
 
 use super::{
     StreamOrderedAllocator,
-    size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
+    arena::size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
 };
 
 /// What [`AllocatorBuilder::ahead`] is by default.

@@ -3,14 +3,15 @@
 use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
-    after_capture::AfterCapture,
-    arena::Waiting,
+    arena::{
+        Waiting,
+        blocks::{Holder, Order},
+    },
     arenas::{Arena, ArenaState, Owner, User, Whose, serves, whose},
     block::{BlockRef, FreeError},
-    blocks::{Holder, Order},
     shared::Shared,
 };
-use crate::CudaStream;
+use crate::{CudaStream, completion::after_capture::AfterCapture};
 
 /// Finds the live block of an arena that is meant.
 #[inline]

@@ -3,30 +3,20 @@
 //! Every method may be called from any thread. Threads that use streams of their own do not disturb each other: each stream
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
 
-mod after_capture;
+mod allocate;
 mod arena;
 mod arenas;
 mod block;
-mod blocks;
 mod buffer;
 mod builder;
 mod cache;
-pub(crate) mod ending;
+pub(crate) mod destroy_hooks;
 mod free;
-mod gather;
-mod in_flight;
-mod ladder;
-mod quick;
 mod release;
-mod reuse;
 mod segments;
 mod shard;
 mod shared;
-mod size;
 mod statistics;
-mod sync;
-mod tally;
-mod wait;
 
 use std::{
     fmt,
@@ -42,9 +32,8 @@ pub use builder::AllocatorBuilder;
 pub use statistics::{AllocatorStatistics, SizeClassStatistics};
 
 use self::{
-    arena::Ordered,
+    arena::{Ordered, size::Want},
     shared::{Handle, Shared},
-    size::Want,
 };
 use crate::CudaStream;
 

@@ -2,8 +2,11 @@
 
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
-use super::{after_capture::AfterCapture, arenas::Owner, ending::EndOfStream, shared::Shared};
-use crate::CudaStream;
+use super::{arenas::Owner, shared::Shared};
+use crate::{
+    CudaStream,
+    completion::{after_capture::AfterCapture, stream_end::EndOfStream},
+};
 
 impl Shared {
     pub(super) fn release(&self, stream: &CudaStream) -> Result<()> {

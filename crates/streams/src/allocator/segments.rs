@@ -2,7 +2,7 @@
 
 use transload_core::{Access, Claims, Fence, RawBuffer};
 
-use super::size::GRAIN;
+use super::arena::size::GRAIN;
 
 /// One segment.
 pub(crate) struct Segment {

@@ -4,10 +4,8 @@ use std::collections::VecDeque;
 
 use transload_core::mutant;
 
-use super::{
-    sync::Mutex,
-    tally::{CLASSES, class},
-};
+use super::arena::size_class_counts::{CLASSES, class};
+use crate::sync::Mutex;
 
 /// Lengths that a shard keeps buffers of; a power of two.
 const BINS: usize = 32;

@@ -15,18 +15,18 @@ use transload_core::{
 use transload_memory::MemoryResource;
 
 use super::{
-    after_capture::AfterCapture,
-    arena::{self, Seal},
+    arena::{
+        self, Seal,
+        blocks::{Blocks, Holder, Node},
+        size::Want,
+    },
     arenas::{Arena, ArenaState, Arenas, Whose, recent, remember, serves, whose},
-    blocks::{Blocks, Holder, Node},
     builder::Options,
     cache,
     segments::Segments,
     shard::Shard,
-    size::Want,
-    sync::MutexGuard,
 };
-use crate::CudaStream;
+use crate::{CudaStream, completion::after_capture::AfterCapture, sync::MutexGuard};
 
 /// Asked where memory is short; answers whether it freed anything.
 pub(super) type Callback = dyn Fn(&MemoryShortage) -> bool + Send + Sync;

@@ -3,11 +3,13 @@
 use serde::Serialize;
 
 use super::{
-    arena::Served,
-    blocks::{Node, State},
-    gather::Locked,
+    allocate::coalesce::Locked,
+    arena::{
+        Served,
+        blocks::{Node, State},
+        size_class_counts::CLASSES,
+    },
     shared::Shared,
-    tally::CLASSES,
 };
 
 /// Numbers of one allocator at one moment.

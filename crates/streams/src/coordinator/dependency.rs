@@ -5,7 +5,7 @@ use std::fmt;
 use transload_core::{Error, ErrorKind, Fence, Result, Timeline, TimelineId};
 
 use super::{MultiStreamCoordinator, is_idle, plan::Wait, unknown};
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::{CudaStream, completion::timeline::StreamTimeline};
 
 /// What a declared dependency took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

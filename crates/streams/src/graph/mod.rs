@@ -16,7 +16,7 @@ use transload_cuda_sys::{
 };
 use transload_memory::{CudaDevice, lift};
 
-use crate::{CudaStream, kernels::Kernels, stream::priority_number};
+use crate::{CudaStream, stream::priority_number, submit::kernels::Kernels};
 
 /// A recorded graph of work on one device. It keeps its buffers alive; dropped while a launch is in flight it leaves them and
 /// the launch be until that is over. Usable from any thread.

@@ -11,8 +11,10 @@ use transload_memory::{CudaDevice, lift};
 use super::plan::{Step, plan};
 use crate::{
     CudaStream,
-    calls::{Calls, Side},
-    kernels::Kernels,
+    submit::{
+        driver_calls::{Calls, Side},
+        kernels::Kernels,
+    },
 };
 
 /// A graph of operations, and the kernels that its nodes launch.

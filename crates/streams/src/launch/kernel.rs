@@ -7,7 +7,7 @@ use transload_cuda_sys::{DriverError, RelaxedCapture, check, cust::sys::CUfuncti
 use transload_memory::lift;
 
 use super::{Launch, LaunchConfig, arguments::Arguments, module::Code};
-use crate::loaded::{self, MAX_THREADS_PER_BLOCK};
+use crate::submit::loaded_module::{self, MAX_THREADS_PER_BLOCK};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: u32 = 8;
@@ -52,7 +52,7 @@ impl CudaKernel {
             _ => lift(error),
         })?;
         // SAFETY: the function was just found in the module.
-        let told = |attribute| unsafe { loaded::attribute(raw, attribute) }.map_err(lift);
+        let told = |attribute| unsafe { loaded_module::attribute(raw, attribute) }.map_err(lift);
         let known = Known {
             most_threads: told(MAX_THREADS_PER_BLOCK)?,
             most_shared: told(MAX_DYNAMIC_SHARED_SIZE_BYTES)?,

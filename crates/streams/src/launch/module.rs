@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result};
 use transload_memory::CudaDevice;
 
 use super::CudaKernel;
-use crate::{loaded::Loaded, thread_number::thread_number};
+use crate::{submit::loaded_module::Loaded, thread_number::thread_number};
 
 /// Code loaded for one device. Clones and the kernels found in it share it. Usable from any thread.
 ///

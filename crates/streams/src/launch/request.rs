@@ -11,7 +11,7 @@ use super::{
     reach,
     uses::{self, Roles, Uses},
 };
-use crate::{CudaStream, calls::Calls};
+use crate::{CudaStream, submit::driver_calls::Calls};
 
 /// A launch in the making. Parameters are passed in the order of the calls; buffers are declared as they are passed, and
 /// from that the launch is put behind earlier work in conflict and before later such work, on whatever streams, and its

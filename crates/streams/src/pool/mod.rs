@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use transload_core::{DeviceId, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
-use crate::{CudaStream, kernels::Kernels};
+use crate::{CudaStream, submit::kernels::Kernels};
 
 mod builder;
 mod lane;

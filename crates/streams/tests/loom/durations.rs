@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    line::{Covered, Ended, Line, Start, Timed},
     model,
+    pending_events::{Covered, Ended, Line, Start, Timed},
     sync::Arc,
 };
 

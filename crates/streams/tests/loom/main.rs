@@ -10,25 +10,25 @@ mod sync;
 #[path = "watch.rs"]
 mod watch_model;
 
-#[path = "../../src/ends.rs"]
-mod ends;
+#[path = "../../src/completion/stream_events.rs"]
+mod stream_events;
 
-#[path = "../../src/line.rs"]
+#[path = "../../src/completion/pending_events.rs"]
 #[allow(dead_code, reason = "a stream uses more of it")]
-mod line;
+mod pending_events;
 
-#[path = "../../src/slot.rs"]
+#[path = "../../src/completion/slot.rs"]
 mod slot;
 
-#[path = "../../src/wakers.rs"]
+#[path = "../../src/completion/wakers.rs"]
 #[allow(dead_code, reason = "the reactor uses more of it")]
 mod wakers;
 
-#[path = "../../src/watch.rs"]
+#[path = "../../src/completion/registration.rs"]
 #[allow(dead_code, reason = "the reactor uses more of it")]
-mod watch;
+mod registration;
 
-#[path = "../../src/points.rs"]
+#[path = "../../src/completion/points.rs"]
 #[allow(dead_code, reason = "a model uses what it is about")]
 mod points;
 

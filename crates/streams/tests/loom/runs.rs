@@ -6,9 +6,9 @@ use std::{convert::Infallible, time::Duration};
 use loom::thread;
 
 use crate::{
-    ends::Ends,
-    line::{Covered, Timed},
     model,
+    pending_events::{Covered, Timed},
+    stream_events::Ends,
     sync::{Arc, Mutex},
 };
 

@@ -6,9 +6,9 @@ use loom::{sync::Notify, thread};
 
 use crate::{
     model,
+    registration::{Desk, Watch},
     sync::{Arc, AtomicU64, Ordering},
     wakers::Wakers,
-    watch::{Desk, Watch},
 };
 
 /// Adds a task, as a stream does. Returns whether the reactor's thread is to be unparked.

@@ -8,22 +8,12 @@
     reason = "a model uses part of what it includes, and fails by panicking"
 )]
 
-#[path = "../../src/allocator/arena.rs"]
+#[path = "../../src/allocator/arena/mod.rs"]
 mod arena;
 #[path = "../../src/allocator/block.rs"]
 mod block;
-#[path = "../../src/allocator/blocks.rs"]
-mod blocks;
-#[path = "../../src/allocator/in_flight.rs"]
-mod in_flight;
-#[path = "../../src/allocator/quick.rs"]
-mod quick;
 #[path = "../../src/allocator/shard.rs"]
 mod shard;
-#[path = "../../src/allocator/size.rs"]
-mod size;
-#[path = "../../src/allocator/tally.rs"]
-mod tally;
 
 mod sync {
     //! loom's lock with the interface of the library's.
@@ -52,10 +42,12 @@ use loom::{
     thread,
 };
 
-use arena::Handle;
-use blocks::{Order, Piece};
+use arena::{
+    Handle,
+    blocks::{Order, Piece},
+    size::Want,
+};
 use shard::{Kept, Shard, Use};
-use size::Want;
 
 type Arena = arena::Arena<(), (), ()>;
 
@@ -245,7 +237,7 @@ fn buffers_in_flight_stay_in_the_order_of_their_drops() {
 
 #[test]
 fn blocks_leave_in_the_order_of_their_points_however_they_came() {
-    let mut blocks = in_flight::InFlight::default();
+    let mut blocks = arena::in_flight::InFlight::default();
     for (point, node) in [(5, 0), (3, 1), (9, 2), (3, 3), (7, 4)] {
         blocks.push(point, node, 10);
     }

@@ -196,8 +196,10 @@ fn streams_of_a_device_share_one_loaded_module() {
 
 #[test]
 fn the_kernels_are_one_text_that_old_drivers_take() {
-    let text =
-        concat!(include_str!("../../../src/kernels/copy.ptx"), include_str!("../../../src/kernels/fill.ptx"));
+    let text = concat!(
+        include_str!("../../../src/submit/kernels/copy.ptx"),
+        include_str!("../../../src/submit/kernels/fill.ptx")
+    );
     assert_eq!(text.matches(".entry").count(), 2);
     for entry in ["transload_copy", "transload_fill"] {
         assert!(text.contains(&format!(".visible .entry {entry}(")), "{entry}");

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{calls::Calls, line::Measured};
+use crate::{completion::pending_events::Measured, submit::driver_calls::Calls};
 
 /// Which of a stream's operations are timed by events while its metrics are on. All are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

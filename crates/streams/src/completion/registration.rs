@@ -3,10 +3,8 @@
 //! A stream is registered with the reactor once and stays so. Whoever awaits takes the stream's own lock, sets flags of the
 //! stream's own, and reads whether the reactor rests.
 
-use crate::{
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, fence},
-    wakers::Wakers,
-};
+use super::wakers::Wakers;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, fence};
 
 /// The tasks that wait for one stream. `S` names the stream for the reactor, without keeping it alive.
 pub(crate) struct Watch<S> {

@@ -3,18 +3,24 @@
 //! Nothing here calls a driver. What has to be asked of it is asked with the lock open, and what was found is entered
 //! afterwards: [`Arena::seal`] is such a round.
 
+pub(crate) mod blocks;
+pub(crate) mod in_flight;
+pub(crate) mod quick;
+pub(crate) mod size;
+pub(crate) mod size_class_counts;
+
 use std::collections::HashMap;
 
 use serde::Serialize;
 use transload_core::mutant;
 
-use super::{
-    block::FreeError,
+use self::{
     blocks::{Blocks, Holder, Order, Piece, State},
     in_flight::InFlight,
     size::Want,
-    sync::{Mutex, MutexGuard},
 };
+use super::block::FreeError;
+use crate::sync::{Mutex, MutexGuard};
 
 /// One stream's blocks. Alone in its cache lines, so that streams do not slow each other down.
 #[repr(align(128))]

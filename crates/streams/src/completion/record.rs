@@ -6,8 +6,8 @@ use transload_core::{Fence, Result, Timeline};
 use transload_cuda_sys::{DriverError, Event, EventTiming};
 use transload_memory::lift;
 
-use crate::{
-    line::{Covered, Start, Timed},
+use super::{
+    pending_events::{Covered, Start, Timed},
     timeline::StreamTimeline,
 };
 

@@ -3,12 +3,14 @@
 use transload_core::{Fence, Result};
 use transload_memory::lift;
 
-use super::{after_capture::AfterCapture, ending::EndOfStream};
-use crate::{CudaStream, timeline::StreamTimeline};
+use crate::{
+    CudaStream,
+    completion::{after_capture::AfterCapture, stream_end::EndOfStream, timeline::StreamTimeline},
+};
 
 impl CudaStream {
     /// Makes later work of this stream come after the fence, on the device where that is possible.
-    pub(super) fn come_after(&self, fence: &Fence) -> Result<()> {
+    pub(crate) fn come_after(&self, fence: &Fence) -> Result<()> {
         if fence.is_known_done() {
             return Ok(());
         }
@@ -29,14 +31,14 @@ impl CudaStream {
     }
 
     /// Whether the work is over; asks the driver, but records no event for that: a run of small copies goes on.
-    pub(super) fn is_over_by_event(fence: &Fence) -> bool {
+    pub(crate) fn is_over_by_event(fence: &Fence) -> bool {
         let stream = fence.timeline().as_any().downcast_ref::<StreamTimeline>();
         stream.is_none_or(|stream| stream.ends.points.is_marked(fence.point())) && fence.is_over()
     }
 
     /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only
     /// for the device's, and nobody for the end of someone's capture.
-    pub(super) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
+    pub(crate) fn can_be_behind(fence: &Fence, buffer: bool) -> bool {
         let timeline = fence.timeline().as_any();
         match timeline.downcast_ref::<EndOfStream>() {
             Some(end) => !end.is_unmarked(),

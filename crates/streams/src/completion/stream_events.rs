@@ -4,12 +4,12 @@
 //! the work of its point and of all before it, whichever thread records first; where a later point has an event already, that
 //! one covers the earlier point as well. `tests/loom` checks this file.
 
-use crate::{
-    line::{Line, Start, Timed},
+use super::{
+    pending_events::{Line, Start, Timed},
     points::Points,
     slot::Slot,
-    sync::{Arc, Mutex},
 };
+use crate::sync::{Arc, Mutex};
 
 /// What the operations of a run are, for messages.
 pub(crate) const SMALL: &str = "small copy or fill";

@@ -12,10 +12,10 @@ use std::{
 use transload_core::{Error, ErrorKind, Result, catch_panic};
 use transload_cuda_sys::RelaxedCapture;
 
-use crate::{
+use super::{
     callbacks,
+    registration::{Desk, Watch},
     timeline::StreamTimeline,
-    watch::{Desk, Watch},
 };
 
 /// How long it asks without pause after the last completion or request: longer than a small copy takes.

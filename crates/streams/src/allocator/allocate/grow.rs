@@ -10,14 +10,18 @@ use std::{
 
 use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result};
 
-use super::{
+use super::super::{
+    arena::{
+        blocks::{Order, Piece},
+        size::{GRAIN, Want},
+    },
     arenas::{Whose, whose},
-    blocks::{Order, Piece},
-    gather::Reach,
-    reuse::{Effort, Found},
     segments::Segment,
     shared::{Shared, Taken},
-    size::{GRAIN, Want},
+};
+use super::{
+    coalesce::Reach,
+    reuse::{Effort, Found},
 };
 use crate::CudaStream;
 
@@ -27,7 +31,7 @@ thread_local! {
 }
 
 impl Shared {
-    pub(super) fn grow(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
+    pub(crate) fn grow(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
         /// So often is memory looked for that others move about.
         const ROUNDS: usize = 4;
         self.refuse_what_never_fits(want)?;
@@ -53,7 +57,7 @@ impl Shared {
 
     /// Memory that nothing uses: joined of what is over anywhere, or of a new segment. `None` where there is none without
     /// waiting for work.
-    pub(super) fn grow_without_waiting(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
+    pub(crate) fn grow_without_waiting(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
         self.refuse_what_never_fits(want)?;
         if let Some(taken) = self.gather(stream, want, Reach::Over)? {
             return Ok(Some(taken));
@@ -98,7 +102,7 @@ impl Shared {
         self.grow_by(stream, want, want.size)
     }
 
-    fn callbacks_for_a_shortage(&self) -> Vec<Arc<super::shared::Callback>> {
+    fn callbacks_for_a_shortage(&self) -> Vec<Arc<super::super::shared::Callback>> {
         if IN_CALLBACKS.try_with(|inside| inside.borrow().contains(&self.id)).unwrap_or(true) {
             return Vec::new();
         }
@@ -193,14 +197,14 @@ impl Shared {
         }
     }
 
-    pub(super) fn forget_segment(&self, segment: Segment) {
+    pub(crate) fn forget_segment(&self, segment: Segment) {
         let reserved = segment.reserved;
         drop(segment);
         self.reserved.fetch_sub(reserved, Ordering::Relaxed);
     }
 
     /// Blocks until what is free is also over, whoever's work it waits for. Answers the first error of that work.
-    pub(super) fn wait_for_all_work(&self) -> Result<()> {
+    pub(crate) fn wait_for_all_work(&self) -> Result<()> {
         let mut outcome = Ok(());
         self.empty_caches();
         for (_, arena) in self.arenas.iter() {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{quick::Quick, size::Want, tally::Tally};
+use super::{quick::Quick, size::Want, size_class_counts::Tally};
 
 /// After what of its own stream a free block may be used by others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -19,7 +19,7 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, Result, Timeline, panic_text};
 
-use crate::timeline::StreamTimeline;
+use super::timeline::StreamTimeline;
 
 type Callback = Box<dyn FnOnce(Result<()>) + Send>;
 

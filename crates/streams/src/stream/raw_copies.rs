@@ -8,8 +8,10 @@ use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 
 use crate::{
     CudaStream,
-    calls::{Side, copy_once},
-    fills::Fill,
+    submit::{
+        driver_calls::{Side, copy_once},
+        fills::Fill,
+    },
 };
 
 impl CudaStream {

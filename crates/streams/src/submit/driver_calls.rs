@@ -10,13 +10,13 @@ use transload_cuda_sys::{
 };
 use transload_memory::{MemoryLocation, PrefetchTarget, context_of, explain_hint, lift};
 
-use crate::{
-    CudaGraph, CudaStream, LaunchConfig,
-    copy_parts::{copy_in_parts, rows_in_parts},
+use super::{
     fills::Fill,
     kernels::Kernels,
-    loaded,
+    loaded_module,
+    split_copy::{copy_in_parts, rows_in_parts},
 };
+use crate::{CudaGraph, CudaStream, LaunchConfig};
 
 /// Bytes of a copy or fill that counts as small: it takes a few microseconds, so that waiting for a few of them is no
 /// loss, and enqueueing takes as long as doing. See `points`.
@@ -285,7 +285,7 @@ impl<'a> Calls<'a> {
             Self::Launch(graph, stream) => unsafe { graph.enqueue(stream) },
             // SAFETY: the caller's promise; the context is current.
             Self::Kernel(function, config, ref mut parameters) => unsafe {
-                loaded::launch(function, config, parameters, stream)
+                loaded_module::launch(function, config, parameters, stream)
             },
         };
         *under_way |= made.is_ok();

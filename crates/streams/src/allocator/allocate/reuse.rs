@@ -4,36 +4,33 @@ use std::sync::Arc;
 
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
-use super::{
-    arena::Served,
+use super::super::{
+    arena::{Served, blocks::Piece, size::Want},
     arenas::{ArenaState, Owner, alive},
-    blocks::Piece,
-    ending::EndOfStream,
-    gather::{Reach, over},
     shared::{Shared, Taken},
-    size::Want,
 };
-use crate::CudaStream;
+use super::coalesce::{Reach, over};
+use crate::{CudaStream, completion::stream_end::EndOfStream};
 
 /// How many streams may answer that nothing is over before no more are asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Effort {
+pub(crate) enum Effort {
     /// Records no event either: a run of small copies stays without one as long as there is other memory.
     Little = 4,
     Full = 64,
 }
 
 /// Memory in hand.
-pub(super) struct Found {
-    pub(super) piece: Piece,
+pub(crate) struct Found {
+    pub(crate) piece: Piece,
     /// Whose order the piece has.
-    pub(super) life: u64,
+    pub(crate) life: u64,
     /// What is to be waited for.
-    pub(super) behind: Vec<Fence>,
+    pub(crate) behind: Vec<Fence>,
 }
 
 /// The stream of an arena, if it is still there. To be dropped after the lock.
-pub(super) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
+pub(crate) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
     match &state.owner {
         Owner::Stream(weak) => alive(weak),
         _ => None,
@@ -42,7 +39,7 @@ pub(super) fn stream_of(state: &ArenaState) -> Option<CudaStream> {
 
 impl Shared {
     /// A block for a buffer: the stream's own, another's, or of a new segment.
-    pub(super) fn take_for_buffer(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Taken> {
+    pub(crate) fn take_for_buffer(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Taken> {
         if let Some(taken) = self.take_own(stream, want)? {
             return Ok(taken);
         }
@@ -55,7 +52,7 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn take_slowly(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
+    pub(crate) fn take_slowly(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
         // The block that served the request may be one of before the stream was released.
         if let Some(taken) = self.take_own(stream, want)? {
             return Ok(taken);
@@ -86,7 +83,7 @@ impl Shared {
     /// For a buffer that the host is about to write: a block that nothing in flight uses; where the bound is reached, the one
     /// that is over first. `None` where the stream has none at all.
     #[cold]
-    pub(super) fn take_ahead(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Option<Taken>> {
+    pub(crate) fn take_ahead(&self, stream: &CudaStream, want: Want, ahead: u64) -> Result<Option<Taken>> {
         let (index, rested) = {
             let mut own = self.serving(stream)?;
             (own.index, own.state.rest_reached(stream.own.reached()))
@@ -118,7 +115,7 @@ impl Shared {
     }
 
     /// Asks the driver how far an arena's stream and the fences in it are. Answers whether blocks became free by that.
-    pub(super) fn ask(&self, index: u32, effort: Effort) -> bool {
+    pub(crate) fn ask(&self, index: u32, effort: Effort) -> bool {
         let Some(arena) = self.arenas.get(index) else { return false };
         let _held = self.hold();
         let mut fences: Vec<Fence> = Vec::new();
@@ -156,7 +153,7 @@ impl Shared {
     }
 
     /// Puts memory into a stream's arena, its beginning as a live block behind the fences.
-    pub(super) fn place(
+    pub(crate) fn place(
         &self,
         stream: &CudaStream,
         found: Found,

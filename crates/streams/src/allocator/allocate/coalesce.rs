@@ -4,20 +4,21 @@ use std::ops::RangeInclusive;
 
 use transload_core::{ErrorKind, Fence, Result, Timeline, mutant};
 
-use super::{
-    arena::{Ordered, Seal, Served},
+use super::super::{
+    arena::{
+        Ordered, Seal, Served,
+        blocks::{Node, Order, Piece, State},
+        size::Want,
+    },
     arenas::{Arena, ArenaState, Owner, serves},
-    blocks::{Node, Order, Piece, State},
-    reuse::{Effort, Found, stream_of},
     shared::{Shared, Taken},
-    size::Want,
-    sync::MutexGuard,
 };
-use crate::CudaStream;
+use super::reuse::{Effort, Found, stream_of};
+use crate::{CudaStream, sync::MutexGuard};
 
 /// Which memory a search may take; each includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Reach {
+pub(crate) enum Reach {
     /// What streams left that are gone, if their work is over.
     Ended,
     /// What is over, or what the stream comes after anyway.
@@ -29,9 +30,9 @@ pub(super) enum Reach {
 }
 
 /// An arena that is locked.
-pub(super) struct Locked<'a> {
+pub(crate) struct Locked<'a> {
     index: u32,
-    pub(super) state: MutexGuard<'a, ArenaState>,
+    pub(crate) state: MutexGuard<'a, ArenaState>,
 }
 
 /// What a search is for.
@@ -71,7 +72,7 @@ struct Part {
 
 impl Shared {
     /// Every arena, locked in the order of their indices. No driver call and no drop of a fence may happen meanwhile.
-    pub(super) fn lock_all(&self) -> Vec<Locked<'_>> {
+    pub(crate) fn lock_all(&self) -> Vec<Locked<'_>> {
         self.arenas.iter().map(|(index, arena)| Locked { index, state: arena.lock() }).collect()
     }
 
@@ -91,7 +92,7 @@ impl Shared {
 
     /// Takes free memory of any stream: the smallest block that is large enough, or else the smallest neighbours that are it
     /// together.
-    pub(super) fn gather(&self, stream: &CudaStream, want: Want, reach: Reach) -> Result<Option<Taken>> {
+    pub(crate) fn gather(&self, stream: &CudaStream, want: Want, reach: Reach) -> Result<Option<Taken>> {
         let wait = reach > Reach::Over;
         // A captured stream cannot wait for work outside of its graph.
         if wait && stream.own.is_captured() {
@@ -214,7 +215,7 @@ impl Shared {
     }
 
     /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
-    pub(super) fn trim(&self) -> u64 {
+    pub(crate) fn trim(&self) -> u64 {
         self.empty_caches();
         let _held = self.hold();
         let streams = self.streams(false);
@@ -275,7 +276,7 @@ impl Shared {
 }
 
 /// How much of a stream's life is over: frees up to a number, and uses up to a point.
-pub(super) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
+pub(crate) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
     match &state.owner {
         Owner::Vacant => (u64::MAX, u64::MAX),
         Owner::Ended(end) if end.is_known_over() => (u64::MAX, u64::MAX),

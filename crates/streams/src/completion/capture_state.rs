@@ -8,7 +8,7 @@ use std::{sync::atomic::Ordering, thread};
 use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::{AsStream, Stream, ffi};
 
-use crate::timeline::StreamTimeline;
+use super::timeline::StreamTimeline;
 
 /// Whether someone captures a stream just now that this thread can name. Does not disturb the capture.
 pub(crate) fn is_captured(stream: &Stream) -> bool {

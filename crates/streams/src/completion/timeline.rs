@@ -18,19 +18,17 @@ use transload_core::{
 use transload_cuda_sys::{AsStream, Context, Driver, DriverError, Event, EventTiming, RawStream, Stream};
 use transload_memory::lift;
 
-use crate::{
-    allocator::ending::Endings,
+use super::{
     callbacks::Callbacks,
-    captured::is_captured,
-    ends::Ends,
-    kernels::Kernels,
-    line::{Covered, Ended},
-    loss::is_of_a_capture,
-    metrics::Counters,
+    capture_state::is_captured,
+    error_recovery::is_of_a_capture,
+    pending_events::{Covered, Ended},
     reactor::{Reactor, StreamWatch},
+    registration::Watch,
+    stream_events::Ends,
     wakers::Wakers,
-    watch::Watch,
 };
+use crate::{allocator::destroy_hooks::Endings, stream::metrics::Counters, submit::kernels::Kernels};
 
 /// Tasks that may wait for one stream before the list of them grows.
 const TASKS: usize = 4;

@@ -4,7 +4,7 @@
 use transload_core::{Pattern, Result};
 use transload_cuda_sys::{DriverError, RawStream, check, ffi};
 
-use crate::kernels::Kernels;
+use super::kernels::Kernels;
 
 /// One fill of memory that the device reaches.
 #[derive(Clone, Copy)]

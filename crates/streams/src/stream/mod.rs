@@ -1,5 +1,11 @@
 //! A CUDA stream of the library's own, or a foreign one taken in.
 
+mod copies;
+mod event;
+pub(crate) mod metrics;
+mod raw_copies;
+mod wait_fences;
+
 use std::{
     fmt,
     sync::Arc,
@@ -10,7 +16,11 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result, StreamPriority, 
 use transload_cuda_sys::{AsStream, Context, RawStream, Stream, StreamOptions, ffi};
 use transload_memory::{CudaDevice, lift};
 
-use crate::{CudaEvent, MetricsSampling, StreamMetrics, callbacks, timeline::StreamTimeline};
+pub use self::{
+    event::CudaEvent,
+    metrics::{MetricsSampling, StreamMetrics},
+};
+use crate::completion::{callbacks, timeline::StreamTimeline};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;

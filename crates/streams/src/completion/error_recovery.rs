@@ -6,7 +6,7 @@ use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::DriverError;
 use transload_memory::{lift, record_loss};
 
-use crate::{ends::SMALL, timeline::StreamTimeline};
+use super::{stream_events::SMALL, timeline::StreamTimeline};
 
 /// How often a stream that answers nothing but errors is asked without a pause.
 const ATTEMPTS: u32 = 1000;

@@ -9,12 +9,8 @@ use transload_core::{
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
 
-use crate::{
-    CudaStream,
-    calls::{Calls, INVALID_VALUE, SMALL, Side, copy, copy_after, copy_once, reachable, side},
-    metrics::Counted,
-    timeline::StreamTimeline,
-};
+use super::driver_calls::{Calls, INVALID_VALUE, SMALL, Side, copy, copy_after, copy_once, reachable, side};
+use crate::{CudaStream, completion::timeline::StreamTimeline, stream::metrics::Counted};
 
 // SAFETY: a stream does its work in order, behind the events that it waits for; points are given behind the work.
 unsafe impl Queue for CudaStream {

@@ -4,7 +4,7 @@ use transload_core::Pitched;
 use transload_cuda_sys::{DriverError, RawStream};
 use transload_memory::registration_edges;
 
-use crate::calls::{Side, copy, copy_once};
+use super::driver_calls::{Side, copy, copy_once};
 
 impl Side {
     /// Offsets at which a registration begins or ends.
@@ -30,7 +30,7 @@ impl Side {
 /// says so.
 ///
 /// # Safety
-/// * As for [`Calls::make`](crate::calls::Calls::make).
+/// * As for [`Calls::make`](crate::submit::driver_calls::Calls::make).
 #[cold]
 pub(crate) unsafe fn copy_in_parts(
     src: Side,
@@ -62,7 +62,7 @@ pub(crate) unsafe fn copy_in_parts(
 /// As for `copy_in_parts`.
 ///
 /// # Safety
-/// * As for [`Calls::make`](crate::calls::Calls::make).
+/// * As for [`Calls::make`](crate::submit::driver_calls::Calls::make).
 #[cold]
 pub(crate) unsafe fn rows_in_parts(
     src: Side,

@@ -11,10 +11,8 @@ use transload_core::Result;
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
-use crate::{
-    LaunchConfig,
-    loaded::{self, Loaded, MAX_THREADS_PER_BLOCK},
-};
+use super::loaded_module::{self, Loaded, MAX_THREADS_PER_BLOCK};
+use crate::LaunchConfig;
 
 /// What the driver is given: text that ends with NUL. `kernels/copy.cu` and `fill.cu` tell how it was made.
 const MODULE: &str = concat!(include_str!("kernels/copy.ptx"), include_str!("kernels/fill.ptx"), "\0");
@@ -86,7 +84,7 @@ impl Kernels {
                 // The driver loads a kernel when it is first used (CUDA Programming Guide, "Lazy Loading"), and waits for the
                 // whole device to do so: a query makes it load now, so that no launch waits for work that it is to overtake.
                 // SAFETY: the function was just found in the module.
-                unsafe { loaded::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
+                unsafe { loaded_module::attribute(function, MAX_THREADS_PER_BLOCK) }.map(|_| function)
             });
             Ok((copy?, fill?, u32::try_from(multiprocessors).unwrap_or(1).max(1)))
         };
@@ -116,7 +114,7 @@ impl Kernels {
             [&raw const dst, &raw const src, &raw const bytes].map(|parameter| parameter.cast_mut().cast());
         // SAFETY: the kernel takes these three parameters of 8 bytes; the rest is the caller's promise.
         unsafe {
-            loaded::launch(
+            loaded_module::launch(
                 self.copy,
                 LaunchConfig::linear(blocks(src, dst, bytes, most), THREADS),
                 &mut parameters,
@@ -151,7 +149,9 @@ impl Kernels {
             [&raw const dst, &raw const bytes, &raw const low, &raw const high]
                 .map(|parameter| parameter.cast_mut().cast());
         // SAFETY: the kernel takes these four parameters of 8 bytes; the rest is the caller's promise.
-        unsafe { loaded::launch(self.fill, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream) }
+        unsafe {
+            loaded_module::launch(self.fill, LaunchConfig::linear(blocks, THREADS), &mut parameters, stream)
+        }
     }
 
     /// A user is going whose work may still run: the module then stays until its context goes, since to unload it the
@@ -175,5 +175,5 @@ fn find(loaded: &[(usize, Weak<Kernels>)], context: &Context) -> Option<Arc<Kern
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/kernels.rs"]
+#[path = "../../tests/unit/kernels.rs"]
 mod tests;

@@ -133,5 +133,5 @@ fn explain(error: DriverError, what: &str, log: &[u8]) -> Error {
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/loaded.rs"]
+#[path = "../../tests/unit/loaded.rs"]
 mod tests;

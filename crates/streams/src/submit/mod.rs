@@ -1,0 +1,8 @@
+//! From an operation to the driver calls that enqueue it.
+
+pub(crate) mod driver_calls;
+mod enqueue;
+pub(crate) mod fills;
+pub(crate) mod kernels;
+pub(crate) mod loaded_module;
+mod split_copy;
