@@ -152,7 +152,7 @@ fn all_methods(
 /// Whether everything that was allocated is gone.
 fn nothing_alive(manager: &CrossBackendTransferManager) -> Result<()> {
     manager.drain()?;
-    for (name, ledger) in manager.ledger() {
+    for (name, ledger) in manager.resource_counts() {
         ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
     }
     Ok(())

@@ -57,7 +57,7 @@ pub(crate) fn roundtrip(ordinal: u32, bytes: u64, seed: u64) -> Result<(), Failu
     register_cuda(&manager, ordinal)?;
     there_and_back(&manager, DeviceId::Cuda(ordinal), length, seed)?;
     manager.drain()?;
-    match manager.ledger().into_iter().find(|(_, ledger)| !ledger.is_empty()) {
+    match manager.resource_counts().into_iter().find(|(_, ledger)| !ledger.is_empty()) {
         Some((name, ledger)) => Err(Failure::Alive(format!("{ledger} in the {name} backend"))),
         None => Ok(()),
     }

@@ -95,7 +95,7 @@ impl<'a> Rig<'a> {
     /// Whether all memory is gone.
     pub(crate) fn finish(self) -> Result<()> {
         self.memory.drain()?;
-        let ledger = self.memory.ledger();
+        let ledger = self.memory.resource_counts();
         ensure!(ledger.is_empty(), "still alive after the rows of {}: {ledger}", self.group);
         Ok(())
     }

@@ -275,6 +275,6 @@ mod tests {
             }
         }
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     }
 }

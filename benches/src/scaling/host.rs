@@ -46,7 +46,7 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
     }
     rows.extend(crowded(&manager, options, many, repetitions(40))?);
     manager.drain()?;
-    for (name, ledger) in manager.ledger() {
+    for (name, ledger) in manager.resource_counts() {
         ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
     }
     Ok(rows)

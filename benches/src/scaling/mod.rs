@@ -101,7 +101,7 @@ impl Library {
     /// Fails if anything is still allocated.
     fn finish(self) -> Result<()> {
         self.manager.drain()?;
-        for (name, ledger) in self.manager.ledger() {
+        for (name, ledger) in self.manager.resource_counts() {
             ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
         }
         Ok(())

@@ -2,12 +2,12 @@
 //! other load's.
 
 use anyhow::{Result, ensure};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit};
 
 use super::{
     Rig,
     comparison::{Contest, Way},
-    workload::{RecordedLoad, replay},
+    workload::{Workload, replay},
 };
 use crate::row::{Goal, Row};
 
@@ -21,13 +21,13 @@ const LEARNING: usize = 3;
 struct Load {
     name: &'static str,
     what: &'static str,
-    load: RecordedLoad,
+    load: Workload,
 }
 
 /// What a pool decided on, and why.
 struct Answer {
     strategy: AllocationStrategy,
-    split: Split,
+    split: WorkloadSplit,
     reason: String,
 }
 
@@ -35,12 +35,12 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let alike = Load {
         name: "alike",
         what: "kernels of one block that are all alike",
-        load: RecordedLoad::of_equal_kernels(if rig.is_simulated() { 24 } else { 96 }),
+        load: Workload::of_equal_kernels(if rig.is_simulated() { 24 } else { 96 }),
     };
     let mixed = Load {
         name: "mixed",
         what: "long runs of kernels and short copies",
-        load: RecordedLoad::of_kernels_and_copies(if rig.is_simulated() { 16 } else { 32 }),
+        load: Workload::of_kernels_and_copies(if rig.is_simulated() { 16 } else { 32 }),
     };
     let answers = [learnt(rig, &alike)?, learnt(rig, &mixed)?];
     let [to_alike, to_mixed] = &answers;

@@ -14,7 +14,7 @@ const WORKLOADS: [WorkloadType; 4] =
 
 /// What one item of a load does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LoadWork {
+pub(crate) enum WorkloadOp {
     /// So many kernels, one after the other, that each copy so many bytes of device memory.
     Kernels {
         /// How many.
@@ -42,7 +42,7 @@ pub(crate) enum LoadWork {
     },
 }
 
-impl LoadWork {
+impl WorkloadOp {
     fn operations(self) -> usize {
         match self {
             Self::Kernels { times, .. } | Self::NarrowKernels { times, .. } => times,
@@ -60,31 +60,31 @@ impl LoadWork {
 
 /// One piece of work that a stream is leased for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LoadItem {
+pub(crate) struct WorkloadItem {
     /// Its priority.
     pub(crate) priority: StreamPriority,
     /// What it counts as.
     pub(crate) workload: WorkloadType,
     /// What it does.
-    pub(crate) work: LoadWork,
+    pub(crate) work: WorkloadOp,
 }
 
 /// Work in the order in which it comes. Items do not depend on each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RecordedLoad {
+pub(crate) struct Workload {
     /// The items.
-    pub(crate) items: Vec<LoadItem>,
+    pub(crate) items: Vec<WorkloadItem>,
 }
 
-impl RecordedLoad {
+impl Workload {
     /// `items` times two kernels that are all alike and run side by side where the streams let them: each is long enough that
     /// their number, and not how fast launches follow each other, decides how long the load takes.
     #[must_use]
     pub(crate) fn of_equal_kernels(items: usize) -> Self {
-        let item = LoadItem {
+        let item = WorkloadItem {
             priority: StreamPriority::Normal,
             workload: WorkloadType::Compute,
-            work: LoadWork::NarrowKernels { times: 2, bytes: 1 << 20 },
+            work: WorkloadOp::NarrowKernels { times: 2, bytes: 1 << 20 },
         };
         Self { items: vec![item; items] }
     }
@@ -92,12 +92,12 @@ impl RecordedLoad {
     /// `steps` times 48 kernels in a row and three small copies, as when batches are fed to a model.
     #[must_use]
     pub(crate) fn of_kernels_and_copies(steps: usize) -> Self {
-        let item = |workload, work| LoadItem { priority: StreamPriority::Normal, workload, work };
+        let item = |workload, work| WorkloadItem { priority: StreamPriority::Normal, workload, work };
         let step = [
-            item(WorkloadType::Compute, LoadWork::Kernels { times: 48, bytes: 64 << 10 }),
-            item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
-            item(WorkloadType::Memory, LoadWork::Upload { bytes: 16 << 10 }),
-            item(WorkloadType::Memory, LoadWork::Download { bytes: 16 << 10 }),
+            item(WorkloadType::Compute, WorkloadOp::Kernels { times: 48, bytes: 64 << 10 }),
+            item(WorkloadType::Memory, WorkloadOp::Upload { bytes: 16 << 10 }),
+            item(WorkloadType::Memory, WorkloadOp::Upload { bytes: 16 << 10 }),
+            item(WorkloadType::Memory, WorkloadOp::Download { bytes: 16 << 10 }),
         ];
         Self { items: step.into_iter().cycle().take(steps.saturating_mul(step.len())).collect() }
     }
@@ -159,16 +159,16 @@ pub(crate) fn replay(
     pool: &AdvancedStreamPool,
     device: &CudaDevice,
     memory: &CudaMemoryManager,
-    load: &RecordedLoad,
+    load: &Workload,
 ) -> Result<Replay> {
-    let narrow = load.items.iter().any(|item| matches!(item.work, LoadWork::NarrowKernels { .. }));
+    let narrow = load.items.iter().any(|item| matches!(item.work, WorkloadOp::NarrowKernels { .. }));
     // The kernel that copies in place, for launches of a shape of one's own.
     let narrow = narrow.then(|| CudaModule::from_ptx(device, COPY)?.kernel(COPY_ENTRY)).transpose()?;
     let room = Room::for_load(memory, load, narrow)?;
     pool.prepare_in_place()?;
     let gate = CudaStream::new(device)?;
     room.warm_up(&gate)?;
-    let events = |_: &LoadItem| Ok((CudaEvent::new(device)?, CudaEvent::new(device)?));
+    let events = |_: &WorkloadItem| Ok((CudaEvent::new(device)?, CudaEvent::new(device)?));
     let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
     let begin = CudaEvent::new(device)?;
     let host = memory.allocate(MemoryKind::Pinned, HELD_BYTES)?;
@@ -231,7 +231,7 @@ const COPY_ENTRY: &str = "transload_copy";
 const NARROW_THREADS: u32 = 256;
 
 impl Room {
-    fn for_load(memory: &CudaMemoryManager, load: &RecordedLoad, narrow: Option<CudaKernel>) -> Result<Self> {
+    fn for_load(memory: &CudaMemoryManager, load: &Workload, narrow: Option<CudaKernel>) -> Result<Self> {
         let invalid = |text| Error::new(ErrorKind::InvalidArgument, text);
         let bytes = || load.items.iter().map(|item| item.work.bytes());
         let largest = bytes().max().ok_or_else(|| invalid("a load needs at least 1 item"))?;
@@ -240,7 +240,7 @@ impl Room {
         }
         let total = bytes().try_fold(0, usize::checked_add);
         let total = total.ok_or_else(|| invalid("a load's bytes must fit the address space"))?;
-        let down = load.items.iter().filter(|item| matches!(item.work, LoadWork::Download { .. }));
+        let down = load.items.iter().filter(|item| matches!(item.work, WorkloadOp::Download { .. }));
         let down: usize = down.map(|item| item.work.bytes()).sum();
         Ok(Self {
             src: memory.allocate(MemoryKind::Device, largest)?,
@@ -268,30 +268,30 @@ impl Room {
     }
 
     /// Each kind of destination is used from its beginning on; `offset` counts bytes of both.
-    fn enqueue(&self, stream: &CudaStream, work: LoadWork, offset: &mut (usize, usize)) -> Result<()> {
+    fn enqueue(&self, stream: &CudaStream, work: WorkloadOp, offset: &mut (usize, usize)) -> Result<()> {
         let bytes = work.bytes();
         let (there, host) = (offset.0, offset.1);
         match work {
-            LoadWork::Kernels { times, .. } => {
+            WorkloadOp::Kernels { times, .. } => {
                 let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
                 for _ in 0..times {
                     submit(stream, &Operation::CopyInPlace { src: &src, dst: &dst }, Timing::Off)?;
                 }
                 offset.0 += bytes;
             }
-            LoadWork::NarrowKernels { times, .. } => {
+            WorkloadOp::NarrowKernels { times, .. } => {
                 let (src, dst) = (self.src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
                 for _ in 0..times {
                     self.enqueue_narrow(stream, &src, &dst)?;
                 }
                 offset.0 += bytes;
             }
-            LoadWork::Upload { .. } => {
+            WorkloadOp::Upload { .. } => {
                 let (src, dst) = (self.pinned_src.slice(..bytes)?, self.dst.slice(there..there + bytes)?);
                 submit(stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
                 offset.0 += bytes;
             }
-            LoadWork::Download { .. } => {
+            WorkloadOp::Download { .. } => {
                 let (src, dst) = (self.src.slice(..bytes)?, self.pinned_dst.slice(host..host + bytes)?);
                 submit(stream, &Operation::Copy { src: &src, dst: &dst }, Timing::Off)?;
                 offset.1 += bytes;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryInfo, MemoryKind, MemoryShortage,
-    PathCost, Place, QueueLease, RawBuffer, Reclaimer, Result, Shared, StreamPriority, WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryInfo, MemoryKind, MemoryShortage, PathCost, Place,
+    QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, SharedBuffer, StreamPriority, WorkloadType,
     host_memory,
 };
 use transload_executor::Executor;
@@ -170,8 +170,8 @@ impl Backend for CpuBackend {
         costs::default_costs()
     }
 
-    fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    fn resource_counts(&self) -> ResourceCounts {
+        let mut ledger = ResourceCounts::default();
         ledger.allocations = self.counters.allocations.load(Ordering::Acquire);
         ledger.bytes = self.counters.bytes.load(Ordering::Acquire);
         ledger.parked = self.reclaimer.len() as u64;
@@ -189,10 +189,10 @@ impl Backend for CpuBackend {
     }
 
     /// The buffer itself where it is the host's.
-    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         device::check(device)?;
         if costs::is_reachable(buffer.place()) {
-            return Ok(Shared::in_place(buffer));
+            return Ok(SharedBuffer::in_place(buffer));
         }
         let text =
             format!("the cpu backend cannot share {} memory; copy it to pageable memory", buffer.place());
@@ -202,6 +202,6 @@ impl Backend for CpuBackend {
 
 impl fmt::Debug for CpuBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CpuBackend").field("ledger", &self.ledger()).finish_non_exhaustive()
+        f.debug_struct("CpuBackend").field("ledger", &self.resource_counts()).finish_non_exhaustive()
     }
 }

@@ -25,7 +25,7 @@
 //!
 //! drop((src, dst, queue, fence));
 //! backend.drain()?;
-//! assert!(backend.ledger().is_empty());
+//! assert!(backend.resource_counts().is_empty());
 //! # Ok::<(), transload_core::Error>(())
 //! ```
 

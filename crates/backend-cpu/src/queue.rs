@@ -63,7 +63,7 @@ unsafe impl Queue for CpuQueue {
         }
         // What was enqueued before on this line is before it anyway.
         let id = self.timeline.id();
-        let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_done());
+        let open = after.iter().filter(|fence| fence.timeline().id() != id && !fence.is_known_complete());
         // Before the operation: the line keeps the outcomes that a handle may ask for.
         let timeline = Arc::clone(&self.timeline);
         let point = if copy::bytes(operation) <= MAX_INLINE && open.clone().next().is_none() {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use transload_core::{BriefLock, Queue, Result, StreamPriority};
+use transload_core::{Queue, Result, SpinLock, StreamPriority};
 use transload_executor::{Executor, PLACES, place_of_thread};
 
 use crate::queue::CpuQueue;
@@ -14,7 +14,7 @@ const MOST: usize = 4;
 /// The queues of one place, on cache lines of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct QueueShard(BriefLock<Vec<Arc<CpuQueue>>>);
+struct QueueShard(SpinLock<Vec<Arc<CpuQueue>>>);
 
 pub(crate) struct QueuePool {
     shards: Box<[QueueShard]>,

@@ -84,7 +84,7 @@ mod timing {
                 let Ok(buffer) = backend.allocate(what.0, what.1, what.2) else { return };
                 if !matches!(between, Between::Nothing) {
                     point += 1;
-                    let Ok(claims) = Claims::of(&mut [(&buffer, Access::Write)]) else { return };
+                    let Ok(claims) = Claims::acquire(&mut [(&buffer, Access::Write)]) else { return };
                     // SAFETY: nothing runs.
                     unsafe { claims.commit(&Fence::new(Arc::clone(&timeline), point)) };
                 }

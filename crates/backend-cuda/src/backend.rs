@@ -3,9 +3,9 @@
 use std::{fmt, sync::Arc};
 
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
-    PathCost, PeerAccess, Place, Pod, QueueLease, RawBuffer, Recorded, Result, Shared, StreamPriority,
-    WorkloadType,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, MemoryAdvice, MemoryInfo, MemoryKind, Operation,
+    PathCost, PeerAccess, Place, Pod, QueueLease, RawBuffer, Recording, ResourceCounts, Result, SharedBuffer,
+    StreamPriority, WorkloadType,
 };
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, RegistrationCache, advise, lift};
@@ -217,7 +217,7 @@ impl Backend for CudaBackend {
         device: DeviceId,
         priority: StreamPriority,
         operations: &[Operation<'_>],
-    ) -> Result<Arc<dyn Recorded>> {
+    ) -> Result<Arc<dyn Recording>> {
         Ok(Arc::new(CudaGraph::record(&self.state(device)?.device, priority, operations)?))
     }
 
@@ -226,7 +226,7 @@ impl Backend for CudaBackend {
         self.registrations()?.register(buffer)
     }
 
-    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         share::share(self, buffer, device)
     }
 
@@ -256,11 +256,11 @@ impl Backend for CudaBackend {
         self.peers.enable(self.state(device)?, self.state(peer)?)
     }
 
-    fn ledger(&self) -> Ledger {
-        let mut sum = Ledger::default();
+    fn resource_counts(&self) -> ResourceCounts {
+        let mut sum = ResourceCounts::default();
         for state in &self.states {
             sum.leases += (state.pool.leases() + state.reserved.leases()) as u64;
-            let ledger = state.ledger();
+            let ledger = state.resource_counts();
             sum.allocations += ledger.allocations;
             sum.bytes += ledger.bytes;
             sum.parked += ledger.parked;

@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use transload_core::{DeviceId, ErrorKind, Ledger, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
+use transload_core::{DeviceId, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, ResourceCounts, Result};
 use transload_memory::{CudaDevice, CudaMemoryManager, CudaResource, MemoryResource};
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
@@ -105,7 +105,7 @@ impl BufferCache {
         let (device, pinned) = (side != MemorySide::Host, side != MemorySide::Device);
         let device = self.device.get().filter(|_| device);
         let pinned = self.pinned.get().filter(|_| pinned);
-        device.into_iter().chain(pinned).map(StreamOrderedAllocator::give_back).sum()
+        device.into_iter().chain(pinned).map(StreamOrderedAllocator::release_cached).sum()
     }
 
     /// Waits for what dropped buffers wait for, and gives everything back that is free.
@@ -119,13 +119,13 @@ impl BufferCache {
     }
 
     /// Puts buffers into the ledger in the place of the segments that they are cut from. A segment that is only kept counts too.
-    pub(crate) fn add_to(&self, ledger: &mut Ledger) {
+    pub(crate) fn add_to(&self, ledger: &mut ResourceCounts) {
         for allocator in self.each() {
             let now = allocator.statistics();
-            let buffers = now.live_blocks + now.waiting_blocks;
+            let buffers = now.live_blocks + now.pending_free_blocks;
             let others = ledger.allocations.saturating_sub(now.segments);
             ledger.allocations = others + buffers + now.unused_segments;
-            ledger.parked += now.waiting_blocks;
+            ledger.parked += now.pending_free_blocks;
         }
     }
 }
@@ -142,7 +142,7 @@ impl CacheUpstream {
     fn trim_sibling(&self) -> bool {
         // Which is of the device's memory alone.
         let sibling = self.resource.device().and_then(|_| self.sibling.upgrade());
-        sibling.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.give_back() > 0)
+        sibling.as_deref().and_then(OnceLock::get).is_some_and(|allocator| allocator.release_cached() > 0)
     }
 }
 

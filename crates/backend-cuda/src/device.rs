@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use transload_core::{DeviceId, DeviceInfo, ErrorKind, Ledger, MemoryKind, RawBuffer, Result, mutant};
+use transload_core::{
+    DeviceId, DeviceInfo, ErrorKind, MemoryKind, RawBuffer, ResourceCounts, Result, mutant,
+};
 use transload_cuda_sys::Driver;
 use transload_memory::{CudaDevice, CudaFeature, CudaMemoryManager, CudaResource, RegistrationCache, lift};
 use transload_streams::{AdvancedStreamPool, StreamOrderedAllocator};
@@ -45,7 +47,7 @@ impl DeviceState {
         info.kinds = vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Mapped];
         if device.supports_feature(CudaFeature::ManagedMemory)? {
             info.kinds.push(MemoryKind::Unified);
-            info.unified_beside_host = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
+            info.concurrent_managed_access = device.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
         }
         let pool = config.pool(&device)?;
         let reserved = AdvancedStreamPool::builder(&device).build()?;
@@ -165,8 +167,8 @@ impl DeviceState {
     }
 
     /// What is alive of its memory.
-    pub(crate) fn ledger(&self) -> Ledger {
-        let mut ledger = self.memory_if_used().map(CudaMemoryManager::ledger).unwrap_or_default();
+    pub(crate) fn resource_counts(&self) -> ResourceCounts {
+        let mut ledger = self.memory_if_used().map(CudaMemoryManager::resource_counts).unwrap_or_default();
         self.cache.add_to(&mut ledger);
         ledger
     }

@@ -1,8 +1,8 @@
 //! Memory of one place made usable by a device: as it is where the hardware allows, else as a copy.
 
 use transload_core::{
-    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, RawBuffer, Result, Shared, StreamPriority,
-    Timing, WorkloadType, submit,
+    Backend, DeviceId, Error, ErrorKind, MemoryKind, Operation, RawBuffer, Result, SharedBuffer,
+    StreamPriority, Timing, WorkloadType, submit,
 };
 use transload_memory::CudaFeature;
 
@@ -12,10 +12,10 @@ use crate::CudaBackend;
 ///
 /// # Errors
 /// `UnknownDevice`; `Unsupported` where neither is possible: memory of another device goes by peer copy or through the host.
-pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
     let place = buffer.place();
     if place.device == device || in_place(backend, buffer, device)? {
-        return Ok(Shared::in_place(buffer));
+        return Ok(SharedBuffer::in_place(buffer));
     }
     let (kind, lane) = match (place.device, device) {
         (DeviceId::Cpu, device) => (MemoryKind::Device, device),
@@ -32,7 +32,7 @@ pub(crate) fn share(backend: &CudaBackend, buffer: &RawBuffer, device: DeviceId)
     let queue = backend.lease_queue(lane, StreamPriority::Normal, WorkloadType::Memory)?;
     let arrival = submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
     let arrival = (!transload_core::mutant!("backend-cuda/share-drops-fence")).then_some(arrival);
-    Ok(Shared { buffer: copy, copied: true, arrival })
+    Ok(SharedBuffer { buffer: copy, copied: true, arrival })
 }
 
 /// Whether the device, or the host, can use memory of another place as it is.

@@ -41,6 +41,6 @@ fn the_oldest_driver_keeps_every_promise() {
     println!("CUDA 11.0, simulated: {outcome}");
     assert!(outcome.is_ok(), "{outcome}");
     drop((subject, backend));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     assert!(sim.races().is_empty(), "{}", sim.races()[0]);
 }

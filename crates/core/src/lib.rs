@@ -27,16 +27,18 @@ mod submit;
 mod sync;
 
 pub use buffer::buffer_id::BufferId;
-pub use buffer::hold::{Blocked, Hold, Holding};
 pub use buffer::host_bytes::HostBytes;
 pub use buffer::host_view::{HostView, HostViewMut};
 pub use buffer::loan::Loan;
+pub use buffer::range_guard::{PendingConflict, RangeGuard, TryLockResult};
 pub use buffer::raw_buffer::{RawBuffer, WeakBuffer, range_within};
 pub use buffer::reclaim::Reclaimer;
 pub use buffer::spare_buffer::{Recycler, SpareBuffer};
 pub use buffer::storage::Storage;
 pub use buffer::typed_buffer::{Buffer, bytes_of_elements, check_same_len};
-pub use device::backend::{Backend, DeviceInfo, Ledger, MemoryAdvice, MemoryInfo, PeerAccess, Shared};
+pub use device::backend::{
+    Backend, DeviceInfo, MemoryAdvice, MemoryInfo, PeerAccess, ResourceCounts, SharedBuffer,
+};
 pub use device::cost::{CostBasis, CostModel, PathCost};
 pub use device::device_id::{DeviceId, ParseDeviceError};
 pub use device::method::{RejectReason, Rejected, Rejections, TransferMethod};
@@ -48,17 +50,17 @@ pub use host::{host_access, host_memory::host_memory};
 pub use panics::{catch_panic, panic_text};
 pub use queue::fence::{Done, Fence, Timeline, TimelineId, next_timeline_id};
 pub use queue::observer::{Observer, TransferEvent};
-pub use queue::transfer::{Completion, RefusalHandler, Submission, Submitted, Transfer};
+pub use queue::transfer::{CompletionHandler, RefusalHandler, Submission, Submitted, Transfer};
 pub use queue::{Queue, QueueLease, StreamPriority, Timing, WorkloadType};
 pub use submit::claim::{Access, Claims};
 pub use submit::fill::fill;
-pub use submit::obstacle::{Obstacle, Turns, Unsubmitted};
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use submit::pattern::Pattern;
-pub use submit::recorded::{Recorded, merge_uses, merged_uses};
+pub use submit::recorded::{Recording, merge_uses, merged_uses};
 pub use submit::submission::{copy_at_once, submit_async, try_submit};
+pub use submit::unblocked::{TrySubmitError, Turns, Unblocked};
 #[doc(hidden)]
-pub use sync::brief_lock::{BriefGuard, BriefLock};
+pub use sync::spin_lock::{SpinLock, SpinLockGuard};
 
 /// Element types of typed buffers: plain bytes without padding, pointers or destructors, such as `f32` or `[f32; 768]`.
 pub use bytemuck::Pod;

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Range};
 
 use crate::{
     access::{AccessRecord, Race},
-    ledger::Ledger,
+    live_objects::LiveObjects,
     memory::Kind,
     migrations::Migrations,
     options::SimDeviceBuilder,
@@ -52,8 +52,8 @@ impl SimDevice {
 
     /// What is alive on the device.
     #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        state::lock().ledger(self.ordinal)
+    pub fn live_objects(&self) -> LiveObjects {
+        state::lock().live_objects(self.ordinal)
     }
 
     /// How many driver calls were attributed to the device: those that name it, its context, or a handle of it, and

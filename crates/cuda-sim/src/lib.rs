@@ -13,7 +13,7 @@
 //! let context = Context::primary(Device::new(sim.ordinal()).expect("it was just built")).expect("it is healthy");
 //! assert_eq!(context.memory_info().expect("it is healthy"), (64 << 20, 64 << 20));
 //! drop(context);
-//! assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+//! assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 //! # }
 //! ```
 //!
@@ -52,7 +52,7 @@ pub mod harness;
 mod host_kernel;
 mod install;
 mod kernels;
-mod ledger;
+mod live_objects;
 mod memory;
 mod migrations;
 mod op;
@@ -68,7 +68,7 @@ pub use access::{AccessKind, AccessRecord, Actor, Race};
 pub use device::{Residency, SimDevice};
 pub use host_kernel::{HostKernel, IllegalAddress, KernelAccess, KernelMemory, Launch, register_host_kernel};
 pub use install::{NAME, install, install_with};
-pub use ledger::Ledger;
+pub use live_objects::LiveObjects;
 pub use migrations::Migrations;
 pub use options::{DriverOptions, SimDeviceBuilder};
 pub use transload_cuda_sys::InstallError;

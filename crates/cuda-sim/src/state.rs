@@ -19,7 +19,7 @@ use crate::{
     faults::Faults,
     graph::Graphs,
     host_kernel::HostKernel,
-    ledger::Ledger,
+    live_objects::LiveObjects,
     memory::{Kind, Memory},
     op::{Op, Point},
     options::SimDeviceBuilder,
@@ -383,8 +383,8 @@ impl State {
         Ok(stream)
     }
 
-    pub(crate) fn ledger(&self, device: u32) -> Ledger {
-        let mut ledger = Ledger {
+    pub(crate) fn live_objects(&self, device: u32) -> LiveObjects {
+        let mut ledger = LiveObjects {
             contexts: self.contexts.values().filter(|context| context.device == device).count(),
             streams: self
                 .streams
@@ -402,7 +402,7 @@ impl State {
                 .values()
                 .filter(|module| self.contexts.get(&module.context).is_some_and(|at| at.device == device))
                 .count(),
-            ..Ledger::default()
+            ..LiveObjects::default()
         };
         (ledger.graphs, ledger.graph_execs) = self.graphs.count(device);
         for allocation in self.memory.iter().filter(|one| one.device == device) {

@@ -6,7 +6,9 @@ use std::{
 };
 
 use dlpark::tensor::TensorRef;
-use transload_core::{DeviceId, Error, ErrorKind, Ledger, MemoryKind, Place, RawBuffer, Reclaimer, Result};
+use transload_core::{
+    DeviceId, Error, ErrorKind, MemoryKind, Place, RawBuffer, Reclaimer, ResourceCounts, Result,
+};
 
 use crate::{
     DLDataType, DLDevice, DLDeviceType, DLPackVersion, Element, Flags, Form, ImportError, Imported,
@@ -71,8 +73,8 @@ impl Importer {
 
     /// What was taken in and not given back yet; `parked` of it waits for work in flight.
     #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    pub fn resource_counts(&self) -> ResourceCounts {
+        let mut ledger = ResourceCounts::default();
         ledger.allocations = self.tally.tensors.load(Ordering::Acquire);
         ledger.bytes = self.tally.bytes.load(Ordering::Acquire);
         ledger.parked = self.reclaimer.len() as u64;

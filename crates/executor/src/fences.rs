@@ -122,7 +122,7 @@ impl Fences {
         }
         match self.awaited.load(Ordering::Relaxed) {
             0 => false,
-            1..=POLLED => self.each(|_| true, around, |call| call.over = call.fence.is_over()),
+            1..=POLLED => self.each(|_| true, around, |call| call.over = call.fence.is_complete()),
             _ => self.register(waker, around),
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn complete(
 ) -> impl Future<Output = Result<()>> + Send + Unpin {
     poll_fn(move |context| {
         let timeline = fence.timeline();
-        if !fence.is_known_done() {
+        if !fence.is_known_complete() {
             // The host's own timelines wake at once; there is nothing to ask a driver.
             let is_hosts = timeline.device().is_cpu();
             if is_hosts && !timeline.wake_at(fence.point(), context.waker()) {

@@ -191,7 +191,7 @@ impl Workers {
         self.closing.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_complete(&self) -> bool {
         self.closing.load(Ordering::Acquire) && self.live.load(Ordering::Acquire) == 0
     }
 
@@ -248,7 +248,7 @@ impl Workers {
             if let Some(runnable) = self.pop() {
                 return Some(runnable);
             }
-            if self.is_over() {
+            if self.is_complete() {
                 return None;
             }
             if self.fences.poll(|id| self.waker(id), |others, call| self.call(others, call)) {
@@ -268,7 +268,7 @@ impl Workers {
             if self.fences.register(|id| self.waker(id), |others, call| self.call(others, call)) {
                 continue;
             }
-            self.idle.park(|| self.is_ready() || self.fences.need_a_poll() || self.is_over());
+            self.idle.park(|| self.is_ready() || self.fences.need_a_poll() || self.is_complete());
             begun = Instant::now();
         }
     }

@@ -10,8 +10,8 @@ use std::{
 };
 
 use transload_core::{
-    DeviceId, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer,
-    Reclaimer, Result,
+    DeviceId, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, MemoryShortage, Place, RawBuffer, Reclaimer,
+    ResourceCounts, Result,
 };
 use transload_cuda_sys::Context;
 
@@ -122,7 +122,9 @@ impl CudaMemoryManager {
         self.reclaimer.sweep();
         match allocate().inspect_err(|error| record_loss(&self.context, error)) {
             // If giving back fails too, it is still memory that the caller lacks.
-            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.give_back().is_ok() => allocate(),
+            Err(error) if error.kind() == ErrorKind::OutOfMemory && self.release_cached().is_ok() => {
+                allocate()
+            }
             other => other,
         }
     }
@@ -198,7 +200,7 @@ impl CudaMemoryManager {
 
     /// Frees what is parked and over, and gives cached memory back to the device. Frees that wait for the device are waited for as
     /// in [`allocate`](Self::allocate).
-    pub(crate) fn give_back(&self) -> Result<()> {
+    pub(crate) fn release_cached(&self) -> Result<()> {
         /// The calling thread may be the one that the device waits for.
         const LIMIT: Duration = Duration::from_secs(2);
         self.give_back_all((!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT))
@@ -220,8 +222,8 @@ impl CudaMemoryManager {
 
     /// What is alive.
     #[must_use]
-    pub fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    pub fn resource_counts(&self) -> ResourceCounts {
+        let mut ledger = ResourceCounts::default();
         ledger.allocations = self.tally.allocations();
         ledger.bytes = self.tally.bytes();
         ledger.parked = self.reclaimer.len() as u64;
@@ -253,7 +255,7 @@ impl CudaMemoryManager {
     /// that wait for the device are waited for as in [`allocate`](Self::allocate).
     pub(crate) fn drain_of_devices(&self) -> Result<()> {
         let outcome = self.reclaimer.drain_where(is_of_a_device);
-        outcome.and(self.give_back())
+        outcome.and(self.release_cached())
     }
 }
 
@@ -266,7 +268,7 @@ impl fmt::Debug for CudaMemoryManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaMemoryManager")
             .field("device", &self.device)
-            .field("ledger", &self.ledger())
+            .field("ledger", &self.resource_counts())
             .finish_non_exhaustive()
     }
 }

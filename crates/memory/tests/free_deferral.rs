@@ -46,14 +46,14 @@ fn an_allocation_that_is_short_of_memory_does_not_wait_for_deferred_frees() {
     let (refused, memory) =
         asked.recv_timeout(LIMIT).expect("the allocation waits for a free that waits for us");
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::OutOfMemory);
-    assert_eq!(sim.ledger().device_allocations, 1, "it is not freed while frees are put off");
+    assert_eq!(sim.live_objects().device_allocations, 1, "it is not freed while frees are put off");
     drop(deferral);
     let again = memory.allocate(MemoryKind::Device, 6 << 20).unwrap();
     drop(again);
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]
@@ -68,16 +68,16 @@ fn frees_go_on_when_the_last_deferral_ends_and_drain_waits_for_that() {
     }
     let drained = aside(move || {
         memory.drain().unwrap();
-        (memory.ledger(), memory)
+        (memory.resource_counts(), memory)
     });
     drop(first);
     assert!(drained.recv_timeout(Duration::from_millis(100)).is_err(), "one deferral is left");
-    assert_eq!((sim.ledger().pinned, sim.ledger().managed), (2, 1));
+    assert_eq!((sim.live_objects().pinned, sim.live_objects().managed), (2, 1));
     drop(second);
     let (ledger, memory) = drained.recv_timeout(LIMIT).expect("drained");
     assert!(ledger.is_empty(), "{ledger}");
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[derive(Default)]
@@ -122,7 +122,7 @@ fn a_deferral_begins_when_a_free_that_is_in_the_driver_is_done() {
     stream.synchronize().unwrap();
     memory.drain().unwrap();
     drop((memory, stream, context));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 /// A stream of a device that stands before a door; the thread that waits for the stream runs the host function.

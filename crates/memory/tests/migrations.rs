@@ -77,7 +77,7 @@ impl Setup {
         let Self { test, device, memory, stream, tracker, _turn } = self;
         drop((tracker, stream));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop((memory, device));
         test.assert_ledger_empty();
     }

@@ -45,7 +45,7 @@ fn an_older_driver_keeps_and_takes_back_each_advice() {
     drop(buffer);
     memory.drain().unwrap();
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]

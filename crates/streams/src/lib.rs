@@ -27,7 +27,7 @@ mod sync;
 mod thread_number;
 
 pub use allocator::{
-    AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, FreeError, Served, SizeClassStatistics,
+    AllocatorBuilder, AllocatorStatistics, BlockRef, CallbackId, FreeError, ReuseCounts, SizeClassStatistics,
     StreamBlock, StreamOrderedAllocator,
 };
 pub use coordinator::{
@@ -36,6 +36,7 @@ pub use coordinator::{
 pub use graph::{CudaGraph, CudaGraphUpdate};
 pub use launch::{CudaKernel, CudaModule, KernelArg, Launch, LaunchConfig, LaunchExecutor};
 pub use pool::{
-    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, Split, StreamLease, WorkloadSummary,
+    AdvancedStreamPool, AllocationStrategy, Optimization, PoolBuilder, StreamLease, WorkloadSplit,
+    WorkloadSummary,
 };
 pub use stream::{CudaEvent, CudaStream, MetricsSampling, StreamMetrics};

@@ -78,7 +78,7 @@ impl Setup {
         let Self { test, device, memory, kernel, stream, tracker, _turn } = self;
         drop((tracker, kernel, stream));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop((memory, device));
         test.assert_ledger_empty();
     }

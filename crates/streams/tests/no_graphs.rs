@@ -22,5 +22,5 @@ fn recording_on_a_driver_that_cannot_instantiate_says_what_is_missing_and_leaves
     drop((there, stream));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }

@@ -48,5 +48,5 @@ fn an_older_driver_prefetches_to_devices_and_the_host_and_knows_no_numa_node() {
     drop((owned, raw, plan, buffer, stream));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }

@@ -7,9 +7,9 @@ use std::{
 };
 
 use transload_core::{
-    Backend, Completion, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, Ledger, MemoryKind, Obstacle,
-    PathCost, Place, RawBuffer, Result, Shared, SizeClass, Submitted, Timing, Transfer, TransferEvent,
-    TransferPath, Turns, Unsubmitted,
+    Backend, CompletionHandler, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
+    Place, RawBuffer, ResourceCounts, Result, SharedBuffer, SizeClass, Submitted, Timing, Transfer,
+    TransferEvent, TransferPath, TrySubmitError, Turns, Unblocked,
 };
 
 use crate::{
@@ -198,12 +198,12 @@ impl CrossBackendTransferManager {
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; those of [`Backend::allocate`] and of a transfer.
-    pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+    pub fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         let home = buffer.place().device;
         let (theirs, ours) = (self.registry.backend(device)?, self.registry.backend(home)?);
         self.context.lost.check([home, device, device])?;
         if home == device {
-            return Ok(Shared::in_place(buffer));
+            return Ok(SharedBuffer::in_place(buffer));
         }
         let mut answer = theirs.share(buffer, device);
         if is_unsupported(&answer) && !Arc::ptr_eq(theirs, ours) {
@@ -218,11 +218,11 @@ impl CrossBackendTransferManager {
         let kind = if device.is_cpu() { MemoryKind::Pageable } else { MemoryKind::Device };
         let copy = self.allocate_for(device, kind, buffer.len())?;
         self.transfer(buffer, &copy).wait()?;
-        Ok(Shared { buffer: copy, copied: true, arrival: None })
+        Ok(SharedBuffer { buffer: copy, copied: true, arrival: None })
     }
 
     /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
-    fn keep_copy(&self, shared: &Shared, lane: DeviceId) {
+    fn keep_copy(&self, shared: &SharedBuffer, lane: DeviceId) {
         let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
         for fence in copies.iter().flatten().cloned() {
             let bytes = shared.buffer.len() as u64;
@@ -296,9 +296,12 @@ impl CrossBackendTransferManager {
 
     /// What each backend keeps alive, by its name.
     #[must_use]
-    pub fn ledger(&self) -> Vec<(&'static str, Ledger)> {
+    pub fn resource_counts(&self) -> Vec<(&'static str, ResourceCounts)> {
         let backends = self.registry.backends();
-        backends.iter().map(|registered| (registered.backend.name(), registered.backend.ledger())).collect()
+        backends
+            .iter()
+            .map(|registered| (registered.backend.name(), registered.backend.resource_counts()))
+            .collect()
     }
 
     /// With `on_conflict`, the calling thread does not wait for what blocks it: the obstacle is stored there, nothing was
@@ -308,7 +311,7 @@ impl CrossBackendTransferManager {
         src: &RawBuffer,
         dst: &RawBuffer,
         options: &TransferOptions,
-        on_conflict: Option<(&Turns, &mut Option<Obstacle>)>,
+        on_conflict: Option<(&Turns, &mut Option<Unblocked>)>,
     ) -> Transfer {
         let input = match PlanInput::of(src, dst) {
             Ok(input) => input,
@@ -340,7 +343,7 @@ impl CrossBackendTransferManager {
         (src, dst): (&RawBuffer, &RawBuffer),
         input: &PlanInput,
         options: &TransferOptions,
-        on_conflict: Option<(&Turns, &mut Option<Obstacle>)>,
+        on_conflict: Option<(&Turns, &mut Option<Unblocked>)>,
     ) -> Transfer {
         let timing = candidate.timing(input.bytes, options.timing);
         let request = TransferRequest {
@@ -378,15 +381,15 @@ impl CrossBackendTransferManager {
                 }
                 Transfer::submitted(end, submission, info)
             }
-            Err(Unsubmitted::Blocked(obstacle)) => {
+            Err(TrySubmitError::WouldBlock(obstacle)) => {
                 if let Some((_, told)) = on_conflict {
                     *told = Some(obstacle);
                 }
                 Transfer::refused(Error::new(ErrorKind::Busy, "earlier work is in the way; try again later"))
             }
-            Err(Unsubmitted::Refused(error)) if is_the_callers(error.kind()) => self.refuse(error),
+            Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // What a driver answers is the path's failure.
-            Err(Unsubmitted::Refused(error)) => {
+            Err(TrySubmitError::Failed(error)) => {
                 let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
                 info.ended(&report, Err(&error));
@@ -416,7 +419,7 @@ fn is_the_callers(kind: ErrorKind) -> bool {
 }
 
 /// Whether a backend has no way to share.
-fn is_unsupported(answer: &Result<Shared>) -> bool {
+fn is_unsupported(answer: &Result<SharedBuffer>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use transload_core::{
-    Backend, Completion, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, Result,
+    Backend, CompletionHandler, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result,
     StreamPriority, Submission, Submitted, Timing, Transfer, TransferEvent, TransferReport, WorkloadType,
     submit,
 };
@@ -24,7 +24,7 @@ use crate::{
 /// after the other; each is ordered against all other work on its buffers, like any transfer.
 pub struct RecordedTransfers {
     backend: Arc<dyn Backend>,
-    recorded: Arc<dyn Recorded>,
+    recorded: Arc<dyn Recording>,
     priority: StreamPriority,
     workload: WorkloadType,
     replays: Arc<Replays>,
@@ -77,7 +77,7 @@ struct Replays {
     context: Arc<ManagerContext>,
 }
 
-impl Completion for Replays {
+impl CompletionHandler for Replays {
     fn report(&self, submission: &Submission) -> TransferReport {
         let mut report = self.report.clone();
         report.submitting = submission.begun.map(|_| submission.submitting);

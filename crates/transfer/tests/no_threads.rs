@@ -18,7 +18,7 @@ use std::sync::Arc;
 use mock::{MOCK, Mock};
 use mock_memory::{bytes, set_bytes};
 use no_threads::NoThreads;
-use transload_core::{DeviceId, ErrorKind, Ledger, MemoryKind, TransferMethod};
+use transload_core::{DeviceId, ErrorKind, MemoryKind, ResourceCounts, TransferMethod};
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 const BYTES: usize = 1 << 20;
@@ -26,7 +26,7 @@ const BYTES: usize = 1 << 20;
 #[test]
 fn staged_transfers_that_lack_threads_end_with_an_error() {
     watchdog::within("transfers without a spare thread", || {
-        let backend = Mock { unified_beside_host: true, ..Mock::default() }.build();
+        let backend = Mock { concurrent_managed_access: true, ..Mock::default() }.build();
         let manager = CrossBackendTransferManager::new();
         manager.register_backend(Arc::clone(&backend) as _).unwrap();
         let host = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, BYTES).unwrap();
@@ -55,6 +55,6 @@ fn staged_transfers_that_lack_threads_end_with_an_error() {
         }
         drop((host, there, unified));
         manager.drain().unwrap();
-        assert_eq!(manager.ledger()[0].1, Ledger::default());
+        assert_eq!(manager.resource_counts()[0].1, ResourceCounts::default());
     });
 }

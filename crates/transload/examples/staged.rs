@@ -221,7 +221,7 @@ mod staged {
         })?;
         let source = bench.there(near, 2 * MIB)?;
         let gate = Arc::new(Gate { id: next_timeline_id(), state: Mutex::default(), opened: Condvar::new() });
-        let claims = Claims::of(&mut [(&source, Access::Write)])?;
+        let claims = Claims::acquire(&mut [(&source, Access::Write)])?;
         // SAFETY: no work touches the range, and none came before it.
         unsafe { claims.commit(&Fence::new(Arc::clone(&gate) as Arc<dyn Timeline>, 1)) };
         let waiting: Vec<_> = (0..40)

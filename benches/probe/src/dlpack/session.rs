@@ -7,7 +7,7 @@ use std::{
 };
 
 use transload_backend_cpu::CpuBackend;
-use transload_core::{Backend, DeviceId, Error, ErrorKind, Ledger, MemoryKind, RawBuffer};
+use transload_core::{Backend, DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, ResourceCounts};
 use transload_dlpack::{
     DLDataType, DLDataTypeCode, DLDevice, DLDeviceType, Export, Form, Importer, ManagedTensor,
 };
@@ -57,11 +57,11 @@ impl Session {
         drop(buffers);
         importer.drain()?;
         host.drain()?;
-        let mut ledgers = vec![("imported", importer.ledger()), ("host", host.ledger())];
+        let mut ledgers = vec![("imported", importer.resource_counts()), ("host", host.resource_counts())];
         if let Some(device) = &device {
             ledgers.push(("device", device.drained()?));
         }
-        match ledgers.into_iter().find(|(_, ledger)| *ledger != Ledger::default()) {
+        match ledgers.into_iter().find(|(_, ledger)| *ledger != ResourceCounts::default()) {
             Some((whose, ledger)) => Err(Failure::Alive(format!("{whose}: {ledger}"))),
             None => Ok(()),
         }
@@ -120,7 +120,7 @@ impl Session {
     }
 
     pub(super) fn imported(&self) -> i64 {
-        i64::try_from(self.importer.ledger().allocations).unwrap_or(i64::MAX)
+        i64::try_from(self.importer.resource_counts().allocations).unwrap_or(i64::MAX)
     }
 
     pub(super) fn protocol_stream(&self) -> Result<i64, Failure> {
@@ -199,7 +199,7 @@ impl Session {
 
 #[cfg(any(target_os = "linux", windows))]
 mod device {
-    use transload_core::{Fence, Ledger, MemoryKind, Pattern, RawBuffer, Result};
+    use transload_core::{Fence, MemoryKind, Pattern, RawBuffer, ResourceCounts, Result};
     use transload_dlpack::{ConsumerStream, Export, Importer, protocol_stream};
     use transload_memory::{CudaDevice, CudaMemoryManager};
     use transload_streams::CudaStream;
@@ -264,16 +264,16 @@ mod device {
             unsafe { export.for_consumer(&self.device, stream) }
         }
 
-        pub(super) fn drained(&self) -> Result<Ledger> {
+        pub(super) fn drained(&self) -> Result<ResourceCounts> {
             self.memory.drain()?;
-            Ok(self.memory.ledger())
+            Ok(self.memory.resource_counts())
         }
     }
 }
 
 #[cfg(not(any(target_os = "linux", windows)))]
 mod device {
-    use transload_core::{Error, ErrorKind, Fence, Ledger, MemoryKind, RawBuffer, Result};
+    use transload_core::{Error, ErrorKind, Fence, MemoryKind, RawBuffer, ResourceCounts, Result};
     use transload_dlpack::{Export, Importer};
 
     use crate::roundtrip::Failure;
@@ -320,7 +320,7 @@ mod device {
             match *self {}
         }
 
-        pub(super) fn drained(&self) -> Result<Ledger> {
+        pub(super) fn drained(&self) -> Result<ResourceCounts> {
             match *self {}
         }
     }

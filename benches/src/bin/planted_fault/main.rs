@@ -103,7 +103,7 @@ mod planted {
             }
         }
         manager.drain()?;
-        for (name, ledger) in manager.ledger() {
+        for (name, ledger) in manager.resource_counts() {
             ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
         }
         let launches = crate::streams::nothing(ordinal)?;

@@ -64,7 +64,7 @@ pub(super) fn nothing(ordinal: u32) -> Result<usize> {
     pool.synchronize()?;
     drop((pool, back, kernel, allocator));
     memory.drain()?;
-    let ledger = memory.ledger();
+    let ledger = memory.resource_counts();
     ensure!(ledger.is_empty(), "still alive after leases and blocks: {ledger}");
     Ok(ROUNDS)
 }

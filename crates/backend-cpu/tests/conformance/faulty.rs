@@ -11,8 +11,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo,
-    MemoryKind, Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Recorded, Result,
+    Access, Backend, CostModel, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind,
+    Operation, PathCost, Pattern, Place, Queue, QueueLease, RawBuffer, Recording, ResourceCounts, Result,
     StreamPriority, Timeline, TimelineId, Timing, TransferMethod, TransferPath, WorkloadType, merged_uses,
     submit,
 };
@@ -60,7 +60,7 @@ struct FaultyRecording {
 }
 
 // SAFETY: the uses are those of the copies, but where a use is hidden as the planted fault.
-unsafe impl Recorded for FaultyRecording {
+unsafe impl Recording for FaultyRecording {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }
@@ -169,7 +169,7 @@ impl Backend for Faulty {
         device: DeviceId,
         priority: StreamPriority,
         operations: &[Operation<'_>],
-    ) -> Result<Arc<dyn Recorded>> {
+    ) -> Result<Arc<dyn Recording>> {
         let recorded = |operation: &Operation<'_>| match *operation {
             Operation::Copy { src, dst } => Ok((src.clone(), dst.clone())),
             _ => Err(Error::new(ErrorKind::Unsupported, "only copies are recorded")),
@@ -190,8 +190,8 @@ impl Backend for Faulty {
         Ok(Arc::new(FaultyRecording { copies, uses }))
     }
 
-    fn ledger(&self) -> Ledger {
-        self.inner.ledger()
+    fn resource_counts(&self) -> ResourceCounts {
+        self.inner.resource_counts()
     }
 
     fn drain(&self) -> Result<()> {

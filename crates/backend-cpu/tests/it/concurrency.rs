@@ -41,7 +41,7 @@ fn twelve_threads_submit_a_hundred_copies_each_between_shared_buffers() {
     assert!(*back.read().unwrap() == content[..]);
     drop((src, there, back));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
 
 #[test]

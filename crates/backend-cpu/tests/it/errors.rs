@@ -34,7 +34,7 @@ fn bad_allocations_are_refused_each_with_its_kind() {
         assert!(shortage.free.unwrap() <= shortage.total.unwrap());
         assert!(error.to_string().contains(&bytes.to_string()), "{error}");
     }
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
 }
 
 #[test]

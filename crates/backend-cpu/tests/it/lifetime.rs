@@ -47,14 +47,14 @@ fn dropping_buffers_early_keeps_their_memory_until_the_copy_is_done() {
     submit(&*queue, &Operation::Copy { src: &middle, dst: &dst }, Timing::Off).unwrap();
     drop((src, middle));
     assert_eq!(drops.load(Ordering::SeqCst), 0);
-    assert_eq!(backend.ledger().allocations, 3);
+    assert_eq!(backend.resource_counts().allocations, 3);
 
     gate.open();
     assert!(*dst.read().unwrap() == content[..]);
     drop((dst, queue));
     backend.drain().unwrap();
     assert_eq!(drops.load(Ordering::SeqCst), 1);
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
 
 #[test]
@@ -64,11 +64,11 @@ fn what_only_another_backend_still_uses_is_parked_and_drained() {
     let buffer = allocate(&backend, 1000);
     submit(&gate, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(0) }, Timing::Off).unwrap();
     drop(buffer);
-    let ledger = backend.ledger();
+    let ledger = backend.resource_counts();
     assert_eq!((ledger.allocations, ledger.bytes, ledger.parked), (1, 1000, 1));
     gate.open();
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
 }
 
 #[test]
@@ -100,13 +100,13 @@ fn a_lease_that_outlives_the_backend_still_works() {
 fn leases_are_counted_until_they_are_dropped_and_their_queues_used_again() {
     let backend = backend(2, usize::MAX);
     let leases: Vec<_> = (0..20).map(|_| lease(&backend)).collect();
-    assert_eq!(backend.ledger().leases, 20);
+    assert_eq!(backend.resource_counts().leases, 20);
     let mut timelines: Vec<_> = leases.iter().map(|lease| lease.timeline().id()).collect();
     timelines.sort();
     timelines.dedup();
     assert_eq!(timelines.len(), 4, "a small set of queues");
     drop(leases);
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
     assert!(timelines.contains(&lease(&backend).timeline().id()));
 }
 
@@ -129,7 +129,7 @@ fn raw_memory_is_used_and_not_freed() {
     submit(&*queue, &Operation::Fill { dst: &buffer, pattern: Pattern::U8(2) }, Timing::Off).unwrap();
     drop((buffer, queue));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
     assert!(bytes.iter().all(|byte| *byte == 2));
 }
 

@@ -72,12 +72,12 @@ fn a_fence_of_another_backend_is_waited_for_and_occupies_no_worker() {
 
     gate.wake_spuriously();
     submit(&*other, &fill, Timing::Off).unwrap().wait().unwrap();
-    assert!(held.iter().all(|(_, fence, later)| !fence.is_over() && !later.is_over()));
+    assert!(held.iter().all(|(_, fence, later)| !fence.is_complete() && !later.is_complete()));
 
     gate.open();
     for (queue, fence, later) in held {
         later.wait().unwrap();
-        assert!(fence.is_known_done());
+        assert!(fence.is_known_complete());
         assert_eq!(queue.outstanding(), 0);
     }
     assert_eq!(gate.waiting(), 0);

@@ -27,7 +27,7 @@ fn what_the_backend_advises_is_what_the_driver_believes() {
     assert_eq!(error.kind(), ErrorKind::UnknownDevice);
     drop((buffer, pinned));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
     test.assert_ledger_empty();
 }

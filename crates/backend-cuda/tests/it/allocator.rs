@@ -19,10 +19,10 @@ fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
     submit(&stream, &Operation::Fill { dst: &there, pattern: Pattern::U8(7) }, Timing::Off).unwrap();
     submit(&stream, &Operation::Copy { src: &there, dst: &back }, Timing::Off).unwrap();
     assert!(back.read().unwrap().iter().all(|byte| *byte == 7));
-    assert!(backend.ledger().bytes > 5000, "a segment: {}", backend.ledger());
+    assert!(backend.resource_counts().bytes > 5000, "a segment: {}", backend.resource_counts());
     drop((there, back));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     assert_eq!(backend.allocator(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     drop((stream, backend));
     test.assert_ledger_empty();
@@ -39,11 +39,11 @@ fn what_the_allocator_holds_without_need_is_given_back_where_the_device_has_no_r
     let free = usize::try_from(backend.memory_info(id).unwrap().free).unwrap();
     let block = allocator.allocate_for_stream(&stream, free / 8 * 5).unwrap();
     allocator.free_for_stream(block, &stream).unwrap();
-    assert!(backend.ledger().bytes >= (free / 8 * 5) as u64, "kept for the next request");
+    assert!(backend.resource_counts().bytes >= (free / 8 * 5) as u64, "kept for the next request");
     let large = backend.allocate(id, MemoryKind::Device, free / 8 * 5).unwrap();
     drop((large, stream));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
     test.assert_ledger_empty();
 }

@@ -21,11 +21,11 @@ fn each_workload_has_queues_of_its_own_and_every_lease_is_counted() {
     let held: Vec<_> = WORKLOADS.into_iter().map(lease).collect();
     let streams: HashSet<_> = held.iter().map(|queue| queue.raw_handle()).collect();
     assert_eq!(streams.len(), 4);
-    assert_eq!(backend.ledger().leases, 4);
+    assert_eq!(backend.resource_counts().leases, 4);
     held[0].released();
-    assert_eq!(backend.ledger().leases, 4, "a lease ends when it is dropped, whoever calls what");
+    assert_eq!(backend.resource_counts().leases, 4, "a lease ends when it is dropped, whoever calls what");
     drop(held);
-    assert_eq!(backend.ledger().leases, 0);
+    assert_eq!(backend.resource_counts().leases, 0);
     assert_eq!(backend.streams(test.ordinal()).unwrap().strategy(), AllocationStrategy::Workload);
     assert_eq!(backend.streams(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     drop(backend);

@@ -90,7 +90,7 @@ fn typed_buffers_of_any_element_fill_and_copy() {
     fills_and_copies(&backend.create_buffer::<[f32; 3]>(ordinal, 1001).unwrap(), [1.0, 2.0, 3.0], [0.5; 3]);
     fills_and_copies(&backend.create_buffer::<[u8; 3]>(ordinal, 1).unwrap(), [1, 2, 3], [9; 3]);
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
     test.assert_ledger_empty();
 }
@@ -145,7 +145,7 @@ fn a_leased_queue_copies_and_its_lease_is_counted() {
     let (test, backend) = backend();
     let id = DeviceId::Cuda(test.ordinal());
     let queue = backend.lease_queue(id, StreamPriority::High, WorkloadType::Memory).unwrap();
-    assert_eq!(backend.ledger().leases, 1);
+    assert_eq!(backend.resource_counts().leases, 1);
     let host = backend.allocate(id, MemoryKind::Pinned, 100).unwrap();
     let there = backend.allocate(id, MemoryKind::Device, 100).unwrap();
     host.write().unwrap().fill(5);
@@ -155,7 +155,7 @@ fn a_leased_queue_copies_and_its_lease_is_counted() {
     assert_eq!(*host.read().unwrap(), [5; 100]);
     drop((queue, host, there));
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
 }
 
 #[test]

@@ -27,10 +27,15 @@ fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
     source.write().unwrap().fill(0);
     assert_eq!(cuda.registrations().unwrap().statistics().registrations, 1);
     drop((source, queue, there, back));
-    assert_eq!(cpu.ledger().allocations, 1, "the registration keeps it");
+    assert_eq!(cpu.resource_counts().allocations, 1, "the registration keeps it");
     cuda.drain().unwrap();
     cpu.drain().unwrap();
-    assert!(cuda.ledger().is_empty() && cpu.ledger().is_empty(), "{} {}", cuda.ledger(), cpu.ledger());
+    assert!(
+        cuda.resource_counts().is_empty() && cpu.resource_counts().is_empty(),
+        "{} {}",
+        cuda.resource_counts(),
+        cpu.resource_counts()
+    );
     drop(cuda);
     test.assert_ledger_empty();
 }
@@ -50,5 +55,5 @@ fn the_backend_keeps_no_more_registered_than_its_configuration_says() {
     drop(cuda.register(&buffer.slice(..1 << 19).unwrap()).unwrap());
     drop(buffer);
     cuda.drain().unwrap();
-    assert!(cpu.ledger().is_empty());
+    assert!(cpu.resource_counts().is_empty());
 }

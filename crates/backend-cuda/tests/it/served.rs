@@ -47,7 +47,7 @@ fn memory_in_flight() {
         let elsewhere = Elsewhere::new();
         elsewhere.uses(&first);
         drop((second, first));
-        let ledger = backend.ledger();
+        let ledger = backend.resource_counts();
         assert!(ledger.parked == 1 && ledger.allocations >= 1, "{ledger}");
         let next = backend.allocate(device, kind, 100_000).unwrap();
         assert_ne!(address(&next), was);
@@ -57,7 +57,7 @@ fn memory_in_flight() {
         elsewhere.open();
         // Now both serve.
         let other = backend.allocate(device, kind, 100_000).unwrap();
-        assert_eq!((address(&other), backend.ledger().parked), (was, 0));
+        assert_eq!((address(&other), backend.resource_counts().parked), (was, 0));
     }
     finish(test, backend);
 }
@@ -76,7 +76,7 @@ fn drain_waits() {
         (0..200).map(|_| backend.allocate(device, MemoryKind::Device, 70_000).unwrap()).collect();
     many.iter().for_each(|buffer| elsewhere.uses(buffer));
     drop(many);
-    assert_eq!(backend.ledger().parked, 200);
+    assert_eq!(backend.resource_counts().parked, 200);
     std::thread::scope(|scope| {
         let drained = scope.spawn(|| backend.drain());
         elsewhere.open();
@@ -111,12 +111,12 @@ fn the_ledger_counts_what_is_used_and_what_is_only_kept() {
     let (backend, device) = open(&test);
     let large = backend.allocate(device, MemoryKind::Device, 2 * MIB).unwrap();
     let small = [100, 200].map(|bytes| backend.allocate(device, MemoryKind::Device, bytes).unwrap());
-    assert_eq!(backend.ledger().allocations, 3);
+    assert_eq!(backend.resource_counts().allocations, 3);
     drop(large);
     // Two of one segment, and another that is only kept.
-    assert_eq!(backend.ledger().allocations, 3);
+    assert_eq!(backend.resource_counts().allocations, 3);
     drop(small);
-    assert_eq!(backend.ledger().allocations, 2);
+    assert_eq!(backend.resource_counts().allocations, 2);
     finish(test, backend);
 }
 
@@ -209,9 +209,9 @@ fn buffers_dropped_on_another_thread_are_freed_by_drain() {
         let buffers: Vec<RawBuffer> =
             (0..300).map(|_| backend.allocate(device, kind, 5000).unwrap()).collect();
         std::thread::scope(|scope| scope.spawn(|| drop(buffers)).join().unwrap());
-        let live = backend.ledger();
+        let live = backend.resource_counts();
         backend.drain().unwrap();
-        assert!(backend.ledger().is_empty(), "{live}, then {}", backend.ledger());
+        assert!(backend.resource_counts().is_empty(), "{live}, then {}", backend.resource_counts());
         // The next thread has the ended one's number, and nothing that was drained.
         std::thread::scope(|scope| {
             scope.spawn(|| drop(backend.allocate(device, kind, 5000).unwrap())).join().unwrap();
@@ -290,7 +290,7 @@ fn never_share_bytes() {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 let _told = backend.drain();
-                let _counted = backend.ledger();
+                let _counted = backend.resource_counts();
             }
         });
         let outcome: Vec<_> = writers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();

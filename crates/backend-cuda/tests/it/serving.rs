@@ -20,7 +20,7 @@ pub(crate) fn open(test: &TestDevice) -> (Arc<CudaBackend>, DeviceId) {
 
 pub(crate) fn finish(end: EndCheck, backend: Arc<CudaBackend>) {
     backend.drain().unwrap();
-    assert!(backend.ledger().is_empty(), "{}", backend.ledger());
+    assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
     // At once: the end's own check would find what was left to other reclaimers.
     end.assert_ledger_empty();

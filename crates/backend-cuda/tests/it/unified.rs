@@ -54,7 +54,7 @@ fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
         }
         drop(buffers);
         cuda.drain().unwrap();
-        assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+        assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
         drop(cuda);
         test.assert_ledger_empty();
     }
@@ -71,7 +71,7 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
     assert!(cuda.supports_unified_memory(ordinal).unwrap());
     assert_eq!(cuda.supports_unified_memory(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     let buffer = cuda.allocate_unified::<u32>(ordinal, 300_000).unwrap();
-    assert_eq!(cuda.ledger().leases, 1);
+    assert_eq!(cuda.resource_counts().leases, 1);
     // What the driver believes, where it moves the memory at all.
     let is_managed = buffer.mode() == UnifiedMode::Managed;
     let told = |expected: (bool, Option<MemoryLocation>)| {
@@ -107,7 +107,7 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
     assert_eq!(error.memory_shortage().unwrap().requested, 1 << 50);
     drop(buffer);
     cuda.drain().unwrap();
-    assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
     drop(cuda);
     test.assert_ledger_empty();
 }
@@ -130,7 +130,7 @@ fn a_leased_queue_of_the_callers_takes_a_buffers_turns() {
     drop(seen);
     drop((buffer, queue));
     cuda.drain().unwrap();
-    assert!(cuda.ledger().is_empty(), "{}", cuda.ledger());
+    assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
     drop(cuda);
     test.assert_ledger_empty();
 }

@@ -32,7 +32,7 @@ fn suite(sims: &[Checked], seed: u64, budget: usize) -> Outcome {
     drop(backend);
     // At once: the devices' own check would find what was left to other reclaimers.
     for sim in sims {
-        assert!(sim.ledger().is_empty(), "seed {seed}: {}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "seed {seed}: {}", sim.live_objects());
     }
     outcome
 }

@@ -43,7 +43,7 @@ fn what_is_kept_goes_back_where_other_memory_of_the_device_is_asked_for() {
     let keep = || {
         let few = [7, 7, 7].map(|mib| backend.allocate(device, MemoryKind::Device, mib * MIB).unwrap());
         drop(few);
-        assert!(backend.ledger().bytes >= 21 * MIB as u64, "kept: {}", backend.ledger());
+        assert!(backend.resource_counts().bytes >= 21 * MIB as u64, "kept: {}", backend.resource_counts());
     };
     keep();
     drop(backend.allocate(device, MemoryKind::Unified, 20 * MIB).unwrap());
@@ -75,7 +75,7 @@ fn kept_beside() {
     elsewhere.uses(&first);
     drop(first);
     let next = backend.allocate(device, MemoryKind::Device, 7 * MIB).unwrap();
-    assert!(next.in_flight().unwrap_or_default().iter().all(Fence::is_known_done), "behind other work");
+    assert!(next.in_flight().unwrap_or_default().iter().all(Fence::is_known_complete), "behind other work");
     elsewhere.open();
     drop((next, stream));
     finish(test, backend);

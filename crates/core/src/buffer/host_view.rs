@@ -10,7 +10,7 @@ use crate::{
     Access, DeviceId, RawBuffer, Result,
     hazard::{Attempt, Ticket, WakeList, in_flight},
     host::host_access::{self, HostAccess},
-    submit::obstacle::{Obstacle, Turns},
+    submit::unblocked::{Turns, Unblocked},
 };
 
 /// Readable bytes. Operations that would write them answer `Busy` until it is dropped.
@@ -74,12 +74,12 @@ impl<'a> OpenView<'a> {
         buffer: &'a RawBuffer,
         access: Access,
         turns: Option<&Turns>,
-    ) -> Result<Result<Self, Obstacle>> {
+    ) -> Result<Result<Self, Unblocked>> {
         let address = buffer.view_address(access)?;
         let (range, turn) = (buffer.range(), turns.and_then(|turns| turns.of(buffer)));
         Ok(match buffer.hazards().try_open_view(&range, access, turn)? {
             Attempt::Held(ticket) => Ok(Self::opened(buffer, access, address, ticket)),
-            Attempt::Blocked(before) => Err(Obstacle::before(buffer, range, access, before, turns)),
+            Attempt::Blocked(before) => Err(Unblocked::before(buffer, range, access, before, turns)),
         })
     }
 

@@ -25,7 +25,7 @@ impl RawBuffer {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict.
     pub fn lend(&self, access: Access) -> Result<Loan> {
-        let (ticket, after) = Claims::of(&mut [(self, access)])?.into_loan();
+        let (ticket, after) = Claims::acquire(&mut [(self, access)])?.into_loan();
         self.record_unknown_use();
         Ok(Loan { buffer: self.clone(), ticket, after })
     }

@@ -1,10 +1,10 @@
 //! Memory and views of it: buffers, host views, loans, and what happens to memory that is dropped while in use.
 
 pub(crate) mod buffer_id;
-pub(crate) mod hold;
 pub(crate) mod host_bytes;
 pub(crate) mod host_view;
 pub(crate) mod loan;
+pub(crate) mod range_guard;
 pub(crate) mod raw_buffer;
 pub(crate) mod reclaim;
 pub(crate) mod spare_buffer;

@@ -53,7 +53,7 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         let Some(mut storage) = self.storage.take() else { return };
         let until = self.hazards.outstanding();
-        if until.is_empty() || storage.take_over(&until) {
+        if until.is_empty() || storage.adopt_fences(&until) {
             drop(storage);
         } else {
             self.reclaimer.park(until, storage);
@@ -337,14 +337,14 @@ impl RawBuffer {
     /// What others are about to enqueue meanwhile may be counted or not: decide by it what costs time at most.
     #[must_use]
     #[inline]
-    pub fn moves_until_use_by(&self, device: DeviceId) -> u64 {
-        self.allocation.use_epoch.moves_until_use_by(device)
+    pub fn use_epoch_for(&self, device: DeviceId) -> u64 {
+        self.allocation.use_epoch.use_epoch_for(device)
     }
 
     /// Tells of a use by a device, or by the host, that is enqueued around this library: a launch through a raw handle, say. It
-    /// counts for [`moves_until_use_by`](Self::moves_until_use_by), and orders nothing.
+    /// counts for [`use_epoch_for`](Self::use_epoch_for), and orders nothing.
     #[inline]
-    pub fn note_use_by(&self, device: DeviceId) {
+    pub fn record_external_use(&self, device: DeviceId) {
         self.record_use_by(device);
     }
 

@@ -42,12 +42,12 @@ struct Parked {
 impl Parked {
     /// Why its work does not end before the user does something.
     fn held_by_user(&self) -> Option<Error> {
-        let mut open = self.until.iter().filter(|fence| !fence.is_known_done());
+        let mut open = self.until.iter().filter(|fence| !fence.is_known_complete());
         open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
     }
 
-    fn is_over(&self) -> bool {
-        crate::mutant!("core/sweep-asks-fences") || self.until.iter().all(Fence::is_over)
+    fn is_complete(&self) -> bool {
+        crate::mutant!("core/sweep-asks-fences") || self.until.iter().all(Fence::is_complete)
     }
 }
 
@@ -85,7 +85,7 @@ impl Reclaimer {
         }
         // Fences are polled and memory is freed outside the lock: both call into a driver.
         let mut batch = Batch::take(self, &mut self.list.lock());
-        let over: Vec<_> = batch.parked.extract_if(.., |parked| parked.is_over()).collect();
+        let over: Vec<_> = batch.parked.extract_if(.., |parked| parked.is_complete()).collect();
         let freed = over.len();
         drop(over);
         freed
@@ -102,7 +102,8 @@ impl Reclaimer {
         sweep_orphans(self);
         let mut batch = Batch::take(self, &mut self.list.lock());
         let ends = |fence: &Fence| {
-            fence.is_over() || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
+            fence.is_complete()
+                || may_wait_for(fence) && fence.timeline().held_by_user(fence.point()).is_none()
         };
         let allowed = |parked: &mut Parked| parked.until.iter().all(ends);
         let chosen: Vec<_> = batch.parked.extract_if(.., allowed).collect();

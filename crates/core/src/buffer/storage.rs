@@ -7,7 +7,7 @@ use crate::{Fence, Place};
 /// Memory of one kind on one device; dropping it gives the memory back.
 ///
 /// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight touches it, or the
-/// storage [took the fences over](Self::take_over). `drop` may run on any thread and must
+/// storage [took the fences over](Self::adopt_fences). `drop` may run on any thread and must
 /// not block on the device.
 ///
 /// # Safety
@@ -17,7 +17,7 @@ use crate::{Fence, Place};
 /// * [`device_address`](Self::device_address), where given, must be valid for `len` bytes on the devices that the
 ///   place's kind promises, until `self` is dropped.
 /// * None of the answers may change.
-/// * [`take_over`](Self::take_over) may answer `true` only where the memory is neither given away nor used in another way
+/// * [`adopt_fences`](Self::adopt_fences) may answer `true` only where the memory is neither given away nor used in another way
 ///   before all the fences are over, except by work that comes after them on the device.
 pub unsafe trait Storage: Send + Sync + 'static {
     /// Whose memory, and of what kind.
@@ -49,7 +49,7 @@ pub unsafe trait Storage: Send + Sync + 'static {
     /// not taken over, and dropped when the work is over.
     ///
     /// Must not block on the device.
-    fn take_over(&mut self, until: &[Fence]) -> bool {
+    fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         let _parked_until_then = until;
         false
     }

@@ -29,7 +29,7 @@ fn number_of(device: DeviceId) -> u64 {
 
 impl UseEpoch {
     #[inline]
-    pub(crate) fn moves_until_use_by(&self, device: DeviceId) -> u64 {
+    pub(crate) fn use_epoch_for(&self, device: DeviceId) -> u64 {
         next(self.0.load(Ordering::Acquire), number_of(device)) >> WIDTH
     }
 

@@ -68,7 +68,7 @@ pub(super) fn sizes(context: &TestContext<'_>) -> CheckResult {
         }
         let (count, sum) = (alive.len() as u64, alive.iter().map(|(_, content)| content.len() as u64).sum());
         let more = |after: u64, before: u64| after.saturating_sub(before);
-        let after = [context.backend().ledger(), context.subject.host.ledger()];
+        let after = [context.backend().resource_counts(), context.subject.host.resource_counts()];
         ensure!(
             after.iter().any(|after| after.allocations >= count && after.bytes >= sum),
             "{count} allocations of {sum} bytes are alive, and no ledger says so: {}; {}",

@@ -153,11 +153,14 @@ pub(super) fn thousand(context: &TestContext<'_>) -> CheckResult {
         }
         for index in std::mem::take(&mut *wake_list) {
             let fence = &fences[index];
-            ensure!(fence.is_known_done() || fence.timeline().poll(fence.point())?, "{fence:?} woken early");
+            ensure!(
+                fence.is_known_complete() || fence.timeline().poll(fence.point())?,
+                "{fence:?} woken early"
+            );
             open -= 1;
         }
     }
-    ensure!(fences.iter().all(Fence::is_over), "all were awaited, not all are over");
+    ensure!(fences.iter().all(Fence::is_complete), "all were awaited, not all are over");
     context.expect(&dst, &content, "the bytes of a thousand operations")?;
     Ok(Verdict::Passed)
 }

@@ -75,12 +75,12 @@ fn in_order(
             ensure!(over, "a point that is asked for all the time is never over");
         }
         for fence in &fences[..=12] {
-            ensure!(fence.is_known_done(), "{fence:?} is not known, {middle:?} is over");
+            ensure!(fence.is_known_complete(), "{fence:?} is not known, {middle:?} is over");
             ensure!(fence.timeline().poll(fence.point())?, "{fence:?} is not over any more");
             fence.wait()?;
         }
         fences.iter().rev().try_for_each(Fence::wait)?;
-        ensure!(fences.iter().all(Fence::is_over), "a point that was waited for is not over");
+        ensure!(fences.iter().all(Fence::is_complete), "a point that was waited for is not over");
     }
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(super) fn held_fences(context: &TestContext<'_>) -> CheckResult {
         let here = submit(&*queues[1], &Operation::Copy { src: &middle, dst: &back }, Timing::Off)?;
         for fence in [&there, &here] {
             let over = context::watch_briefly(|| {
-                fence.is_known_done() || fence.timeline().poll(fence.point()).unwrap_or(true)
+                fence.is_known_complete() || fence.timeline().poll(fence.point()).unwrap_or(true)
             });
             ensure!(!over, "{fence:?} is over before what it must come after");
         }
@@ -115,7 +115,7 @@ pub(super) fn held_fences(context: &TestContext<'_>) -> CheckResult {
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
         here.wait()?;
         waiting.join().map_err(|panic| Failure::panicked(panic))?;
-        ensure!(there.is_over(), "what came before is not over");
+        ensure!(there.is_complete(), "what came before is not over");
         context.expect(&back, &content, "bytes that were held up")?;
     }
     Ok(Verdict::passed_if(any, "the queues do not wait for strangers' fences: their submitter does"))

@@ -98,10 +98,11 @@ fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
         let before = context.subject.ledgers()?;
         let gate = Gate::closed(context.subject.patience);
         gate.hold(&context.allocate(memory, 4096)?)?;
-        let count = |backend: &dyn Backend| backend.ledger().allocations;
+        let count = |backend: &dyn Backend| backend.resource_counts().allocations;
         let now = count(context.backend()).max(count(&*context.subject.host));
         ensure!(now >= 1, "memory of {} was freed while it was used", memory.place);
-        let parked = context.backend().ledger().parked + context.subject.host.ledger().parked;
+        let parked =
+            context.backend().resource_counts().parked + context.subject.host.resource_counts().parked;
         ensure!(parked > before[0].parked + before[1].parked, "memory in use is dropped and not parked");
         gate.open();
         ensure!(!gate.was_forced(), "somebody waited where nobody may");
@@ -123,7 +124,7 @@ pub(super) fn leases(context: &TestContext<'_>) -> CheckResult {
                 ensure_eq!(queue.priority(), priority, "a queue's priority");
                 held.push(queue);
                 ensure_eq!(
-                    context.backend().ledger().leases,
+                    context.backend().resource_counts().leases,
                     before + held.len() as u64,
                     "the ledger's count of leases"
                 );
@@ -131,7 +132,11 @@ pub(super) fn leases(context: &TestContext<'_>) -> CheckResult {
         }
     }
     drop(held);
-    ensure_eq!(context.backend().ledger().leases, before, "the ledger's count of leases, all dropped,");
+    ensure_eq!(
+        context.backend().resource_counts().leases,
+        before,
+        "the ledger's count of leases, all dropped,"
+    );
     for (from, to) in context.paths() {
         let content = context.rng("leases").bytes(context.size(2_500_000));
         let (src, dst) = (context.buffer_of(from, &content)?, context.allocate(to, content.len())?);

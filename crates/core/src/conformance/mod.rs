@@ -65,7 +65,7 @@ pub use outcome::{Failure, Outcome, Verdict};
 /// What a check found.
 type CheckResult = Result<Verdict, Failure>;
 
-use crate::{Backend, DeviceId, Ledger};
+use crate::{Backend, DeviceId, ResourceCounts};
 use context::TestContext;
 
 /// What is tested, and how.
@@ -103,10 +103,10 @@ impl Subject {
     }
 
     /// What is alive once all work is done.
-    fn ledgers(&self) -> Result<[Ledger; 2], Failure> {
+    fn ledgers(&self) -> Result<[ResourceCounts; 2], Failure> {
         self.backend.drain()?;
         self.host.drain()?;
-        Ok([self.backend.ledger(), self.host.ledger()])
+        Ok([self.backend.resource_counts(), self.host.resource_counts()])
     }
 }
 
@@ -198,7 +198,7 @@ pub const CHECKS: &[Check] = checks! {
     "programs" "random programs leave the bytes that a model has" program::programs;
 };
 
-fn same_ledgers(before: &[Ledger; 2], after: &[Ledger; 2]) -> Result<(), Failure> {
+fn same_ledgers(before: &[ResourceCounts; 2], after: &[ResourceCounts; 2]) -> Result<(), Failure> {
     let ([backend, host], [then, hosts]) = (after, before);
     ensure!(
         before == after,

@@ -6,7 +6,7 @@ use super::{
     CheckResult, Failure, Verdict,
     context::{self, TestContext, TestMemory},
 };
-use crate::{Access, ErrorKind, Operation, QueueLease, RawBuffer, Recorded, StreamPriority, Timing, submit};
+use crate::{Access, ErrorKind, Operation, QueueLease, RawBuffer, Recording, StreamPriority, Timing, submit};
 
 pub(super) fn recordings(context: &TestContext<'_>) -> CheckResult {
     let queues = context.queues()?;
@@ -70,14 +70,14 @@ fn there_and_back(
     Ok(true)
 }
 
-fn dropped_in_flight(queues: &[QueueLease], recorded: Arc<dyn Recorded>) -> Result<(), Failure> {
+fn dropped_in_flight(queues: &[QueueLease], recorded: Arc<dyn Recording>) -> Result<(), Failure> {
     let Some(queue) = queues.first() else { fail!("no queue") };
     submit(&**queue, &Operation::Replay { recorded: &*recorded }, Timing::Off)?;
     Ok(())
 }
 
 /// That every byte of a buffer is among the recording's uses, with this access.
-fn covers(recorded: &dyn Recorded, buffer: &RawBuffer, access: Access) -> Result<(), Failure> {
+fn covers(recorded: &dyn Recording, buffer: &RawBuffer, access: Access) -> Result<(), Failure> {
     let of_it = recorded.uses().iter().filter(|(used, with)| *with == access && used.overlaps(buffer));
     let bytes: usize = of_it.map(|(used, _)| used.len()).sum();
     ensure!(bytes == buffer.len(), "a recording uses {bytes} bytes of {buffer:?} by {access:?}");

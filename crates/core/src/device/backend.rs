@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use crate::{
     DeviceId, Error, ErrorKind, Fence, MemoryKind, Operation, PathCost, Place, QueueLease, RawBuffer,
-    Recorded, Result, StreamPriority, WorkloadType,
+    Recording, Result, StreamPriority, WorkloadType,
 };
 
 /// A device as a backend presents it.
@@ -20,7 +20,7 @@ pub struct DeviceInfo {
     /// The kinds of memory that [`Backend::allocate`] gives for it.
     pub kinds: Vec<MemoryKind>,
     /// Whether the host may use the device's unified memory while the device works.
-    pub unified_beside_host: bool,
+    pub concurrent_managed_access: bool,
     /// An identity that outlives the process, where there is one: part of a calibration's key.
     pub uuid: Option<[u8; 16]>,
     /// The driver's version and origin, for people.
@@ -38,7 +38,7 @@ impl DeviceInfo {
             name: name.into(),
             total_memory: None,
             kinds: Vec::new(),
-            unified_beside_host: false,
+            concurrent_managed_access: false,
             uuid: None,
             driver: String::new(),
             simulated: false,
@@ -58,7 +58,7 @@ pub struct MemoryInfo {
 /// What a backend keeps alive. Empty after every handle was dropped and [`Backend::drain`] returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Ledger {
+pub struct ResourceCounts {
     /// Allocations that are alive, also those that wait for their last operation.
     pub allocations: u64,
     /// Their bytes.
@@ -69,7 +69,7 @@ pub struct Ledger {
     pub leases: u64,
 }
 
-impl Ledger {
+impl ResourceCounts {
     /// Whether nothing is alive.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -77,7 +77,7 @@ impl Ledger {
     }
 }
 
-impl fmt::Display for Ledger {
+impl fmt::Display for ResourceCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { allocations, bytes, parked, leases } = self;
         write!(f, "{allocations} allocations of {bytes} bytes ({parked} parked), {leases} leased queues")
@@ -114,7 +114,7 @@ pub enum PeerAccess {
 
 /// A buffer that another device can use, and whether bytes had to be moved for it.
 #[derive(Clone, Debug)]
-pub struct Shared {
+pub struct SharedBuffer {
     /// The buffer.
     pub buffer: RawBuffer,
     /// Whether it is a copy.
@@ -124,7 +124,7 @@ pub struct Shared {
     pub arrival: Option<Fence>,
 }
 
-impl Shared {
+impl SharedBuffer {
     /// Returns the buffer itself, which the device can use as it is.
     #[must_use]
     pub fn in_place(buffer: &RawBuffer) -> Self {
@@ -214,7 +214,7 @@ pub trait Backend: Send + Sync + 'static {
     fn default_costs(&self) -> Vec<PathCost>;
 
     /// What is alive.
-    fn ledger(&self) -> Ledger;
+    fn resource_counts(&self) -> ResourceCounts;
 
     /// Waits for all work in flight and frees what was parked.
     ///
@@ -275,7 +275,7 @@ pub trait Backend: Send + Sync + 'static {
         device: DeviceId,
         priority: StreamPriority,
         operations: &[Operation<'_>],
-    ) -> Result<Arc<dyn Recorded>> {
+    ) -> Result<Arc<dyn Recording>> {
         let _ = (device, priority, operations);
         unsupported(self, "recording of operations")
     }
@@ -284,7 +284,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] where there is no such thing.
-    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<Shared> {
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         let _ = (buffer, device);
         unsupported(self, "sharing")
     }

@@ -27,7 +27,7 @@ use crate::{
     Access, Fence, Result, Timeline,
     queue::source::SourceList,
     submit::claim::Claimed,
-    sync::brief_lock::{BriefGuard, BriefLock, Notify},
+    sync::spin_lock::{Notify, SpinLock, SpinLockGuard},
 };
 
 pub(crate) use commit::Retained;
@@ -49,7 +49,7 @@ pub(crate) use wake_list::{WakeList, wake};
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Hazards {
-    table: BriefLock<Table>,
+    table: SpinLock<Table>,
     /// Rung when a claim or view ends and a thread waits for that.
     resolved: Notify,
 }
@@ -92,7 +92,7 @@ pub(crate) enum Attempt<T> {
 impl Hazards {
     /// A table that begins with work in flight on the range.
     pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
-        Self { table: BriefLock::new(Table::behind(range, fences)), resolved: Notify::default() }
+        Self { table: SpinLock::new(Table::behind(range, fences)), resolved: Notify::default() }
     }
 
     /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
@@ -129,7 +129,7 @@ impl Hazards {
     #[inline(never)]
     fn claim_slow<'t>(
         &'t self,
-        mut table: BriefGuard<'t, Table>,
+        mut table: SpinLockGuard<'t, Table>,
         group: &mut [Claimed<'_>],
         request: &ClaimRequest<'_>,
         before: &mut Option<EarlierWork>,
@@ -201,14 +201,14 @@ impl Hazards {
 
     /// Ends a change of the table: whoever waits for one is woken.
     #[inline]
-    fn close(&self, table: BriefGuard<'_, Table>, wake_list: &mut WakeList) {
+    fn close(&self, table: SpinLockGuard<'_, Table>, wake_list: &mut WakeList) {
         if table.waiting.is_some() && !crate::mutant!("core/commit-wakes") {
             self.close_and_wake(table, wake_list);
         }
     }
 
     #[cold]
-    fn close_and_wake(&self, mut table: BriefGuard<'_, Table>, wake_list: &mut WakeList) {
+    fn close_and_wake(&self, mut table: SpinLockGuard<'_, Table>, wake_list: &mut WakeList) {
         let Some(waiting) = &mut table.waiting else { return };
         let wakers = std::mem::take(&mut waiting.wakers);
         let sleepers = std::mem::take(&mut waiting.sleepers);

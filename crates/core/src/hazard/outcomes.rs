@@ -23,7 +23,7 @@ impl Hazards {
     ) -> Result<()> {
         for (mut found, refuses) in [(read, true), (kept, false)] {
             while let Some(write) = found.writes.pop() {
-                if write.fence.is_known_done() {
+                if write.fence.is_known_complete() {
                     self.record_outcomes(std::slice::from_ref(&write));
                     if let Some(Err(error)) = write.fence.outcome() {
                         if refuses && damages(&write, &error) {

@@ -119,7 +119,7 @@ impl WaitQueue {
             if turn.overtaken < OVERTAKES || crate::mutant!("core/turn-blocks-newcomers") {
                 continue;
             }
-            while let Some(complete) = turn.until.pop_if(|fence| fence.is_known_done()) {
+            while let Some(complete) = turn.until.pop_if(|fence| fence.is_known_complete()) {
                 removed.fences.push(complete);
             }
             if !turn.until.is_empty() {

@@ -33,7 +33,7 @@ impl Hazards {
     ///
     /// # Errors
     /// As there.
-    pub(crate) fn try_hold(&self, range: &Range<usize>, access: Access) -> Result<Attempt<Ticket>> {
+    pub(crate) fn try_lock_range(&self, range: &Range<usize>, access: Access) -> Result<Attempt<Ticket>> {
         self.try_open(range, access, None, false)
     }
 
@@ -72,7 +72,7 @@ impl Hazards {
                 table = self.table.lock();
             }
             // How these ended is to be found out first; who may ask no driver leaves that to who waits.
-            found.writes.retain(|write| write.fence.is_known_done());
+            found.writes.retain(|write| write.fence.is_known_complete());
             if !prunes {
                 let open = found.writes.drain(..);
                 open.for_each(|write| after.add(write.fence.timeline(), write.fence.point()));

@@ -191,14 +191,14 @@ impl Fence {
     /// Whether it is known, without asking the driver, that the work is over.
     #[must_use]
     #[inline]
-    pub fn is_known_done(&self) -> bool {
+    pub fn is_known_complete(&self) -> bool {
         self.timeline.reached() >= self.point
     }
 
     /// Whether the work is over, asking the driver; an error counts as over.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.is_known_done() || self.timeline.poll(self.point).unwrap_or(true)
+    pub fn is_complete(&self) -> bool {
+        self.is_known_complete() || self.timeline.poll(self.point).unwrap_or(true)
     }
 
     /// Whether it is a point of this very timeline: by its object, so cheap and without false positives.
@@ -246,7 +246,7 @@ impl Fence {
     /// Whether the work is done, as a future's `poll` answers it.
     pub(crate) fn poll_done(&self, context: &Context<'_>) -> Poll<Result<()>> {
         // Whoever serves the wakers asks the driver for all of them; a question for each task would cost more than its work.
-        if !self.is_known_done() && !self.timeline.wake_at(self.point, context.waker()) {
+        if !self.is_known_complete() && !self.timeline.wake_at(self.point, context.waker()) {
             return Poll::Pending;
         }
         Poll::Ready(self.wait())

@@ -77,7 +77,7 @@ pub(crate) fn add_sources(
     }
     let earlier = fence.sources().into_iter().flat_map(|sources| &sources.list);
     let unknown = earlier.filter(|source| {
-        !(source.fence.is_known_done() && source.fence.timeline().poll(source.fence.point()).is_ok())
+        !(source.fence.is_known_complete() && source.fence.timeline().poll(source.fence.point()).is_ok())
     });
     list.extend(unknown.cloned());
 }

@@ -14,7 +14,7 @@ use std::{
 
 use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath, TransferReport};
 
-/// What is noted of a transfer when it is submitted: of this and what its [`Completion`] knows its report is made.
+/// What is noted of a transfer when it is submitted: of this and what its [`CompletionHandler`] knows its report is made.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Submission {
     /// How many bytes move.
@@ -34,7 +34,7 @@ pub struct Submission {
 }
 
 /// Makes a transfer's report, and is told once about its end.
-pub trait Completion: Send + Sync + 'static {
+pub trait CompletionHandler: Send + Sync + 'static {
     /// Returns the report of a transfer that is under way.
     fn report(&self, submission: &Submission) -> TransferReport;
 
@@ -95,7 +95,7 @@ struct Refused {
 struct Running {
     end: Submitted,
     submission: Submission,
-    completion: Arc<dyn Completion>,
+    completion: Arc<dyn CompletionHandler>,
 }
 
 /// How work was submitted.
@@ -110,7 +110,7 @@ pub enum Submitted {
 impl Transfer {
     /// Returns a transfer that was submitted. `completion` is told when it is awaited, waited for or dropped.
     #[inline]
-    pub fn submitted(end: Submitted, submission: Submission, completion: Arc<dyn Completion>) -> Self {
+    pub fn submitted(end: Submitted, submission: Submission, completion: Arc<dyn CompletionHandler>) -> Self {
         Self { state: State::Running(Running { end, submission, completion }) }
     }
 
@@ -159,8 +159,8 @@ impl Transfer {
 
     /// Whether it is over, for better or worse; never blocks.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.fence().is_none_or(Fence::is_over)
+    pub fn is_complete(&self) -> bool {
+        self.fence().is_none_or(Fence::is_complete)
     }
 
     /// Blocks the calling thread until the bytes are in place.

@@ -8,7 +8,7 @@ use crate::{
     BufferId, Fence, Operation, Queue, RawBuffer, Result, Timeline, Timing, TransferPath,
     hazard::{Attempt, Blocker, ClaimRequest, Dependencies, EarlierWork, Retained, Ticket, WakeList},
     queue::source::{SourceList, Sources},
-    submit::obstacle::{Obstacle, Turns, Unsubmitted},
+    submit::unblocked::{TrySubmitError, Turns, Unblocked},
 };
 
 /// What an operation does to a range.
@@ -70,13 +70,13 @@ impl<'a> Claims<'a> {
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
     /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
-    pub fn of(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
+    pub fn acquire(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
         let mut claims = Self::none(WriteMode::Replace);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// Like [`of`](Self::of), for work that may read what it is to write, as a kernel may: it inherits the failure also of work
+    /// Like [`acquire`](Self::acquire), for work that may read what it is to write, as a kernel may: it inherits the failure also of work
     /// that wrote those bytes and is in flight.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl<'a> Claims<'a> {
         Self { held: SmallVec::new(), earlier: None, write_mode }
     }
 
-    /// Like [`of`](Self::of), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
+    /// Like [`acquire`](Self::acquire), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
     /// is not in [`after`](Self::after), since a queue does what is enqueued later after it. There are no claims before.
     #[inline]
     pub(crate) fn add(
@@ -103,8 +103,8 @@ impl<'a> Claims<'a> {
     ) -> Result<()> {
         match self.attempt(uses, own, None) {
             Ok(()) => Ok(()),
-            Err(Unsubmitted::Refused(error)) => Err(error),
-            Err(Unsubmitted::Blocked(_)) => self.wait_in_turn(uses, own),
+            Err(TrySubmitError::Failed(error)) => Err(error),
+            Err(TrySubmitError::WouldBlock(_)) => self.wait_in_turn(uses, own),
         }
     }
 
@@ -118,8 +118,8 @@ impl<'a> Claims<'a> {
         loop {
             match self.attempt(uses, own, Some(&turns)) {
                 Ok(()) => return Ok(()),
-                Err(Unsubmitted::Refused(error)) => return Err(error),
-                Err(Unsubmitted::Blocked(obstacle)) => obstacle.block(&turns),
+                Err(TrySubmitError::Failed(error)) => return Err(error),
+                Err(TrySubmitError::WouldBlock(obstacle)) => obstacle.block(&turns),
             }
         }
     }
@@ -131,7 +131,7 @@ impl<'a> Claims<'a> {
         uses: &mut [(&'a RawBuffer, Access)],
         own: Option<&Arc<dyn Timeline>>,
         turns: Option<&Turns>,
-    ) -> Result<(), Unsubmitted> {
+    ) -> Result<(), TrySubmitError> {
         // The uses of one buffer become neighbours, by offset.
         match uses {
             [first, second] if sort_key(first.0) <= sort_key(second.0) => {}
@@ -169,11 +169,11 @@ impl<'a> Claims<'a> {
 
     /// Withdraws what was claimed before a range that is blocked.
     #[cold]
-    fn blocked(&mut self, before: Blocker, turns: Option<&Turns>) -> Unsubmitted {
+    fn blocked(&mut self, before: Blocker, turns: Option<&Turns>) -> TrySubmitError {
         let blocked = self.held.iter().find(|one| one.ticket.is_none());
         let obstacle = match blocked {
-            Some(one) => Obstacle::before(one.buffer, one.range.clone(), one.access, before, turns),
-            None => Obstacle::fences(Vec::new()),
+            Some(one) => Unblocked::before(one.buffer, one.range.clone(), one.access, before, turns),
+            None => Unblocked::fences(Vec::new()),
         };
         self.withdraw();
         obstacle.into()
@@ -190,12 +190,12 @@ impl<'a> Claims<'a> {
         self.earlier = None;
     }
 
-    /// Like [`of`](Self::of), but never blocks: where another thread is between its claim and its commit on a range in
+    /// Like [`acquire`](Self::acquire), but never blocks: where another thread is between its claim and its commit on a range in
     /// conflict, that is answered, and nothing is claimed. Who tries again passes the same `turns`.
     ///
     /// # Errors
-    /// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] as for `of`.
-    pub fn try_of(uses: &mut [(&'a RawBuffer, Access)], turns: &Turns) -> Result<Self, Unsubmitted> {
+    /// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] as for `of`.
+    pub fn try_acquire(uses: &mut [(&'a RawBuffer, Access)], turns: &Turns) -> Result<Self, TrySubmitError> {
         let mut claims = Self::none(WriteMode::Replace);
         claims.attempt(uses, None, Some(turns))?;
         Ok(claims)
@@ -216,7 +216,7 @@ impl<'a> Claims<'a> {
     }
 
     /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
-    pub fn wait_where_a_queue_cannot<Q: Queue + ?Sized>(&mut self, queue: &Q) {
+    pub fn wait_for_foreign_fences<Q: Queue + ?Sized>(&mut self, queue: &Q) {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return };
         for fence in after.iter() {
             if !queue.can_wait_for(fence) {
@@ -224,24 +224,24 @@ impl<'a> Claims<'a> {
                 let _over = fence.wait();
             }
         }
-        after.retain(|fence| !fence.is_known_done());
+        after.retain(|fence| !fence.is_known_complete());
     }
 
     /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
     ///
     /// # Errors
-    /// [`Unsubmitted::Blocked`] by those fences.
+    /// [`TrySubmitError::WouldBlock`] by those fences.
     pub(crate) fn require_queue_can_wait(
         &mut self,
         for_queue: impl Fn(&Fence) -> bool,
-    ) -> Result<(), Unsubmitted> {
+    ) -> Result<(), TrySubmitError> {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return Ok(()) };
-        after.retain(|fence| !fence.is_known_done());
+        after.retain(|fence| !fence.is_known_complete());
         let for_host = after.iter().filter(|fence| !for_queue(fence));
         // Allocates only where there is something.
-        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_over()).cloned().collect();
+        let open: Vec<Fence> = for_host.filter(|fence| !fence.is_complete()).cloned().collect();
         if !open.is_empty() {
-            return Err(Obstacle::fences(open).into());
+            return Err(Unblocked::fences(open).into());
         }
         // Over also where a timeline does not say so of itself.
         after.retain(|fence| for_queue(fence));

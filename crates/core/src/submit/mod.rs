@@ -2,8 +2,8 @@
 
 pub(crate) mod claim;
 pub(crate) mod fill;
-pub(crate) mod obstacle;
 pub(crate) mod operation;
 pub(crate) mod pattern;
 pub(crate) mod recorded;
 pub(crate) mod submission;
+pub(crate) mod unblocked;

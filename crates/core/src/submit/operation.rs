@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::{
-    Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recorded, Result, Timing,
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, Pattern, Queue, RawBuffer, Recording, Result, Timing,
     submit::claim::WriteMode,
 };
 
@@ -85,7 +85,7 @@ pub enum Operation<'a> {
     /// Does again everything that was recorded; see [`Backend::record`](crate::Backend::record).
     Replay {
         /// What.
-        recorded: &'a dyn Recorded,
+        recorded: &'a dyn Recording,
     },
 }
 
@@ -305,6 +305,6 @@ pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing
         }
         _ => claims.add(&mut operation.uses(), Some(queue.timeline())),
     }?;
-    claims.wait_where_a_queue_cannot(queue);
+    claims.wait_for_foreign_fences(queue);
     claims.enqueue(queue, operation, timing)
 }

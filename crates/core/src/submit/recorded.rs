@@ -14,7 +14,7 @@ use crate::{Access, BufferId, DeviceId, Operation, RawBuffer};
 /// * [`uses`](Self::uses) lists every range that the recorded work touches, disjoint for each allocation, with
 ///   [`Access::Write`] for every range that it writes. The answer does not change while the recording is borrowed.
 /// * [`as_any`](Self::as_any) answers `self`, not some other recording.
-pub unsafe trait Recorded: fmt::Debug + Send + Sync + 'static {
+pub unsafe trait Recording: fmt::Debug + Send + Sync + 'static {
     /// The device whose queues replay it.
     fn device(&self) -> DeviceId;
 
@@ -34,7 +34,7 @@ pub unsafe trait Recorded: fmt::Debug + Send + Sync + 'static {
 /// What a set of operations uses, with no two ranges of one allocation overlapping: where one operation reads what another
 /// one writes, the range is written. So the whole can be claimed at once.
 ///
-/// For who implements [`Recorded`]; the order among the operations themselves is the implementation's to keep.
+/// For who implements [`Recording`]; the order among the operations themselves is the implementation's to keep.
 #[must_use]
 pub fn merged_uses(operations: &[Operation<'_>]) -> Vec<(RawBuffer, Access)> {
     merge(operations.iter().flat_map(|operation| operation.uses()))

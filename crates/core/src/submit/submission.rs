@@ -9,7 +9,7 @@ use crate::{
     Access, Claims, DeviceId, Fence, MemoryKind, Operation, Place, Queue, RawBuffer, Result, Timing,
     host::host_access::{self, HostAccess},
     submit::claim::WriteMode,
-    submit::obstacle::{Turns, Unsubmitted},
+    submit::unblocked::{TrySubmitError, Turns},
 };
 
 /// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.
@@ -23,13 +23,13 @@ use crate::{
 /// has some thousand operations in flight.
 ///
 /// # Errors
-/// [`Unsubmitted::Blocked`]; [`Unsubmitted::Refused`] with the errors of `submit`. Nothing was enqueued then.
+/// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Nothing was enqueued then.
 pub fn try_submit(
     queue: &dyn Queue,
     operation: &Operation<'_>,
     timing: Timing,
     turns: &Turns,
-) -> Result<Fence, Unsubmitted> {
+) -> Result<Fence, TrySubmitError> {
     operation.validate()?;
     let mut uses = operation.uses();
     let pageable = uses
@@ -39,12 +39,12 @@ pub fn try_submit(
     let mut claims = Claims::none(operation.write_mode());
     claims.attempt(&mut uses, None, Some(turns))?;
     if let Err(blocked) = claims.require_queue_can_wait(|fence| !during_call && queue.can_wait_for(fence)) {
-        if let Unsubmitted::Blocked(obstacle) = &blocked {
+        if let TrySubmitError::WouldBlock(obstacle) = &blocked {
             turns.keep_all(&uses, obstacle.until());
         }
         return Err(blocked);
     }
-    claims.enqueue(queue, operation, timing).map_err(Unsubmitted::Refused)
+    claims.enqueue(queue, operation, timing).map_err(TrySubmitError::Failed)
 }
 
 /// Up to how many bytes of pageable memory are copied under the locks of their tables. Of each buffer the system may have to
@@ -80,8 +80,8 @@ pub fn copy_at_once(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<
     let mut claims = Claims::none(WriteMode::Replace);
     match claims.attempt(&mut [(src, Access::Read), (dst, Access::Write)], None, None) {
         Ok(()) if claims.have_no_predecessors() || crate::mutant!("core/short-copy-waits") => {}
-        Ok(()) | Err(Unsubmitted::Blocked(_)) => return Ok(None),
-        Err(Unsubmitted::Refused(error)) => return Err(error),
+        Ok(()) | Err(TrySubmitError::WouldBlock(_)) => return Ok(None),
+        Err(TrySubmitError::Failed(error)) => return Err(error),
     }
     host_access::note(from.as_ptr().addr(), src.len(), HostAccess::Read);
     host_access::note(to.as_ptr().addr(), dst.len(), HostAccess::Write);
@@ -101,8 +101,8 @@ pub async fn submit_async(queue: &dyn Queue, operation: &Operation<'_>, timing: 
     loop {
         match try_submit(queue, operation, timing, &turns) {
             Ok(fence) => return Ok(fence),
-            Err(Unsubmitted::Refused(error)) => return Err(error),
-            Err(Unsubmitted::Blocked(obstacle)) => obstacle.await,
+            Err(TrySubmitError::Failed(error)) => return Err(error),
+            Err(TrySubmitError::WouldBlock(obstacle)) => obstacle.await,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the crate's shared state is made of: std's and parking_lot's primitives, for which `tests/loom` puts loom's.
 
-pub(crate) mod brief_lock;
+pub(crate) mod spin_lock;
 
 pub(crate) use std::{
     hint::spin_loop,

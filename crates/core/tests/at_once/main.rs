@@ -13,7 +13,7 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, ErrorKind, HostBytes, MemoryKind, RawBuffer, Result, Timing, Turns, Unsubmitted,
+    Access, Claims, ErrorKind, HostBytes, MemoryKind, RawBuffer, Result, Timing, TrySubmitError, Turns,
     copy_at_once, try_submit,
 };
 
@@ -113,11 +113,11 @@ fn copy_beside_a_claim_waits_for_nobody_and_changes_nothing_in_conflict() {
     let before = content(&dst);
     for (of, access) in [(&src, Access::Write), (&dst, Access::Read), (&dst, Access::Write)] {
         let part = of.slice(..64).unwrap();
-        let claims = Claims::of(&mut [(&part, access)]).unwrap();
+        let claims = Claims::acquire(&mut [(&part, access)]).unwrap();
         assert!(!copy(&src, &dst).unwrap(), "{access:?}");
         drop(claims);
         assert_eq!(content(&dst), before);
-        let claims = Claims::of(&mut [(&part, access)]).unwrap();
+        let claims = Claims::acquire(&mut [(&part, access)]).unwrap();
         let rest = 64..;
         assert!(copy(&src.slice(rest.clone()).unwrap(), &dst.slice(rest).unwrap()).unwrap(), "{access:?}");
         drop(claims);
@@ -149,7 +149,7 @@ fn copy_does_not_pass_a_waiter_that_was_overtaken_sixteen_times() {
     // It waits to write the source, which others go on reading.
     let write = transload_core::Operation::Fill { dst: &src, pattern: transload_core::Pattern::U8(0) };
     let try_again = || try_submit(&queue, &write, Timing::Off, &turns);
-    assert!(matches!(try_again(), Err(Unsubmitted::Blocked(_))));
+    assert!(matches!(try_again(), Err(TrySubmitError::WouldBlock(_))));
     for overtakes in 0..16 {
         assert!(copy(&src, &dst).unwrap(), "after {overtakes}");
     }
@@ -192,7 +192,7 @@ fn copies_both_ways_never_stop_each_other_and_never_mix_their_bytes() {
     let worker = thread::spawn(move || {
         let (a, b) = (host_buffer(MemoryKind::Pageable, 4096), host_buffer(MemoryKind::Pageable, 4096));
         b.write().unwrap().fill(1);
-        let (is_over, before) = (AtomicBool::new(false), [counts(&a).0, counts(&b).0]);
+        let (is_complete, before) = (AtomicBool::new(false), [counts(&a).0, counts(&b).0]);
         let copied = thread::scope(|scope| {
             let copiers = [(&a, &b), (&b, &a), (&a, &b), (&b, &a)].map(|(src, dst)| {
                 scope.spawn(move || {
@@ -200,7 +200,7 @@ fn copies_both_ways_never_stop_each_other_and_never_mix_their_bytes() {
                 })
             });
             let looks = scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
+                while !is_complete.load(Ordering::SeqCst) {
                     for view in [&a, &b].into_iter().filter_map(|of| of.try_read().ok()) {
                         assert!(view.iter().all(|byte| *byte == view[0]), "bytes of two copies");
                     }
@@ -208,7 +208,7 @@ fn copies_both_ways_never_stop_each_other_and_never_mix_their_bytes() {
                 }
             });
             let copied = copiers.map(|copier| copier.join().unwrap()).iter().sum::<u64>();
-            is_over.store(true, Ordering::SeqCst);
+            is_complete.store(true, Ordering::SeqCst);
             looks.join().unwrap();
             copied
         });

@@ -12,8 +12,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Reclaimer, Timing, Turns,
-    Unsubmitted, submit_async, try_submit,
+    Access, Claims, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Reclaimer, Timing, TrySubmitError,
+    Turns, submit_async, try_submit,
 };
 
 use crate::mock::{MockQueue, buffer, host_buffer, key, memory};
@@ -129,7 +129,7 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
         let mut dropped = Box::pin(is_send(submit_async(&ours, &copy, Timing::Off)));
         assert!(hand.poll(&mut dropped.as_mut()).is_pending());
     }
-    let Err(Unsubmitted::Blocked(_)) = try_submit(&ours, &copy, Timing::Off, &Turns::default()) else {
+    let Err(TrySubmitError::WouldBlock(_)) = try_submit(&ours, &copy, Timing::Off, &Turns::default()) else {
         panic!("it would wait")
     };
     assert_eq!(ours.count(), 0);
@@ -141,7 +141,7 @@ fn a_submission_awaits_what_its_queue_cannot_wait_for_and_nothing_else() {
     assert!(hand.poll(&mut submitting).is_pending(), "b is still written");
     theirs.fail(2, "by the test");
     let Poll::Ready(Ok(fence)) = hand.poll(&mut submitting) else { panic!("nothing is in the way") };
-    assert!(!fence.is_known_done() && ours.last_after().is_empty());
+    assert!(!fence.is_known_complete() && ours.last_after().is_empty());
     // Its own work it waits for by itself.
     let Ok(_) = try_submit(&ours, &Operation::Copy { src: &b, dst: &a }, Timing::Off, &Turns::default())
     else {
@@ -159,7 +159,7 @@ fn a_devices_copy_of_pageable_memory_is_submitted_only_when_the_work_before_it_i
         queue.write(&dst).unwrap();
         let copy = Operation::Copy { src: &src, dst: &dst };
         let tried = try_submit(&queue, &copy, Timing::Off, &Turns::default());
-        assert_eq!(matches!(tried, Err(Unsubmitted::Blocked(_))), blocked, "{kind}: {tried:?}");
+        assert_eq!(matches!(tried, Err(TrySubmitError::WouldBlock(_))), blocked, "{kind}: {tried:?}");
         queue.complete(1);
         pollster::block_on(submit_async(&queue, &copy, Timing::Off)).unwrap();
         queue.complete(3);
@@ -182,7 +182,7 @@ fn work_that_is_over_by_its_own_word_only_is_in_nobodys_way() {
 fn a_claim_of_another_thread_is_awaited_until_its_commit() {
     let (hand, queue, a, b) = (Hand::new(), MockQueue::new(), buffer(64), buffer(64));
     let copy = Operation::Copy { src: &a, dst: &b };
-    let claims = Claims::of(&mut [(&b, Access::Read)]).unwrap();
+    let claims = Claims::acquire(&mut [(&b, Access::Read)]).unwrap();
     let (mut submitting, mut reading) =
         (pin!(submit_async(&queue, &copy, Timing::Off)), pin!(b.write_async()));
     assert!(hand.poll(&mut submitting).is_pending() && hand.poll(&mut reading).is_pending());
@@ -210,7 +210,7 @@ fn a_waker_that_panics_leaves_no_claim_behind() {
         }
     }
     let (queue, a, b) = (MockQueue::new(), buffer(64), buffer(64));
-    let claims = Claims::of(&mut [(&a, Access::Write), (&b, Access::Write)]).unwrap();
+    let claims = Claims::acquire(&mut [(&a, Access::Write), (&b, Access::Write)]).unwrap();
     let mut reading = pin!(a.read_async());
     let waker = Waker::from(Arc::new(Panics));
     assert!(reading.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -263,7 +263,7 @@ fn a_task_that_runs_where_it_is_woken_finds_no_claim_of_its_own_thread_in_its_wa
     let (sender, receiver) = std::sync::mpsc::channel();
     thread::spawn(move || {
         for which in [true, false] {
-            let claims = Claims::of(&mut [(&one, Access::Write), (&two, Access::Write)]).unwrap();
+            let claims = Claims::acquire(&mut [(&one, Access::Write), (&two, Access::Write)]).unwrap();
             let (awaited, looked_at) = if which { (&one, two.clone()) } else { (&two, one.clone()) };
             let done = sender.clone();
             let task = move || {

@@ -14,18 +14,18 @@ use crate::mock::buffer;
 fn work_that_waits_for_one_buffer_holds_no_other() {
     let (older, newer) = (buffer(100), buffer(100));
     assert!(older.id() < newer.id());
-    let held = Claims::of(&mut [(&older, Access::Write)]).unwrap();
+    let held = Claims::acquire(&mut [(&older, Access::Write)]).unwrap();
     let (sender, receiver) = channel();
     let (first, second) = (newer.clone(), older.clone());
     let claiming = thread::spawn(move || {
-        let claims = Claims::of(&mut [(&first, Access::Write), (&second, Access::Write)]);
+        let claims = Claims::acquire(&mut [(&first, Access::Write), (&second, Access::Write)]);
         let _test_is_over = sender.send(claims.map(drop));
     });
     // The thread waits for the older buffer.
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         assert!(
-            Claims::try_of(&mut [(&newer, Access::Write)], &Turns::default()).is_ok(),
+            Claims::try_acquire(&mut [(&newer, Access::Write)], &Turns::default()).is_ok(),
             "held while the older one was waited for"
         );
         thread::yield_now();

@@ -38,7 +38,7 @@ fn first_reader_behind_a_write_that_touched_nothing_meets_the_mark() {
         |dst| dst.read().map(drop),
         |dst| dst.try_write().map(drop),
         |dst| MockQueue::new().copy(dst, &buffer(64)).map(drop),
-        |dst| dst.try_hold(Access::Read).map(drop),
+        |dst| dst.try_lock_range(Access::Read).map(drop),
     ];
     for (index, read) in reads.into_iter().enumerate() {
         let (host, dst) = damaged();

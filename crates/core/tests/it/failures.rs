@@ -8,8 +8,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, DeviceId, Error, ErrorKind, Fence, Holding, HostBytes, MemoryKind, Operation, Pitched,
-    Queue, RawBuffer, Reclaimer, Recorded, Result, Timing, Transfer, TransferMethod, Turns, submit,
+    Access, Claims, DeviceId, Error, ErrorKind, Fence, HostBytes, MemoryKind, Operation, Pitched, Queue,
+    RawBuffer, Reclaimer, Recording, Result, Timing, Transfer, TransferMethod, TryLockResult, Turns, submit,
     try_submit,
 };
 
@@ -48,7 +48,7 @@ fn reader_behind_a_failed_write_ends_with_its_cause() {
     let (src, dst) = (host_buffer(MemoryKind::Pinned, 100), buffer(50));
     let staged = host.write(&src).unwrap();
     let read = stream.copy(&part(&src, 20..70), &dst).unwrap();
-    assert!(!read.is_over());
+    assert!(!read.is_complete());
     host.fail(1, "disk on fire");
     stream.complete(1);
     assert_eq!(staged.wait().unwrap_err().to_string(), "disk on fire");
@@ -56,7 +56,7 @@ fn reader_behind_a_failed_write_ends_with_its_cause() {
     assert_source_failed(pollster::block_on(read.done()), "disk on fire");
     let text = read.wait().unwrap_err().to_string();
     assert!(text.contains("bytes 20 to 70") && text.contains("pinned"), "{text}");
-    assert!(read.is_known_done() && read.is_over(), "its memory is free all the same");
+    assert!(read.is_known_complete() && read.is_complete(), "its memory is free all the same");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn readers_of_other_bytes_and_overwriters_tell_nothing() {
 struct Increment([(RawBuffer, Access); 1]);
 
 // SAFETY: what a mock replays touches no memory.
-unsafe impl Recorded for Increment {
+unsafe impl Recording for Increment {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }
@@ -196,7 +196,7 @@ fn every_view_of_damaged_bytes_is_refused_until_they_are_assumed_written() {
     assert_source_failed(dst.try_write().map(drop), "disk on fire");
     assert_source_failed(pollster::block_on(dst.read_async()).map(drop), "disk on fire");
     assert_source_failed(pollster::block_on(dst.write_async()).map(drop), "disk on fire");
-    assert_source_failed(dst.try_hold(Access::Read), "disk on fire");
+    assert_source_failed(dst.try_lock_range(Access::Read), "disk on fire");
     dst.assume_written(16..32).unwrap();
     drop(part(&dst, 16..32).write().unwrap());
     assert_source_failed(part(&dst, 15..17).read().map(drop), "disk on fire");
@@ -251,11 +251,11 @@ fn refused_and_withdrawn_writes_leave_no_mark_and_remove_none() {
     let (host, fresh) = (MockQueue::failing(), buffer(64));
     host.refuse.store(true, std::sync::atomic::Ordering::SeqCst);
     assert!(host.write(&fresh).is_err());
-    drop(Claims::of(&mut [(&fresh, Access::Write)]).unwrap());
+    drop(Claims::acquire(&mut [(&fresh, Access::Write)]).unwrap());
     drop(fresh.read().unwrap());
     let (_, dst) = damaged();
     assert!(host.write(&dst).is_err());
-    drop(Claims::of(&mut [(&dst, Access::Write)]).unwrap());
+    drop(Claims::acquire(&mut [(&dst, Access::Write)]).unwrap());
     assert_source_failed(dst.read().map(drop), "disk on fire");
 }
 
@@ -338,11 +338,11 @@ fn damage_in_thousand_pieces_is_known_by_the_piece() {
 #[test]
 fn hold_behind_a_failed_write_is_refused_once_that_is_known() {
     let (_, dst) = damaged();
-    let Holding::Blocked(blocked) = dst.try_hold(Access::Write).unwrap() else {
+    let TryLockResult::Blocked(blocked) = dst.try_lock_range(Access::Write).unwrap() else {
         panic!("it is not known yet")
     };
     blocked.check().unwrap();
-    assert_source_failed(dst.try_hold(Access::Write), "disk on fire");
+    assert_source_failed(dst.try_lock_range(Access::Write), "disk on fire");
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn pieces_that_adjoin_are_claimed_as_one() {
     let piece = |of: &RawBuffer, index: usize| of.slice(10 * index..10 * index + 10).unwrap();
     let pieces: Vec<_> = (0..100).map(|index| (piece(&src, index * 77 % 100), piece(&dst, index))).collect();
     let uses = pieces.iter().flat_map(|(src, dst)| [(src, Access::Read), (dst, Access::Write)]);
-    let claims = Claims::of(&mut uses.collect::<Vec<_>>()).unwrap();
+    let claims = Claims::acquire(&mut uses.collect::<Vec<_>>()).unwrap();
     assert!(format!("{claims:?}").contains("held: 2,"), "{claims:?}");
 }
 

@@ -10,16 +10,16 @@ use std::{
 };
 
 use transload_core::{
-    Access, DeviceId, ErrorKind, Fence, Hold, Holding, MemoryKind, RawBuffer, Result, Timeline, TimelineId,
-    next_timeline_id,
+    Access, DeviceId, ErrorKind, Fence, MemoryKind, RangeGuard, RawBuffer, Result, Timeline, TimelineId,
+    TryLockResult, next_timeline_id,
 };
 
 use crate::mock::{DEVICE, MockQueue, buffer, host_buffer};
 
-fn held(buffer: &RawBuffer, access: Access) -> Hold {
-    match buffer.try_hold(access).unwrap() {
-        Holding::Held(hold) => hold,
-        Holding::Blocked(blocked) => panic!("{blocked:?}"),
+fn held(buffer: &RawBuffer, access: Access) -> RangeGuard {
+    match buffer.try_lock_range(access).unwrap() {
+        TryLockResult::Locked(hold) => hold,
+        TryLockResult::Blocked(blocked) => panic!("{blocked:?}"),
     }
 }
 
@@ -31,7 +31,7 @@ fn work_in_conflict_with_a_hold_is_busy_until_it_ends() {
     drop(held(&a, Access::Read));
     drop(a.read().unwrap());
     assert_eq!(queue.copy(&b, &a).unwrap_err().kind(), ErrorKind::Busy);
-    assert_eq!(a.try_hold(Access::Write).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(a.try_lock_range(Access::Write).unwrap_err().kind(), ErrorKind::Busy);
     queue.copy(&a, &b).unwrap();
     queue.complete(1);
     drop(reading);
@@ -50,10 +50,14 @@ fn a_hold_comes_after_work_in_flight_and_never_waits_for_it_by_itself() {
     let queue = MockQueue::new();
     let (a, b) = (buffer(100), buffer(100));
     queue.copy(&b, &a).unwrap();
-    let Holding::Blocked(blocked) = a.try_hold(Access::Read).unwrap() else { panic!("it is written") };
+    let TryLockResult::Blocked(blocked) = a.try_lock_range(Access::Read).unwrap() else {
+        panic!("it is written")
+    };
     assert_eq!(blocked.check().unwrap_err().kind(), ErrorKind::Busy);
     drop(held(&b, Access::Read));
-    let Holding::Blocked(blocked) = a.try_hold(Access::Write).unwrap() else { panic!("it is written") };
+    let TryLockResult::Blocked(blocked) = a.try_lock_range(Access::Write).unwrap() else {
+        panic!("it is written")
+    };
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| blocked.wait().unwrap());
         queue.complete(1);

@@ -3,6 +3,7 @@
 // Clippy's allowance for tests does not reach their helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod adopt_fences;
 mod awaiting;
 mod batch;
 mod bounds;
@@ -26,7 +27,6 @@ mod patterns;
 mod reclaim;
 mod recorded;
 mod size_class;
-mod take_over;
 mod transfers;
 mod truth;
 mod turns;

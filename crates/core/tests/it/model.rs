@@ -8,7 +8,7 @@ use std::{
 use proptest::prelude::*;
 use transload_core::{
     Access, Claims, ErrorKind, Fence, HostView, HostViewMut, Loan, MemoryKind, Operation, Pattern, Queue,
-    RawBuffer, TimelineId, Timing, Turns, Unsubmitted, submit,
+    RawBuffer, TimelineId, Timing, TrySubmitError, Turns, submit,
 };
 
 use crate::mock::{MockQueue, host_buffer, key};
@@ -215,14 +215,14 @@ impl World {
         let access = |writes: bool| if writes { Access::Write } else { Access::Read };
         let mut uses: Vec<_> =
             pieces.iter().map(|(range, writes)| (self.part(range), access(*writes))).collect();
-        match (Claims::try_of(&mut uses, &Turns::default()), self.model.blocked(pieces)) {
+        match (Claims::try_acquire(&mut uses, &Turns::default()), self.model.blocked(pieces)) {
             (Ok(claims), None) => {
                 let mut after: Vec<_> = claims.after().iter().map(key).collect();
                 after.sort();
                 assert_eq!(after, self.keys(self.model.open(pieces, None)), "{pieces:?}");
                 Some(claims)
             }
-            (Err(Unsubmitted::Blocked(_)), Some(true)) => None,
+            (Err(TrySubmitError::WouldBlock(_)), Some(true)) => None,
             // Where a claim and a view are in conflict, either may be met first.
             (Err(_), Some(false)) => None,
             (claimed, expected) => panic!("{pieces:?}: {claimed:?}, blocked {expected:?}"),

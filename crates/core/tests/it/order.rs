@@ -3,7 +3,7 @@
 use std::{collections::HashMap, ops::Range, sync::atomic::Ordering};
 
 use transload_core::{
-    Access, ErrorKind, Fence, Holding, MemoryKind, Operation, RawBuffer, TimelineId, Timing, Turns,
+    Access, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, TimelineId, Timing, TryLockResult, Turns,
     try_submit,
 };
 
@@ -133,7 +133,7 @@ impl World {
             9 => {
                 // Under a hold nothing in conflict is in flight.
                 let access = if bytes.is_multiple_of(2) { Access::Read } else { Access::Write };
-                let Holding::Held(hold) = src.try_hold(access).unwrap() else { return };
+                let TryLockResult::Locked(hold) = src.try_lock_range(access).unwrap() else { return };
                 let elsewhere = host_buffer(MemoryKind::Pinned, 1);
                 let fence = self.queues[queue].write(&elsewhere).unwrap();
                 // SAFETY: the fence stands for work that the test takes note of.

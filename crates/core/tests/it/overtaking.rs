@@ -14,8 +14,8 @@ use std::{
 };
 
 use transload_core::{
-    Access, Claims, Fence, Operation, Pattern, RawBuffer, Timing, Turns, Unsubmitted, submit, submit_async,
-    try_submit,
+    Access, Claims, Fence, Operation, Pattern, RawBuffer, Timing, TrySubmitError, Turns, submit,
+    submit_async, try_submit,
 };
 
 use crate::mock::{MockQueue, buffer};
@@ -37,12 +37,12 @@ fn poll<F: Future>(future: &mut Pin<&mut F>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(&waker))
 }
 
-fn try_write(queue: &MockQueue, dst: &RawBuffer) -> Result<Fence, Unsubmitted> {
+fn try_write(queue: &MockQueue, dst: &RawBuffer) -> Result<Fence, TrySubmitError> {
     try_submit(queue, &Operation::Fill { dst, pattern: Pattern::U8(1) }, Timing::Off, &Turns::default())
 }
 
 /// Overtakes a waiter as often as that is possible; answers how often, and what kept the next one.
-fn overtake(queue: &MockQueue, dst: &RawBuffer) -> (usize, Option<Unsubmitted>) {
+fn overtake(queue: &MockQueue, dst: &RawBuffer) -> (usize, Option<TrySubmitError>) {
     for done in 0..10 * OVERTAKES {
         if let Err(blocked) = try_write(queue, dst) {
             return (done, Some(blocked));
@@ -59,7 +59,7 @@ fn read_overtaken_sixteen_times_is_next() {
     assert!(poll(&mut read).is_pending());
     let (times, blocked) = overtake(&queue, &dst);
     assert_eq!(times, OVERTAKES);
-    let Some(Unsubmitted::Blocked(obstacle)) = blocked else { panic!("refused: {blocked:?}") };
+    let Some(TrySubmitError::WouldBlock(obstacle)) = blocked else { panic!("refused: {blocked:?}") };
     let mut obstacle = pin!(obstacle);
     assert!(poll(&mut obstacle).is_pending(), "the newcomer waits for what the reader waits for");
     // The reader saw only the first write; it goes on waiting, and stays first.
@@ -91,7 +91,9 @@ fn turn_ends_with_its_future() {
     queue.write(&dst).unwrap();
     let mut read = Box::pin(dst.read_async());
     assert!(poll(&mut read.as_mut()).is_pending());
-    let Some(Unsubmitted::Blocked(obstacle)) = overtake(&queue, &dst).1 else { panic!("it does not queue") };
+    let Some(TrySubmitError::WouldBlock(obstacle)) = overtake(&queue, &dst).1 else {
+        panic!("it does not queue")
+    };
     drop(read);
     assert!(try_write(&queue, &dst).is_ok());
     drop(obstacle);
@@ -137,7 +139,7 @@ fn submission_overtaken_sixteen_times_is_next() {
 fn task_that_waits_for_a_claim_is_next_after_sixteen() {
     let dst = buffer(64);
     let queue = MockQueue::new();
-    let claim = || Claims::try_of(&mut [(&dst, Access::Read)], &Turns::default());
+    let claim = || Claims::try_acquire(&mut [(&dst, Access::Read)], &Turns::default());
     let first = claim().unwrap();
     let mut write = pin!(dst.write_async());
     assert!(poll(&mut write).is_pending());
@@ -145,7 +147,7 @@ fn task_that_waits_for_a_claim_is_next_after_sixteen() {
         drop(claim().unwrap());
     }
     let blocked = claim();
-    assert!(matches!(blocked, Err(Unsubmitted::Blocked(_))), "{blocked:?}");
+    assert!(matches!(blocked, Err(TrySubmitError::WouldBlock(_))), "{blocked:?}");
     drop(first);
     assert!(matches!(poll(&mut write), Poll::Ready(Ok(_))));
     assert!(try_write(&queue, &dst).is_ok());
@@ -158,21 +160,21 @@ fn caller_that_tries_again_is_next_after_sixteen() {
     theirs.write(&dst).unwrap();
     let (turns, fill) = (Turns::default(), Operation::Fill { dst: &dst, pattern: Pattern::U8(1) });
     let again = || try_submit(&ours, &fill, Timing::Off, &turns);
-    assert!(matches!(again(), Err(Unsubmitted::Blocked(_))));
+    assert!(matches!(again(), Err(TrySubmitError::WouldBlock(_))));
     assert_eq!(overtake(&theirs, &dst).0, OVERTAKES);
     theirs.complete(theirs.count());
     assert!(again().is_ok());
     ours.complete(1);
     // And behind another thread's claim.
-    let (first, turns) = (Claims::of(&mut [(&dst, Access::Read)]).unwrap(), Turns::default());
-    assert!(Claims::try_of(&mut [(&dst, Access::Write)], &turns).is_err());
+    let (first, turns) = (Claims::acquire(&mut [(&dst, Access::Read)]).unwrap(), Turns::default());
+    assert!(Claims::try_acquire(&mut [(&dst, Access::Write)], &turns).is_err());
     for _ in 0..OVERTAKES {
-        drop(Claims::of(&mut [(&dst, Access::Read)]).unwrap());
+        drop(Claims::acquire(&mut [(&dst, Access::Read)]).unwrap());
     }
-    let newcomer = Claims::try_of(&mut [(&dst, Access::Read)], &Turns::default());
-    assert!(matches!(newcomer, Err(Unsubmitted::Blocked(_))), "{newcomer:?}");
+    let newcomer = Claims::try_acquire(&mut [(&dst, Access::Read)], &Turns::default());
+    assert!(matches!(newcomer, Err(TrySubmitError::WouldBlock(_))), "{newcomer:?}");
     drop(first);
-    assert!(Claims::try_of(&mut [(&dst, Access::Write)], &turns).is_ok());
+    assert!(Claims::try_acquire(&mut [(&dst, Access::Write)], &turns).is_ok());
 }
 
 /// What the reader waits for ends only because the thread goes on that the reader would keep waiting.
@@ -237,13 +239,13 @@ fn waker_that_panics_harms_neither_who_wakes_nor_the_buffer() {
     // It waits for the reader's turn, which has no event of its own: its waker is called at once.
     let waker = Waker::from(Arc::new(Panics));
     let begun = Instant::now();
-    while let Err(Unsubmitted::Blocked(obstacle)) = try_write(&queue, &dst) {
+    while let Err(TrySubmitError::WouldBlock(obstacle)) = try_write(&queue, &dst) {
         let _either = pin!(obstacle).poll(&mut Context::from_waker(&waker));
         assert!(begun.elapsed() < LIMIT, "the turn does not end");
     }
     // And where a claim ends.
     queue.complete(queue.count());
-    let claims = Claims::of(&mut [(&dst, Access::Write)]).unwrap();
+    let claims = Claims::acquire(&mut [(&dst, Access::Write)]).unwrap();
     let mut late = pin!(dst.read_async());
     assert!(late.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(claims);

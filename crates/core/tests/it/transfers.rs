@@ -14,8 +14,8 @@ use std::{
 
 use parking_lot::Mutex;
 use transload_core::{
-    Completion, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, RefusalHandler, Result, Submission,
-    Submitted, Transfer, TransferMethod, TransferPath, TransferReport,
+    CompletionHandler, Error, ErrorKind, Fence, MemoryKind, Place, Reclaimer, RefusalHandler, Result,
+    Submission, Submitted, Transfer, TransferMethod, TransferPath, TransferReport,
 };
 
 use crate::mock::{DEVICE, MockQueue, buffer, memory};
@@ -24,7 +24,7 @@ use crate::mock::{DEVICE, MockQueue, buffer, memory};
 #[derive(Default)]
 struct Diary(Mutex<Vec<String>>);
 
-impl Completion for Diary {
+impl CompletionHandler for Diary {
     fn report(&self, submission: &Submission) -> TransferReport {
         let place = Place::new(DEVICE, MemoryKind::Pageable);
         let path = TransferPath::new(place, place);
@@ -72,7 +72,7 @@ fn started(queue: &MockQueue) -> (Transfer, Arc<Diary>) {
 fn a_refused_transfer_answers_its_error_however_it_is_asked() {
     let refused = || Transfer::refused(Error::new(ErrorKind::Unsupported, "no way"));
     assert_eq!(refused().refusal().unwrap().kind(), ErrorKind::Unsupported);
-    assert!(refused().fence().is_none() && refused().is_over());
+    assert!(refused().fence().is_none() && refused().is_complete());
     assert_eq!(refused().wait().unwrap_err().kind(), ErrorKind::Unsupported);
     assert_eq!(pollster::block_on(refused()).unwrap_err().to_string(), "no way");
 }
@@ -81,7 +81,7 @@ fn a_refused_transfer_answers_its_error_however_it_is_asked() {
 fn a_transfer_is_awaited_and_its_report_tells_how_long() {
     let queue = MockQueue::new();
     let (transfer, diary) = started(&queue);
-    assert!(!transfer.is_over() && transfer.refusal().is_none());
+    assert!(!transfer.is_complete() && transfer.refusal().is_none());
     thread::scope(|scope| {
         let waiting = scope.spawn(|| pollster::block_on(transfer));
         queue.complete(1);
@@ -130,7 +130,7 @@ fn a_poll_before_the_end_is_woken_at_the_end_and_one_after_it_is_an_error_not_a_
         let Poll::Ready(Err(error)) = transfer.as_mut().poll(&mut context) else { panic!("not an error") };
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
-    assert!(transfer.fence().is_none() && transfer.is_over());
+    assert!(transfer.fence().is_none() && transfer.is_complete());
     assert_eq!(diary.read(), ["ended 100 ok"]);
 }
 
@@ -141,7 +141,7 @@ fn the_error_of_a_failed_operation_reaches_who_awaits_and_who_waits() {
     let (waited, waited_diary) = started(&queue);
     queue.fail(1, "link down");
     queue.fail(2, "link still down");
-    assert!(awaited.is_over());
+    assert!(awaited.is_complete());
     assert_eq!(pollster::block_on(awaited).unwrap_err().to_string(), "link down");
     assert_eq!(waited.wait().unwrap_err().to_string(), "link still down");
     assert_eq!(awaited_diary.read(), ["ended 100 link down"]);

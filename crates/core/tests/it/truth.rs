@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use transload_core::{
-    DeviceId, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, Turns, Unsubmitted, submit,
+    DeviceId, ErrorKind, Fence, MemoryKind, Operation, RawBuffer, Timing, TrySubmitError, Turns, submit,
     try_submit,
 };
 
@@ -140,7 +140,7 @@ impl World {
                 self.bytes[to].iter_mut().for_each(|writers| writers.push(self.done.len()));
                 self.done.push(Done { queue, fence, reads: from, sources, keeps: false, ended: None });
             }
-            Err(Unsubmitted::Refused(error)) => {
+            Err(TrySubmitError::Failed(error)) => {
                 assert_eq!(error.kind(), ErrorKind::SourceFailed);
                 assert!(self.is_bad(&from), "{from:?} are as they should be: {error}");
             }

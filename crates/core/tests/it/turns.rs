@@ -26,7 +26,7 @@ impl Wake for Woken {
 #[test]
 fn every_task_that_waits_for_a_claim_is_woken_when_it_ends() {
     let dst = buffer(64);
-    let claims = Claims::of(&mut [(&dst, Access::Write)]).unwrap();
+    let claims = Claims::acquire(&mut [(&dst, Access::Write)]).unwrap();
     let woken: Vec<Arc<Woken>> = (0..3).map(|_| Arc::default()).collect();
     let (mut one, mut two, mut three) =
         (pin!(dst.read_async()), pin!(dst.write_async()), pin!(dst.read_async()));
@@ -51,7 +51,7 @@ fn reads_of_one_queue_that_are_committed_out_of_order_are_over_with_the_last_of_
     let (queue, dst) = (MockQueue::new(), buffer(64));
     let fence = |point| Fence::new(Arc::clone(queue.timeline()), point);
     // Two threads submit to one queue, and the first one is slow to say so.
-    let [slow, quick] = [(); 2].map(|()| Claims::of(&mut [(&dst, Access::Read)]).unwrap());
+    let [slow, quick] = [(); 2].map(|()| Claims::acquire(&mut [(&dst, Access::Read)]).unwrap());
     // SAFETY: nothing is behind the points of this queue but what the test says.
     unsafe {
         quick.commit(&fence(2));
@@ -71,7 +71,7 @@ fn reads_of_one_queue_that_are_committed_out_of_order_are_over_with_the_last_of_
 fn what_is_in_flight_is_not_told_while_some_of_it_is_being_enqueued() {
     let (queue, dst) = (MockQueue::new(), buffer(64));
     assert_eq!(dst.in_flight().map(|fences| fences.len()), Some(0));
-    let claims = Claims::of(&mut [(&dst, Access::Read)]).unwrap();
+    let claims = Claims::acquire(&mut [(&dst, Access::Read)]).unwrap();
     assert!(dst.in_flight().is_none(), "nobody knows its fence yet");
     // SAFETY: nothing is behind the points of this queue but what the test says.
     unsafe { claims.commit(&Fence::new(Arc::clone(queue.timeline()), 1)) };

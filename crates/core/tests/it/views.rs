@@ -54,7 +54,7 @@ fn try_answers_busy_during_an_operation_and_read_waits_for_its_end() {
     thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let view = b.read().unwrap();
-            (view.len(), fence.is_known_done())
+            (view.len(), fence.is_known_complete())
         });
         let writer = scope.spawn(|| a.write().map(|view| view.len()).unwrap());
         queue.complete(1);

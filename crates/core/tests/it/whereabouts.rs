@@ -17,10 +17,10 @@ fn memory(kind: MemoryKind) -> RawBuffer {
 #[test]
 fn a_device_that_alone_uses_it_sees_one_number() {
     let memory = memory(MemoryKind::Unified);
-    let first = memory.moves_until_use_by(NEAR);
+    let first = memory.use_epoch_for(NEAR);
     for _ in 0..3 {
-        memory.note_use_by(NEAR);
-        assert_eq!(memory.moves_until_use_by(NEAR), first);
+        memory.record_external_use(NEAR);
+        assert_eq!(memory.use_epoch_for(NEAR), first);
     }
 }
 
@@ -28,26 +28,26 @@ fn a_device_that_alone_uses_it_sees_one_number() {
 fn a_use_elsewhere_is_seen_however_often_and_only_until_the_next_use() {
     for other in [DeviceId::Cpu, DeviceId::Cuda(1), DeviceId::Wgpu(0), DeviceId::Cuda(u32::MAX)] {
         let memory = memory(MemoryKind::Unified);
-        memory.note_use_by(NEAR);
-        let before = memory.moves_until_use_by(NEAR);
+        memory.record_external_use(NEAR);
+        let before = memory.use_epoch_for(NEAR);
         for _ in 0..3 {
-            memory.note_use_by(other);
-            assert_ne!(memory.moves_until_use_by(NEAR), before, "{other}");
+            memory.record_external_use(other);
+            assert_ne!(memory.use_epoch_for(NEAR), before, "{other}");
         }
-        let expected = memory.moves_until_use_by(NEAR);
-        memory.note_use_by(NEAR);
-        assert_eq!(memory.moves_until_use_by(NEAR), expected, "the use itself was counted");
+        let expected = memory.use_epoch_for(NEAR);
+        memory.record_external_use(NEAR);
+        assert_eq!(memory.use_epoch_for(NEAR), expected, "the use itself was counted");
     }
 }
 
 #[test]
 fn a_loan_is_seen_even_between_two_others() {
     let memory = memory(MemoryKind::Unified);
-    memory.note_use_by(NEAR);
-    let mut seen = vec![memory.moves_until_use_by(NEAR)];
+    memory.record_external_use(NEAR);
+    let mut seen = vec![memory.use_epoch_for(NEAR)];
     for _ in 0..3 {
         drop(memory.lend(Access::Read).unwrap());
-        seen.push(memory.moves_until_use_by(NEAR));
+        seen.push(memory.use_epoch_for(NEAR));
     }
     assert!(seen.is_sorted_by(|before, after| before < after), "{seen:?}");
 }
@@ -55,8 +55,8 @@ fn a_loan_is_seen_even_between_two_others() {
 #[test]
 fn memory_that_does_not_migrate_never_moves() {
     let memory = memory(MemoryKind::Pinned);
-    let before = memory.moves_until_use_by(NEAR);
-    memory.note_use_by(DeviceId::Cpu);
+    let before = memory.use_epoch_for(NEAR);
+    memory.record_external_use(DeviceId::Cpu);
     drop(memory.lend(Access::Write).unwrap());
-    assert_eq!(memory.moves_until_use_by(NEAR), before);
+    assert_eq!(memory.use_epoch_for(NEAR), before);
 }

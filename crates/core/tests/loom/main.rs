@@ -19,7 +19,7 @@ use crate::{
     hazard::{Attempt, Blocker, ClaimRequest, Hazards, Retained, WakeList},
     queue::fence::{Fence, Timeline, TimelineId, next_timeline_id},
     submit::claim::{Access, Claimed, RawBuffer},
-    sync::brief_lock::BriefLock,
+    sync::spin_lock::SpinLock,
 };
 
 mod claim;
@@ -50,8 +50,8 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 #[test]
 fn one_at_a_time_has_the_lock_and_sees_what_was_done_before() {
     model(|| {
-        let shared = Arc::new((BriefLock::new(0_u32), AtomicUsize::new(0)));
-        let add = |shared: &(BriefLock<u32>, AtomicUsize)| {
+        let shared = Arc::new((SpinLock::new(0_u32), AtomicUsize::new(0)));
+        let add = |shared: &(SpinLock<u32>, AtomicUsize)| {
             let mut value = shared.0.lock();
             assert_eq!(shared.1.fetch_add(1, Ordering::Relaxed), 0, "two have it");
             *value += 1;
@@ -122,7 +122,7 @@ impl Table {
         Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
     }
 
-    /// As `Claims::of`, a call into a driver, and `Claims::commit`. Answers how many fences it comes after.
+    /// As `Claims::acquire`, a call into a driver, and `Claims::commit`. Answers how many fences it comes after.
     fn submit(&self, fence: &Fence) -> usize {
         let mut turn = None;
         let range = 0..16;

@@ -7,9 +7,9 @@ pub(crate) use loom::{
 };
 
 #[allow(unreachable_pub, reason = "it is public within the library")]
-#[path = "../../src/sync/brief_lock.rs"]
+#[path = "../../src/sync/spin_lock.rs"]
 #[allow(dead_code, reason = "a model uses part of what it includes")]
-pub(crate) mod brief_lock;
+pub(crate) mod spin_lock;
 
 pub(crate) const MAX_SPINS: u32 = 1;
 

@@ -34,7 +34,7 @@ impl Gate {
 
     /// Makes it a use of the buffer.
     pub(crate) fn uses(&self, buffer: &RawBuffer) {
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
+        let claims = Claims::acquire(&mut [(buffer, Access::Write)]).unwrap();
         assert!(claims.after().is_empty());
         // SAFETY: no work touches the range, and none came before it.
         unsafe { claims.commit(&self.fence()) };

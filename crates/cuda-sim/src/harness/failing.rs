@@ -40,8 +40,8 @@ pub fn fail_each_call(
         let failed_drops = transload_cuda_sys::take_drop_errors();
         // Threads that free memory or wake tasks may be about to let go of something.
         let end = Instant::now() + Duration::from_secs(30);
-        while failed_drops.is_empty() && !sim.ledger().is_empty() {
-            assert!(Instant::now() < end, "call {nth}, {outcome:?}: still alive: {}", sim.ledger());
+        while failed_drops.is_empty() && !sim.live_objects().is_empty() {
+            assert!(Instant::now() < end, "call {nth}, {outcome:?}: still alive: {}", sim.live_objects());
             thread::yield_now();
         }
         if sim.calls() < nth {

@@ -54,7 +54,7 @@ impl TestDevice {
     #[track_caller]
     pub fn assert_ledger_empty(&self) {
         if let Some(sim) = &self.sim {
-            let ledger = sim.ledger();
+            let ledger = sim.live_objects();
             assert!(
                 ledger.is_empty(),
                 "still alive on simulated device {} (seed {}): {ledger}",
@@ -128,7 +128,7 @@ impl Drop for EndCheck {
     fn drop(&mut self) {
         if let Some(sim) = &self.device.sim {
             if !thread::panicking() {
-                self.wait(|| sim.ledger().is_empty());
+                self.wait(|| sim.live_objects().is_empty());
                 self.device.assert_ledger_empty();
                 self.device.assert_no_races();
             }

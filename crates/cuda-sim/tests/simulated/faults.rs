@@ -24,7 +24,7 @@ fn poison_is_answered_by_every_call_until_the_context_goes() {
     drop((stream, event));
     let _ = transload_cuda_sys::take_drop_errors();
     drop(bench);
-    assert!(sim.ledger().is_empty(), "the context took everything with it: {}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "the context took everything with it: {}", sim.live_objects());
     let again = Bench::new(test);
     assert_eq!(again.context.synchronize(), Ok(()), "a new context is healthy");
 }
@@ -96,7 +96,7 @@ fn every_single_call_can_fail_and_nothing_is_lost() {
         // returned; they are recorded (for the whole process, which other tests share, so they are not compared here).
         assert_eq!(result.is_err(), nth <= calls - 3, "call {nth} of {calls}: {result:?}");
         // A context that is released takes everything with it.
-        let ledger = sim.ledger();
+        let ledger = sim.live_objects();
         assert_eq!(ledger.is_empty(), nth != calls, "call {nth} of {calls} left {ledger}");
     }
 }
@@ -105,12 +105,12 @@ fn every_single_call_can_fail_and_nothing_is_lost() {
 fn the_ledger_names_what_is_alive() {
     let Some(test) = harness::device_with(|builder| builder) else { return };
     let sim = *test.sim().expect("simulated");
-    assert!(sim.ledger().is_empty());
+    assert!(sim.live_objects().is_empty());
     let bench = Bench::new(test);
     let stream = bench.stream();
     let event = Event::new(&bench.context, EventTiming::Enabled).expect("event");
     let (memory, pinned) = (bench.memory(1000), bench.pinned(10));
-    let ledger = sim.ledger();
+    let ledger = sim.live_objects();
     assert_eq!((ledger.contexts, ledger.streams, ledger.events), (1, 1, 1));
     assert_eq!((ledger.device_allocations, ledger.bytes, ledger.pinned), (1, 1000, 1));
     let text = ledger.to_string();

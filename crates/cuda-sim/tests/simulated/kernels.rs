@@ -96,7 +96,7 @@ fn a_kernel_runs_in_its_place_and_reads_mapped_memory() {
         test.sim().expect("simulated").accesses().iter().map(|record| record.operation).collect();
     assert!(operations.contains(&"cuLaunchKernel"), "{operations:?}");
     test.assert_no_races();
-    assert_eq!(test.sim().expect("simulated").ledger().modules, 1);
+    assert_eq!(test.sim().expect("simulated").live_objects().modules, 1);
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn a_prefetch_moves_pages_in_stream_order() {
     // SAFETY: the memory is owned; that it cannot be prefetched is what is tested.
     let refused = unsafe { ffi::cuMemPrefetchAsync(memory.address, 64, device, stream.as_raw()) };
     assert_eq!(refused, INVALID_VALUE);
-    assert_eq!(sim.ledger().managed, 1);
+    assert_eq!(sim.live_objects().managed, 1);
 }
 
 #[test]

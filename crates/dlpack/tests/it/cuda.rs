@@ -127,7 +127,7 @@ fn memory_is_not_freed_while_a_consumer_that_let_go_still_works_on_it() {
         let gate = Gate::before(&setup.device, &[&theirs]);
         consumer.fill(9);
         consumer.let_go();
-        assert_eq!(setup.memory.ledger().parked, 1);
+        assert_eq!(setup.memory.resource_counts().parked, 1);
         gate.open();
         drop(theirs);
         setup.finish();
@@ -250,7 +250,7 @@ fn a_tensor_dropped_while_our_work_is_in_flight_is_deleted_after_it() {
         let gate = Gate::before(&setup.device, &[&stream]);
         drop(stream.memset_async(there.buffer(), Pattern::U8(2)));
         drop(there);
-        assert_eq!((deleted.times(), setup.importer.ledger().parked), (0, 1));
+        assert_eq!((deleted.times(), setup.importer.resource_counts().parked), (0, 1));
         gate.open();
         setup.importer.drain().unwrap();
         assert_eq!(deleted.times(), 1);

@@ -139,7 +139,7 @@ fn memory_that_may_not_be_written_is_exported_for_reading_and_versioned_only() {
         assert_eq!(refused.unversioned().unwrap_err().kind(), ErrorKind::Unsupported);
     }
     drop(buffer);
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
 }
 
 #[test]

@@ -27,7 +27,7 @@ fn a_tensors_memory_is_read_and_written_in_place() {
     assert_eq!(there.version(), Some(DLPackVersion { major: 1, minor: 1 }));
     assert_eq!(there.buffer().host_address().unwrap().as_ptr(), start.cast());
     there.buffer().write().unwrap()[20..].copy_from_slice(&9.0_f32.to_ne_bytes());
-    assert_eq!((importer.ledger().allocations, importer.ledger().bytes), (1, 24));
+    assert_eq!((importer.resource_counts().allocations, importer.resource_counts().bytes), (1, 24));
 
     // A slice of it keeps the tensor alive.
     let slice = there.buffer().slice(8..).unwrap();
@@ -35,7 +35,7 @@ fn a_tensors_memory_is_read_and_written_in_place() {
     assert_eq!(deleted.times(), 0);
     drop(slice);
     assert_eq!(deleted.times(), 1);
-    assert!(importer.ledger().is_empty());
+    assert!(importer.resource_counts().is_empty());
     assert_eq!(data[5], 9.0);
 }
 
@@ -79,7 +79,7 @@ fn both_forms_are_taken_with_offsets_transposed_empty_and_without_dimensions() {
         check(&old.into_buffer());
         assert_eq!((deleted.times(), deleted_old.times()), (1, 1), "{what}");
     }
-    assert!(importer.ledger().is_empty());
+    assert!(importer.resource_counts().is_empty());
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_description_that_cannot_be_is_refused_and_the_tensor_comes_back() {
         drop(importer.import(take(raw)).expect_err(what));
         assert_eq!(deleted.times(), 1, "{what}: dropped with the error");
     }
-    assert!(importer.ledger().is_empty());
+    assert!(importer.resource_counts().is_empty());
     data[0] = 1.0;
 }
 

@@ -87,7 +87,7 @@ fn managed_memory_is_taken_in_as_that_of_the_device_that_it_was_made_on() {
     let refused = Export::of::<u8>(&pinned).on_device(wrong).versioned().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     both.drain().unwrap();
-    assert!(both.ledger().is_empty());
+    assert!(both.resource_counts().is_empty());
     drop((pinned, both));
     first.finish();
     second.finish();

@@ -79,11 +79,11 @@ fn an_export_ends_by_its_deleter_on_any_thread_and_outlives_its_buffer() {
     let raw = Export::of::<u8>(&buffer).versioned().unwrap().into_raw();
     drop(buffer);
     backend.drain().unwrap();
-    assert_eq!(backend.ledger().allocations, 1, "the consumer has it");
+    assert_eq!(backend.resource_counts().allocations, 1, "the consumer has it");
     // SAFETY: lent to this consumer.
     unsafe { (*raw).dl_tensor.data.cast::<u8>().write(7) };
     delete(raw);
-    assert!(backend.ledger().is_empty());
+    assert!(backend.resource_counts().is_empty());
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_round_trip_gives_the_same_memory_and_ends_both_sides() {
     drop(there);
     assert!(buffer.read().unwrap().iter().all(|byte| *byte == 3));
     drop(buffer);
-    assert!(importer.ledger().is_empty() && backend.ledger().is_empty());
+    assert!(importer.resource_counts().is_empty() && backend.resource_counts().is_empty());
 }
 
 #[test]
@@ -117,15 +117,15 @@ fn work_in_flight_on_imported_memory_keeps_the_tensor() {
     let fence = submit(&*queue, &copy, Timing::Off).unwrap();
     drop(there);
     // Whether the copy was quicker or not: it is over before the deleter is called, on whichever thread that is.
-    assert!(deleted.times() == 0 || fence.is_known_done());
+    assert!(deleted.times() == 0 || fence.is_known_complete());
     fence.wait().unwrap();
     let limit = Instant::now() + Duration::from_secs(20);
-    while !importer.ledger().is_empty() && Instant::now() < limit {
+    while !importer.resource_counts().is_empty() && Instant::now() < limit {
         importer.drain().unwrap();
         thread::yield_now();
     }
     assert_eq!(deleted.times(), 1);
-    assert!(fence.is_over() && importer.ledger().is_empty());
+    assert!(fence.is_complete() && importer.resource_counts().is_empty());
     assert!(dst.read().unwrap().iter().all(|byte| *byte == 5));
 }
 
@@ -148,5 +148,5 @@ fn many_threads_import_and_let_go() {
             });
         }
     });
-    assert!(importer.ledger().is_empty());
+    assert!(importer.resource_counts().is_empty());
 }

@@ -48,8 +48,8 @@ impl Setup {
     pub(crate) fn finish(self) {
         let Self { memory, importer, .. } = &self;
         importer.drain().unwrap();
-        assert!(importer.ledger().is_empty(), "{}", importer.ledger());
+        assert!(importer.resource_counts().is_empty(), "{}", importer.resource_counts());
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     }
 }

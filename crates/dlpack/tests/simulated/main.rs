@@ -143,7 +143,11 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_is_lost() {
         drop(Export::of::<u8>(&probe).versioned().unwrap());
         drop(probe);
         assert!(setup.importer.drain().is_ok(), "call {call}");
-        assert!(setup.importer.ledger().is_empty(), "call {call}: {}", setup.importer.ledger());
+        assert!(
+            setup.importer.resource_counts().is_empty(),
+            "call {call}: {}",
+            setup.importer.resource_counts()
+        );
         let _failed_by_design = setup.memory.drain();
         if !was_reached {
             outcome.unwrap();

@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{
-    BufferId, DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, Turns, Unsubmitted,
+    BufferId, DeviceId, Error, ErrorKind, Operation, Queue, RawBuffer, Result, Timing, TrySubmitError, Turns,
     WeakBuffer, try_submit,
 };
 use transload_cuda_sys::Context;
@@ -198,7 +198,7 @@ impl AutoPrefetcher {
                 // Where it does not lie there it comes by page faults.
                 let _there = self.residency.mark_resident(buffer);
                 // Also where the launch goes through a raw handle: the host's next use is one elsewhere.
-                buffer.note_use_by(self.device);
+                buffer.record_external_use(self.device);
             }
             for (predicted, range) in self.predict(buffer, argument) {
                 enqueued += usize::from(self.bring(&predicted, &range));
@@ -278,7 +278,7 @@ impl AutoPrefetcher {
                 true
             }
             // A host view is open on it, or the host would have to wait, or the driver refuses: the launch will tell.
-            Err(Unsubmitted::Blocked(_) | Unsubmitted::Refused(_)) => false,
+            Err(TrySubmitError::WouldBlock(_) | TrySubmitError::Failed(_)) => false,
         }
     }
 

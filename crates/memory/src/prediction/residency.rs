@@ -1,7 +1,7 @@
 //! What is known to lie in the device's memory already, so that it need not be prefetched again.
 
 use smallvec::SmallVec;
-use transload_core::{BriefLock, DeviceId, Fence, MemoryKind, RawBuffer};
+use transload_core::{DeviceId, Fence, MemoryKind, RawBuffer, SpinLock};
 
 use super::known::ByBuffer;
 use crate::ranges::{Ranges, bytes_of};
@@ -22,7 +22,7 @@ const EVERY: u32 = 8;
 #[derive(Debug)]
 pub struct DeviceResidency {
     device: DeviceId,
-    state: BriefLock<State>,
+    state: SpinLock<State>,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ impl DeviceResidency {
     /// Of nothing yet.
     #[must_use]
     pub fn new(device: DeviceId) -> Self {
-        Self { device, state: BriefLock::new(State::default()) }
+        Self { device, state: SpinLock::new(State::default()) }
     }
 
     /// The device.
@@ -70,7 +70,7 @@ impl DeviceResidency {
             // Each is looked at: what was predicted is declared now.
             all &= state.known.get_mut(&buffer.id()).is_some_and(|known| {
                 !std::mem::take(&mut known.is_predicted)
-                    && known.moves == buffer.moves_until_use_by(self.device)
+                    && known.moves == buffer.use_epoch_for(self.device)
                     && known.ranges.covers(&bytes_of(buffer))
             });
         }
@@ -83,7 +83,7 @@ impl DeviceResidency {
             *launches <= EVERY
         });
         drop(state);
-        for fence in due.into_iter().filter(|fence| !fence.is_over()) {
+        for fence in due.into_iter().filter(|fence| !fence.is_complete()) {
             let mut state = self.state.lock();
             if !state.prefetches.iter().any(|(other, _)| other.timeline().id() == fence.timeline().id()) {
                 state.prefetches.push((fence, 0));
@@ -96,7 +96,7 @@ impl DeviceResidency {
     /// the use brings it by page faults.
     pub fn mark_resident(&self, buffer: &RawBuffer) -> bool {
         let range = bytes_of(buffer);
-        let moves = buffer.moves_until_use_by(self.device);
+        let moves = buffer.use_epoch_for(self.device);
         let mut state = self.state.lock();
         if state.known.len() >= MOST && !state.known.contains_key(&buffer.id()) {
             state.known.clear();

@@ -124,9 +124,9 @@ unsafe impl Storage for Limited {
     }
 
     /// Hands the fences on: the segment waits for them where it came from, also when this resource is gone by then.
-    fn take_over(&mut self, until: &[Fence]) -> bool {
+    fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         until.iter().all(|fence| {
-            let claims = Claims::of(&mut [(&self.segment, Access::Read)]);
+            let claims = Claims::acquire(&mut [(&self.segment, Access::Read)]);
             // SAFETY: nobody uses the segment's own buffer, so the claim came after nothing.
             claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
         })

@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use transload_core::{Error, ErrorKind, Hold, RawBuffer, Result};
+use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
 use super::{driver_memory::settle, free_deferral::Running};
@@ -42,7 +42,7 @@ enum Job {
 /// Bytes of pinned memory that are to be where the hold is, and the hold, which keeps others from what is there now.
 pub(crate) struct Unsent {
     pub(crate) from: RawBuffer,
-    pub(crate) hold: Hold,
+    pub(crate) hold: RangeGuard,
 }
 
 #[derive(Default)]

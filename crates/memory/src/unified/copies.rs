@@ -6,7 +6,7 @@
 use std::{ops::Range, thread};
 
 use transload_core::{
-    Access, Claims, Error, ErrorKind, Fence, Hold, Operation, Queue, RawBuffer, Result, Timing,
+    Access, Claims, Error, ErrorKind, Fence, Operation, Queue, RangeGuard, RawBuffer, Result, Timing,
 };
 
 use super::{body::Body, holders::HolderId};
@@ -15,7 +15,7 @@ use crate::ranges::bytes_of;
 impl Body {
     /// Sends what the host wrote to the device, in the place of the hold. Does not wait. Where the driver refuses, the hold
     /// stays, so that nobody sees what the device's memory has instead, and the next use of the buffer tries again.
-    pub(crate) fn bring_up(&self, hold: Hold) {
+    pub(crate) fn bring_up(&self, hold: RangeGuard) {
         let Some(host) = &self.host else { return };
         if let Err((hold, _told_by_the_next_use)) = self.send(host, hold)
             && !transload_core::mutant!("memory/unsent-writes-are-kept")
@@ -41,7 +41,7 @@ impl Body {
         outcome
     }
 
-    fn send(&self, host: &RawBuffer, hold: Hold) -> Result<(), (Hold, Error)> {
+    fn send(&self, host: &RawBuffer, hold: RangeGuard) -> Result<(), (RangeGuard, Error)> {
         match self.enqueue_up(host, hold.buffer()) {
             Ok(Some(fence)) => {
                 // SAFETY: the fence is over when the copy is, which is the only use since the hold began.
@@ -59,7 +59,7 @@ impl Body {
             return Ok(None);
         }
         let src = host.slice(bytes_of(dst))?;
-        let claims = Claims::of(&mut [(&src, Access::Read)])?;
+        let claims = Claims::acquire(&mut [(&src, Access::Read)])?;
         // SAFETY: the claims keep the source, and the caller's hold the destination, from every use in conflict until the fence
         // is committed to both, and everything before the hold is over.
         unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst }, claims) }.map(Some)
@@ -79,7 +79,7 @@ impl Body {
             };
             let mut again = false;
             for arrival in arriving {
-                if !wait && !arrival.1.is_over() {
+                if !wait && !arrival.1.is_complete() {
                     return Err(still_arriving(&arrival.0));
                 }
                 let well = arrival.1.wait().is_ok();
@@ -106,7 +106,7 @@ impl Body {
     /// brought that down itself.
     fn fetch(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range)?);
-        let claims = match Claims::of(&mut [(&dst, Access::Write)]) {
+        let claims = match Claims::acquire(&mut [(&dst, Access::Write)]) {
             Ok(claims) => claims,
             Err(error) if error.kind() == ErrorKind::Busy => return Ok(false),
             Err(error) => return Err(error),
@@ -132,8 +132,8 @@ impl Body {
         let operation = Operation::Copy { src: &src, dst: &dst };
         operation.validate()?;
         self.settle_what_is_over();
-        let mut claims = Claims::of(&mut operation.uses())?;
-        claims.wait_where_a_queue_cannot(queue);
+        let mut claims = Claims::acquire(&mut operation.uses())?;
+        claims.wait_for_foreign_fences(queue);
         let guards = self.state.lock().copy.guards();
         // SAFETY: the claims keep every use in conflict away until the fence is committed.
         let fence = claims.inherit(unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?);
@@ -165,7 +165,7 @@ impl Body {
     /// The queue's.
     pub(crate) fn behind(&self, host: &RawBuffer, queue: &dyn Queue, range: Range<usize>) -> Result<Fence> {
         let src = self.raw.slice(range.clone())?;
-        let claims = Claims::of(&mut [(&src, Access::Read)])?;
+        let claims = Claims::acquire(&mut [(&src, Access::Read)])?;
         let (nothing, nowhere) = (self.raw.slice(range.start..range.start)?, host.slice(..0)?);
         // SAFETY: it copies no byte.
         unsafe { enqueue_claimed(queue, &Operation::Copy { src: &nothing, dst: &nowhere }, claims) }
@@ -181,7 +181,7 @@ unsafe fn enqueue_claimed(
     operation: &Operation<'_>,
     mut claims: Claims<'_>,
 ) -> Result<Fence> {
-    claims.wait_where_a_queue_cannot(queue);
+    claims.wait_for_foreign_fences(queue);
     // SAFETY: the caller's promise.
     let fence = unsafe { queue.enqueue(operation, claims.after(), Timing::Off) }?;
     // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.

@@ -3,7 +3,7 @@
 use std::{fmt, ops::Range, ptr::NonNull};
 
 use transload_core::{
-    Access, Error, ErrorKind, Hold, Holding, RawBuffer, Result,
+    Access, Error, ErrorKind, RangeGuard, RawBuffer, Result, TryLockResult,
     host_access::{self, HostAccess},
 };
 
@@ -22,9 +22,9 @@ pub(crate) struct Open<'a> {
     /// The host's bytes are what the slice promises: what it wrote counts when it closes.
     ready: bool,
     /// On the memory that devices use.
-    hold: Option<Hold>,
+    hold: Option<RangeGuard>,
     /// On the host's own copy, where there is one.
-    copy: Option<Hold>,
+    copy: Option<RangeGuard>,
 }
 
 // SAFETY: it stands for a reference to bytes of buffers that are Sync; the holds keep others out.
@@ -45,8 +45,8 @@ impl Body {
             let mut state = self.state.lock();
             state.holders.check(&range, Side::Host, access)?;
             state.place.notice(&self.raw);
-            match theirs.try_hold(access)? {
-                Holding::Held(hold) => {
+            match theirs.try_lock_range(access)? {
+                TryLockResult::Locked(hold) => {
                     if self.host.is_some() {
                         // Both under the lock: what was written besides is somebody else's.
                         state.notice(self.raw.writes(), u64::from(access == Access::Write));
@@ -57,7 +57,7 @@ impl Body {
                     let hold = Some(hold);
                     break Open { body: self, id, range, access, address, ready: false, hold, copy: None };
                 }
-                Holding::Blocked(blocked) => {
+                TryLockResult::Blocked(blocked) => {
                     drop(state);
                     if wait { blocked.wait()? } else { blocked.check()? }
                 }
@@ -85,12 +85,12 @@ impl Body {
     }
 }
 
-fn held(buffer: &RawBuffer, access: Access, wait: bool) -> Result<Hold> {
+fn held(buffer: &RawBuffer, access: Access, wait: bool) -> Result<RangeGuard> {
     loop {
-        match buffer.try_hold(access)? {
-            Holding::Held(hold) => return Ok(hold),
-            Holding::Blocked(blocked) if wait => blocked.wait()?,
-            Holding::Blocked(blocked) => blocked.check()?,
+        match buffer.try_lock_range(access)? {
+            TryLockResult::Locked(hold) => return Ok(hold),
+            TryLockResult::Blocked(blocked) if wait => blocked.wait()?,
+            TryLockResult::Blocked(blocked) => blocked.check()?,
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use transload_core::{DeviceId, Fence, Hold, RawBuffer};
+use transload_core::{DeviceId, Fence, RangeGuard, RawBuffer};
 
 use super::{Role, holders::Holders};
 use crate::ranges::{Ranges, bytes_of};
@@ -31,7 +31,7 @@ pub(crate) struct HostCopy {
     /// How many guards for writing have ended.
     guards: u64,
     /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
-    unsent: Vec<Hold>,
+    unsent: Vec<RangeGuard>,
 }
 
 /// A range's copy on its way to the host, and when it is there.
@@ -115,7 +115,7 @@ impl HostCopy {
 
     /// What is known to be over of what was on its way: nobody may have looked at it yet.
     pub(crate) fn over(&self) -> Vec<Arrival> {
-        self.arriving.iter().filter(|(_, fence)| fence.is_known_done()).cloned().collect()
+        self.arriving.iter().filter(|(_, fence)| fence.is_known_complete()).cloned().collect()
     }
 
     /// What of the range is on its way, or was when somebody looked.
@@ -124,12 +124,12 @@ impl HostCopy {
         self.arriving.iter().filter(|(other, _)| meets(other)).cloned().collect()
     }
 
-    pub(crate) fn keep_unsent(&mut self, hold: Hold) {
+    pub(crate) fn keep_unsent(&mut self, hold: RangeGuard) {
         self.valid.insert(bytes_of(hold.buffer()));
         self.unsent.push(hold);
     }
 
-    pub(crate) fn take_unsent(&mut self) -> Vec<Hold> {
+    pub(crate) fn take_unsent(&mut self) -> Vec<RangeGuard> {
         std::mem::take(&mut self.unsent)
     }
 }
@@ -137,7 +137,7 @@ impl HostCopy {
 impl Placing {
     /// Takes notice of who used the memory since the last look: where it was somebody elsewhere, nothing is known any more.
     pub(crate) fn notice(&mut self, raw: &RawBuffer) {
-        if self.brought.as_ref().is_some_and(|(device, _)| raw.moves_until_use_by(*device) != self.moves) {
+        if self.brought.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.moves) {
             self.brought = None;
         }
     }
@@ -145,7 +145,7 @@ impl Placing {
     /// What happened since the last look was the buffer's own doing.
     fn is_up_to_date(&mut self, raw: &RawBuffer) {
         if let Some((device, _)) = &self.brought {
-            self.moves = raw.moves_until_use_by(*device);
+            self.moves = raw.use_epoch_for(*device);
         }
     }
 

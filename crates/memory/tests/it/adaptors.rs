@@ -75,7 +75,7 @@ fn an_upstream_that_fails_at_any_call_leaves_nothing_behind() {
         assert_eq!(limited.used(), 0);
         drop((limited, failing));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty());
+        assert!(memory.resource_counts().is_empty());
         drop(memory);
         device.assert_ledger_empty();
     }

@@ -27,7 +27,7 @@ fn unified() -> Option<(EndCheck, CudaMemoryManager, RawBuffer)> {
 fn finish(device: EndCheck, memory: CudaMemoryManager, buffer: RawBuffer) {
     drop(buffer);
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     device.assert_ledger_empty();
 }

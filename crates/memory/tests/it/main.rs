@@ -57,14 +57,14 @@ fn every_kind_is_allocated_where_it_belongs_and_given_back_once() {
         assert_eq!(buffer.place().kind, kind);
         assert_eq!(buffer.place().device.is_cpu(), matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped));
         assert!(buffer.device_address().is_some(), "with unified addressing devices use {kind} memory");
-        assert_eq!(memory.ledger().allocations, 1);
-        assert_eq!(memory.ledger().bytes, 12_345);
+        assert_eq!(memory.resource_counts().allocations, 1);
+        assert_eq!(memory.resource_counts().bytes, 12_345);
         let view = buffer.slice(10..20).unwrap();
         drop(buffer);
-        assert_eq!(memory.ledger().allocations, 1, "a slice keeps the {kind} allocation alive");
+        assert_eq!(memory.resource_counts().allocations, 1, "a slice keeps the {kind} allocation alive");
         drop(view);
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{kind}: {}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{kind}: {}", memory.resource_counts());
     }
     drop(memory);
     device.assert_ledger_empty();
@@ -106,7 +106,7 @@ fn bad_sizes_and_kinds_are_refused_with_what_would_be_valid() {
     let error = memory.allocate(MemoryKind::Pageable, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("valid are pinned"), "{error}");
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
     drop(memory);
     device.assert_ledger_empty();
 }
@@ -127,7 +127,7 @@ fn a_pebibyte_is_out_of_memory_with_its_numbers_and_the_device_goes_on() {
             assert!(0 < free && free <= total && total < PEBIBYTE as u64);
         }
     }
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
     assert!(memory.allocate(MemoryKind::Device, 4096).is_ok());
 }
 
@@ -167,7 +167,7 @@ fn allocations_from_many_threads_are_all_distinct_and_all_given_back() {
         }
     });
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
     drop(memory);
     device.assert_ledger_empty();
 }

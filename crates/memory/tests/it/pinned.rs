@@ -29,12 +29,16 @@ fn pinned_memory_is_initialised_usable_and_given_back_whatever_its_pages() {
                     other => other.unwrap(),
                 };
                 assert_eq!((segment.len(), segment.place()), (bytes, resource.place()));
-                assert_eq!(memory.ledger().bytes, bytes as u64, "no more is counted than was asked for");
+                assert_eq!(
+                    memory.resource_counts().bytes,
+                    bytes as u64,
+                    "no more is counted than was asked for"
+                );
                 segment.write().unwrap().fill(5);
                 assert!(segment.read().unwrap().iter().all(|byte| *byte == 5));
                 drop(segment);
                 resource.trim().unwrap();
-                assert!(memory.ledger().is_empty());
+                assert!(memory.resource_counts().is_empty());
             }
             assert_eq!(resource.allocate_segment(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
             assert_eq!(resource.device(), None);
@@ -80,7 +84,7 @@ fn a_pebibyte_of_any_pages_is_out_of_memory_with_its_numbers() {
             }
         }
     }
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
 }
 
 #[test]
@@ -108,7 +112,7 @@ fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
     assert_eq!(UploadBuffer::new(ordinary).unwrap_err().kind(), ErrorKind::InvalidArgument);
     drop((upload, resource));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
     drop(memory);
     device.assert_ledger_empty();
 }

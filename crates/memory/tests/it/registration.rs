@@ -27,7 +27,7 @@ fn cache(limit: u64) -> (EndCheck, Arc<CudaMemoryManager>, RegistrationCache) {
 fn finish((device, memory, cache): (EndCheck, Arc<CudaMemoryManager>, RegistrationCache)) {
     drop(cache);
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     device.assert_ledger_empty();
     device.assert_no_races();

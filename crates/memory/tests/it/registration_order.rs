@@ -33,7 +33,7 @@ fn registering_waits_for_work_in_flight() {
     registering.join().unwrap();
     drop((buffer, cache));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     device.assert_ledger_empty();
 }
@@ -46,7 +46,7 @@ fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
     let (buffer, _) = heap(100_000, true);
     let pinned = cache.register(&buffer).unwrap();
     let held = Gate::new();
-    let claims = Claims::of(&mut [(&pinned, Access::Read)]).unwrap();
+    let claims = Claims::acquire(&mut [(&pinned, Access::Read)]).unwrap();
     // SAFETY: nothing uses the bytes, so the fence may stand for any work on them; nothing was in flight before.
     unsafe { claims.commit(&held.fence()) };
     drop(pinned);
@@ -58,7 +58,7 @@ fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
     assert_eq!(cache.statistics().registrations, 0);
     drop((buffer, cache));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     device.assert_ledger_empty();
 }

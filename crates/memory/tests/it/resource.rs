@@ -27,7 +27,7 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
         drop(segment);
         resource.trim().unwrap();
     }
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
     drop(memory);
     device.assert_ledger_empty();
 }

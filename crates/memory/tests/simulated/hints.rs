@@ -20,7 +20,7 @@ fn a_device_that_cannot_share_with_the_host_is_refused_by_name() {
     drop(buffer);
     memory.drain().unwrap();
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]

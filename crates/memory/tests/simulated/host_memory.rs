@@ -41,9 +41,9 @@ fn pages_that_the_driver_has_no_room_for_are_tried_again_and_then_refused_with_t
     assert_eq!(shortage.requested, 5000);
     assert!(shortage.free.unwrap() <= shortage.total.unwrap());
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]

@@ -48,7 +48,7 @@ fn a_device_without_pools_gives_memory_from_the_driver_and_frees_it_off_the_call
     );
     memory.drain().unwrap();
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn unified_memory_beyond_what_is_free_is_refused_before_the_driver_is_asked() {
     let memory = manager(sim);
     let error = memory.allocate(MemoryKind::Unified, 2 << 20).unwrap_err();
     assert_eq!(error.memory_shortage().unwrap().free, Some(1 << 20));
-    assert_eq!(sim.ledger().managed, 0);
+    assert_eq!(sim.live_objects().managed, 0);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn memory_that_could_not_be_freed_stays_in_the_ledger_and_says_so() {
     sim.fail_call(Some("cuMemFreeHost"), 1, OUT_OF_MEMORY);
     drop(memory.allocate(MemoryKind::Pinned, 5000).unwrap());
     memory.drain().unwrap();
-    assert_eq!((memory.ledger().allocations, sim.ledger().pinned), (1, 1));
+    assert_eq!((memory.resource_counts().allocations, sim.live_objects().pinned), (1, 1));
     let told = transload_cuda_sys::take_drop_errors();
     assert!(told.iter().any(|error| error.code() == Some(OUT_OF_MEMORY)), "{told:?}");
 }

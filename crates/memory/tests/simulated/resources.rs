@@ -63,9 +63,9 @@ fn each_failing_driver_call_is_a_typed_error_and_nothing_leaks_but_what_could_no
             let unregistering = outcome.is_err_and(|error| error.to_string().contains("cuMemHostUnregister"));
             let failed_drops = transload_cuda_sys::take_drop_errors();
             assert!(
-                sim.ledger().is_empty() || unregistering || !failed_drops.is_empty(),
+                sim.live_objects().is_empty() || unregistering || !failed_drops.is_empty(),
                 "call {nth}, code {code}: {}",
-                sim.ledger()
+                sim.live_objects()
             );
             if over {
                 break;
@@ -86,7 +86,7 @@ fn a_registration_that_cannot_be_ended_keeps_its_memory_for_good_and_frees_its_p
     assert_eq!(cache.trim().unwrap_err().kind(), ErrorKind::Device);
     drop(buffer);
     assert_eq!(freed.load(Ordering::SeqCst), 0, "the device may still reach it");
-    assert_eq!(memory.ledger().allocations, 1, "and the ledger says so");
+    assert_eq!(memory.resource_counts().allocations, 1, "and the ledger says so");
     assert_eq!(cache.statistics().registrations, 0);
     drop(cache.register(&heap(PAGE, true).0).unwrap());
 }
@@ -155,7 +155,7 @@ fn pages_that_the_driver_does_not_take_are_replaced_by_its_own() {
     drop((cache, auto));
     memory.drain().unwrap();
     drop(memory);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]

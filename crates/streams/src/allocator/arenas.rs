@@ -182,8 +182,8 @@ impl Directory {
     /// when all locks are open.
     #[must_use]
     pub(crate) fn vacate(&mut self, index: u32, state: &mut ArenaState) -> Option<(Owner, Vec<Fence>)> {
-        let is_over = matches!(&state.owner, Owner::Ended(end) if end.is_known_over());
-        (is_over && state.blocks.is_empty()).then(|| {
+        let is_complete = matches!(&state.owner, Owner::Ended(end) if end.is_known_over());
+        (is_complete && state.blocks.is_empty()).then(|| {
             self.vacant.push(index);
             state.vacate(Owner::Vacant)
         })

@@ -120,7 +120,7 @@ unsafe impl Storage for Pooled {
         self.segment.is_writable()
     }
 
-    fn take_over(&mut self, until: &[Fence]) -> bool {
+    fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         self.until.extend_from_slice(until);
         true
     }
@@ -136,7 +136,7 @@ impl Drop for Pooled {
         let Some(arena) = self.shared.arenas.get(self.arena) else { return };
         // The stream's own order needs no fence, only the point for others.
         let is_own = |fence: &Fence| fence.timeline().id() == self.stream;
-        self.until.retain(|fence| !fence.is_known_done());
+        self.until.retain(|fence| !fence.is_known_complete());
         let own: Vec<Fence> = self.until.extract_if(.., |fence| is_own(fence)).collect();
         let mut point = own.iter().map(Fence::point).max().unwrap_or(0);
         let mut others = std::mem::take(&mut self.until);

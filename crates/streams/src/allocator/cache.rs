@@ -40,14 +40,14 @@ impl Shared {
         self.kept_if(len, |spare| spare.in_flight().iter().all(CudaStream::is_over_by_event) && spare.renew())
     }
 
-    /// `is_over` runs with the shard unlocked: fences are dropped.
+    /// `is_complete` runs with the shard unlocked: fences are dropped.
     #[inline]
-    fn kept_if(&self, len: usize, is_over: impl FnOnce(&mut SpareBuffer) -> bool) -> Option<RawBuffer> {
+    fn kept_if(&self, len: usize, is_complete: impl FnOnce(&mut SpareBuffer) -> bool) -> Option<RawBuffer> {
         let shard = self.own_shard();
         match shard.take(len) {
             Kept::Idle(spare) => Some(spare.into_buffer()),
             Kept::Busy(mut spare) => {
-                if is_over(&mut spare) {
+                if is_complete(&mut spare) {
                     return Some(spare.into_buffer());
                 }
                 drop(shard.put(len, spare, Use::StillBusy));

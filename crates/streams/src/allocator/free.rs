@@ -140,7 +140,7 @@ impl Shared {
                 },
             }
         }
-        until.retain(|fence| !fence.is_known_done());
+        until.retain(|fence| !fence.is_known_complete());
         Ok(until)
     }
 

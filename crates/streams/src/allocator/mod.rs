@@ -26,7 +26,7 @@ use std::{
 use transload_core::{Fence, MemoryShortage, RawBuffer, Result};
 use transload_memory::MemoryResource;
 
-pub use arena::Served;
+pub use arena::ReuseCounts;
 pub use block::{BlockRef, FreeError, StreamBlock};
 pub use builder::AllocatorBuilder;
 pub use statistics::{AllocatorStatistics, SizeClassStatistics};
@@ -236,7 +236,7 @@ impl StreamOrderedAllocator {
         let mut dropped = Vec::new();
         let mut state = self.shared.serving(stream)?.state;
         state.note_order(Ordered { life, freed, point });
-        dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_done()));
+        dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_complete()));
         state.depend(fence, implies, &mut dropped);
         drop(state);
         Ok(())
@@ -248,10 +248,10 @@ impl StreamOrderedAllocator {
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
         let _held = self.shared.hold();
         let fences = self.shared.known(stream).map_or_else(Vec::new, |own| own.state.dependencies.clone());
-        let over = fences.iter().all(Fence::is_over);
+        let over = fences.iter().all(Fence::is_complete);
         let mut dropped = Vec::new();
         if let Some(mut own) = self.shared.known(stream) {
-            dropped.extend(own.state.dependencies.extract_if(.., |fence| fence.is_known_done()));
+            dropped.extend(own.state.dependencies.extract_if(.., |fence| fence.is_known_complete()));
         }
         over
     }
@@ -290,7 +290,7 @@ impl StreamOrderedAllocator {
     }
 
     /// As [`trim`](Self::trim), but leaves the upstream resource alone, and so waits for nothing.
-    pub fn give_back(&self) -> u64 {
+    pub fn release_cached(&self) -> u64 {
         self.shared.trim()
     }
 

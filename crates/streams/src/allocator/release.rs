@@ -59,8 +59,8 @@ impl Shared {
         for (_, arena) in self.arenas.iter() {
             let mut dropped: Vec<Fence> = Vec::new();
             let mut state = arena.lock();
-            dropped.extend(state.dependencies.extract_if(.., |fence| fence.is_known_done()));
-            state.rest_where(Fence::is_known_done, &mut dropped);
+            dropped.extend(state.dependencies.extract_if(.., |fence| fence.is_known_complete()));
+            state.rest_where(Fence::is_known_complete, &mut dropped);
         }
     }
 

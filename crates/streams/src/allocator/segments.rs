@@ -32,7 +32,7 @@ impl Segment {
 
     /// Lets the memory live until the fence is over, also when the segment is dropped now.
     pub(crate) fn keep_until(&self, fence: &Fence) {
-        let claims = Claims::of(&mut [(&self.buffer, Access::Read)]);
+        let claims = Claims::acquire(&mut [(&self.buffer, Access::Read)]);
         if let Ok(claims) = claims {
             // SAFETY: nobody writes the segment's own buffer, so the claim came after nothing.
             unsafe { claims.commit(fence) };

@@ -310,7 +310,7 @@ impl Drop for Shared {
             }
         }
         self.arenas.directory.lock().close();
-        fences.retain(|fence| !fence.is_known_done());
+        fences.retain(|fence| !fence.is_known_complete());
         for segment in &segments {
             for fence in &fences {
                 segment.keep_until(fence);

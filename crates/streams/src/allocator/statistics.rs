@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     allocate::coalesce::Locked,
     arena::{
-        Served,
+        ReuseCounts,
         blocks::{Node, State},
         size_class_counts::CLASSES,
     },
@@ -23,7 +23,7 @@ pub struct AllocatorStatistics {
     /// Live blocks.
     pub live_blocks: u64,
     /// Blocks that are free once work in flight is over, as far as the driver was asked.
-    pub waiting_blocks: u64,
+    pub pending_free_blocks: u64,
     /// Sum of the streams' own peaks of `in_use`: exact for one stream, an upper bound for several. Dropped idle buffers that a
     /// thread keeps are part of it, of the other numbers not.
     pub peak_in_use: u64,
@@ -44,7 +44,7 @@ pub struct AllocatorStatistics {
     /// How much of what is free is not in the largest block: 0 where all of it is, towards 1 where it is in crumbs.
     pub fragmentation: f64,
     /// Requests by how they were served.
-    pub served: Served,
+    pub served: ReuseCounts,
     /// Size classes that were ever asked for.
     pub classes: Vec<SizeClassStatistics>,
 }
@@ -93,12 +93,12 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
         let served = &mut numbers.served;
         served.same_size += state.served.same_size;
         served.fitted += state.served.fitted;
-        served.other_stream_over += state.served.other_stream_over;
-        served.other_stream_behind_wait += state.served.other_stream_behind_wait;
+        served.other_stream_complete += state.served.other_stream_complete;
+        served.other_stream_waited += state.served.other_stream_waited;
         served.gathered += state.served.gathered;
         served.new_segment += state.served.new_segment;
         let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::Waiting);
-        numbers.waiting_blocks += waiting.count() as u64;
+        numbers.pending_free_blocks += waiting.count() as u64;
         let busy = |node: &Node| matches!(node.state, State::Live | State::Waiting);
         used.extend(state.blocks.iter().filter(|(_, node)| busy(node)).map(|(_, node)| node.segment));
         let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);

@@ -63,7 +63,7 @@ unsafe impl Timeline for AfterCapture {
     }
 
     fn reached(&self) -> u64 {
-        let over = self.behind.get().is_some_and(Fence::is_known_done);
+        let over = self.behind.get().is_some_and(Fence::is_known_complete);
         u64::from(over || self.is_lost.load(Ordering::Acquire))
     }
 

@@ -80,8 +80,8 @@ impl Barrier {
 
     /// Whether all earlier work is over, for better or worse. Never blocks.
     #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.fences().all(Fence::is_over)
+    pub fn is_complete(&self) -> bool {
+        self.fences().all(Fence::is_complete)
     }
 
     /// Blocks the calling thread until all earlier work of all streams is over.

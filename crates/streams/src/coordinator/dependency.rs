@@ -77,7 +77,7 @@ impl MultiStreamCoordinator {
         };
         waiter.own.check_here()?;
         if waiter.id() != timeline.id() {
-            if fence.is_known_done() {
+            if fence.is_known_complete() {
                 // The error of work that failed is its own stream's, and is told there.
                 return Ok(Dependency::Met);
             }
@@ -136,7 +136,7 @@ impl MultiStreamCoordinator {
 
 /// Those of the waits whose point is reached. Asks the driver, so not under a lock.
 fn over(mut waits: Vec<Wait>) -> Vec<Wait> {
-    waits.retain(|(_, fence)| fence.is_over());
+    waits.retain(|(_, fence)| fence.is_complete());
     waits
 }
 

@@ -129,7 +129,7 @@ impl Plan {
         let known: Vec<TimelineId> = self
             .graph
             .neighbors(waiter)
-            .filter(|on| self.settled(waiter, *on).is_some_and(Fence::is_known_done))
+            .filter(|on| self.settled(waiter, *on).is_some_and(Fence::is_known_complete))
             .collect();
         for on in known {
             self.graph.remove_edge(waiter, on);

@@ -7,7 +7,7 @@ use std::{any::Any, sync::Arc};
 
 use parking_lot::Mutex;
 use transload_core::{
-    Access, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recorded, Result, StreamPriority,
+    Access, DeviceId, Error, ErrorKind, Fence, Operation, RawBuffer, Recording, Result, StreamPriority,
     Timing, merge_uses, merged_uses, submit,
 };
 use transload_cuda_sys::{
@@ -167,7 +167,7 @@ impl CudaGraph {
     }
 
     /// # Safety
-    /// * The graph's [`uses`](Recorded::uses) are claimed until the launch is over.
+    /// * The graph's [`uses`](Recording::uses) are claimed until the launch is over.
     pub(crate) unsafe fn enqueue(&self, stream: &Stream) -> Result<(), DriverError> {
         let mut exec = self.exec.lock();
         // SAFETY: the uses cover what the nodes touch, and the caller claimed them; the kernels are left running where the
@@ -200,7 +200,7 @@ impl Drop for InUse {
 
 // SAFETY: `record` takes the uses from the operations themselves, and `capture_raw` from its caller, who promises them;
 // they change only through an exclusive borrow.
-unsafe impl Recorded for CudaGraph {
+unsafe impl Recording for CudaGraph {
     fn device(&self) -> DeviceId {
         self.device.id()
     }

@@ -114,7 +114,7 @@ impl Code {
         let mut index = 0;
         while let Some(launch) = launches.get(index) {
             let implied = launch.timeline().id() == fence.timeline().id() && launch.point() <= fence.point();
-            if implied || launch.is_known_done() {
+            if implied || launch.is_known_complete() {
                 removed.push(launches.swap_remove(index));
             } else {
                 index += 1;

@@ -176,7 +176,7 @@ impl<'a> Launch<'a> {
     /// * As for [`enqueue`](Self::enqueue), and [`check`](Self::check) has passed for this stream.
     pub(crate) unsafe fn enqueue_checked(&mut self, stream: &CudaStream) -> Result<Fence> {
         let mut claims = Claims::updating(&mut self.uses)?;
-        claims.wait_where_a_queue_cannot(stream);
+        claims.wait_for_foreign_fences(stream);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
         let launch = Calls::Kernel(self.kernel.raw(), self.config, &mut parameters);
         // SAFETY: the function is of a loaded module of the stream's context; each parameter is a word that outlives the call.

@@ -6,7 +6,7 @@ use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::attribute;
 use transload_memory::{CudaDevice, lift};
 
-use super::{AdvancedStreamPool, AllocationStrategy, Split, seat::MOST};
+use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, seat::MOST};
 
 /// How long a lane is left alone after it grew before it shrinks by itself.
 const QUIET: Duration = Duration::from_secs(2);
@@ -23,7 +23,7 @@ pub struct PoolBuilder {
     device: CudaDevice,
     strategy: AllocationStrategy,
     streams: Option<RangeInclusive<usize>>,
-    split: Option<Split>,
+    split: Option<WorkloadSplit>,
     quiet: Duration,
 }
 
@@ -45,8 +45,8 @@ impl PoolBuilder {
         self
     }
 
-    /// How many of them each workload has under [`AllocationStrategy::Workload`]. By default [`Split::of`] the most.
-    pub fn split(mut self, split: Split) -> Self {
+    /// How many of them each workload has under [`AllocationStrategy::Workload`]. By default [`WorkloadSplit::of`] the most.
+    pub fn split(mut self, split: WorkloadSplit) -> Self {
         self.split = Some(split);
         self
     }
@@ -66,7 +66,7 @@ impl PoolBuilder {
         let (least, most, split) = match (streams, split) {
             (Some(bounds), split) => {
                 let most = *bounds.end();
-                (*bounds.start(), most, split.unwrap_or_else(|| Split::of(most.min(MOST))))
+                (*bounds.start(), most, split.unwrap_or_else(|| WorkloadSplit::of(most.min(MOST))))
             }
             (None, Some(split)) => (1, split.total(), split),
             (None, None) => {
@@ -92,14 +92,14 @@ impl PoolBuilder {
 }
 
 /// The split that suits a device.
-fn suggested(device: &CudaDevice) -> Result<Split> {
+fn suggested(device: &CudaDevice) -> Result<WorkloadSplit> {
     let ask = |number| -> Result<usize> {
         let value = device.driver().attribute(number).map_err(lift)?;
         Ok(usize::try_from(value).unwrap_or(0))
     };
     let multiprocessors: usize = ask(attribute::MULTIPROCESSOR_COUNT)?;
     let engines: usize = ask(attribute::ASYNC_ENGINE_COUNT)?;
-    Ok(Split {
+    Ok(WorkloadSplit {
         compute: (multiprocessors / 16).clamp(2, 8),
         memory: engines.saturating_mul(2).saturating_add(2).clamp(4, 8),
         mixed: 2,

@@ -190,7 +190,7 @@ impl Lane {
         })
     }
 
-    fn retire(&self, most: usize, is_over: impl Fn(&CudaStream) -> bool) -> usize {
+    fn retire(&self, most: usize, is_complete: impl Fn(&CudaStream) -> bool) -> usize {
         let mut retired = 0;
         let useful = WORKLOADS.into_iter().fold(0, |all, workload| all | self.allowed(workload));
         // Those that the strategy does not use any more go first; the later ones before the earlier.
@@ -205,7 +205,7 @@ impl Lane {
                 // The driver is asked without the lock.
                 let over = self.places.look(index).is_some_and(|(stream, leases)| {
                     let is_free = leases == 0 || transload_core::mutant!("streams/leased-streams-stay");
-                    is_free && is_over(&stream)
+                    is_free && is_complete(&stream)
                 });
                 // The driver's stream goes here, outside the lock.
                 if over && self.places.take(index, spare).is_some() {

@@ -28,7 +28,7 @@ pub use builder::PoolBuilder;
 
 pub use optimize::{Optimization, WorkloadSummary};
 pub use seat::StreamLease;
-pub use strategy::{AllocationStrategy, Split};
+pub use strategy::{AllocationStrategy, WorkloadSplit};
 
 use lane::{Choice, Lane};
 use optimize::Completions;
@@ -52,7 +52,7 @@ pub struct AdvancedStreamPool {
     lanes: [Lane; 3],
     bounds: RangeInclusive<usize>,
     /// The split that was set last; held while strategy and split change.
-    split: Mutex<Split>,
+    split: Mutex<WorkloadSplit>,
     completions: Completions,
     kernels: OnceLock<Arc<Kernels>>,
 }
@@ -87,7 +87,7 @@ impl AdvancedStreamPool {
         device: CudaDevice,
         strategy: AllocationStrategy,
         bounds: RangeInclusive<usize>,
-        split: Split,
+        split: WorkloadSplit,
         quiet: Duration,
     ) -> Self {
         let lanes = PRIORITIES.map(|priority| Lane::new(priority, *bounds.start(), *bounds.end(), quiet));
@@ -147,7 +147,7 @@ impl AdvancedStreamPool {
 
     /// How the streams of a priority are shared out where the strategy is [`AllocationStrategy::Workload`].
     #[must_use]
-    pub fn split(&self) -> Split {
+    pub fn split(&self) -> WorkloadSplit {
         *self.split.lock()
     }
 
@@ -164,7 +164,7 @@ impl AdvancedStreamPool {
     }
 
     /// As if built so; the split has been checked.
-    fn configure(&self, strategy: AllocationStrategy, split: Split) {
+    fn configure(&self, strategy: AllocationStrategy, split: WorkloadSplit) {
         let mut kept = self.split.lock();
         for (lane, priority) in self.lanes.iter().zip(PRIORITIES) {
             lane.allow(strategy::places(strategy, split, *self.bounds.end(), priority));

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, fmt, sync::atomic::Ordering, time::Duration};
 use parking_lot::Mutex;
 use transload_core::WorkloadType;
 
-use super::{AdvancedStreamPool, AllocationStrategy, Split, lane::Weights, strategy::WORKLOADS};
+use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, lane::Weights, strategy::WORKLOADS};
 
 /// How many completions a decision needs.
 const ENOUGH: u64 = 32;
@@ -19,9 +19,9 @@ const ALIKE: f64 = 0.5;
 #[non_exhaustive]
 pub struct Optimization {
     /// Strategy and split before.
-    pub before: (AllocationStrategy, Split),
+    pub before: (AllocationStrategy, WorkloadSplit),
     /// Strategy and split from now on.
-    pub after: (AllocationStrategy, Split),
+    pub after: (AllocationStrategy, WorkloadSplit),
     /// Why.
     pub reason: String,
     /// What was recorded since the last decision.
@@ -78,7 +78,11 @@ impl AdvancedStreamPool {
     }
 }
 
-fn decide(seen: &[WorkloadSummary], split: Split, most: usize) -> (AllocationStrategy, Split, String) {
+fn decide(
+    seen: &[WorkloadSummary],
+    split: WorkloadSplit,
+    most: usize,
+) -> (AllocationStrategy, WorkloadSplit, String) {
     let times = || seen.iter().map(|summary| summary.mean.as_secs_f64().max(1e-9));
     let (shortest, longest) =
         times().fold((f64::INFINITY, 0.0_f64), |(least, most), time| (least.min(time), most.max(time)));
@@ -106,9 +110,9 @@ fn decide(seen: &[WorkloadSummary], split: Split, most: usize) -> (AllocationStr
 
 /// Shares streams out in proportion to each workload's time: one to each that there is, and each further one to whom a stream
 /// has the most time to serve.
-fn in_proportion(seen: &[WorkloadSummary], most: usize) -> Split {
+fn in_proportion(seen: &[WorkloadSummary], most: usize) -> WorkloadSplit {
     if seen.len() > most {
-        return Split::of(most);
+        return WorkloadSplit::of(most);
     }
     let mut counts = [0; WORKLOADS.len()];
     for summary in seen {
@@ -122,7 +126,7 @@ fn in_proportion(seen: &[WorkloadSummary], most: usize) -> Split {
             counts[neediest.workload as usize] += 1;
         }
     }
-    Split::from_counts(counts)
+    WorkloadSplit::from_counts(counts)
 }
 
 /// How many durations of each workload are kept.

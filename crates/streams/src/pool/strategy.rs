@@ -47,7 +47,7 @@ pub(crate) const WORKLOADS: [WorkloadType; 4] =
 /// How many streams of a priority each workload has under [`AllocationStrategy::Workload`]. A workload with none uses
 /// another's: `Mixed` that of `Compute`, `Coordination` that of `Memory`, and these two each other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Split {
+pub struct WorkloadSplit {
     /// For kernels.
     pub compute: usize,
     /// For copies and fills.
@@ -58,7 +58,7 @@ pub struct Split {
     pub coordination: usize,
 }
 
-impl Split {
+impl WorkloadSplit {
     /// A split of `streams`: one each for `Mixed` and `Coordination` where there are four or more, the others in halves.
     #[must_use]
     pub fn of(streams: usize) -> Self {
@@ -98,7 +98,7 @@ impl Split {
     }
 }
 
-impl fmt::Display for Split {
+impl fmt::Display for WorkloadSplit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { compute, memory, mixed, coordination } = self;
         write!(f, "{compute} compute, {memory} memory, {mixed} mixed, {coordination} coordination")
@@ -113,7 +113,7 @@ fn ones(count: usize) -> u64 {
 /// Which places of a lane of `most` each workload may use.
 pub(crate) fn places(
     strategy: AllocationStrategy,
-    split: Split,
+    split: WorkloadSplit,
     most: usize,
     priority: StreamPriority,
 ) -> [u64; 4] {

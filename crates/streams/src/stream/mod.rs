@@ -200,7 +200,7 @@ impl CudaStream {
     /// `Busy` while someone captures this stream into a graph: a graph cannot wait for what is outside of it. The driver's.
     pub fn wait_fences(&self, fences: &[Fence]) -> Result<()> {
         let own = &*self.own;
-        if fences.iter().all(Fence::is_known_done) {
+        if fences.iter().all(Fence::is_known_complete) {
             return Ok(());
         }
         own.check_runs()?;

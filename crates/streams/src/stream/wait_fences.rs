@@ -11,7 +11,7 @@ use crate::{
 impl CudaStream {
     /// Makes later work of this stream come after the fence, on the device where that is possible.
     pub(crate) fn come_after(&self, fence: &Fence) -> Result<()> {
-        if fence.is_known_done() {
+        if fence.is_known_complete() {
             return Ok(());
         }
         let timeline = fence.timeline().as_any();
@@ -33,7 +33,7 @@ impl CudaStream {
     /// Whether the work is over; asks the driver, but records no event for that: a run of small copies goes on.
     pub(crate) fn is_over_by_event(fence: &Fence) -> bool {
         let stream = fence.timeline().as_any().downcast_ref::<StreamTimeline>();
-        stream.is_none_or(|stream| stream.ends.points.is_marked(fence.point())) && fence.is_over()
+        stream.is_none_or(|stream| stream.ends.points.is_marked(fence.point())) && fence.is_complete()
     }
 
     /// Whether a block may be given out that is behind the fence: a buffer's users wait for any by themselves, a stream only

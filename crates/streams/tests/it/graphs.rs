@@ -1,7 +1,8 @@
 //! A graph does at each launch what was recorded, ordered like any other work, and owns what it uses.
 
 use transload_core::{
-    Access, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Recorded, StreamPriority, Timing, submit,
+    Access, Error, ErrorKind, Fence, MemoryKind, Operation, Pattern, Recording, StreamPriority, Timing,
+    submit,
 };
 use transload_cuda_sys::{Context, check, ffi};
 use transload_streams::{CudaGraph, CudaGraphUpdate, CudaStream};

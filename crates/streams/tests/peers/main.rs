@@ -78,7 +78,7 @@ fn a_stream_of_one_device_waits_for_a_stream_of_another_without_the_host() {
             assert_eq!(coordinator.add_dependency(reader, writer).unwrap(), Dependency::Enqueued);
             raw::copy(reader, &middle, &there);
             raw::copy(reader, &there, &back);
-            assert!(!reader.fence().unwrap().is_over(), "it is behind the other device's work");
+            assert!(!reader.fence().unwrap().is_complete(), "it is behind the other device's work");
             assert!(coordinator.add_dependency(writer, reader).is_err(), "a cycle over two devices is one");
             gate.open();
             reader.synchronize().unwrap();
@@ -131,7 +131,10 @@ fn a_barrier_is_not_passed_before_the_slower_device() {
         gate.hold([&two.streams[slow]]);
         let barrier = coordinator.create_barrier().unwrap();
         let behind = two.streams.each_ref().map(|stream| stream.fence().unwrap());
-        assert!(!barrier.is_over() && behind.iter().all(|fence| !fence.is_over()), "device {slow} is held");
+        assert!(
+            !barrier.is_complete() && behind.iter().all(|fence| !fence.is_complete()),
+            "device {slow} is held"
+        );
         gate.open();
         pollster::block_on(barrier).unwrap();
         behind.iter().for_each(|fence| fence.wait().unwrap());

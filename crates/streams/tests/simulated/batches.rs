@@ -93,7 +93,7 @@ fn runs_of_small_work_on_many_streams_have_no_race_under_any_of_fifty_seeds() {
                 1..4 if from != to => {
                     let copy = stream.copy_device_to_device_async(&buffers[from], &buffers[to]);
                     expected[to] = expected[from];
-                    let _asked = next(4) == 0 && copy.is_over();
+                    let _asked = next(4) == 0 && copy.is_complete();
                 }
                 _ => {
                     drop(stream.copy_to_host_async(&buffers[from], &host));
@@ -119,7 +119,7 @@ fn each_failing_driver_call_around_runs_waits_and_callbacks_is_a_typed_error_wit
         for n in 0..20 {
             ups.push(one.copy_from_host_async(&part(&host, n)?, &part(&there, n)?));
         }
-        let asked = ups.first().is_some_and(|up| up.is_over());
+        let asked = ups.first().is_some_and(|up| up.is_complete());
         let across = two.memset_async(&part(&there, 19)?, Pattern::U8(u8::from(asked)));
         let (sender, receiver) = mpsc::channel();
         // Dropped without having run where it is refused.

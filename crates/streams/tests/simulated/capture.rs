@@ -28,7 +28,7 @@ fn an_answer_about_a_capture_says_nothing_of_the_work_and_breaks_no_stream() {
             let filled = stream.memset_async(&there, Pattern::U8(1));
             let fence = stream.fence().unwrap();
             sim.fail_call(Some(call), 1, CAPTURED_EVENT);
-            let _asked = fence.is_over();
+            let _asked = fence.is_complete();
             fence.wait().expect("the stream itself tells");
             assert!(stream.is_ready().unwrap(), "{call}: reached before it was over");
             filled.wait().unwrap();
@@ -109,10 +109,10 @@ fn memory_behind_a_captured_streams_end_keeps_nobody_who_trims_waiting_for_the_c
         drop(allocator);
         let upstream = CudaResource::new(&memory, MemoryKind::Device).unwrap();
         upstream.trim().unwrap();
-        assert!(sim.ledger().bytes > 0, "it is in use");
+        assert!(sim.live_objects().bytes > 0, "it is in use");
         capture.end().expect("the capture is valid to its end");
         upstream.trim().unwrap();
-        assert_eq!(sim.ledger().bytes, 0);
+        assert_eq!(sim.live_objects().bytes, 0);
         drop(device);
     });
 }
@@ -136,7 +136,7 @@ fn a_capture_that_begins_while_a_stream_ends_keeps_its_memory_until_that_is_over
             assert_eq!(memory.drain().unwrap_err().kind(), ErrorKind::Busy);
             assert_eq!(capture.end().is_ok(), is_valid);
             memory.drain().unwrap();
-            assert_eq!(sim.ledger().bytes, 0);
+            assert_eq!(sim.live_objects().bytes, 0);
         }
     });
 }
@@ -153,6 +153,6 @@ fn an_end_that_no_event_can_be_recorded_for_is_waited_for_and_no_capture() {
         capture.end().unwrap();
         (1..=50).for_each(|nth| sim.fail_call(Some("cuEventCreate"), nth, OUT_OF_MEMORY));
         memory.drain().unwrap();
-        assert_eq!(sim.ledger().bytes, 0);
+        assert_eq!(sim.live_objects().bytes, 0);
     });
 }

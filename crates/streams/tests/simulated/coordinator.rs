@@ -134,7 +134,7 @@ fn a_device_lost_while_a_barrier_is_pending_ends_the_barrier_with_its_error() {
         let barrier = coordinator.create_barrier().unwrap();
         sims[which].poison(ILLEGAL_ADDRESS);
         assert_eq!(barrier.wait().unwrap_err().kind(), ErrorKind::DeviceLost, "device {which}");
-        assert!(barrier.is_over());
+        assert!(barrier.is_complete());
         assert_eq!(pollster::block_on(barrier).unwrap_err().kind(), ErrorKind::DeviceLost, "device {which}");
         let other = &streams[1 - which];
         assert!(coordinator.unregister(&streams[which]));

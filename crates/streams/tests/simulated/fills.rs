@@ -149,7 +149,7 @@ fn a_stream_that_ends_before_its_fill_leaves_the_module_to_the_context() {
     drop((stream, there));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]

@@ -16,12 +16,12 @@ fn the_kernels_of_a_recorded_wide_fill_stay_loaded_as_long_as_the_graph_lives() 
     let pattern = Pattern::U64(0x0102_0304_0506_0708);
     let work = [Operation::Fill { dst: &there, pattern }, Operation::Copy { src: &there, dst: &back }];
     let graph = CudaGraph::record(&device, StreamPriority::Normal, &work).unwrap();
-    assert_eq!(sim.ledger().modules, 1, "its streams are gone, the kernels are not");
+    assert_eq!(sim.live_objects().modules, 1, "its streams are gone, the kernels are not");
     let stream = CudaStream::new(&device).unwrap();
     graph.launch(&stream).unwrap().wait().unwrap();
     assert!(back.read().unwrap().chunks(8).all(|chunk| *chunk == pattern.repeated()[..8]));
     drop((graph, stream, there, back));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }

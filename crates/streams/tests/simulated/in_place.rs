@@ -104,7 +104,7 @@ fn a_stream_that_ends_before_its_copy_leaves_the_module_to_the_context() {
     drop((first, second, one, two));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn threads_that_need_the_kernels_at_once_share_one_module() {
             copying.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         // A graph keeps the module that it finds, for nodes that launch the one of its streams: they must be the same.
-        assert_eq!(sim.ledger().modules, 1, "round {round}");
+        assert_eq!(sim.live_objects().modules, 1, "round {round}");
         streams.iter().for_each(|stream| stream.synchronize().unwrap());
     }
 }

@@ -135,7 +135,7 @@ fn a_kernel_that_goes_astray_is_the_error_of_its_stream_and_memory_comes_back() 
     assert!(before.wait().is_ok(), "what was over before is not blamed");
     assert_eq!(enqueue(sum(&kernel, &x, &y), &astray).unwrap_err().kind(), ErrorKind::DeviceLost);
     drop((x, y));
-    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_driver_that_does_not_take_a_module_answers_unsupported_and_other_errors_sta
     }
     drop(kernel(&device).unwrap());
     drop(device);
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
     let idle = kernel(&device).unwrap();
     enqueue(sum(&idle, &x, &y), &stream).unwrap().wait().unwrap();
     drop(idle);
-    assert_eq!(sim.ledger().modules, 0, "nothing of it runs");
+    assert_eq!(sim.live_objects().modules, 0, "nothing of it runs");
     let busy = kernel(&device).unwrap();
     // So much is queued before the launch that asking once does not find it over.
     for round in 0..100 {
@@ -182,12 +182,12 @@ fn a_module_whose_kernel_may_run_is_left_to_the_context_and_one_that_is_idle_is_
     }
     let fence = enqueue(sum(&busy, &x, &y), &stream).unwrap();
     drop(busy);
-    assert_eq!(sim.ledger().modules, 1, "to unload it the driver would have to wait");
+    assert_eq!(sim.live_objects().modules, 1, "to unload it the driver would have to wait");
     fence.wait().unwrap();
     drop((fence, stream, x, y));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 #[test]
@@ -213,6 +213,6 @@ fn a_device_without_concurrent_access_is_launched_on_without_a_prefetch() {
     drop((x, y, host, stream, executor, kernel));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     assert!(sim.races().is_empty(), "{}", sim.races()[0]);
 }

@@ -163,7 +163,7 @@ fn a_lost_device_fails_what_is_in_flight_and_what_comes_after_and_gives_memory_b
     let after = stream.memset_async(&there, Pattern::U8(2));
     assert_eq!(after.wait().unwrap_err().kind(), ErrorKind::DeviceLost);
     drop(there);
-    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
 }
 
 #[test]

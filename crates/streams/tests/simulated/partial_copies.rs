@@ -58,7 +58,7 @@ fn when_a_part_fails_the_parts_before_it_are_over_and_nothing_is_in_flight() {
         memory.drain().unwrap();
         drop((memory, device));
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     });
 }
 
@@ -108,7 +108,7 @@ fn failed_part_during_a_capture_returns_once_the_parts_before_are_complete() {
             memory.drain().unwrap();
             drop((memory, device));
             assert!(sim.races().is_empty(), "{}", sim.races()[0]);
-            assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+            assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
         }
     });
 }

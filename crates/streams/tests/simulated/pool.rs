@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use transload_core::{ErrorKind, MemoryKind, Pattern, Queue, StreamPriority, WorkloadType};
 use transload_memory::{CudaDevice, CudaMemoryManager};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit};
 
 use crate::{ILLEGAL_ADDRESS, UNKNOWN, alone_with_drop_errors, builder, with_each_call_failing};
 
@@ -100,9 +100,9 @@ fn defaults_come_from_the_device() {
         let pool = AdvancedStreamPool::new(&device).unwrap();
         (pool.split(), pool.bounds(), pool.strategy())
     };
-    let small = Split { compute: 2, memory: 4, mixed: 2, coordination: 1 };
+    let small = WorkloadSplit { compute: 2, memory: 4, mixed: 2, coordination: 1 };
     let workload = AllocationStrategy::Workload;
     assert_eq!(split(builder().multiprocessors(40).copy_engines(1).build()), (small, 1..=9, workload));
-    let large = Split { compute: 8, memory: 8, mixed: 2, coordination: 1 };
+    let large = WorkloadSplit { compute: 8, memory: 8, mixed: 2, coordination: 1 };
     assert_eq!(split(builder().build()).0, large);
 }

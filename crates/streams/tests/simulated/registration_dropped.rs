@@ -65,7 +65,7 @@ fn registration_dropped_during_a_submission_stays_until_it_is_over() {
         let (source, _) = heap::heap(BYTES, true);
         let there = memory.allocate(MemoryKind::Device, BYTES).unwrap();
         drop(cache.register(&source).unwrap());
-        assert_eq!(sim.ledger().registered, 1);
+        assert_eq!(sim.live_objects().registered, 1);
         let ((entered, is_entered), (proceed, may_proceed)) = (channel(), channel());
         let queue = Halting {
             stream: CudaStream::new(&device).unwrap(),
@@ -77,18 +77,18 @@ fn registration_dropped_during_a_submission_stays_until_it_is_over() {
                 scope.spawn(|| submit(&queue, &Operation::Copy { src: &source, dst: &there }, Timing::Off));
             is_entered.recv().unwrap();
             drop(cache);
-            let parked = memory.ledger().parked;
-            let registered = sim.ledger().registered;
+            let parked = memory.resource_counts().parked;
+            let registered = sim.live_objects().registered;
             proceed.send(()).unwrap();
             submitting.join().unwrap().unwrap().wait().unwrap();
             assert_eq!((parked, registered), (1, 1), "the submission may already use the registered bytes");
         });
         memory.drain().unwrap();
-        assert_eq!(sim.ledger().registered, 0);
+        assert_eq!(sim.live_objects().registered, 0);
         drop((queue, source, there));
         memory.drain().unwrap();
         drop((memory, device));
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     });
 }

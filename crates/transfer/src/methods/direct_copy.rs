@@ -1,7 +1,7 @@
 //! One copy by one queue, from or to the caller's memory.
 
 use transload_core::{
-    MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, Unsubmitted,
+    MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, TrySubmitError,
     copy_at_once,
 };
 
@@ -27,7 +27,7 @@ impl Method for DirectCopy {
 
     /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
     /// transfers in one line, and the backend could not spread them.
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         if request.src.len() <= route.at_once
             && let Some(took) = copy_at_once(request.src, request.dst, request.timing)?
         {

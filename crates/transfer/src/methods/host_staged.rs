@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use transload_core::{
     Backend, DeviceId, Fence, MemoryKind, Place, RejectReason, Result, Timeline, TransferMethod,
-    TransferPath, Unsubmitted, WorkloadType,
+    TransferPath, TrySubmitError, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -105,7 +105,7 @@ impl Method for HostStaged {
         bytes.min(chunk.saturating_mul(workers * BUFFERS_PER_WORKER) as u64)
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         let src = request.src;
         // A driver that does not take the kernel has the copy engine do it.
         let in_place = request.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
@@ -159,13 +159,13 @@ pub(super) fn start_staged(
     (kind, in_place): (StagedKind, bool),
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
     lane: DeviceId,
-) -> Result<Submitted, Unsubmitted> {
+) -> Result<Submitted, TrySubmitError> {
     let (src, dst) = (request.src, request.dst);
     let claims = request.claim()?;
     // The transfer's end is one of the lane's, whichever thread does the work.
     match &kind {
-        StagedKind::FromUnified(_) => src.note_use_by(DeviceId::Cpu),
-        StagedKind::DeviceToDevice(_, to) => dst.note_use_by(to.device()),
+        StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),
+        StagedKind::DeviceToDevice(_, to) => dst.record_external_use(to.device()),
         StagedKind::Upload(_) | StagedKind::Download(_) | StagedKind::ToUnified(_) => {}
     }
     let end = Arc::new(StagedTimeline::new(lane, request.timing));

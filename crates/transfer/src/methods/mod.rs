@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use transload_core::{
     Access, Backend, Claims, DeviceId, DeviceInfo, Operation, PeerAccess, Queue, QueueLease, RawBuffer,
-    RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath, Turns,
-    Unsubmitted, WorkloadType, submit, try_submit,
+    RejectReason, Result, StreamPriority, Submitted, Timing, TransferMethod, TransferPath, TrySubmitError,
+    Turns, WorkloadType, submit, try_submit,
 };
 
 use transload_executor::Executor;
@@ -99,7 +99,7 @@ pub(crate) trait Method: Send + Sync + 'static {
     ///
     /// # Errors
     /// The queue's, and what is in the way where the request must not block the thread. On an error nothing is under way.
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted>;
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError>;
 }
 
 /// Why a method that applies is not taken.
@@ -159,20 +159,20 @@ impl TransferRequest<'_> {
         queue: &dyn Queue,
         operation: &Operation<'_>,
         timing: Timing,
-    ) -> Result<Submitted, Unsubmitted> {
+    ) -> Result<Submitted, TrySubmitError> {
         match self.on_conflict {
-            OnConflict::Block => submit(queue, operation, timing).map_err(Unsubmitted::Refused),
+            OnConflict::Block => submit(queue, operation, timing).map_err(TrySubmitError::Failed),
             OnConflict::Return(turns) => try_submit(queue, operation, timing, turns),
         }
         .map(Submitted::Until)
     }
 
     /// Claims both sides.
-    fn claim(&self) -> Result<Claims<'_>, Unsubmitted> {
+    fn claim(&self) -> Result<Claims<'_>, TrySubmitError> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
         match self.on_conflict {
-            OnConflict::Block => Claims::of(&mut uses).map_err(Unsubmitted::Refused),
-            OnConflict::Return(turns) => Claims::try_of(&mut uses, turns),
+            OnConflict::Block => Claims::acquire(&mut uses).map_err(TrySubmitError::Failed),
+            OnConflict::Return(turns) => Claims::try_acquire(&mut uses, turns),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 use transload_core::{
     DeviceId, MemoryKind, Operation, Place, RejectReason, Result, Timing, TransferMethod, TransferPath,
-    Unsubmitted, WorkloadType,
+    TrySubmitError, WorkloadType,
 };
 use transload_executor::Executor;
 
@@ -54,7 +54,7 @@ impl Method for UnifiedMemory {
         let beside = topology
             .registered(unified.device)
             .and_then(|registered| registered.device(unified.device))
-            .is_some_and(|info| info.unified_beside_host);
+            .is_some_and(|info| info.concurrent_managed_access);
         if !beside {
             return Err(RejectReason::NoConcurrentAccess);
         }
@@ -73,7 +73,7 @@ impl Method for UnifiedMemory {
         0
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         let (src, dst) = (request.src, request.dst);
         let by_workers = || request.lease_for_workers(&*route.backend, route.lane, WorkloadType::Memory);
         let kind = match (src.place().device, dst.place().device) {

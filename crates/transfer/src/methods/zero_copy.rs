@@ -2,7 +2,7 @@
 //! of copies does not hold it up.
 
 use transload_core::{
-    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, Unsubmitted, WorkloadType,
+    ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, TrySubmitError, WorkloadType,
 };
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
@@ -47,7 +47,7 @@ impl Method for ZeroCopy {
         Some(|src, dst| Operation::CopyInPlace { src, dst })
     }
 
-    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, Unsubmitted> {
+    fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
         let workload = request.workload.unwrap_or(WorkloadType::Compute);
         let queue = route.backend.lease_queue(route.lane, request.priority, workload)?;

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use transload_core::{
-    Completion, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass, Submission,
-    Timing, TransferEvent, TransferMethod, TransferReport,
+    CompletionHandler, DeviceId, Error, Fence, RejectReason, Rejected, Rejections, Result, SizeClass,
+    Submission, Timing, TransferEvent, TransferMethod, TransferReport,
 };
 
 use crate::{
@@ -155,7 +155,7 @@ impl Candidate {
     }
 }
 
-impl Completion for CandidateInfo {
+impl CompletionHandler for CandidateInfo {
     fn report(&self, submission: &Submission) -> TransferReport {
         let mut report =
             TransferReport::planned(self.stats.path, self.stats.method, self.lane, submission.bytes);

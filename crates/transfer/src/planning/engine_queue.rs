@@ -53,7 +53,7 @@ impl EngineQueue {
                     timelines.len() - 1
                 });
             if let Some(copies) = timelines.get_mut(index) {
-                copies.pop_completed(Fence::is_known_done, &mut completed);
+                copies.pop_completed(Fence::is_known_complete, &mut completed);
                 copies.pending.push_back((fence.clone(), bytes));
             }
         }
@@ -79,7 +79,7 @@ impl EngineQueue {
         let mut timelines = std::mem::take(&mut *self.timelines.lock());
         let mut completed = Completed::new();
         for copies in &mut timelines {
-            copies.pop_completed(Fence::is_over, &mut completed);
+            copies.pop_completed(Fence::is_complete, &mut completed);
         }
         timelines.retain(|copies| !copies.pending.is_empty());
         {

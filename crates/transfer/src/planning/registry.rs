@@ -7,8 +7,8 @@ use std::sync::{
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 use transload_core::{
-    Backend, BriefGuard, BriefLock, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost,
-    Place, Rejected, Result, TransferMethod, TransferPath,
+    Backend, CostBasis, DeviceId, DeviceInfo, Error, ErrorKind, MemoryKind, PathCost, Place, Rejected,
+    Result, SpinLock, SpinLockGuard, TransferMethod, TransferPath,
 };
 
 use transload_executor::{PLACES, place_of_thread};
@@ -55,7 +55,7 @@ pub(crate) struct Registry {
 /// The routes of one place, taken while a transfer is submitted. Nobody waits for them.
 #[derive(Default)]
 #[repr(align(128))]
-struct RouteCacheShard(BriefLock<RouteCache>);
+struct RouteCacheShard(SpinLock<RouteCache>);
 
 #[derive(Default)]
 pub(crate) struct RouteCache {
@@ -68,7 +68,7 @@ pub(crate) struct RouteCache {
 
 /// A place's routes, for one thread at a time.
 pub(crate) enum RouteCacheGuard<'a> {
-    Place(BriefGuard<'a, RouteCache>),
+    Place(SpinLockGuard<'a, RouteCache>),
     /// All places are taken.
     Own(RouteCache),
 }

@@ -304,7 +304,7 @@ impl StagingBuffer {
     fn free_after(self, copies: &[Fence]) {
         let Some((buffer, _)) = &self.memory else { return };
         for copy in copies {
-            match Claims::of(&mut [(buffer, Access::Read)]) {
+            match Claims::acquire(&mut [(buffer, Access::Read)]) {
                 // SAFETY: only reads were claimed before, so nothing comes before it and nothing is forgotten.
                 Ok(claims) => unsafe { claims.commit(copy) },
                 // Never: nobody else has the buffer.

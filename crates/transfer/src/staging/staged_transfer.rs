@@ -188,7 +188,7 @@ impl StagedTransfer {
     pub(super) fn help(self: &Arc<Self>) {
         let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && self.started_at.get().is_none();
         // To wait here for predecessors, and for theirs, would go ever deeper.
-        if arrives || !self.dependencies.iter().all(Fence::is_known_done) {
+        if arrives || !self.dependencies.iter().all(Fence::is_known_complete) {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
@@ -225,7 +225,7 @@ impl StagedTransfer {
 impl Drop for StagedTransfer {
     /// Fails it if it did not end, since one of its tasks ended early.
     fn drop(&mut self) {
-        if !self.timeline.is_over() {
+        if !self.timeline.is_complete() {
             let text = "a task of the staged transfer ended early, by a panic or for want of a waker";
             self.timeline.fail(Error::new(ErrorKind::Interrupted, text));
             let mut left = mem::take(&mut self.dependencies);

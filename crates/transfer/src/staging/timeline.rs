@@ -98,7 +98,7 @@ impl StagedTimeline {
     /// Ends the transfer, which has failed and has no task any more, once these are complete. It takes no thread: those who
     /// wait for the end wait for the fences.
     pub(super) fn complete_after(&self, mut remaining: SmallVec<[Fence; 8]>) {
-        remaining.retain(|fence| !catch_panic(|| fence.is_known_done()).unwrap_or(false));
+        remaining.retain(|fence| !catch_panic(|| fence.is_known_complete()).unwrap_or(false));
         if remaining.is_empty() {
             return self.complete(Duration::ZERO);
         }
@@ -155,17 +155,17 @@ impl StagedTimeline {
     /// Blocks until the end is reached, or is to be found by polls and waits.
     fn wait_until_settled(&self) {
         let mut state = self.state.lock();
-        while !self.is_over() && !self.is_interrupted() {
+        while !self.is_complete() && !self.is_interrupted() {
             self.ended.wait(&mut state);
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_complete(&self) -> bool {
         self.complete.load(Ordering::Acquire)
     }
 
     fn is_interrupted(&self) -> bool {
-        self.interrupted.load(Ordering::Acquire) && !self.is_over()
+        self.interrupted.load(Ordering::Acquire) && !self.is_complete()
     }
 
     fn outcome(&self) -> Result<()> {
@@ -203,23 +203,23 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn reached(&self) -> u64 {
-        u64::from(self.is_over())
+        u64::from(self.is_complete())
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        self.complete_if(Fence::is_over);
-        if self.is_over() { self.outcome().map(|()| true) } else { Ok(false) }
+        self.complete_if(Fence::is_complete);
+        if self.is_complete() { self.outcome().map(|()| true) } else { Ok(false) }
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
-        if !self.is_over()
+        if !self.is_complete()
             && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
         {
             // A panic of a backend's ends the transfer, not the thread that waits for it.
             let _ended_early = catch_panic(move || transfer.help());
         }
         let begun = Instant::now();
-        while !self.is_over() {
+        while !self.is_complete() {
             let polled = begun.elapsed();
             if polled < SPINNING {
                 std::hint::spin_loop();
@@ -233,7 +233,7 @@ unsafe impl Timeline for StagedTimeline {
                 // It may end early meanwhile: then what it remaining is waited for.
                 Some(end) => {
                     end.wait_until_settled();
-                    end.is_over()
+                    end.is_complete()
                 }
                 None => {
                     let _failed = fence.wait();
@@ -248,7 +248,7 @@ unsafe impl Timeline for StagedTimeline {
         // The user's code, as its drop is: not under the lock.
         let mut new = Some(waker.clone());
         let mut state = self.state.lock();
-        if !self.is_over()
+        if !self.is_complete()
             && let Some(new) = new.take_if(|new| !state.wakers.iter().any(|known| known.will_wake(new)))
         {
             state.wakers.push(new);
@@ -256,14 +256,14 @@ unsafe impl Timeline for StagedTimeline {
         drop(state);
         self.complete_if(|fence| {
             let is_complete =
-                catch_panic(|| fence.is_known_done() || fence.timeline().wake_at(fence.point(), waker));
+                catch_panic(|| fence.is_known_complete() || fence.timeline().wake_at(fence.point(), waker));
             // After a panic nobody else would wake the task.
             is_complete.unwrap_or_else(|_| {
                 waker.wake_by_ref();
                 false
             })
         });
-        self.is_over()
+        self.is_complete()
     }
 
     fn can_fail(&self) -> bool {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use transload_core::{BriefLock, SizeClass, TransferMethod, TransferPath};
+use transload_core::{SizeClass, SpinLock, TransferMethod, TransferPath};
 use transload_executor::place_of_thread;
 
 use crate::{Sampling, TransferStats, stats::histogram::Histogram};
@@ -24,7 +24,7 @@ pub(crate) struct PathStats {
     pub(crate) method: TransferMethod,
     simulated: bool,
     /// Made at the first end of the class.
-    classes: [OnceLock<Box<BriefLock<Counts>>>; SizeClass::ALL.len()],
+    classes: [OnceLock<Box<SpinLock<Counts>>>; SizeClass::ALL.len()],
 }
 
 #[derive(Clone, Default)]

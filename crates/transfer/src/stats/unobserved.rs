@@ -142,7 +142,7 @@ impl UnobservedList {
             for _ in 0..most.min(list.entries.len()) {
                 let at = if list.next < list.entries.len() { list.next } else { 0 };
                 list.next = at + 1;
-                if list.entries.get(at).is_some_and(|one| one.fence.is_known_done()) {
+                if list.entries.get(at).is_some_and(|one| one.fence.is_known_complete()) {
                     taken.push(list.entries.swap_remove(at));
                     list.next = at;
                 }
@@ -186,7 +186,7 @@ impl UnobservedList {
         let mut open = SmallVec::<[UnobservedTransfer; FEW]>::new();
         for transfer in taken {
             // One that cannot be polled is waited for later.
-            if wait || catch_panic(|| transfer.fence.is_over()).unwrap_or(false) {
+            if wait || catch_panic(|| transfer.fence.is_complete()).unwrap_or(false) {
                 transfer.settle(context);
             } else {
                 open.push(transfer);
@@ -241,7 +241,7 @@ mod tests {
         drop_one(quiet.fence(1));
         quiet.reach(1);
         known.reach(u64::MAX);
-        assert!(known.fence(u64::MAX).is_over());
+        assert!(known.fence(u64::MAX).is_complete());
         (1..=10 * BATCH as u64).for_each(|point| drop_one(known.fence(point)));
         assert_eq!(Arc::strong_count(&quiet), 1, "kept though it is over");
         open.reach(3);

@@ -121,7 +121,7 @@ fn drains_of_many_threads_return_after_the_work_and_tell_a_failure_once() {
                     .map(|_| {
                         scope.spawn(|| {
                             let outcome = manager.drain();
-                            assert!(fence.is_known_done(), "a drain returned before the work was over");
+                            assert!(fence.is_known_complete(), "a drain returned before the work was over");
                             outcome
                         })
                     })
@@ -282,6 +282,6 @@ fn random_staged_transfers_of_many_threads_with_shortages_end() {
         });
         backend.fail_pinned(0, 0, 0);
         manager.drain().ok();
-        assert!(is_at_rest(&manager), "{:?}", manager.ledger());
+        assert!(is_at_rest(&manager), "{:?}", manager.resource_counts());
     });
 }

@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use mock::{MOCK, Mock, MockBackend};
 use transload_backend_cpu::CpuBackend;
-use transload_core::{DeviceId, Ledger, MemoryKind, RawBuffer};
+use transload_core::{DeviceId, MemoryKind, RawBuffer, ResourceCounts};
 use transload_transfer::{CrossBackendTransferManager, Sampling};
 
 /// A manager over one mock backend.
@@ -65,5 +65,6 @@ fn pair(manager: &CrossBackendTransferManager, bytes: usize) -> (RawBuffer, RawB
 }
 
 fn is_at_rest(manager: &CrossBackendTransferManager) -> bool {
-    manager.drain().is_ok() && manager.ledger().iter().all(|(_, ledger)| *ledger == Ledger::default())
+    manager.drain().is_ok()
+        && manager.resource_counts().iter().all(|(_, ledger)| *ledger == ResourceCounts::default())
 }

@@ -13,12 +13,12 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 use transload_core::{
-    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, Ledger, MemoryInfo, MemoryKind, Operation,
-    PathCost, PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, Result, StreamPriority, Timeline,
-    TimelineId, Timing, WorkloadType, next_timeline_id, submit,
+    Backend, DeviceId, DeviceInfo, Error, ErrorKind, Fence, MemoryInfo, MemoryKind, Operation, PathCost,
+    PeerAccess, Place, Queue, QueueLease, RawBuffer, Reclaimer, ResourceCounts, Result, StreamPriority,
+    Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
-use crate::mock_memory::{Memory, Panics, Shared};
+use crate::mock_memory::{Memory, Panics, SharedBuffer};
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
@@ -45,7 +45,7 @@ pub(crate) struct Mock {
     pub(crate) copies: fn(Place, Place) -> bool,
     pub(crate) peers: bool,
     pub(crate) simulated: bool,
-    pub(crate) unified_beside_host: bool,
+    pub(crate) concurrent_managed_access: bool,
     /// Whether it shares by a copy that it does not wait for.
     pub(crate) shares: bool,
     /// Whether it copies in place wherever it copies.
@@ -63,7 +63,7 @@ impl Default for Mock {
             copies: |_, _| true,
             peers: false,
             simulated: false,
-            unified_beside_host: false,
+            concurrent_managed_access: false,
             shares: false,
             in_place: false,
         }
@@ -77,7 +77,7 @@ impl Mock {
             let mut info = DeviceInfo::new(id, "mock");
             info.kinds = kinds;
             info.simulated = self.simulated;
-            info.unified_beside_host = self.unified_beside_host;
+            info.concurrent_managed_access = self.concurrent_managed_access;
             info
         };
         let devices: Vec<_> = self.devices.into_iter().map(device).collect();
@@ -235,8 +235,8 @@ impl Backend for MockBackend {
         self.costs.clone()
     }
 
-    fn ledger(&self) -> Ledger {
-        let mut ledger = Ledger::default();
+    fn resource_counts(&self) -> ResourceCounts {
+        let mut ledger = ResourceCounts::default();
         ledger.allocations = self.shared.allocations.load(Ordering::SeqCst);
         ledger.parked = self.reclaimer.len() as u64;
         ledger.leases = self.shared.leases.load(Ordering::SeqCst);
@@ -248,14 +248,14 @@ impl Backend for MockBackend {
         self.reclaimer.drain()
     }
 
-    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<transload_core::Shared> {
+    fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<transload_core::SharedBuffer> {
         if !self.shares {
             return Err(Error::new(ErrorKind::Unsupported, "the mock does not share"));
         }
         let copy = self.allocate(device, MemoryKind::Device, buffer.len())?;
         let queue = self.lease_queue(device, StreamPriority::Normal, WorkloadType::Memory)?;
         let arrival = submit(&*queue, &Operation::Copy { src: buffer, dst: &copy }, Timing::Off)?;
-        Ok(transload_core::Shared { buffer: copy, copied: true, arrival: Some(arrival) })
+        Ok(transload_core::SharedBuffer { buffer: copy, copied: true, arrival: Some(arrival) })
     }
 
     fn peer_access(&self, _: DeviceId, _: DeviceId) -> Result<PeerAccess> {
@@ -396,7 +396,7 @@ unsafe impl Timeline for MockTimeline {
     fn poll(&self, point: u64) -> Result<bool> {
         Panics::may_panic(&self.shared.polls_panic);
         // Who was told that they are open asks no second time for the work behind them.
-        if self.shared.closed.lock().as_ref().is_some_and(Fence::is_known_done) {
+        if self.shared.closed.lock().as_ref().is_some_and(Fence::is_known_complete) {
             self.perform_until(point);
         }
         self.outcome(point).map(|()| self.performed() >= point)

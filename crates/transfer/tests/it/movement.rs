@@ -109,7 +109,7 @@ fn dropping_a_transfer_keeps_its_memory_alive_and_lets_it_run() {
     let (src, dst) = pair(&manager, 64);
     drop(manager.transfer(&src, &dst));
     drop(src);
-    assert_eq!((backend.performed(), manager.ledger()[0].1.parked), (0, 1));
+    assert_eq!((backend.performed(), manager.resource_counts()[0].1.parked), (0, 1));
     manager.drain().unwrap();
     assert_eq!(bytes(&dst), [1; 64]);
     drop(dst);
@@ -140,7 +140,7 @@ fn the_queue_is_leased_by_priority_and_workload_and_given_back() {
             (MOCK, StreamPriority::Normal, WorkloadType::Memory),
         ]
     );
-    assert_eq!(manager.ledger()[0].1.leases, 0);
+    assert_eq!(manager.resource_counts()[0].1.leases, 0);
     urgent.wait().and(usual.wait()).unwrap();
 }
 

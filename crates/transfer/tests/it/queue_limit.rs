@@ -44,7 +44,7 @@ fn staged_chunk_waits_until_its_queue_has_room() {
                 thread::yield_now();
             }
             assert_eq!(backend.enqueued() - before, u64::from(is_enqueued), "{ahead} operations ahead");
-            assert!(!staged.is_over());
+            assert!(!staged.is_complete());
             gate.open();
             pollster::block_on(staged).unwrap();
             assert_eq!(bytes(&back), vec![7; 1000]);

@@ -18,7 +18,7 @@ fn refuses(
     let (manager, backend) = with(Mock::default());
     let (src, dst) = pair(&manager, 100);
     let transfer = request(&manager, &src, &dst);
-    assert!(transfer.refusal().is_some() && transfer.fence().is_none() && transfer.is_over());
+    assert!(transfer.refusal().is_some() && transfer.fence().is_none() && transfer.is_complete());
     let error = transfer.wait().unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     for word in words {

@@ -53,7 +53,7 @@ pub(crate) fn most_buffers() -> usize {
 pub(crate) fn two_devices() -> (CrossBackendTransferManager, Arc<MockBackend>) {
     let kinds = || vec![MemoryKind::Device, MemoryKind::Pinned, MemoryKind::Unified];
     let devices = vec![(DeviceId::Cpu, vec![MemoryKind::Pageable]), (MOCK, kinds()), (OTHER, kinds())];
-    with(Mock { devices, unified_beside_host: true, ..Mock::default() })
+    with(Mock { devices, concurrent_managed_access: true, ..Mock::default() })
 }
 
 pub(crate) fn filled(
@@ -110,7 +110,7 @@ fn ring_begins_with_one_staging_buffer_and_grows_to_what_a_transfer_may_have() {
         let all = most_buffers();
         let (manager, _backend) = with(Mock::default());
         let (src, dst) = pair(&manager, all * 4 * MIB);
-        let made = || manager.ledger()[0].1.allocations as usize - 2;
+        let made = || manager.resource_counts()[0].1.allocations as usize - 2;
         while made() < all - (all / 8).max(1) {
             stage(&manager, &src, &dst).wait().unwrap();
         }
@@ -196,7 +196,7 @@ fn drain_waits_for_a_waiter_that_still_copies() {
             // A drain gives the staging buffers back, and who waits makes none.
             stage(&manager, &src, &dst).wait().unwrap();
             let (begun, is_begun) = mpsc::channel();
-            let (over, is_over) = mpsc::channel();
+            let (over, is_complete) = mpsc::channel();
             let waiter = {
                 let (manager, src, dst) = (Arc::clone(&manager), src.clone(), dst.clone());
                 thread::spawn(move || {
@@ -210,13 +210,13 @@ fn drain_waits_for_a_waiter_that_still_copies() {
             };
             let fence = is_begun.recv().unwrap();
             let mut stopped = STOP.thread.lock();
-            while !STOP.met.load(Ordering::SeqCst) && is_over.try_recv().is_err() {
+            while !STOP.met.load(Ordering::SeqCst) && is_complete.try_recv().is_err() {
                 STOP.changed.wait_for(&mut stopped, Duration::from_millis(1));
             }
             drop(stopped);
             let drained = thread::spawn({
                 let (manager, fence) = (Arc::clone(&manager), fence.clone());
-                move || manager.drain().map(|()| fence.is_known_done())
+                move || manager.drain().map(|()| fence.is_known_complete())
             });
             // Long enough for a drain that does not wait, which is then over before the waiter is let go.
             for _ in 0..100 {
@@ -273,7 +273,7 @@ fn transfers_that_wait_delay_no_other_device_and_no_unified_memory() {
             assert_eq!(bytes(&near), vec![1; 9 * MIB]);
         }
     });
-    assert!(waiting.iter().all(|(transfer, _)| !transfer.is_over()));
+    assert!(waiting.iter().all(|(transfer, _)| !transfer.is_complete()));
     gate.open();
     within("the 40 downloads", move || {
         for (transfer, back) in waiting {
@@ -302,7 +302,7 @@ fn download_that_the_device_holds_up_leaves_staging_buffers_to_uploads() {
         for _ in 0..50 {
             pollster::block_on(stage(&manager, &src, &dst)).unwrap();
         }
-        assert!(!down.is_over());
+        assert!(!down.is_complete());
         gate.open();
         pollster::block_on(down).unwrap();
         assert!(bytes(&back).iter().all(|byte| *byte == 7));

@@ -61,5 +61,5 @@ fn panic_of_the_work_that_is_left_says_nothing_of_the_end() {
     assert_eq!(count.0.load(Ordering::SeqCst), 1, "nobody else would wake who asked");
     work.panic_at_questions(1);
     assert_eq!(end.wait(1).unwrap_err().kind(), ErrorKind::Interrupted);
-    assert!(end.is_over());
+    assert!(end.is_complete());
 }

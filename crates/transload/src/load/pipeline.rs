@@ -164,7 +164,7 @@ impl<'a> Pipeline<'a> {
         let Some(oldest) = self.ring.front() else {
             return Ok((under_way < self.in_place).then_some(None));
         };
-        if under_way > 0 && oldest.transfer.as_ref().is_some_and(|transfer| !transfer.is_over()) {
+        if under_way > 0 && oldest.transfer.as_ref().is_some_and(|transfer| !transfer.is_complete()) {
             return Ok(None);
         }
         let Some(mut slot) = self.ring.pop_front() else { return Ok(None) };

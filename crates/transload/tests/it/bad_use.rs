@@ -235,7 +235,7 @@ fn drains_from_many_threads_and_from_a_task_all_return_with_everything_over() {
                 let drains: Vec<_> = (0..8).map(|_| scope.spawn(|| home.manager.drain())).collect();
                 for drain in drains {
                     drain.join().unwrap().unwrap();
-                    assert!(fences.iter().all(|fence| fence.is_over()), "{name}: drained too early");
+                    assert!(fences.iter().all(|fence| fence.is_complete()), "{name}: drained too early");
                 }
             });
             runtime.block_on(task).unwrap().unwrap();

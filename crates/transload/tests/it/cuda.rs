@@ -55,7 +55,7 @@ impl Drop for Setup {
         }
         let manager = std::mem::take(&mut self.manager);
         manager.drain().unwrap();
-        for (name, ledger) in manager.ledger() {
+        for (name, ledger) in manager.resource_counts() {
             assert!(ledger.is_empty(), "{name}: {ledger}");
         }
     }

@@ -36,7 +36,7 @@ fn round_trip(runtime: &Runtime, device: DeviceId, kind: MemoryKind) {
 
 fn assert_drained(runtime: &Runtime) {
     runtime.drain().unwrap();
-    for (backend, ledger) in runtime.manager().ledger() {
+    for (backend, ledger) in runtime.manager().resource_counts() {
         assert!(ledger.is_empty(), "{backend}: {ledger}");
     }
 }

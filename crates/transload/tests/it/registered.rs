@@ -38,7 +38,7 @@ fn a_transfer_from_registered_memory_is_one_direct_copy_of_the_copy_engine() {
     assert!(*to.read().unwrap() == content[..]);
     drop((from, to));
     manager.drain().unwrap();
-    for (name, ledger) in manager.ledger() {
+    for (name, ledger) in manager.resource_counts() {
         assert!(ledger.is_empty(), "{name}: {ledger}");
     }
     drop((manager, cuda, cpu));

@@ -83,7 +83,7 @@ impl Home {
 
     pub(crate) fn finish(self) {
         self.manager.drain().unwrap();
-        for (name, ledger) in self.manager.ledger() {
+        for (name, ledger) in self.manager.resource_counts() {
             assert!(ledger.is_empty(), "{name}: {ledger}");
         }
         assert_eq!(Arc::strong_count(&self.manager), 1, "a task that is over still has the manager");
@@ -256,7 +256,7 @@ fn a_claim_that_another_task_holds_does_not_block_the_thread() {
             let (src, there) = (home.filled(&[9; 5000]), home.allocate(home.far, 5000));
             one_thread().block_on(async {
                 let manager = Arc::clone(&home.manager);
-                let claims = Claims::of(&mut [(&there, Access::Write)]).unwrap();
+                let claims = Claims::acquire(&mut [(&there, Access::Write)]).unwrap();
                 let (from, to) = (src.clone(), there.clone());
                 let moving = tokio::spawn(async move {
                     manager.transfer_async(&from, &to, 0, 0, 5000, &TransferOptions::new()).await.unwrap()

@@ -53,7 +53,7 @@ fn what_came_out_of_unified_memory_took_it_from_the_device_and_what_went_in_did_
     let (host, there) =
         (setup.filled(MemoryKind::Pinned, &noise(SIZE, 5)), setup.allocate(MemoryKind::Unified, SIZE));
     let move_in = || drop(setup.manager.transfer_with(&host, &there, 0, 0, SIZE, &unified()).wait().unwrap());
-    let moves = || there.moves_until_use_by(there.place().device);
+    let moves = || there.use_epoch_for(there.place().device);
     move_in();
     for _ in 0..2 {
         let before = moves();

@@ -56,7 +56,7 @@ impl Setup {
     /// Drains, and checks that nothing is alive anywhere and nothing raced.
     pub(crate) fn finish(self) {
         self.manager.drain().unwrap();
-        for (name, ledger) in self.manager.ledger() {
+        for (name, ledger) in self.manager.resource_counts() {
             assert!(ledger.is_empty(), "{name}: {ledger}");
         }
         let Self { tests, manager, .. } = self;

@@ -38,7 +38,7 @@ fn fetched(manager: &CrossBackendTransferManager) -> impl Fn(&RawBuffer) -> Vec<
 }
 
 fn allocations(manager: &CrossBackendTransferManager) -> u64 {
-    manager.ledger().iter().map(|(_, ledger)| ledger.allocations).sum()
+    manager.resource_counts().iter().map(|(_, ledger)| ledger.allocations).sum()
 }
 
 /// The next allocation of little memory by these calls finds none. The allocators ask for it in several rounds, each time once more

@@ -111,7 +111,7 @@ fn random_work_over_all_kinds_of_memory_agrees_with_a_model() {
     let machine = Arc::into_inner(machine).unwrap();
     watchdog::within_a_minute("draining", move || {
         machine.manager.drain().unwrap();
-        for (name, ledger) in machine.manager.ledger() {
+        for (name, ledger) in machine.manager.resource_counts() {
             assert!(ledger.is_empty(), "{name}: {ledger} (seed {seed})");
         }
         drop(machine);

@@ -35,7 +35,7 @@ fn read_back_after(options: LoadOptions, flip: Option<usize>) -> Result<()> {
     drop(pipeline);
     drop(placed);
     manager.drain().unwrap();
-    assert!(manager.ledger().iter().all(|(_, ledger)| ledger.is_empty()));
+    assert!(manager.resource_counts().iter().all(|(_, ledger)| ledger.is_empty()));
     outcome
 }
 

@@ -63,7 +63,7 @@ impl Registration {
     /// It is not to end before the fences are over.
     pub(super) fn keep_until(&self, fences: &[Fence]) -> bool {
         fences.iter().all(|fence| {
-            let claims = Claims::of(&mut [(&self.whole, Access::Read)]);
+            let claims = Claims::acquire(&mut [(&self.whole, Access::Read)]);
             // SAFETY: nobody writes through the registration's own buffer, so the claim came after nothing.
             claims.map(|claims| unsafe { claims.commit(fence) }).is_ok()
         })
@@ -72,12 +72,13 @@ impl Registration {
     /// Whether work is in flight on it, also through the buffers whose bytes they are: copy engines use those in place while
     /// they are registered. Asks the driver.
     pub(super) fn is_at_work(&self) -> bool {
-        let is_over = |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_over));
-        if !self.owners.iter().all(is_over) {
+        let is_complete =
+            |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_complete));
+        if !self.owners.iter().all(is_complete) {
             return true;
         }
         match self.whole.lend(Access::Write) {
-            Ok(loan) => !loan.after().iter().all(Fence::is_over),
+            Ok(loan) => !loan.after().iter().all(Fence::is_complete),
             Err(_lent_already) => true,
         }
     }

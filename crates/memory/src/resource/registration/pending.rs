@@ -38,9 +38,9 @@ impl PendingUses {
         self.uses.get().map(Vec::as_slice)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_complete(&self) -> bool {
         let over = self.over.load(Ordering::Acquire)
-            || self.uses().is_some_and(|uses| uses.iter().all(Fence::is_over));
+            || self.uses().is_some_and(|uses| uses.iter().all(Fence::is_complete));
         if over {
             self.over.store(true, Ordering::Release);
         }
@@ -63,7 +63,7 @@ unsafe impl Timeline for PendingUses {
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        Ok(self.is_over())
+        Ok(self.is_complete())
     }
 
     fn wait(&self, _point: u64) -> Result<()> {
@@ -83,7 +83,7 @@ unsafe impl Timeline for PendingUses {
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
-        if self.is_over() {
+        if self.is_complete() {
             return true;
         }
         match self.uses() {

@@ -39,7 +39,7 @@ unsafe impl Storage for Registered {
     }
 
     /// The registration and the lender both wait for the fences.
-    fn take_over(&mut self, until: &[Fence]) -> bool {
+    fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         if !self.registration.keep_until(until) {
             return false;
         }

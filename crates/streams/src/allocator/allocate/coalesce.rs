@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, Fence, Result, Timeline, mutant};
 
 use super::super::{
     arena::{
-        Ordered, Seal, Served,
+        Ordered, ReuseCounts, Seal,
         blocks::{Node, Order, Piece, State},
         size::Want,
     },
@@ -160,9 +160,9 @@ impl Shared {
             }
         }
         let Some(found) = found else { return Ok(None) };
-        let count: fn(&mut Served) -> &mut u64 = match (parts.len(), behind.is_empty()) {
-            (1, true) => |served| &mut served.other_stream_over,
-            (1, false) => |served| &mut served.other_stream_behind_wait,
+        let count: fn(&mut ReuseCounts) -> &mut u64 = match (parts.len(), behind.is_empty()) {
+            (1, true) => |served| &mut served.other_stream_complete,
+            (1, false) => |served| &mut served.other_stream_waited,
             _ => |served| &mut served.gathered,
         };
         drop(parts);
@@ -229,11 +229,11 @@ impl Shared {
                 (state.life, state.freed)
             };
             // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
-            let is_over = match stream.is_ready() {
+            let is_complete = match stream.is_ready() {
                 Ok(ready) => ready,
                 Err(error) => error.kind() == ErrorKind::DeviceLost && !mutant!("streams/trim-after-loss"),
             };
-            if is_over {
+            if is_complete {
                 let mut state = arena.lock();
                 if state.life == life && state.seal.freed <= freed {
                     state.seal = Seal { freed, point: 0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use transload_core::{ErrorKind, Fence, Result, Timeline};
 
 use super::super::{
-    arena::{Served, blocks::Piece, size::Want},
+    arena::{ReuseCounts, blocks::Piece, size::Want},
     arenas::{ArenaState, Owner, alive},
     shared::{Shared, Taken},
 };
@@ -138,14 +138,14 @@ impl Shared {
         }
         // Of one stream the first ones only, since what comes behind them is not over before. An error counts as over: it is
         // told to who awaits the work.
-        fences.retain(|fence| !fence.is_known_done());
+        fences.retain(|fence| !fence.is_known_complete());
         fences.sort_by_key(|fence| (fence.timeline().id(), fence.point()));
         let streams = fences.chunk_by(|one, next| one.timeline().id() == next.timeline().id());
-        let unfinished = streams.filter(|of_one| !of_one.iter().all(Fence::is_over));
+        let unfinished = streams.filter(|of_one| !of_one.iter().all(Fence::is_complete));
         let _asked = unfinished.take(effort as usize).count();
         let mut state = arena.lock();
         let before = state.waiting.len();
-        state.rest_where(Fence::is_known_done, &mut dropped);
+        state.rest_where(Fence::is_known_complete, &mut dropped);
         let (_, reached) = over(&state, stream.as_ref());
         let rested = state.rest_reached(reached) || state.waiting.len() < before;
         drop(state);
@@ -158,10 +158,10 @@ impl Shared {
         stream: &CudaStream,
         found: Found,
         want: Want,
-        count: fn(&mut Served) -> &mut u64,
+        count: fn(&mut ReuseCounts) -> &mut u64,
     ) -> Result<Taken> {
         let Found { piece, life, mut behind } = found;
-        let over: Vec<Fence> = behind.extract_if(.., |fence| fence.is_known_done()).collect();
+        let over: Vec<Fence> = behind.extract_if(.., |fence| fence.is_known_complete()).collect();
         // A buffer's users wait for the fences themselves, where their queues can.
         let waits = |fence: &Fence| !want.buffer || fence.timeline().as_any().is::<EndOfStream>();
         let waited = behind

@@ -53,7 +53,7 @@ pub(crate) struct ArenaState<O, F, U> {
     pub(crate) is_user: bool,
     /// The last known point of the stream at which one of its free blocks was used.
     pub(crate) last_point: u64,
-    pub(crate) served: Served,
+    pub(crate) served: ReuseCounts,
 }
 
 /// A point of the stream's timeline behind the first so many frees.
@@ -80,15 +80,15 @@ pub(crate) struct Ordered {
 /// Requests by how they were served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Served {
+pub struct ReuseCounts {
     /// By a block of that size freed on the stream a moment ago.
     pub same_size: u64,
     /// By the best fit among the stream's free blocks.
     pub fitted: u64,
     /// By a block of another stream whose work was over.
-    pub other_stream_over: u64,
+    pub other_stream_complete: u64,
     /// By a block behind a wait for another stream.
-    pub other_stream_behind_wait: u64,
+    pub other_stream_waited: u64,
     /// By joining what several streams freed.
     pub gathered: u64,
     /// By a new segment.
@@ -119,7 +119,7 @@ impl<O, F, U> Arena<O, F, U> {
                 users: HashMap::new(),
                 is_user: false,
                 last_point: 0,
-                served: Served::default(),
+                served: ReuseCounts::default(),
             }),
         }
     }

@@ -103,7 +103,7 @@ fn what_is_known_to_be_over_is_taken_without_a_wait() {
     let (again, calls) = calls_of(|| bed.allocator.allocate_for_stream(&two, 1000).unwrap());
     assert_eq!(again.address(), block.address());
     assert_eq!(count(&calls, "cuEventRecord") + count(&calls, "cuStreamWaitEvent"), 0, "{calls:?}");
-    assert_eq!(bed.allocator.statistics().served.other_stream_over, 1);
+    assert_eq!(bed.allocator.statistics().served.other_stream_complete, 1);
     drop((one, two));
     bed.finish();
 }

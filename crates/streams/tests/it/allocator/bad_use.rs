@@ -118,7 +118,7 @@ fn a_stream_of_another_device_is_refused() {
     pinned.free_for_stream(block, &foreign).unwrap();
     drop((allocator, pinned, foreign));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty());
+    assert!(memory.resource_counts().is_empty());
 }
 
 #[test]

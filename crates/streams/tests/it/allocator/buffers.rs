@@ -24,7 +24,7 @@ fn a_dropped_buffer_serves_the_same_stream_at_once_without_a_driver_call() {
     assert!(calls.is_empty(), "{calls:?}");
     let ((), calls) = calls_of(|| drop(stream.memset_async(&second, Pattern::U8(2))));
     assert!(!calls.contains(&"cuStreamWaitEvent"), "one stream is in order by itself: {calls:?}");
-    assert_eq!(bed.memory.ledger().parked, 0, "nothing is parked");
+    assert_eq!(bed.memory.resource_counts().parked, 0, "nothing is parked");
     stream.synchronize().unwrap();
     drop((second, stream));
     bed.finish();
@@ -140,7 +140,7 @@ fn a_buffer_outlives_the_allocator_and_its_stream() {
     other.memset_async(&buffer, Pattern::U8(1)).wait().unwrap();
     drop((buffer, other));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     setup.finish();
 }

@@ -56,7 +56,7 @@ impl Bed {
         let Self { allocator, memory, setup } = self;
         drop(allocator);
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop(memory);
         setup.finish();
     }
@@ -228,7 +228,7 @@ fn trim_gives_wholly_free_segments_back_and_keeps_the_others() {
     assert_eq!(bed.allocator.statistics().reserved, 2 << 20, "a live block keeps its segment");
     bed.allocator.free_for_stream(small, &stream).unwrap();
     assert_eq!(bed.allocator.trim().unwrap(), 2 << 20);
-    assert_eq!(bed.memory.ledger().bytes, 0);
+    assert_eq!(bed.memory.resource_counts().bytes, 0);
     drop(stream);
     bed.finish();
 }

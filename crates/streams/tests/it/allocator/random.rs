@@ -122,7 +122,7 @@ impl Field {
         let Self { allocator, streams, memory } = self;
         drop((allocator, streams));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     }
 }
 

@@ -78,7 +78,7 @@ fn an_idle_buffer_is_not_behind_another_streams_work_either() {
             drop(used);
             let idle = pool.allocate_idle_buffer(&home, MIB).unwrap();
             let busy = idle.in_flight().unwrap_or_default();
-            assert!(busy.iter().all(Fence::is_over), "{kind}: {busy:?}");
+            assert!(busy.iter().all(Fence::is_complete), "{kind}: {busy:?}");
             gate.open();
             drop((idle, pool, far, near));
         }
@@ -159,7 +159,7 @@ fn memory_that_another_backend_still_uses_is_not_waited_for_where_it_is_short() 
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         assert_eq!(pool.trim().unwrap(), 0);
-        assert_eq!(bed.memory.ledger().parked, 1);
+        assert_eq!(bed.memory.resource_counts().parked, 1);
         elsewhere.open();
         drop((held, pool, stream));
         bed.finish();
@@ -206,7 +206,7 @@ fn the_end_of_a_capture_is_not_waited_for_where_memory_is_short() {
         // SAFETY: nobody else uses the stream.
         let capture = unsafe { Capture::begin(captured.driver(), CaptureMode::Relaxed) }.unwrap();
         drop(gone);
-        assert_eq!(bed.memory.ledger().parked, 1, "behind the capture");
+        assert_eq!(bed.memory.resource_counts().parked, 1, "behind the capture");
         let refused = pool.allocate_buffer(&stream, MIB).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory);
         drop(capture.end().unwrap());

@@ -32,7 +32,7 @@ fn a_block_whose_recorded_user_is_captured_is_parked_until_the_capture_ends() {
         assert_eq!(refused.kind(), ErrorKind::OutOfMemory, "{refused}");
         capture.end().expect("the capture is valid to its end");
         captured.synchronize().unwrap();
-        assert!(early.is_over());
+        assert!(early.is_complete());
         let again = bed.allocator.allocate_for_stream(&own, MIB).unwrap();
         assert_eq!(again.address(), block.address());
         captured.memset_async(&there, Pattern::U8(2)).wait().expect("the stream is well");
@@ -90,7 +90,7 @@ fn fences_from_before_a_capture_are_asked_and_waited_for_without_harm_to_it() {
         // SAFETY: what the library does with a captured stream is what the test is about; nothing is taken to have run.
         let capture = unsafe { Capture::begin(&captured, CaptureMode::Relaxed) }.unwrap();
         let behind = other.memset_async(&there, Pattern::U8(2));
-        let _asked = early.is_over();
+        let _asked = early.is_complete();
         early.wait().unwrap();
         behind.wait().unwrap();
         capture.end().expect("the capture is valid to its end");
@@ -120,10 +120,10 @@ fn drain_skips_segments_behind_an_open_capture() {
                 assert!(error.to_string().contains("captured"), "{error}");
             }
         });
-        assert!(!memory.ledger().is_empty(), "the segment is kept");
+        assert!(!memory.resource_counts().is_empty(), "the segment is kept");
         capture.end().expect("the capture is valid to its end");
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop((captured, memory));
         setup.finish();
     });

@@ -67,15 +67,15 @@ fn a_barrier_is_asked_awaited_and_waited_for_and_is_over_only_with_all_work() {
     // Only the last is held: the others are through at once.
     gate.hold([&own[2]]);
     let barrier = coordinator.create_barrier().unwrap();
-    assert!(!barrier.is_over() && !barrier.fence().is_over());
+    assert!(!barrier.is_complete() && !barrier.fence().is_complete());
     let awaited = barrier.clone();
     let waiting = thread::spawn(move || pollster::block_on(awaited));
     let behind = own[0].fence().unwrap();
-    assert!(!behind.is_over(), "what comes later waits for the held stream");
+    assert!(!behind.is_complete(), "what comes later waits for the held stream");
     gate.open();
     waiting.join().unwrap().unwrap();
     barrier.wait().unwrap();
-    assert!(barrier.is_over());
+    assert!(barrier.is_complete());
     pollster::block_on(barrier).unwrap();
     behind.wait().unwrap();
 }
@@ -90,7 +90,7 @@ fn barriers_of_different_streams_do_not_wait_for_each_other() {
     let held = raw::over([&a, &b]).create_barrier().unwrap();
     others.create_barrier().unwrap().wait().unwrap();
     raw::over([&c]).create_barrier().unwrap().wait().unwrap();
-    assert!(!held.is_over());
+    assert!(!held.is_complete());
     gate.open();
     held.wait().unwrap();
     let empty = MultiStreamCoordinator::new();

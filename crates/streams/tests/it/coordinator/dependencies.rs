@@ -43,7 +43,7 @@ fn a_dependency_does_not_block_the_host_and_its_edge_expires_with_the_work() {
     let behind = two.fence().unwrap();
     let made = trace.calls_of_this_thread();
     assert!(!made.iter().any(|call| call.name.contains("Synchronize")), "{made:?}");
-    assert!(!behind.is_over(), "it is behind the gate");
+    assert!(!behind.is_complete(), "it is behind the gate");
     assert_eq!(coordinator.dependencies(), [(two.id(), one.id())]);
     assert!(cycle(&coordinator.add_dependency(&one, &two).unwrap_err()).is_some());
     gate.open();

@@ -94,7 +94,7 @@ fn a_launch_sees_an_upload_on_another_stream_and_a_download_on_a_third_sees_it_w
             );
             drop((host_x, host_y, there_x, there_y));
             down.wait().unwrap();
-            assert!(fence.is_over());
+            assert!(fence.is_complete());
             let expected: Vec<_> = x.iter().zip(&y).map(|(x, y)| 3.0 * x + y).collect();
             assert!(*back.read().unwrap() == bytes(&expected)[..], "round {round}");
         }

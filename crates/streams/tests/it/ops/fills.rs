@@ -103,7 +103,7 @@ fn elements_of_any_size_fill_a_part_of_a_buffer() {
                     content(&setup, &stream, &there) == expected,
                     "{kind}: {count} of {bytes} bytes from {start} on"
                 );
-                assert!(fence.is_over(), "what was enqueued behind it is over");
+                assert!(fence.is_complete(), "what was enqueued behind it is over");
             }
         }
     }

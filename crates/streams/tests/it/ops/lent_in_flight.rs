@@ -32,14 +32,14 @@ fn a_segment_of_an_adaptor_that_is_gone_is_kept_for_the_work_on_it() {
         let gate = Gate::before(&setup.device, &[&stream]);
         let copied = stream.copy_from_host_async(&segment, &there);
         drop((segment, resource));
-        assert_eq!((memory.ledger().allocations, memory.ledger().parked), (1, 1));
+        assert_eq!((memory.resource_counts().allocations, memory.resource_counts().parked), (1, 1));
         gate.open();
         copied.wait().unwrap();
         let back = setup.pinned(&vec![0; BYTES]);
         stream.copy_to_host_async(&there, &back).wait().unwrap();
         assert!(back.read().unwrap().iter().all(|byte| *byte == 6));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop((there, back, stream, memory));
         setup.finish();
     });
@@ -62,7 +62,7 @@ fn a_registered_twin_comes_behind_the_work_on_its_buffer() {
         assert!(*twin.read().unwrap() == content[..]);
         drop((twin, target, there, cache, stream));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop(memory);
         setup.finish();
     });
@@ -100,7 +100,7 @@ fn foreign_memory_stays_registered_for_work_through_whichever_of_its_twins() {
         assert_eq!(freed.load(Ordering::SeqCst), 1);
         drop((there, cache, stream));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop(memory);
         setup.finish();
     });

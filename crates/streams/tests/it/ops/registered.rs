@@ -60,7 +60,7 @@ impl Bed {
         let Self { setup, memory, cache, stream, device_side, .. } = self;
         drop((cache, device_side, stream));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop(memory);
         setup.finish();
     }
@@ -106,7 +106,7 @@ fn dropping_everything_while_work_is_in_flight_keeps_the_memory_until_it_is_over
         let cache = std::mem::replace(&mut bed.cache, RegistrationCache::new(&bed.memory, 0).unwrap());
         drop(cache);
         assert_eq!(freed.load(std::sync::atomic::Ordering::SeqCst), 0);
-        assert_eq!(bed.memory.ledger().allocations, 1);
+        assert_eq!(bed.memory.resource_counts().allocations, 1);
         gate.open();
         assert!(bed.arrived() == bed.content);
         bed.memory.drain().unwrap();
@@ -233,7 +233,7 @@ fn a_registration_stays_while_the_buffer_itself_is_in_flight() {
         let gate = Gate::before(&bed.setup.device, &[&bed.stream]);
         let copied = bed.stream.copy_from_host_async(&source, &bed.device_side);
         drop(cache);
-        assert_eq!(bed.memory.ledger().parked, 1);
+        assert_eq!(bed.memory.resource_counts().parked, 1);
         gate.open();
         copied.wait().unwrap();
         drop(source);

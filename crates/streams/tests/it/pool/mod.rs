@@ -8,7 +8,7 @@ mod split;
 use std::{collections::HashSet, thread, time::Duration};
 
 use transload_core::{ErrorKind, Pattern, Queue, StreamPriority, WorkloadType};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, Split, StreamLease};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, StreamLease, WorkloadSplit};
 
 use crate::support::{
     gate::{Gate, limited},
@@ -41,9 +41,9 @@ fn a_pool_of_no_streams_or_too_many_is_refused_saying_what_is_valid() {
     #[expect(clippy::reversed_empty_ranges, reason = "it is what is to be refused")]
     let refused = [
         builder().streams(3..=2),
-        builder().split(Split { compute: 0, memory: 0, mixed: 0, coordination: 0 }),
-        builder().split(Split { compute: usize::MAX, memory: 1, mixed: 0, coordination: 0 }),
-        builder().streams(1..=2).split(Split { compute: 2, memory: 1, mixed: 0, coordination: 0 }),
+        builder().split(WorkloadSplit { compute: 0, memory: 0, mixed: 0, coordination: 0 }),
+        builder().split(WorkloadSplit { compute: usize::MAX, memory: 1, mixed: 0, coordination: 0 }),
+        builder().streams(1..=2).split(WorkloadSplit { compute: 2, memory: 1, mixed: 0, coordination: 0 }),
     ];
     for builder in refused {
         assert_eq!(builder.build().unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -3,25 +3,21 @@
 use std::time::Duration;
 
 use transload_core::{ErrorKind, WorkloadType};
-use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization, Split};
+use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization, WorkloadSplit};
 
 use crate::support::setup::Setup;
 
 #[path = "../../../../../benches/src/streams/workload.rs"]
 mod replay;
 
-use replay::{LoadItem, LoadWork, RecordedLoad, Replay, replay};
+use replay::{Replay, Workload, WorkloadItem, WorkloadOp, replay};
 
 fn pool(setup: &Setup, strategy: AllocationStrategy) -> AdvancedStreamPool {
     AdvancedStreamPool::new_with_strategy(&setup.device, 4, strategy).unwrap()
 }
 
 /// Replays a load on a pool of the strategy, lets it optimise itself, and replays again.
-fn optimized(
-    setup: &Setup,
-    strategy: AllocationStrategy,
-    load: &RecordedLoad,
-) -> (Replay, Optimization, Replay) {
+fn optimized(setup: &Setup, strategy: AllocationStrategy, load: &Workload) -> (Replay, Optimization, Replay) {
     let pool = pool(setup, strategy);
     let before = replay(&pool, &setup.device, &setup.memory, load).unwrap();
     let optimization = pool.optimize_configuration();
@@ -34,8 +30,8 @@ fn optimized(
 #[test]
 fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
     let setup = Setup::new();
-    let equal = RecordedLoad::of_equal_kernels(64);
-    let mixed = RecordedLoad::of_kernels_and_copies(16);
+    let equal = Workload::of_equal_kernels(64);
+    let mixed = Workload::of_kernels_and_copies(16);
     let (by_workload, answer, in_turn) = optimized(&setup, AllocationStrategy::Workload, &equal);
     println!("{answer}\n  before {by_workload}\n  after {in_turn}");
     if setup.test.is_simulated() {
@@ -100,13 +96,13 @@ fn with_too_little_data_nothing_is_changed_and_the_answer_says_so() {
 fn an_empty_load_is_refused() {
     let setup = Setup::new();
     let pool = pool(&setup, AllocationStrategy::RoundRobin);
-    let item = |bytes| LoadItem {
+    let item = |bytes| WorkloadItem {
         priority: transload_core::StreamPriority::Normal,
         workload: WorkloadType::Memory,
-        work: LoadWork::Upload { bytes },
+        work: WorkloadOp::Upload { bytes },
     };
     for items in [vec![], vec![item(0)], vec![item(usize::MAX), item(1)]] {
-        let error = replay(&pool, &setup.device, &setup.memory, &RecordedLoad { items }).unwrap_err();
+        let error = replay(&pool, &setup.device, &setup.memory, &Workload { items }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
     drop(pool);
@@ -129,11 +125,11 @@ fn the_time_of_each_workload_decides_how_many_streams_it_has() {
         let strategy = AllocationStrategy::Priority;
         AdvancedStreamPool::new_with_strategy(&setup.device, streams, strategy).unwrap()
     };
-    let split = Split { compute: 7, memory: 1, mixed: 0, coordination: 0 };
+    let split = WorkloadSplit { compute: 7, memory: 1, mixed: 0, coordination: 0 };
     assert_eq!(answer(&pool(8), &seen).after, (AllocationStrategy::Workload, split));
     assert_eq!(answer(&pool(1), &seen).after.0, AllocationStrategy::LoadBalanced, "one stream has no parts");
     let three = [seen[0], seen[1], (WorkloadType::Mixed, 100, 10)];
-    assert_eq!(answer(&pool(2), &three).after.1, Split::of(2), "more workloads than streams");
+    assert_eq!(answer(&pool(2), &three).after.1, WorkloadSplit::of(2), "more workloads than streams");
     setup.finish();
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use transload_core::StreamPriority;
-use transload_streams::{AdvancedStreamPool, Split};
+use transload_streams::{AdvancedStreamPool, WorkloadSplit};
 
 use crate::{pool::WORKLOADS, support::setup::Setup};
 
@@ -11,7 +11,7 @@ use crate::{pool::WORKLOADS, support::setup::Setup};
 fn every_workload_has_streams_whatever_the_split() {
     let setup = Setup::new();
     for streams in 1..=64 {
-        assert_eq!(Split::of(streams).total(), streams);
+        assert_eq!(WorkloadSplit::of(streams).total(), streams);
     }
     let places = |split| {
         let pool = AdvancedStreamPool::builder(&setup.device).split(split).build().unwrap();
@@ -23,14 +23,15 @@ fn every_workload_has_streams_whatever_the_split() {
         let sets = all.chunks(5).map(|leases| leases.iter().map(|lease| lease.id()).collect::<HashSet<_>>());
         sets.collect::<Vec<_>>()
     };
-    let [compute, memory, mixed, coordination] = &places(Split::of(4))[..] else { panic!() };
+    let [compute, memory, mixed, coordination] = &places(WorkloadSplit::of(4))[..] else { panic!() };
     let each = [compute, memory, mixed, coordination].map(HashSet::len);
     assert_eq!(each, [1; 4]);
     assert_eq!(
         compute.iter().chain(memory).chain(mixed).chain(coordination).collect::<HashSet<_>>().len(),
         4
     );
-    let of = |compute, memory, mixed, coordination| places(Split { compute, memory, mixed, coordination });
+    let of =
+        |compute, memory, mixed, coordination| places(WorkloadSplit { compute, memory, mixed, coordination });
     for only in [of(2, 0, 0, 0), of(0, 2, 0, 0), of(0, 0, 2, 0), of(0, 0, 0, 2)] {
         assert!(only[0].len() == 2 && only.iter().all(|streams| *streams == only[0]), "{only:?}");
     }

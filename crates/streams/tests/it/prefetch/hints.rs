@@ -297,11 +297,11 @@ fn a_plan_keeps_its_buffers_alive_and_what_is_dropped_after_execution_is_freed_w
     let mut plan = PrefetchPlan::new();
     plan.add_buffer(&buffer, setup.test.ordinal().cast_signed());
     drop(buffer);
-    assert_eq!(setup.memory.ledger().allocations, 1, "the plan has it");
+    assert_eq!(setup.memory.resource_counts().allocations, 1, "the plan has it");
     let gate = Gate::before(&setup.device, &[&stream]);
     plan.execute(&stream).unwrap();
     drop(plan);
-    assert_eq!(setup.memory.ledger().parked, 1, "the prefetch has it");
+    assert_eq!(setup.memory.resource_counts().parked, 1, "the prefetch has it");
     gate.open();
     drop(stream);
     setup.finish();
@@ -340,7 +340,7 @@ fn memory_of_one_device_goes_to_another_and_back_on_streams_of_either() {
     assert_eq!(buffer.place().device, DeviceId::Cuda(near), "it is still that device's memory");
     drop((hints, buffer, streams));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
     devices.iter().for_each(harness::TestDevice::assert_ledger_empty);
 }

@@ -1,7 +1,7 @@
 //! Who used unified memory last, as launches that come behind find out: long views and loans, raw graphs, refused prefetches.
 
 use transload_core::{
-    Access, DeviceId, ErrorKind, Holding, Operation, Pattern, RawBuffer, StreamPriority, Timing, Turns,
+    Access, DeviceId, ErrorKind, Operation, Pattern, RawBuffer, StreamPriority, Timing, TryLockResult, Turns,
     submit, try_submit,
 };
 use transload_cuda_sim::harness;
@@ -50,7 +50,7 @@ impl Program {
     }
 
     fn moves(&self) -> u64 {
-        self.x.moves_until_use_by(self.setup.device.id())
+        self.x.use_epoch_for(self.setup.device.id())
     }
 
     fn finish(self) {
@@ -79,9 +79,9 @@ fn what_the_host_or_others_look_at_is_used_as_it_begins_and_as_it_ends() {
         drop(program.launch(&program.x));
         let before = program.moves();
         let hold = loop {
-            match program.x.try_hold(Access::Read).unwrap() {
-                Holding::Held(hold) => break hold,
-                Holding::Blocked(prefetch) => prefetch.wait().unwrap(),
+            match program.x.try_lock_range(Access::Read).unwrap() {
+                TryLockResult::Locked(hold) => break hold,
+                TryLockResult::Blocked(prefetch) => prefetch.wait().unwrap(),
             }
         };
         began(before);

@@ -201,7 +201,7 @@ fn a_prefetcher_keeps_no_buffer_alive_and_does_not_stumble_over_one_that_is_gone
     assert!(before.hits > 5, "{before:?}");
     drop(layers.remove(2));
     setup.memory.drain().unwrap();
-    assert_eq!(setup.memory.ledger().allocations, 4, "the prefetcher held none");
+    assert_eq!(setup.memory.resource_counts().allocations, 4, "the prefetcher held none");
     (0..6).for_each(|_| step(&layers));
     assert!(auto.statistics().hits > before.hits, "the new order is found");
     drop((layers, auto, stream));

@@ -34,7 +34,7 @@ fn sixty_four_small_copies_and_one_wait_take_sixty_four_copies_and_four_events()
     assert_eq!(count(&names, "cuMemcpyHtoDAsync_v2"), 64);
     assert_eq!(count(&names, "cuEventRecord"), 4, "one for sixteen: {names:?}");
     for (n, transfer) in transfers.iter().enumerate() {
-        assert!(transfer.fence().unwrap().is_known_done(), "{n} is known to be over with the last");
+        assert!(transfer.fence().unwrap().is_known_complete(), "{n} is known to be over with the last");
     }
     drop((trace, transfers));
     stream.copy_to_host_async(&there, &back).wait().unwrap();
@@ -177,9 +177,9 @@ fn threads_that_enqueue_and_ask_at_once_see_every_fence_end_and_no_byte_too_earl
                     match round % 3 {
                         0 => drop(down.wait().unwrap()),
                         1 => drop(pollster::block_on(down).unwrap()),
-                        _ => while !down.is_over() {},
+                        _ => while !down.is_complete() {},
                     }
-                    assert!(fill.is_over());
+                    assert!(fill.is_complete());
                     assert!(back.try_read().unwrap().iter().all(|byte| *byte == value));
                 }
             });

@@ -51,7 +51,7 @@ fn a_capture_by_another_thread_stays_valid_and_so_do_our_transfers() {
         (setup.pinned(&content), setup.device(32 << 20), setup.pinned(&vec![0; 32 << 20]));
     beside_a_global_capture(&captured, || {
         let up = stream.copy_from_host_async(&host, &there);
-        let _asked_while_it_runs = up.is_over();
+        let _asked_while_it_runs = up.is_complete();
         let down = stream.copy_to_host_async(&there, &back);
         drop(setup.memory.allocate(MemoryKind::Device, 1 << 20)?);
         drop(setup.memory.allocate(MemoryKind::Pinned, 1 << 20)?);

@@ -89,7 +89,7 @@ fn a_fence_of_foreign_work_orders_later_work() {
         // SAFETY: both buffers are alive, of one length, and used by nothing else until the copy is over.
         let copied = unsafe { other.enqueue(&copy, std::slice::from_ref(&fence), Timing::Off) }.unwrap();
         copied.wait().unwrap();
-        assert!(fence.is_over(), "round {round}: what comes after it is done");
+        assert!(fence.is_complete(), "round {round}: what comes after it is done");
         assert!(back.read().unwrap().iter().all(|byte| *byte == round), "round {round}");
     }
     drop((there, back, stream, other));

@@ -47,7 +47,7 @@ impl Setup {
     /// Gives everything back and checks that nothing is alive, as every drop does, and that nothing was lost.
     pub(crate) fn finish(self) {
         self.memory.drain().unwrap();
-        assert!(self.memory.ledger().is_empty(), "{}", self.memory.ledger());
+        assert!(self.memory.resource_counts().is_empty(), "{}", self.memory.resource_counts());
     }
 }
 

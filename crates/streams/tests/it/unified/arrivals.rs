@@ -31,7 +31,10 @@ fn a_prefetch_is_over_only_behind_what_wrote_its_range_before_on_whatever_stream
                 } else {
                     buffer.prefetch_to_device_on(&mover, 10..20, None)
                 };
-                assert!(!moved.is_over() && !mover.is_ready().unwrap(), "{bench}: to the host: {to_host}");
+                assert!(
+                    !moved.is_complete() && !mover.is_ready().unwrap(),
+                    "{bench}: to the host: {to_host}"
+                );
                 gate.open();
                 moved.wait().unwrap();
             }
@@ -77,7 +80,7 @@ fn what_the_host_wrote_last_arrives_also_where_the_buffer_is_dropped_before_it_i
             slice.fill(8);
             drop(slice);
             drop(buffer);
-            let ledger = bench.setup.memory.ledger();
+            let ledger = bench.setup.memory.resource_counts();
             let copies = usize::from(!bench.is_managed()) as u64;
             assert_eq!(
                 (ledger.allocations, ledger.parked),

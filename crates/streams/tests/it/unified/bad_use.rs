@@ -22,7 +22,7 @@ fn no_elements_elements_without_size_and_sizes_that_overflow_are_refused() {
             assert_eq!(kind(made::<f64>(bench, len)), Some(ErrorKind::InvalidArgument), "{bench}: {len}");
         }
         assert_eq!(kind(made::<[f32; 0]>(bench, 5)), Some(ErrorKind::InvalidArgument), "{bench}");
-        assert!(bench.setup.memory.ledger().is_empty());
+        assert!(bench.setup.memory.resource_counts().is_empty());
     });
 }
 
@@ -34,7 +34,7 @@ fn too_much_is_out_of_memory_with_what_was_requested_what_is_free_and_what_there
         let shortage = error.memory_shortage().unwrap();
         let (free, total) = (shortage.free.unwrap(), shortage.total.unwrap());
         assert!(shortage.requested == 1 << 50 && 0 < free && free <= total && total < 1 << 50, "{bench}");
-        assert!(bench.setup.memory.ledger().is_empty());
+        assert!(bench.setup.memory.resource_counts().is_empty());
         drop(made::<u8>(bench, 1 << 10).unwrap());
     });
 }

@@ -215,6 +215,6 @@ fn typed_buffers_over_blocks_of_a_pool_are_shared_and_their_blocks_used_again() 
         assert!(addresses.len() < 9, "{bench}: blocks are used again");
         drop(pool);
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{bench}: {}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{bench}: {}", memory.resource_counts());
     });
 }

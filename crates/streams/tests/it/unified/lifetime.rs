@@ -33,10 +33,14 @@ fn a_buffer_dropped_while_it_is_prefetched_copied_and_used_is_freed_when_that_is
                 drop((there_x, there_y));
                 drop(y.prefetch_to_host_on(&stream, 1..));
             }
-            assert!(bench.setup.memory.ledger().parked > 0, "{bench}: the stream is held");
+            assert!(bench.setup.memory.resource_counts().parked > 0, "{bench}: the stream is held");
             gate.open();
             bench.setup.memory.drain().unwrap();
-            assert!(bench.setup.memory.ledger().is_empty(), "{bench}: {}", bench.setup.memory.ledger());
+            assert!(
+                bench.setup.memory.resource_counts().is_empty(),
+                "{bench}: {}",
+                bench.setup.memory.resource_counts()
+            );
             drop((stream, kernel));
         });
     });

@@ -97,7 +97,7 @@ fn memory_reused_across_streams_has_no_race_under_any_of_thirty_seeds() {
         drop(allocator);
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "seed {seed}: {}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "seed {seed}: {}", sim.live_objects());
     }
 }
 
@@ -166,7 +166,7 @@ fn a_small_device_runs_out_with_the_numbers_and_serves_again_once_memory_is_free
     allocator.free_for_stream(large, &streams[0]).unwrap();
     drop((allocator, streams));
     memory.drain().unwrap();
-    assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+    assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn a_lost_device_gives_typed_errors_and_takes_everything_back() {
     drop((one, two));
     let Bed { memory, allocator, .. } = bed;
     drop(allocator);
-    assert_eq!(memory.ledger().parked, 0, "nothing runs on a lost device, so nothing is waited for");
+    assert_eq!(memory.resource_counts().parked, 0, "nothing runs on a lost device, so nothing is waited for");
 }
 
 #[test]
@@ -221,9 +221,9 @@ fn a_block_that_another_stream_still_uses_is_put_behind_that_use() {
     let block = bed.allocator.allocate_for_stream(&one, MIB).unwrap();
     fill(&one, block, 2).unwrap();
     one.synchronize().unwrap();
-    assert!(late.is_over(), "what it was put behind is over first");
+    assert!(late.is_complete(), "what it was put behind is over first");
     let served = bed.allocator.statistics().served;
-    assert_eq!(served.other_stream_behind_wait, 1, "{served:?}");
+    assert_eq!(served.other_stream_waited, 1, "{served:?}");
 }
 
 #[test]

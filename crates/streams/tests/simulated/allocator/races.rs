@@ -57,7 +57,7 @@ impl Asked {
 
     /// Makes it a use of the buffer.
     pub(crate) fn uses(self: &Arc<Self>, buffer: &RawBuffer) {
-        let claims = Claims::of(&mut [(buffer, Access::Write)]).unwrap();
+        let claims = Claims::acquire(&mut [(buffer, Access::Write)]).unwrap();
         // SAFETY: nothing runs.
         unsafe { claims.commit(&Fence::new(Arc::clone(self) as Arc<dyn Timeline>, 1)) };
     }
@@ -236,7 +236,7 @@ fn memory_of_an_allocator_and_a_stream_dropped_at_once_goes_back_behind_the_stre
             assert!(races.is_empty(), "round {round}: {}", races[0]);
             memory.drain().unwrap();
         }
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     });
 }
 
@@ -255,7 +255,7 @@ fn what_a_limited_resource_gave_is_back_after_the_managers_drain_also_when_the_r
         }
         drop((buffer, stream, allocator));
         memory.drain().unwrap();
-        assert!(memory.ledger().is_empty(), "{}", memory.ledger());
+        assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     });
 }
 

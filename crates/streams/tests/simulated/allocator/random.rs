@@ -195,7 +195,7 @@ fn streams_that_come_and_go_under_a_tight_limit_race_nowhere_and_leave_nothing_b
             let races = sim.races();
             assert!(races.is_empty(), "seed {seed}: {}", races[0]);
             drop((memory, device, of_bed));
-            assert!(sim.ledger().is_empty(), "seed {seed}: {}", sim.ledger());
+            assert!(sim.live_objects().is_empty(), "seed {seed}: {}", sim.live_objects());
         }
     });
 }

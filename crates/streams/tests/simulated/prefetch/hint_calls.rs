@@ -44,7 +44,7 @@ fn the_node_of_the_calling_thread_is_the_drivers_to_find_out() {
     drop((owned, raw, buffer, stream));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }
 
 fn hints_stay_places(hints: &ManagedMemoryHints) {
@@ -76,7 +76,7 @@ fn a_prefetch_by_address_on_another_devices_default_stream_is_on_that_one() {
         drop((hints, buffer, own, other));
         memory.drain().unwrap();
         drop((memory, here, there));
-        assert!(near.ledger().is_empty() && far.ledger().is_empty());
+        assert!(near.live_objects().is_empty() && far.live_objects().is_empty());
     });
 }
 
@@ -104,5 +104,5 @@ fn what_was_predicted_and_had_no_room_is_not_taken_for_there() {
     drop((auto, full, buffer));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }

@@ -43,7 +43,7 @@ fn every_architecture_that_shares_with_the_host_takes_hints() {
         drop((hints, buffer, stream));
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     }
 }
 
@@ -82,7 +82,7 @@ fn every_architecture_that_does_not_refuses_each_hint_with_a_reason() {
         drop((owned, raw, plan, buffer, stream));
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     }
 }
 
@@ -138,5 +138,5 @@ fn neighbours_that_the_driver_refuses_together_are_tried_one_by_one() {
     drop((plan, buffer, stream));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
 }

@@ -30,7 +30,7 @@ fn sweep(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder, taken: u
     drop((x, taken, auto));
     memory.drain().unwrap();
     drop((memory, device));
-    assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+    assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     (seen, refused)
 }
 

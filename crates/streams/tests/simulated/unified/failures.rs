@@ -127,7 +127,7 @@ fn what_could_not_be_sent_is_sent_when_the_buffer_goes_as_its_memory_may_be_kept
         drop((stream, pinned));
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     });
 }
 
@@ -156,6 +156,6 @@ fn a_device_that_lacks_managed_access_gets_no_pages() {
         assert!(error.to_string().contains("valid is the mode explicit"), "{error}");
         drop(memory);
         drop(device);
-        assert!(older.ledger().is_empty() && newer.ledger().is_empty());
+        assert!(older.live_objects().is_empty() && newer.live_objects().is_empty());
     });
 }

@@ -47,7 +47,7 @@ impl Bed {
         drop(stream);
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
         assert!(sim.races().is_empty(), "{}", sim.races()[0]);
     }
 }
@@ -136,7 +136,7 @@ fn streams_whose_prefetches_to_the_host_are_over_are_let_go() {
         let bed = Bed::new();
         let buffer = bed.buffer(UnifiedMode::Explicit);
         buffer.fill(3).unwrap();
-        let streams = || bed.sim.ledger().streams;
+        let streams = || bed.sim.live_objects().streams;
         let usual = streams();
         let prefetch = |range: std::ops::Range<usize>| {
             let mover = CudaStream::new(&bed.device).unwrap();
@@ -194,6 +194,6 @@ fn memory_that_does_not_move_takes_every_role_of_a_launch_without_advice() {
         drop((x, y, executor, kernel, stream));
         memory.drain().unwrap();
         drop((memory, device));
-        assert!(sim.ledger().is_empty(), "{}", sim.ledger());
+        assert!(sim.live_objects().is_empty(), "{}", sim.live_objects());
     });
 }

@@ -173,7 +173,7 @@ pub(crate) fn host_manager() -> CrossBackendTransferManager {
 #[track_caller]
 pub(crate) fn assert_empty(manager: &CrossBackendTransferManager) {
     manager.drain().unwrap();
-    for (backend, ledger) in manager.ledger() {
+    for (backend, ledger) in manager.resource_counts() {
         assert!(ledger.is_empty(), "{backend}: {ledger}");
     }
 }

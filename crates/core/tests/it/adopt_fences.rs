@@ -36,7 +36,7 @@ unsafe impl Storage for Block {
         None
     }
 
-    fn take_over(&mut self, until: &[Fence]) -> bool {
+    fn adopt_fences(&mut self, until: &[Fence]) -> bool {
         self.until = until.to_vec();
         true
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     Access, DeviceId, Fence, RawBuffer, Result,
     hazard::{Attempt, Retained, Ticket, WakeList, in_flight},
-    submit::obstacle::{Obstacle, Turns},
+    submit::unblocked::{Turns, Unblocked},
 };
 
 /// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
@@ -15,26 +15,26 @@ use crate::{
 /// Ends when dropped, or becomes a use by work that was enqueued meanwhile: [`commit`](Self::commit). Forgotten, it keeps the
 /// range for good.
 #[must_use = "a hold ends when it is dropped"]
-pub struct Hold {
+pub struct RangeGuard {
     buffer: RawBuffer,
     /// Taken when it ends in another way than by its drop.
     ticket: Option<Ticket>,
 }
 
-/// What came of [`RawBuffer::try_hold`].
+/// What came of [`RawBuffer::try_lock_range`].
 #[derive(Debug)]
-pub enum Holding {
+pub enum TryLockResult {
     /// The range is held.
-    Held(Hold),
+    Locked(RangeGuard),
     /// Something is in the way that will go by itself.
-    Blocked(Blocked),
+    Blocked(PendingConflict),
 }
 
 /// Work in flight, or another thread's claim, in the way of a hold.
 #[derive(Debug)]
-pub struct Blocked {
+pub struct PendingConflict {
     buffer: RawBuffer,
-    by: Obstacle,
+    by: Unblocked,
 }
 
 impl RawBuffer {
@@ -43,22 +43,22 @@ impl RawBuffer {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
-    pub fn try_hold(&self, access: Access) -> Result<Holding> {
+    pub fn try_lock_range(&self, access: Access) -> Result<TryLockResult> {
         let range = self.range();
-        Ok(match self.hazards().try_hold(&range, access)? {
+        Ok(match self.hazards().try_lock_range(&range, access)? {
             Attempt::Held(ticket) => {
                 self.record_use_by(DeviceId::Cpu);
-                Holding::Held(Hold { buffer: self.clone(), ticket: Some(ticket) })
+                TryLockResult::Locked(RangeGuard { buffer: self.clone(), ticket: Some(ticket) })
             }
             Attempt::Blocked(before) => {
-                let by = Obstacle::before(self, range, access, before, None);
-                Holding::Blocked(Blocked { buffer: self.clone(), by })
+                let by = Unblocked::before(self, range, access, before, None);
+                TryLockResult::Blocked(PendingConflict { buffer: self.clone(), by })
             }
         })
     }
 }
 
-impl Blocked {
+impl PendingConflict {
     /// Blocks the calling thread until it is gone. Something else may be in the way then. What failed is gone, too; who
     /// awaits it is told.
     ///
@@ -83,7 +83,7 @@ impl Blocked {
     }
 }
 
-impl Hold {
+impl RangeGuard {
     /// The range.
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
@@ -104,7 +104,7 @@ impl Hold {
     }
 }
 
-impl Drop for Hold {
+impl Drop for RangeGuard {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
             // A device may have read beside it, and the host again behind that.
@@ -114,8 +114,8 @@ impl Drop for Hold {
     }
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for RangeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hold({:?})", self.buffer)
+        write!(f, "RangeGuard({:?})", self.buffer)
     }
 }

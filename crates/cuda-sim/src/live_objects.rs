@@ -5,7 +5,7 @@ use std::fmt;
 /// Counts of what is alive and belongs to one device. Pinned and registered memory belongs to the device whose context
 /// was current when it was made. Default memory pools and default streams are not counted: nobody made them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
+pub struct LiveObjects {
     /// Contexts.
     pub contexts: usize,
     /// Streams created and not destroyed.
@@ -32,7 +32,7 @@ pub struct Ledger {
     pub graph_execs: usize,
 }
 
-impl Ledger {
+impl LiveObjects {
     /// Whether nothing at all is alive.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -40,7 +40,7 @@ impl Ledger {
     }
 }
 
-impl fmt::Display for Ledger {
+impl fmt::Display for LiveObjects {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
             return f.write_str("nothing alive");

@@ -16,22 +16,22 @@ use smallvec::SmallVec;
 use crate::{
     Access, Error, Fence, RawBuffer, Result,
     hazard::{Blocker, TurnId},
-    sync::brief_lock::BriefLock,
+    sync::spin_lock::SpinLock,
 };
 
 /// Why nothing was submitted by a call that does not wait.
 #[derive(Debug)]
-pub enum Unsubmitted {
+pub enum TrySubmitError {
     /// Something is in the way that will go by itself: await it, then try again.
-    Blocked(Obstacle),
+    WouldBlock(Unblocked),
     /// It will not be submitted.
-    Refused(Error),
+    Failed(Error),
 }
 
 /// Work in flight, or another thread's claim, that submission must come after. Ready when it is worth trying again, which
 /// may find another one. Holds no claim: dropping it at any time changes nothing.
 #[must_use = "a future does nothing unless it is awaited"]
-pub struct Obstacle {
+pub struct Unblocked {
     cause: Cause,
 }
 
@@ -57,7 +57,7 @@ struct ClaimedRange {
 /// thread itself goes on.
 const MAX_TURN_WAIT: Duration = Duration::from_millis(10);
 
-impl Obstacle {
+impl Unblocked {
     /// What blocks a use of a range of the buffer's allocation. Who tries again with `turns` has a turn from now on.
     pub(crate) fn before(
         buffer: &RawBuffer,
@@ -115,7 +115,7 @@ impl Obstacle {
 
     /// Returns whether it has gone, asking the driver, but without waiting.
     pub(crate) fn is_resolved(&self) -> bool {
-        matches!(&self.cause, Cause::Fences(fences) if fences.iter().all(Fence::is_over))
+        matches!(&self.cause, Cause::Fences(fences) if fences.iter().all(Fence::is_complete))
     }
 }
 
@@ -131,7 +131,7 @@ fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
 
     let (begun, waker) = (Instant::now(), Waker::from(Arc::new(Unparks(thread::current()))));
     fences.iter().all(|fence| {
-        while !fence.is_known_done() && !fence.timeline().wake_at(fence.point(), &waker) {
+        while !fence.is_known_complete() && !fence.timeline().wake_at(fence.point(), &waker) {
             match limit.checked_sub(begun.elapsed()) {
                 Some(rest) if !rest.is_zero() => thread::park_timeout(rest),
                 _ => return false,
@@ -142,11 +142,11 @@ fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
 }
 
 /// The turns of a caller that tries again until it is not blocked: after 16 conflicting uses have overtaken it, later ones
-/// queue behind it. For [`try_submit`](crate::try_submit) and [`Claims::try_of`](crate::Claims::try_of), which take a turn
+/// queue behind it. For [`try_submit`](crate::try_submit) and [`Claims::try_acquire`](crate::Claims::try_acquire), which take a turn
 /// where they answer what blocks them. Ends when dropped; an attempt that is not made within 1 ms after it could succeed loses
 /// its turn until the next one.
 #[derive(Debug, Default)]
-pub struct Turns(BriefLock<Taken>);
+pub struct Turns(SpinLock<Taken>);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -194,7 +194,7 @@ impl Drop for Turns {
     }
 }
 
-impl Future for Obstacle {
+impl Future for Unblocked {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -218,7 +218,7 @@ impl Future for Obstacle {
     }
 }
 
-impl fmt::Debug for Obstacle {
+impl fmt::Debug for Unblocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {
             Cause::Claim(claimed) => {
@@ -226,23 +226,23 @@ impl fmt::Debug for Obstacle {
                 let Range { start, end } = range;
                 write!(
                     f,
-                    "Obstacle({access:?} of bytes {start} to {end} of {buffer:?} while they are claimed)"
+                    "Unblocked({access:?} of bytes {start} to {end} of {buffer:?} while they are claimed)"
                 )
             }
-            Cause::Fences(fences) | Cause::Turn(fences) => f.debug_tuple("Obstacle").field(fences).finish(),
+            Cause::Fences(fences) | Cause::Turn(fences) => f.debug_tuple("Unblocked").field(fences).finish(),
         }
     }
 }
 
-impl From<Obstacle> for Unsubmitted {
-    fn from(obstacle: Obstacle) -> Self {
-        Self::Blocked(obstacle)
+impl From<Unblocked> for TrySubmitError {
+    fn from(obstacle: Unblocked) -> Self {
+        Self::WouldBlock(obstacle)
     }
 }
 
-impl From<Error> for Unsubmitted {
+impl From<Error> for TrySubmitError {
     fn from(error: Error) -> Self {
-        Self::Refused(error)
+        Self::Failed(error)
     }
 }
 

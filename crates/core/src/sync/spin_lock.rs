@@ -14,22 +14,22 @@ use crate::sync::{AtomicBool, Condvar, MAX_SPINS, Mutex, Ordering, UnsafeCell, s
 /// A value that one thread at a time uses, briefly. In this order, so that taking it brings the value's beginning along.
 #[derive(Debug)]
 #[repr(C)]
-pub struct BriefLock<T> {
+pub struct SpinLock<T> {
     locked: AtomicBool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is only reached by the guard, of which there is one at a time.
-unsafe impl<T: Send> Sync for BriefLock<T> {}
+unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 /// The right to use the value; the lock is open again when it is dropped.
-pub struct BriefGuard<'a, T> {
-    lock: &'a BriefLock<T>,
+pub struct SpinLockGuard<'a, T> {
+    lock: &'a SpinLock<T>,
     /// It may be shared or sent where the value may.
     value: PhantomData<&'a mut T>,
 }
 
-impl<T> BriefLock<T> {
+impl<T> SpinLock<T> {
     /// Returns an open lock.
     pub fn new(value: T) -> Self {
         Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
@@ -37,18 +37,18 @@ impl<T> BriefLock<T> {
 
     /// Takes the lock; spins, and lets others run, until it is open.
     #[inline]
-    pub fn lock(&self) -> BriefGuard<'_, T> {
+    pub fn lock(&self) -> SpinLockGuard<'_, T> {
         if !self.try_acquire() {
             self.lock_slow();
         }
-        BriefGuard { lock: self, value: PhantomData }
+        SpinLockGuard { lock: self, value: PhantomData }
     }
 
     /// Takes the lock if it is open.
     #[inline]
-    pub fn try_lock(&self) -> Option<BriefGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
         // Made only where it is taken: the drop of a guard opens the lock.
-        self.try_acquire().then(|| BriefGuard { lock: self, value: PhantomData })
+        self.try_acquire().then(|| SpinLockGuard { lock: self, value: PhantomData })
     }
 
     /// The value, of which this is the only reference.
@@ -79,13 +79,13 @@ impl<T> BriefLock<T> {
     }
 }
 
-impl<T: Default> Default for BriefLock<T> {
+impl<T: Default> Default for SpinLock<T> {
     fn default() -> Self {
         Self::new(T::default())
     }
 }
 
-impl<T> Deref for BriefGuard<'_, T> {
+impl<T> Deref for SpinLockGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -95,7 +95,7 @@ impl<T> Deref for BriefGuard<'_, T> {
     }
 }
 
-impl<T> DerefMut for BriefGuard<'_, T> {
+impl<T> DerefMut for SpinLockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above; borrowed mutably, so there is no other reference.
@@ -103,7 +103,7 @@ impl<T> DerefMut for BriefGuard<'_, T> {
     }
 }
 
-impl<T> Drop for BriefGuard<'_, T> {
+impl<T> Drop for SpinLockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // What was done with the value comes before, for whoever takes it next.
