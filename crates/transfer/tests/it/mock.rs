@@ -18,7 +18,7 @@ use transload_core::{
     Timeline, TimelineId, Timing, WorkloadType, next_timeline_id, submit,
 };
 
-use crate::mock_memory::{Memory, Panics, SharedBuffer};
+use crate::mock_memory::{Memory, Panics, Shared};
 pub(crate) use crate::mock_memory::{bytes, read_only, set_bytes};
 
 pub(crate) const MOCK: DeviceId = DeviceId::Other("mock", 0);
