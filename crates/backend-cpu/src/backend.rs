@@ -162,7 +162,7 @@ impl Backend for CpuBackend {
         (costs::is_reachable(src) && costs::is_reachable(dst)).then_some(DeviceId::Cpu)
     }
 
-    fn copies_at_once(&self, src: Place, dst: Place) -> usize {
+    fn host_copy_limit(&self, src: Place, dst: Place) -> usize {
         if self.copier(src, dst).is_some() { MAX_INLINE } else { 0 }
     }
 

@@ -57,7 +57,7 @@ pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use submit::pattern::Pattern;
 pub use submit::recorded::{Recording, merge_uses, merged_uses};
-pub use submit::submission::{copy_at_once, submit_async, try_submit};
+pub use submit::submission::{copy_on_host, submit_async, try_submit};
 pub use submit::unblocked::{TrySubmitError, Turns, Unblocked};
 #[doc(hidden)]
 pub use sync::spin_lock::{SpinLock, SpinLockGuard};

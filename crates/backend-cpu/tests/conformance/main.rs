@@ -18,9 +18,9 @@ fn cpu(workers: usize, parallel_from: usize) -> Arc<dyn Backend> {
     CpuBackend::builder().workers(workers).parallel_from(parallel_from).build().unwrap()
 }
 
-fn run(backend: Arc<dyn Backend>, seed: u64, patience: Duration) -> Outcome {
+fn run(backend: Arc<dyn Backend>, seed: u64, wake_timeout: Duration) -> Outcome {
     let mut subject = Subject::new(Arc::clone(&backend), DeviceId::Cpu, backend);
-    (subject.seed, subject.patience) = (seed, patience);
+    (subject.seed, subject.wake_timeout) = (seed, wake_timeout);
     conformance::backend(&subject)
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use transload_core::{
     Backend, DeviceId, ErrorKind, MemoryKind, Operation, Pattern, Place, RawBuffer, Result, Timing,
-    catch_panic, copy_at_once, submit,
+    catch_panic, copy_on_host, submit,
 };
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 
 /// Returns whether it was copied.
 fn at_once(src: &RawBuffer, dst: &RawBuffer) -> Result<bool> {
-    let took = copy_at_once(src, dst, Timing::Off)?;
+    let took = copy_on_host(src, dst, Timing::Off)?;
     assert!(took.is_none_or(|took| took.is_zero()), "it was not measured");
     Ok(took.is_some())
 }
@@ -26,8 +26,8 @@ const HOST: Place = Place::new(DeviceId::Cpu, MemoryKind::Pageable);
 #[test]
 fn short_copy_is_complete_when_it_returns_and_leaves_nothing_in_flight() {
     let backend = backend(1, usize::MAX);
-    assert!(backend.copies_at_once(HOST, HOST) >= 4096);
-    assert_eq!(backend.copies_at_once(HOST, Place::new(DeviceId::Cuda(0), MemoryKind::Device)), 0);
+    assert!(backend.host_copy_limit(HOST, HOST) >= 4096);
+    assert_eq!(backend.host_copy_limit(HOST, Place::new(DeviceId::Cuda(0), MemoryKind::Device)), 0);
     let (src, dst) = (backend.wrap_vec(noise(1, 4096)), allocate(&backend, 4096));
     for _ in 0..3 {
         assert!(at_once(&src, &dst).unwrap());
@@ -35,7 +35,7 @@ fn short_copy_is_complete_when_it_returns_and_leaves_nothing_in_flight() {
         assert_eq!(dst.in_flight().unwrap().len() + src.in_flight().unwrap().len(), 0);
         dst.write().unwrap().fill(0);
     }
-    let took = copy_at_once(&src, &dst, Timing::Measured).unwrap();
+    let took = copy_on_host(&src, &dst, Timing::Measured).unwrap();
     assert!(took.unwrap() > std::time::Duration::ZERO);
 }
 

@@ -72,7 +72,7 @@ fn held_wakers(context: &TestContext<'_>) -> Result<(), Failure> {
     for (host, there) in context.round_trips() {
         let (src, dst) = (context.buffer_of(host, &[1; 100])?, context.buffer_of(there, &[2; 100])?);
         let queue = context.queue()?;
-        let gate = Gate::closed(context.subject.patience);
+        let gate = Gate::closed(context.subject.wake_timeout);
         let gated = gate.hold(&src)?;
         if !queue.can_wait_for(&gated) {
             return Ok(());
@@ -119,7 +119,7 @@ pub(super) fn thousand(context: &TestContext<'_>) -> CheckResult {
     let hold = context.allocate(from, context.size(3_000_000))?;
     let queues = context.queues()?;
     // Something in front, so that there is something to wait for: a gate, or else large copies.
-    let gate = Gate::closed(context.subject.patience);
+    let gate = Gate::closed(context.subject.wake_timeout);
     if !queues.iter().all(|queue| queue.can_wait_for(&Fence::new(gate.timeline().clone(), 1))) {
         gate.open();
     }
@@ -148,7 +148,9 @@ pub(super) fn thousand(context: &TestContext<'_>) -> CheckResult {
     gate.open();
     while open > 0 {
         let mut wake_list = ready.wake_list.lock();
-        if wake_list.is_empty() && ready.more.wait_for(&mut wake_list, context.subject.patience).timed_out() {
+        if wake_list.is_empty()
+            && ready.more.wait_for(&mut wake_list, context.subject.wake_timeout).timed_out()
+        {
             fail!("{open} of {TASKS} awaited operations were never woken");
         }
         for index in std::mem::take(&mut *wake_list) {

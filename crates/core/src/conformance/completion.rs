@@ -94,7 +94,7 @@ pub(super) fn held_fences(context: &TestContext<'_>) -> CheckResult {
         let middle = context.buffer_of(there, &vec![2; content.len()])?;
         let back = context.buffer_of(host, &vec![3; content.len()])?;
         let queues = context.queues()?;
-        let gate = Gate::closed(context.subject.patience);
+        let gate = Gate::closed(context.subject.wake_timeout);
         let gated = submit(&gate, &Operation::Copy { src: &source, dst: &first }, Timing::Off)?;
         if !queues.iter().all(|queue| queue.can_wait_for(&gated)) {
             continue;

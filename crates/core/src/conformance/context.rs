@@ -175,7 +175,7 @@ impl<'a> TestContext<'a> {
     pub(super) fn wait_until(&self, mut happened: impl FnMut() -> bool) -> bool {
         let begun = Instant::now();
         while !happened() {
-            if begun.elapsed() > self.subject.patience {
+            if begun.elapsed() > self.subject.wake_timeout {
                 return false;
             }
             thread::yield_now();

@@ -19,7 +19,7 @@ use crate::{
     Timing, next_timeline_id, submit,
 };
 
-/// The queue. Opens when it is dropped, so that a check that failed leaves nobody waiting; and by itself when patience is
+/// The queue. Opens when it is dropped, so that a check that failed leaves nobody waiting; and by itself after `timeout`
 /// at an end, so that a backend that blocks where it must not is told of and does not hang.
 pub(super) struct Gate {
     timeline: Arc<dyn Timeline>,
@@ -57,7 +57,7 @@ struct GateState {
 }
 
 impl Gate {
-    pub(super) fn closed(patience: Duration) -> Self {
+    pub(super) fn closed(timeout: Duration) -> Self {
         let inner = Arc::new(GateTimeline {
             id: next_timeline_id(),
             reached: AtomicU64::new(0),
@@ -68,11 +68,11 @@ impl Gate {
         });
         let watched = Arc::clone(&inner);
         // Without the thread a backend that blocks hangs; nothing else depends on it.
-        let _watch = thread::Builder::new().spawn(move || watched.force_after(patience));
+        let _watch = thread::Builder::new().spawn(move || watched.force_after(timeout));
         Self { timeline: Arc::clone(&inner) as _, inner }
     }
 
-    /// Whether somebody waited until patience was at an end.
+    /// Whether somebody waited until timeout was at an end.
     pub(super) fn was_forced(&self) -> bool {
         self.inner.was_forced.load(Ordering::Acquire)
     }
@@ -109,8 +109,8 @@ impl GateTimeline {
         wakers.into_iter().for_each(crate::hazard::wake);
     }
 
-    fn force_after(&self, patience: Duration) {
-        let until = Instant::now() + patience;
+    fn force_after(&self, timeout: Duration) {
+        let until = Instant::now() + timeout;
         let mut state = self.state.lock();
         while !state.is_open {
             if self.opened.wait_until(&mut state, until).timed_out() {

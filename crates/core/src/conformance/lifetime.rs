@@ -96,7 +96,7 @@ pub(super) fn dropped(context: &TestContext<'_>) -> CheckResult {
 fn parked(context: &TestContext<'_>) -> Result<(), Failure> {
     for memory in context.memories.iter().copied() {
         let before = context.subject.ledgers()?;
-        let gate = Gate::closed(context.subject.patience);
+        let gate = Gate::closed(context.subject.wake_timeout);
         gate.hold(&context.allocate(memory, 4096)?)?;
         let count = |backend: &dyn Backend| backend.resource_counts().allocations;
         let now = count(context.backend()).max(count(&*context.subject.host));

@@ -21,7 +21,7 @@
 //! * Nobody else uses the two backends meanwhile: the suite compares their ledgers before and after each check.
 //! * A check that meets a broken promise answers a [`Failure`] with the seed; nothing in here panics. A panic of the
 //!   backend is caught and reported likewise. A backend that never finishes work can still hang a `wait`; wakers are given
-//!   [`Subject::patience`].
+//!   [`Subject::wake_timeout`].
 //! * What a backend does not offer is no failure as long as it says so: the verdict is
 //!   [`NotApplicable`](Verdict::NotApplicable) with the reason.
 
@@ -84,15 +84,15 @@ pub struct Subject {
     /// sizes at which much goes wrong.
     pub budget_bytes: usize,
     /// How long a waker may take to be called; 30 seconds where nothing else is said.
-    pub patience: Duration,
+    pub wake_timeout: Duration,
 }
 
 impl Subject {
-    /// A device of a backend, with the default seed, budget and patience.
+    /// A device of a backend, with the default seed, budget and timeout.
     #[must_use]
     pub fn new(backend: Arc<dyn Backend>, device: DeviceId, host: Arc<dyn Backend>) -> Self {
-        let patience = Duration::from_secs(30);
-        Self { backend, device, host, seed: 1, budget_bytes: 64 << 20, patience }
+        let wake_timeout = Duration::from_secs(30);
+        Self { backend, device, host, seed: 1, budget_bytes: 64 << 20, wake_timeout }
     }
 
     /// Another seed.

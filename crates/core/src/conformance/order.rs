@@ -108,7 +108,7 @@ pub(super) fn other_backends(context: &TestContext<'_>) -> CheckResult {
         let between = context.buffer_of(host, &vec![1; bytes])?;
         let middle = context.buffer_of(there, &vec![2; bytes])?;
         let back = context.buffer_of(host, &vec![3; bytes])?;
-        let gate = Gate::closed(context.subject.patience);
+        let gate = Gate::closed(context.subject.wake_timeout);
         let queues = context.queues()?;
         submit(&gate, &Operation::Copy { src: &source, dst: &between }, Timing::Off)?;
         // A queue that cannot wait for a stranger's fence has its submitter wait: so it is submitted elsewhere.

@@ -193,9 +193,9 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Up to how many bytes [`copy_at_once`](crate::copy_at_once) is quicker than the backend's queue from `src` to `dst`, both of
+    /// Up to how many bytes [`copy_on_host`](crate::copy_on_host) is quicker than the backend's queue from `src` to `dst`, both of
     /// which the host can address; 0 where it is not.
-    fn copies_at_once(&self, src: Place, dst: Place) -> usize {
+    fn host_copy_limit(&self, src: Place, dst: Place) -> usize {
         let _ = (src, dst);
         0
     }

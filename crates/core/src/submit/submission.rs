@@ -54,11 +54,11 @@ const UNDER_LOCK: usize = 4096;
 /// Copies all of `src` over all of `dst` at once on the calling thread and without a queue, in the order of all other work on the
 /// two buffers. Returns how long that took, by the host's clock if it is measured and else zero; `None` where it did nothing,
 /// since it would have to wait or the host cannot address both. For memory of which a backend says that this is
-/// [quicker than a queue](crate::Backend::copies_at_once).
+/// [quicker than a queue](crate::Backend::host_copy_limit).
 ///
 /// # Errors
 /// Those of `submit`; then nothing was copied.
-pub fn copy_at_once(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<Option<Duration>> {
+pub fn copy_on_host(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<Option<Duration>> {
     Operation::Copy { src, dst }.validate()?;
     let (Some(from), Some(to)) = (src.host_address(), dst.host_address()) else { return Ok(None) };
     let copy = || {

@@ -14,7 +14,7 @@ use std::{
 
 use transload_core::{
     Access, Claims, ErrorKind, HostBytes, MemoryKind, RawBuffer, Result, Timing, TrySubmitError, Turns,
-    copy_at_once, try_submit,
+    copy_on_host, try_submit,
 };
 
 use crate::mock::{MockQueue, host_buffer};
@@ -40,7 +40,7 @@ fn content(of: &RawBuffer) -> Vec<u8> {
 
 /// Returns whether it was copied.
 fn copy(src: &RawBuffer, dst: &RawBuffer) -> Result<bool> {
-    copy_at_once(src, dst, Timing::Off).map(|took| took.is_some())
+    copy_on_host(src, dst, Timing::Off).map(|took| took.is_some())
 }
 
 fn counts(of: &RawBuffer) -> (u64, u64) {
@@ -56,7 +56,7 @@ fn copies_of_any_length_and_place_write_their_bytes_and_no_others_and_are_counte
             expected[3..3 + len].copy_from_slice(&from[11..11 + len]);
             let before = (counts(&src), counts(&dst));
             let (part, target) = (src.slice(11..11 + len).unwrap(), dst.slice(3..3 + len).unwrap());
-            let took = copy_at_once(&part, &target, timing).unwrap();
+            let took = copy_on_host(&part, &target, timing).unwrap();
             assert_eq!(took.unwrap().is_zero(), timing == Timing::Off, "{len} bytes");
             let ((uses, writes), (target_uses, target_writes)) = before;
             assert_eq!(

@@ -9,7 +9,7 @@ use std::{
 };
 
 use transload_core::{
-    ErrorKind, MemoryKind, Timing, copy_at_once,
+    ErrorKind, MemoryKind, Timing, copy_on_host,
     host_access::{self, HostAccess},
 };
 
@@ -110,8 +110,8 @@ fn every_view_and_every_copy_of_the_host_announces_its_range_to_the_hook() {
     drop(b.slice(10..30).unwrap().read().unwrap());
     drop(b.write().unwrap());
     let other = host_buffer(MemoryKind::Pageable, 8);
-    assert!(copy_at_once(&b.slice(..8).unwrap(), &other, Timing::Off).unwrap().is_some());
-    assert!(copy_at_once(&other, &b.slice(8..16).unwrap(), Timing::Off).unwrap().is_some());
+    assert!(copy_on_host(&b.slice(..8).unwrap(), &other, Timing::Off).unwrap().is_some());
+    assert!(copy_on_host(&other, &b.slice(8..16).unwrap(), Timing::Off).unwrap().is_some());
     let (read, write) = (HostAccess::Read, HostAccess::Write);
     assert_eq!(*WATCHED.lock().unwrap(), [(10, 20, read), (0, 1000, write), (0, 8, read), (8, 8, write)]);
 }

@@ -2,7 +2,7 @@
 
 use transload_core::{
     MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, TrySubmitError,
-    copy_at_once,
+    copy_on_host,
 };
 
 use super::{Method, Route, SingleOperation, Submitted, Topology, TransferRequest};
@@ -29,7 +29,7 @@ impl Method for DirectCopy {
     /// transfers in one line, and the backend could not spread them.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         if request.src.len() <= route.at_once
-            && let Some(took) = copy_at_once(request.src, request.dst, request.timing)?
+            && let Some(took) = copy_on_host(request.src, request.dst, request.timing)?
         {
             return Ok(Submitted::Complete((request.timing == Timing::Measured).then_some(took)));
         }

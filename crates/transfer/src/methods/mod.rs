@@ -204,7 +204,7 @@ impl Topology<'_> {
         self.backends.iter().find_map(|registered| {
             let lane = registered.backend.copier(path.src, path.dst)?;
             let info = registered.device(lane)?;
-            let at_once = registered.backend.copies_at_once(path.src, path.dst);
+            let at_once = registered.backend.host_copy_limit(path.src, path.dst);
             let backend = Arc::clone(&registered.backend);
             Some(Route {
                 backend,
