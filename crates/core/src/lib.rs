@@ -1,16 +1,17 @@
-//! Vocabulary and traits for moving tensors between any two memories of a machine.
+//! Types and traits for moving tensors between any two memories of a machine.
 //!
-//! A [`Backend`] gives [`RawBuffer`]s and [`Queue`]s. [`submit`] enqueues an [`Operation`] on a queue in the order that
-//! the buffers' fences ask for, and answers with a [`Fence`]. A [`Transfer`] is a submitted movement of bytes: it runs
-//! whether or not it is awaited, and its memory stays owned until the hardware is done, also when it is dropped.
+//! A [`Backend`] provides [`RawBuffer`]s and [`Queue`]s. [`submit`] enqueues an [`Operation`] on a queue,
+//! after all conflicting work on its buffers, and returns a [`Fence`]. A [`Transfer`] is a submitted movement
+//! of bytes: it runs whether or not it is awaited, and keeps its memory alive until the hardware is done,
+//! even if it is dropped.
 //!
-//! No backend is implemented here; `transload-backend-cpu` and `transload-backend-cuda` do that.
-//!
-//! Who writes a backend runs the suite in the module `conformance` (feature `conformance`, off by default) against it.
+//! This crate contains no backend; see `transload-backend-cpu` and `transload-backend-cuda`. Authors of
+//! backends test theirs with the module `conformance` (feature `conformance`, off by default).
 //!
 //! # Reading order
-//! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and [`Timeline`]
-//! (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how it went), [`Error`].
+//! [`DeviceId`] and [`MemoryKind`] (where), [`RawBuffer`] and [`Buffer`] (what), [`Queue`], [`Fence`] and
+//! [`Timeline`] (when), [`Backend`] (who), [`TransferMethod`], [`TransferReport`] and [`Transfer`] (how),
+//! [`Error`].
 
 mod buffer;
 #[cfg(feature = "conformance")]
@@ -56,7 +57,7 @@ pub use submit::claim::{Access, Claims};
 pub use submit::fill::fill;
 pub use submit::operation::{Operation, Pitched, Uses, submit, submit_on};
 pub use submit::pattern::Pattern;
-pub use submit::recorded::{Recording, merge_uses, merged_uses};
+pub use submit::recording::{Recording, merge_uses, merged_uses};
 pub use submit::submission::{copy_on_host, submit_async, try_submit};
 pub use submit::unblocked::{TrySubmitError, Turns, Unblocked};
 #[doc(hidden)]

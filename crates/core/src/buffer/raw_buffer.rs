@@ -140,7 +140,7 @@ impl RawBuffer {
             has_device_address: storage.device_address().is_some(),
             writable: storage.is_writable(),
             storage: Some(storage),
-            hazards: Hazards::behind(0..len, behind),
+            hazards: Hazards::with_fences(0..len, behind),
             reclaimer: Arc::clone(reclaimer),
             use_epoch: UseEpoch::default(),
         };

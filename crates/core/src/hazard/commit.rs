@@ -1,4 +1,4 @@
-//! How a held range becomes a use: what it replaces, and what it is added to.
+//! Turns a claim into a use: what the use replaces, and what it is added to.
 
 use std::ops::Range;
 
@@ -9,40 +9,40 @@ use super::{
 };
 use crate::{Access, Fence};
 
-/// A use that takes the place of a ticket.
+/// A use that replaces a claim.
 pub(super) struct NewUse<'a> {
     pub(super) fence: &'a Fence,
     pub(super) claim: u32,
     pub(super) access: Access,
     pub(super) effect: Effect,
-    /// Whether it comes after work of another device, which stays beside it until that is over: with its own device lost, this
-    /// use counts as over at once.
+    /// Whether it follows work of another device. That work stays in the table until it is complete: if this
+    /// use's own device is lost, this use counts as complete at once.
     pub(super) cross_device: bool,
 }
 
-/// What of earlier uses a write leaves.
+/// Which earlier uses a write keeps in the table.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Retained {
-    /// What may have damaged bytes.
+    /// Those that may have damaged bytes.
     pub(crate) damage: bool,
-    /// What is in flight on another device.
+    /// Those in flight on another device.
     pub(crate) cross_device: bool,
 }
 
-/// What a new use makes of those that are there.
+/// What a new use does to the uses in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Nothing: it lies beside them.
+    /// Nothing: it runs concurrently with them.
     Concurrent,
-    /// It comes after them, and may leave bytes as they are: those that may have damaged bytes stay.
+    /// Follows them and may leave bytes unchanged, so uses that may have damaged bytes stay.
     Keeps,
-    /// It comes after them. If it can fail, those that may have damaged bytes stay under it, until it has ended.
+    /// Follows them. If it can fail, uses that may have damaged bytes stay below it until it has ended.
     Replaces,
 }
 
 impl Table {
-    /// Replaces a held range by a use if that takes the place of the only one of that very range, of the same origin. Returns
-    /// whether it did: most often.
+    /// Replaces a claim by a use, if the table has exactly one use of this range and of the same origin, and
+    /// the new use supersedes it. Returns whether it did. This is the common case.
     #[inline]
     pub(super) fn commit_fast(
         &mut self,
@@ -64,8 +64,8 @@ impl Table {
         self.commit_short(range, ticket, fence, keeps)
     }
 
-    /// Replaces a held range by a use if the uses of that very range are one or two, as most often, or have one of which it
-    /// says all; and if that removes no origin. Returns whether it did.
+    /// Replaces a claim by a use, if the range has one or two uses, or one that the new use supersedes, and
+    /// if no origin is removed. Returns whether it did.
     #[inline(never)]
     fn commit_short(&mut self, range: &Range<usize>, ticket: &Ticket, fence: &Fence, keeps: bool) -> bool {
         let Some(Segment { end, uses, .. }) = self.segments.beginning_at(range.start) else { return false };
@@ -102,8 +102,8 @@ impl Table {
         is_committed
     }
 
-    /// Replaces a held range by a use, from `from` on. Returns whether that is done, or else has set `from` to where to go on
-    /// with other `steps`. What is held keeps conflicting uses away until then.
+    /// Replaces a claim by a use, starting at `from`. Returns `true` when done; otherwise `from` is where to
+    /// continue with new `steps`. Until then the claim blocks conflicting uses.
     #[inline(never)]
     pub(super) fn commit(
         &mut self,
@@ -130,7 +130,7 @@ impl Table {
         };
         if is_committed {
             self.release(range, *ticket);
-            // A timeline keeps its queue alive, so a short table is swept, too, where other queues come.
+            // A timeline keeps its queue alive, so short tables are also swept when a new queue appears.
             if std::mem::take(&mut self.origins.has_new) && self.segments.are_several() {
                 self.segments.sweep_at = self.segments.sweep_at.min(-1);
             }
@@ -138,7 +138,7 @@ impl Table {
         is_committed
     }
 
-    /// What was there before is implied: the write comes after it, and cannot fail.
+    /// Replaces all earlier uses: the write follows them and cannot fail.
     fn commit_write(
         &mut self,
         range: &Range<usize>,
@@ -181,7 +181,7 @@ impl Table {
         }
     }
 
-    /// Adds a use to what is there. It takes the place of those of its own timeline with the same access.
+    /// Adds a use. It replaces uses of the same timeline and access.
     pub(super) fn add(
         &mut self,
         from: &mut usize,
@@ -203,12 +203,12 @@ impl Table {
                     *from = segment.end;
                     let used = self.origins.make(new.fence, new.claim, new.access);
                     if add_use(&mut self.origins, &mut segment.uses, used, new, removed) {
-                        // So that there are not many more of them than are in flight.
+                        // Limits the list to about what is in flight.
                         self.origins.find_unresolved(segment, false, &mut removed.unresolved);
                     }
                     self.merge(at, removed);
                 }
-                // No use yet, up to the next segment.
+                // Unused bytes up to the next segment.
                 next => {
                     let until = next.map_or(end, |next| next.start.min(end));
                     let used = self.origins.make(new.fence, new.claim, new.access);
@@ -226,7 +226,7 @@ impl Table {
     }
 }
 
-/// Returns whether some that may have damaged the bytes stay.
+/// Returns whether uses that may have damaged the bytes stay.
 fn add_use(
     origins: &mut Origins,
     uses: &mut Uses,
@@ -236,8 +236,8 @@ fn add_use(
 ) -> bool {
     let mut is_newest = true;
     let repairs = effect == Effect::Replaces && !new.may_damage();
-    // None of what is covered goes. Of many reads beside it, a read looks at all where the list is full, which doubles it if
-    // they stay.
+    // Covered uses are kept. A read next to many other reads checks all of them only if the list is full; if
+    // none is removed, the list doubles.
     let is_full = uses.len() == uses.capacity();
     let from = match new.access() {
         Access::Write if repairs => 0,
@@ -245,7 +245,7 @@ fn add_use(
         _ => uncovered(uses),
     };
     origins.remove(uses, from, removed, |origins, used| {
-        // What each of two failing writes damaged is told by its own point.
+        // Of two failing writes, each reports its damage by its own point.
         let same = (used.access(), used.kind()) == (new.access(), new.kind())
             && !used.may_damage()
             && origins.same_timeline(used, &new);

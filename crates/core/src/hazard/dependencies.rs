@@ -1,4 +1,4 @@
-//! The fences that work must come after: one for each timeline, its last point.
+//! The fences that an operation must wait for: the last point of each timeline.
 
 use std::{cmp::Reverse, ops::Deref, sync::Arc};
 
@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 
 use crate::{Fence, Timeline};
 
-/// How many fences are searched one by one before another is added.
+/// How many fences are compared before another one is added.
 const MAX_SEARCHED: usize = 16;
 
-/// Fences, folded to the last point of each timeline once [`fold`](Self::fold) was called. Inline up to eight.
+/// Fences, deduplicated by [`fold`](Self::fold) to the last point of each timeline. Up to eight are stored
+/// inline.
 #[derive(Debug, Default)]
 pub(crate) struct Dependencies {
     fences: SmallVec<[Fence; 8]>,
@@ -18,8 +19,8 @@ pub(crate) struct Dependencies {
 }
 
 impl Dependencies {
-    /// Adds a point of a timeline. The search for another point of it takes a bounded number of steps, so that it may run under
-    /// a lock; what it misses is folded later.
+    /// Adds a point of a timeline. The search for another point of it is bounded, so that it may run under a
+    /// lock; `fold` removes the duplicates that it misses.
     pub(crate) fn add(&mut self, timeline: &Arc<dyn Timeline>, point: u64) {
         let mut searched = self.fences.iter_mut().take(MAX_SEARCHED);
         match searched.find(|known| known.is_of_timeline(timeline)) {
@@ -31,8 +32,8 @@ impl Dependencies {
         }
     }
 
-    /// Leaves one fence for each timeline. Drops fences, so it must not run under a lock. Sorts only after the list has
-    /// doubled, which keeps the cost of all calls together at O(n log n).
+    /// Keeps one fence for each timeline. Drops fences, so it must not run under a lock. Sorts only after the
+    /// list has doubled, so all calls together cost O(n log n).
     #[inline]
     pub(crate) fn fold(&mut self) {
         if self.fences.len() > MAX_SEARCHED {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 use super::{hold_kind::HoldKind, segments::steps};
 use crate::Access;
 
-/// How many are kept as a list.
+/// Up to this many other entries are kept as a list.
 const MAX_LIST: usize = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,32 +19,32 @@ pub(super) struct HeldRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
     None,
-    /// Another thread is between its claim and its commit.
+    /// Another thread is between claim and commit.
     Pending,
     /// A view or a loan.
     Open(HoldKind, Access),
 }
 
-/// All that is held.
+/// All held ranges.
 #[derive(Debug, Default)]
 pub(super) struct HeldRanges {
-    /// Most often the only one.
+    /// The only entry, in the common case.
     one: Option<HeldRange>,
     others: Option<Box<Others>>,
 }
 
-/// What is held beside it: a short list, or counts for each stretch of bytes if there is much.
+/// The other entries: a short list, or counts by range if there are many.
 #[derive(Debug, Default)]
 struct Others {
     list: Vec<HeldRange>,
     by_start: CountsByStart,
 }
 
-/// Counts by the start of the stretch that they are for, which ends where the next one starts. Entries of equal ranges,
-/// accesses and holders are not told apart.
+/// Counts by the start of the range that they apply to, which ends where the next one starts. Entries of
+/// equal range, access and kind are not distinguished.
 type CountsByStart = BTreeMap<usize, Counts>;
 
-/// The number of entries by holder and access.
+/// The number of entries by kind and access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts([u32; 6]);
 
@@ -77,7 +77,7 @@ impl HeldRanges {
         self.one.is_none() && self.others.as_ref().is_none_or(|others| others.is_empty())
     }
 
-    /// An empty range has no byte to conflict about, so it is not kept.
+    /// An empty range cannot conflict, so it is not stored.
     #[inline]
     pub(super) fn add(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) {
         if self.one.is_some() {
@@ -109,7 +109,7 @@ impl HeldRanges {
         }
     }
 
-    /// Returns what conflicts with a use; a view or a loan rather than a claim, since it is not waited for.
+    /// Returns what conflicts with a use. Prefers a view or a loan to a claim, since those return `Busy`.
     #[inline]
     pub(super) fn conflict(&self, range: &Range<usize>, access: Access) -> Conflict {
         if self.is_empty() { Conflict::None } else { self.conflict_among(range, access) }
@@ -128,7 +128,7 @@ impl HeldRanges {
         conflict
     }
 
-    /// Returns whether work is being enqueued on a part of the range.
+    /// Returns whether a thread is enqueueing work on a part of the range.
     pub(super) fn is_pending(&self, range: &Range<usize>) -> bool {
         self.overlapping(range).any(|(kind, _)| kind == HoldKind::Pending)
     }
@@ -164,7 +164,7 @@ impl Others {
         }
     }
 
-    /// What the stretches say that overlap a range.
+    /// Returns the kinds of the counted entries that overlap a range.
     fn counts(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = (HoldKind, Access)> {
         let first = match self.by_start.range(..=start).next_back() {
             Some((at, _)) if start < end => *at,
@@ -175,7 +175,7 @@ impl Others {
     }
 }
 
-/// Counts one entry more or less on its range; stretches with equal counts become one.
+/// Adds or removes one entry in the counts of its range; neighbours with equal counts are merged.
 fn change(by_start: &mut CountsByStart, held: &HeldRange, up: bool) {
     let Range { start, end } = held.range;
     for at in [start, end] {
@@ -194,7 +194,7 @@ fn change(by_start: &mut CountsByStart, held: &HeldRange, up: bool) {
     }
 }
 
-/// An empty range has no byte to conflict about, wherever it lies.
+/// Returns whether two ranges share a byte; an empty range overlaps none.
 pub(super) fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }

@@ -1,21 +1,21 @@
-//! Who holds a range of a buffer without a fence, and what is answered to those in conflict.
+//! Why a range without a fence is held, and the errors for conflicting work.
 
 use std::ops::Range;
 
 use crate::{Access, Error, ErrorKind};
 
-/// Why a range is held that has no fence.
+/// Why a range without a fence is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
-    /// Claimed; its operation is being enqueued by some thread right now.
+    /// Claimed: a thread is enqueueing the operation.
     Pending,
     /// A host view is open.
     View,
-    /// Someone outside uses it on terms of their own.
+    /// Lent to a user outside of this library.
     Loan,
 }
 
-/// The range is held.
+/// Returns the error for a range held by a view or a loan.
 pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error {
     let Range { start, end } = range;
     let text = match (kind, open) {
@@ -33,7 +33,7 @@ pub(crate) fn busy(range: &Range<usize>, kind: HoldKind, open: Access) -> Error 
     Error::new(ErrorKind::Busy, text)
 }
 
-/// The range is used by work that would have to be waited for.
+/// Returns the error for a range used by work in flight.
 pub(crate) fn in_flight(range: &Range<usize>) -> Error {
     Error::new(
         ErrorKind::Busy,

@@ -1,4 +1,4 @@
-//! What stays of a write that failed: its bytes may be damaged until they are written again.
+//! Marks bytes that a failed write may have damaged, until they are written again.
 
 use std::{any::Any, ops::Range, sync::Arc, task::Waker};
 
@@ -6,14 +6,14 @@ use crate::{
     DeviceId, Error, Fence, Result, Timeline, TimelineId, next_timeline_id, queue::source::source_failed,
 };
 
-/// Stands in the table in the place of a failed write's fence, so it is cut and replaced like one. It keeps no timeline of
-/// a backend alive.
+/// A complete timeline that takes the place of the failed write's fence, so segments are split and replaced
+/// as usual. Keeps no backend's timeline alive.
 struct Mark {
     id: TimelineId,
     error: Error,
 }
 
-/// Returns a mark for bytes that a write, by the claim of this number, may have damaged when it failed.
+/// Returns a mark for bytes that the failed write of this claim may have damaged.
 pub(super) fn mark(range: &Range<usize>, claim: u32, cause: &Error) -> Fence {
     let text = format!(
         "bytes {} to {} may be damaged: the operation that wrote them (claim {claim} of the allocation) failed; write \
@@ -23,7 +23,7 @@ pub(super) fn mark(range: &Range<usize>, claim: u32, cause: &Error) -> Fence {
     Fence::new(Arc::new(Mark { id: next_timeline_id(), error: source_failed(text, cause) }), 1)
 }
 
-// SAFETY: it stands for no work; what failed is complete.
+// SAFETY: it represents no work; the failed write is complete.
 unsafe impl Timeline for Mark {
     fn id(&self) -> TimelineId {
         self.id

@@ -1,9 +1,9 @@
-//! Who used which bytes of an allocation last, and so what an operation must wait for.
+//! Tracks the uses of each allocation's bytes: what an operation must wait for.
 //!
-//! Every operation *claims* the ranges it touches before it is enqueued and *commits* its fence afterwards. Claims on
-//! several allocations are made in the order of their identities, and a thread that must wait holds none meanwhile, so two
-//! submitters cannot wait for each other in a circle. The table's lock is never held across a call into a backend; one
-//! short copy of the host may be done under it.
+//! Each operation *claims* the ranges that it uses before it is enqueued, and *commits* its fence afterwards.
+//! Claims on several allocations are made in the order of their ids, and a waiting thread holds none, so
+//! submitters cannot deadlock. The table's lock is never held across a call into a backend, but a short copy
+//! by the host may run under it.
 
 mod commit;
 mod dependencies;
@@ -45,70 +45,72 @@ pub(crate) use turns::TurnId;
 use uses::Removed;
 pub(crate) use wake_list::{WakeList, wake};
 
-/// The uses of one allocation that are not known to be over.
+/// The uses of one allocation that are not known to be complete.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Hazards {
     table: SpinLock<Table>,
-    /// Rung when a claim or view ends and a thread waits for that.
+    /// Notified when a claim or view ends and a thread waits for that.
     resolved: Notify,
 }
 
-/// What ranges are claimed for.
+/// What to claim ranges for.
 pub(crate) struct ClaimRequest<'a> {
-    /// The timeline that the work will be enqueued on, where that is known.
+    /// The timeline that the work will be enqueued on, if known.
     pub(crate) own: Option<&'a Arc<dyn Timeline>>,
     pub(crate) turn: Option<TurnId>,
-    /// Whether what is claimed for writing may be read as well, or keep its content in part or as a whole.
+    /// Whether bytes claimed for writing may also be read, or be left unchanged.
     pub(crate) inherits: bool,
 }
 
-/// What claims found of earlier work.
+/// The earlier work that claims found.
 #[derive(Debug, Default)]
 pub(crate) struct EarlierWork {
-    /// What the work must come after.
+    /// Fences that the work must wait for.
     pub(crate) after: Dependencies,
-    /// What the work reads that can fail.
+    /// Writes of the bytes to be read that can fail.
     pub(crate) sources: SourceList,
 }
 
-/// What a range must wait for before it can be held.
+/// What blocks a claim or a view.
 #[derive(Debug)]
 pub(crate) enum Blocker {
-    /// Another thread's claim, or a waiter whose turn it is.
+    /// Another thread's claim, or a waiter that goes first.
     Claim,
-    /// These.
+    /// Work in flight.
     Fences(Vec<Fence>),
-    /// A waiter whose turn it is, which waits for these.
+    /// A waiter that goes first and waits for these fences.
     Turn(Vec<Fence>),
 }
 
-/// The result of an attempt to hold ranges.
+/// The result of an attempt to claim or open ranges.
 pub(crate) enum Attempt<T> {
     Held(T),
     Blocked(Blocker),
 }
 
 impl Hazards {
-    /// A table that begins with work in flight on the range.
-    pub(crate) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
-        Self { table: SpinLock::new(Table::behind(range, fences)), resolved: Notify::default() }
+    /// Creates a table with work in flight on the range.
+    pub(crate) fn with_fences(range: Range<usize>, fences: &[Fence]) -> Self {
+        Self { table: SpinLock::new(Table::with_fences(range, fences)), resolved: Notify::default() }
     }
 
-    /// Makes the table that of another buffer, if all uses are known to be complete. Returns whether they are. Takes no lock, but
-    /// drops fences.
+    /// Resets the table for a new buffer, if all uses are known to be complete. Returns whether they are.
+    /// Takes no lock, but drops fences.
     #[inline]
     pub(crate) fn renew(&mut self) -> bool {
         self.table.get_mut().renew()
     }
 
-    /// Claims the ranges of one allocation for an operation about to be enqueued, and collects what it must come after.
-    /// Earlier work of the timeline `own`, where one is given, is left out: the operation will be enqueued behind it there.
-    /// Where one range is blocked, the answer tells by what; those with a ticket are claimed, for the caller to withdraw.
+    /// Claims the ranges of one allocation for an operation about to be enqueued, and collects the fences
+    /// that it must wait for. Fences of the operation's own timeline are left out: its queue runs in order.
+    /// If a range is blocked, returns by what; ranges with a ticket are claimed, and the caller withdraws
+    /// them.
     ///
     /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) where a host view is open on a conflicting range;
-    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where a range to be read was damaged; likewise.
+    /// [`Busy`](crate::ErrorKind::Busy) if a conflicting host view or loan is open, and
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if a range to be read was damaged. Ranges with a
+    /// ticket are claimed then, too.
     #[inline]
     pub(crate) fn claim(
         &self,
@@ -134,7 +136,7 @@ impl Hazards {
         request: &ClaimRequest<'_>,
         before: &mut Option<EarlierWork>,
     ) -> Result<Attempt<()>> {
-        // To be dropped after the lock, as the table is before.
+        // Dropped after the lock is released, and so is the table before an early return.
         let (mut removed, mut read, mut kept) =
             (Removed::default(), FoundWrites::default(), FoundWrites::default());
         let before = before.get_or_insert_default();
@@ -159,7 +161,7 @@ impl Hazards {
                 if next.is_none() && steps > 0 {
                     break;
                 }
-                // What is held keeps conflicting uses away, so the rest may be collected a part at a time.
+                // The claim blocks conflicting uses, so the rest may be collected in parts.
                 drop(table);
                 before.after.fold();
                 table = self.table.lock();
@@ -178,9 +180,9 @@ impl Hazards {
         Ok(Attempt::Held(()))
     }
 
-    /// Copies from a range of this table to one of another under both locks, and counts that as claims do, where both are free and
-    /// nothing is known of the bytes that are replaced. Waits for neither lock, so that nobody waits in a circle, and copies
-    /// nothing within one allocation.
+    /// Copies from a range of this table to a range of another one under both locks, and counts that as
+    /// claims do, if both ranges are free and the bytes to be replaced have no known uses. Waits for neither
+    /// lock, so it cannot deadlock, and returns `None` within one allocation.
     #[inline]
     pub(crate) fn copy_if_free<T>(
         &self,
@@ -193,13 +195,13 @@ impl Hazards {
         if is_known || !target.is_free(to, Access::Write, None) || !source.is_free(from, Access::Read, None) {
             return None;
         }
-        // They only count: an empty range is not held.
+        // Counts only: an empty range is not held.
         source.hold(&(0..0), Access::Read, HoldKind::Pending);
         target.hold(&(0..0), Access::Write, HoldKind::Pending);
         Some(copy())
     }
 
-    /// Ends a change of the table: whoever waits for one is woken.
+    /// Releases the lock after a change, and wakes waiters.
     #[inline]
     fn close(&self, table: SpinLockGuard<'_, Table>, wake_list: &mut WakeList) {
         if table.waiting.is_some() && !crate::mutant!("core/commit-wakes") {
@@ -221,8 +223,8 @@ impl Hazards {
         }
     }
 
-    /// Turns claims into uses that are complete when `fence` is. Those that are to write replace what was there, but for what they
-    /// leave.
+    /// Turns claims into uses that are complete when `fence` is. Writes replace earlier uses, except those
+    /// `retained`.
     #[inline]
     pub(crate) fn commit<'a>(
         &self,
@@ -231,7 +233,7 @@ impl Hazards {
         retained: Retained,
         wake_list: &mut WakeList,
     ) {
-        // Declared before the lock, so dropped after it. Most often there is nothing to remove.
+        // Declared before the lock, so dropped after it. Usually there is nothing to remove.
         let mut removed = None;
         let (mut table, mut steps) = (self.table.lock(), STEPS_PER_LOCK);
         for (range, ticket) in claims {
@@ -249,7 +251,7 @@ impl Hazards {
         }
     }
 
-    /// Ends a claim whose work is complete. What it wrote takes the place of all that was known of its range.
+    /// Ends a claim whose work is complete. A write removes all earlier uses of its range.
     #[inline]
     pub(crate) fn complete(&self, range: &Range<usize>, ticket: Ticket, wake_list: &mut WakeList) {
         let mut table = self.table.lock();
@@ -268,7 +270,8 @@ impl Hazards {
         self.close(table, wake_list);
     }
 
-    /// Does something under the lock, from `start` on: [`STEPS_PER_LOCK`] segments at a time, until it says that nothing is left.
+    /// Calls `step` under the lock, from `start` on, at most [`STEPS_PER_LOCK`] segments at a time, until it
+    /// returns `None`.
     fn in_steps(&self, start: usize, mut step: impl FnMut(&mut Table, usize, &mut Removed) -> Option<usize>) {
         let mut next = Some(start);
         while let Some(from) = next {
@@ -278,7 +281,7 @@ impl Hazards {
         }
     }
 
-    /// Makes a claim a loan: conflicting work is refused from then on, and does not wait.
+    /// Turns a claim into a loan: conflicting work then gets `Busy` and does not wait.
     pub(crate) fn lend(&self, range: &Range<usize>, ticket: Ticket) -> Ticket {
         let mut wake_list = WakeList::default();
         let loan = Ticket { kind: HoldKind::Loan, ..ticket };
@@ -289,15 +292,15 @@ impl Hazards {
         loan
     }
 
-    /// Takes a claim back: its operation was not enqueued. Or closes a host view.
+    /// Withdraws the claim of an operation that was not enqueued, or closes a host view.
     pub(crate) fn withdraw(&self, range: &Range<usize>, ticket: Ticket, wake_list: &mut WakeList) {
         let mut table = self.table.lock();
         table.release(range, ticket);
         self.close(table, wake_list);
     }
 
-    /// Ends a loan under which work was enqueued that this table does not know: its range is used until the fences are
-    /// complete, and until what was there before is.
+    /// Ends a loan under which untracked work was enqueued: the range is in use until the fences and the uses
+    /// before the loan are complete.
     pub(crate) fn close_after(&self, range: &Range<usize>, ticket: Ticket, fences: &[Fence]) {
         let Ticket { claim, access, .. } = ticket;
         for fence in fences {
@@ -310,17 +313,18 @@ impl Hazards {
         self.withdraw(range, ticket, &mut WakeList::default());
     }
 
-    /// How many claims and views there were so far.
+    /// Returns the number of claims and views so far.
     pub(crate) fn uses(&self) -> u64 {
         self.table.lock().claims
     }
 
-    /// How many of those were for writing.
+    /// Returns the number of claims and views for writing so far.
     pub(crate) fn writes(&self) -> u64 {
         self.table.lock().writes
     }
 
-    /// The fences of the uses of a range that are not known to be over; `None` while another thread enqueues one.
+    /// Returns the fences of the uses of a range that are not known to be complete; `None` while another
+    /// thread enqueues one.
     pub(crate) fn in_flight(&self, range: &Range<usize>) -> Option<Dependencies> {
         let (mut found, mut is_pending) = (Dependencies::default(), false);
         self.in_steps(range.start, |table, from, _| {
@@ -331,7 +335,8 @@ impl Hazards {
         (!is_pending).then_some(found)
     }
 
-    /// The fences of all uses that are not known to be over: also several of one timeline, since each may have failed.
+    /// Returns the fences of all uses that are not known to be complete. Several of one timeline may be among
+    /// them, since each may have failed.
     pub(crate) fn outstanding(&self) -> SmallVec<[Fence; 8]> {
         let mut found = SmallVec::new();
         self.in_steps(0, |table, from, _| table.outstanding(from, &mut found));
@@ -339,7 +344,7 @@ impl Hazards {
     }
 }
 
-/// What blocks, or the error where it will not go by itself.
+/// Returns what blocks, or an error if that does not end without the user.
 fn blocker_of(blocked: Blocked, range: &Range<usize>) -> Result<Blocker> {
     match blocked {
         Blocked::By(Conflict::Open(by, access)) => Err(busy(range, by, access)),

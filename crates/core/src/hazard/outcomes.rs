@@ -1,4 +1,4 @@
-//! How writes that can fail ended: what is told to readers, and which bytes are marked.
+//! How fallible writes ended: which errors readers get, and which bytes are marked as damaged.
 
 use std::ops::Range;
 
@@ -13,7 +13,8 @@ use crate::{
 };
 
 impl Hazards {
-    /// Adds the writes that can fail to the sources of an operation, of what it reads and of what it may keep.
+    /// Adds fallible writes to the sources of an operation: those of bytes that it reads, and of bytes that
+    /// it may leave unchanged.
     pub(super) fn add_sources(
         &self,
         buffer: &RawBuffer,
@@ -29,7 +30,7 @@ impl Hazards {
                         if refuses && damages(&write, &error) {
                             return Err(failure_of(&write, &error));
                         }
-                        // What it covered counts again.
+                        // The uses that the failed write covered count again.
                         self.find(&write.range, &mut found);
                     }
                 } else if !crate::mutant!("core/inherit-sources") {
@@ -45,7 +46,7 @@ impl Hazards {
         Ok(())
     }
 
-    /// Finds the writes that a reader of a range depends on.
+    /// Finds the fallible writes that a reader of a range depends on.
     fn find(&self, range: &Range<usize>, found: &mut FoundWrites) {
         self.in_steps(range.start, |table, from, _| {
             let (rest, mut after) = (from..range.end, Dependencies::default());
@@ -53,7 +54,7 @@ impl Hazards {
         });
     }
 
-    /// Finds out how writes ended. Where one failed its bytes are marked; where one succeeded it is forgotten.
+    /// Applies the outcome of complete writes: marks the bytes of a failed one, and removes a successful one.
     pub(super) fn record_outcomes(&self, writes: &[FallibleWrite]) {
         for write in writes {
             let Some(outcome) = write.fence.outcome() else { continue };
@@ -70,9 +71,9 @@ impl Hazards {
         }
     }
 
-    /// Removes the marks of a range: the bytes are as they should be, or nobody cares.
+    /// Removes the marks of a range.
     pub(crate) fn assume_written(&self, range: &Range<usize>) {
-        // What has failed unseen leaves its marks first.
+        // Failures not yet noticed must be marked first, so that their marks are removed, too.
         let mut found = FallibleWrites::default();
         self.in_steps(range.start, |table, from, _| {
             table.change(&(from..range.end), &mut { STEPS_PER_LOCK }, |origins, segment| {
@@ -88,7 +89,8 @@ impl Hazards {
     }
 }
 
-/// Returns whether bytes may be damaged. With its device they are lost, and the device says so.
+/// Returns whether a failed write may have damaged bytes. If its device is lost, the bytes are lost, too,
+/// which the device reports.
 fn damages(write: &FallibleWrite, error: &Error) -> bool {
     error.kind() != ErrorKind::DeviceLost && write.fence.timeline().may_have_written(write.fence.point())
 }

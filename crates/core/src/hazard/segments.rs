@@ -1,4 +1,4 @@
-//! The uses of an allocation by disjoint ranges, ordered by address, in blocks of bounded length.
+//! The uses of an allocation as disjoint ranges, ordered by address, in blocks of bounded length.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use smallvec::{SmallVec, smallvec};
 
 use super::uses::{Use, Uses};
 
-/// How many segments a block has at most.
+/// Maximum number of segments in a block.
 const BLOCK_CAPACITY: usize = 32;
 
-/// How many uses of two segments are compared.
+/// Segments with more uses than this are not compared.
 const MAX_COMPARED: usize = 16;
 
 /// A range whose bytes all have the same uses.
@@ -25,8 +25,8 @@ impl Segment {
         Self { start: range.start, end: range.end, uses: smallvec![used] }
     }
 
-    /// Returns whether the other one begins where this ends, with the same uses: then they belong to the same fences. Many are
-    /// not compared.
+    /// Returns whether the other segment follows this one directly and has the same uses. Returns `false` for
+    /// segments with many uses.
     pub(super) fn can_merge(&self, other: &Self) -> bool {
         self.end == other.start
             && self.uses.len() == other.uses.len()
@@ -37,23 +37,23 @@ impl Segment {
 
 type Block = SmallVec<[Segment; 1]>;
 
-/// Disjoint segments, none of them empty. To find one takes two searches by halves; to add one moves at most a block, and at
-/// times the list of blocks. In this order the first block fills a line of the processor's cache.
+/// Disjoint, non-empty segments. A lookup takes two binary searches; an insertion moves at most a block, and
+/// sometimes the list of blocks. Field order matters: the first block fills one cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Segments {
     first: Block,
-    /// Where a segment was looked at or added last: the next one is most often there, or behind it.
+    /// The last segment that was looked up or added: the next lookup is usually there, or right after it.
     last: Position,
-    /// From which claim on a block is to be checked for completion. Below zero it is due at once, so many times: twice for each
-    /// block that was added, and once where a timeline was.
+    /// The number of claims from which on the next block is due to be swept. If negative, sweeps are due at
+    /// once, this many: two for each new block, and one for each new timeline.
     pub(super) sweep_at: i64,
-    /// The blocks after the first, none of them empty, each with a byte at or before which its first segment starts, and which
-    /// all segments of earlier blocks start before.
+    /// The blocks after the first, none empty, each with its start: a byte not after the first segment's
+    /// start, and after the starts of all segments of earlier blocks.
     rest: Vec<(usize, Block)>,
 }
 
-/// The place of a segment.
+/// The position of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Position {
     pub(super) block: usize,
@@ -97,7 +97,8 @@ impl Segments {
         self.block_mut(at.block)?.get_mut(at.index)
     }
 
-    /// Returns the segment that begins at a byte, if it is the last one or the next: most often it is.
+    /// Returns the segment that begins at a byte, if it is the last one used or the one after it, as it
+    /// usually is.
     #[inline]
     pub(super) fn beginning_at(&mut self, byte: usize) -> Option<&mut Segment> {
         let Position { block, index } = self.last;
@@ -115,13 +116,13 @@ impl Segments {
         }
     }
 
-    /// Returns the place of the first segment that ends after `byte`.
+    /// Returns the position of the first segment that ends after `byte`.
     pub(super) fn seek(&self, byte: usize) -> Position {
         steps::count();
         self.seek_near_last(byte).unwrap_or_else(|| self.seek_slow(byte))
     }
 
-    /// As [`seek`](Self::seek), if it is where the last one was, or behind it.
+    /// Like [`seek`](Self::seek), but only looks at the last position and right after it.
     fn seek_near_last(&self, byte: usize) -> Option<Position> {
         let Position { block, index } = self.last;
         let list = self.block(block)?;
@@ -153,7 +154,7 @@ impl Segments {
         if is_next { Position { block: block + 1, index: 0 } } else { Position { block, index } }
     }
 
-    /// Returns the segments that have bytes in common with a range, in order. An empty range has none.
+    /// Returns the segments that overlap a range, in order. An empty range overlaps none.
     #[inline]
     pub(super) fn overlapping(&self, range: &Range<usize>) -> impl Iterator<Item = &Segment> {
         let Range { start, end } = *range;
@@ -172,7 +173,7 @@ impl Segments {
         all.take_while(move |segment| segment.start < end).inspect(|_| steps::count())
     }
 
-    /// Adds a segment that overlaps none, where [`seek`](Self::seek) has found the one that follows it.
+    /// Inserts a segment that overlaps no other, at the position that [`seek`](Self::seek) returned.
     pub(super) fn insert(&mut self, at: Position, segment: Segment) {
         steps::count();
         let Position { mut block, mut index } = at;
@@ -188,7 +189,7 @@ impl Segments {
         if list.len() < BLOCK_CAPACITY {
             list.insert(index, segment);
         } else if is_last && index == list.len() {
-            // Where addresses grow, blocks stay full.
+            // Appending at growing addresses keeps blocks full.
             let mut list = Block::with_capacity(BLOCK_CAPACITY);
             let start = segment.start;
             list.push(segment);
@@ -208,7 +209,7 @@ impl Segments {
         }
     }
 
-    /// Removes a block if it has no segments any more. Returns whether it had none.
+    /// Removes a block if it is empty. Returns whether it was.
     pub(super) fn drop_empty(&mut self, block: usize) -> bool {
         let is_empty = self.block(block).is_some_and(SmallVec::is_empty);
         if is_empty && !self.rest.is_empty() {
@@ -220,7 +221,8 @@ impl Segments {
         is_empty
     }
 
-    /// Joins a segment to the one before it, if they are [alike](Segment::joins). Returns the uses that are there once less.
+    /// Merges a segment into the one before it, if [possible](Segment::can_merge). Returns the uses of the
+    /// removed segment.
     pub(super) fn merge(&mut self, at: Position) -> Option<Uses> {
         let list = self.block_mut(at.block)?;
         let [before, segment] = list.get_mut(at.index.checked_sub(1)?..=at.index)? else { return None };
@@ -232,7 +234,7 @@ impl Segments {
     }
 }
 
-/// Counts the segments and uses looked at, for `tests/steps`, of how the cost grows.
+/// Counts the visited segments and uses, for the cost tests in `tests/steps`.
 pub(super) mod steps {
     #[cfg(test)]
     thread_local!(static COUNT: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
@@ -243,7 +245,7 @@ pub(super) mod steps {
         COUNT.with(|steps| steps.set(steps.get() + 1));
     }
 
-    /// Returns the count of the calling thread so far.
+    /// Returns the calling thread's count.
     #[cfg(test)]
     #[allow(dead_code, reason = "tests/steps includes this file")]
     pub(crate) fn counted() -> u64 {

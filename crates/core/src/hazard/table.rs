@@ -1,4 +1,4 @@
-//! What is known of the uses of one allocation, under one lock.
+//! The uses of one allocation, protected by one lock.
 
 use std::{ops::Range, sync::Arc};
 
@@ -13,20 +13,20 @@ use super::{
 };
 use crate::{Access, Error, Fence, Timeline};
 
-/// How many segments one call handles before it releases the lock for a moment.
+/// Segments that one call visits before it releases the lock for a moment.
 pub(super) const STEPS_PER_LOCK: usize = 256;
 
-/// Of how many uses all are looked at, for a claim of a range that nothing is in the way of.
+/// The fast path gives up on segments with more uses than this.
 const MAX_CHECKED: usize = 8;
 
-/// How many segments are checked for completion in one sweep.
+/// Segments that one sweep visits.
 const SWEEP_LIMIT: usize = 32;
 
-/// After how many claims a table of several timelines is swept again. While no timeline goes, the pause doubles up to the second
-/// number.
+/// Claims between sweeps of a table with several timelines: the minimum, and the maximum up to which the
+/// interval doubles while sweeps remove no timeline.
 const SWEEP_INTERVALS: (u32, u32) = (8, 2048);
 
-/// No segment reaches further.
+/// The range of all segments.
 const ALL: Range<usize> = 0..usize::MAX;
 
 /// A claim, a view or a loan of a range, until it is committed, withdrawn or closed.
@@ -34,7 +34,7 @@ const ALL: Range<usize> = 0..usize::MAX;
 pub(crate) struct Ticket {
     pub(super) access: Access,
     pub(super) kind: HoldKind,
-    /// The low bits of its number.
+    /// The low bits of the claim's number.
     pub(super) claim: u32,
 }
 
@@ -42,13 +42,13 @@ pub(crate) struct Ticket {
 pub(super) enum Blocked {
     /// By a claim, a view or a loan.
     By(Conflict),
-    /// By a waiter, which comes first.
+    /// By a waiter that goes first.
     Turn,
-    /// By a waiter that waits for these.
+    /// By a waiter that goes first and waits for these fences.
     TurnUntil(Vec<Fence>),
 }
 
-/// In this order what a copy touches lies together: most buffers have one use.
+/// Field order matters: a copy uses the first fields only, in the common case of one use for each buffer.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Table {
@@ -66,8 +66,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// A table that begins with work in flight on the range.
-    pub(super) fn behind(range: Range<usize>, fences: &[Fence]) -> Self {
+    /// Creates a table with work in flight on the range.
+    pub(super) fn with_fences(range: Range<usize>, fences: &[Fence]) -> Self {
         let mut table = Self::default();
         if !(fences.is_empty() || range.is_empty()) {
             let mut earlier_write = |fence: &Fence| {
@@ -85,8 +85,8 @@ impl Table {
         table
     }
 
-    /// Makes it that of another buffer, if all uses are known to be complete. Returns whether they are. What is still held was
-    /// forgotten by its holder, who cannot use it any more; marks end with the buffer that they were about.
+    /// Resets the table for a new buffer, if all uses are known to be complete. Returns whether they are.
+    /// Ranges still held belong to leaked guards, which cannot be used any more; marks end with their buffer.
     #[inline]
     pub(super) fn renew(&mut self) -> bool {
         let mut in_flight = |used: &Use| !self.origins.is_complete(used);
@@ -101,7 +101,7 @@ impl Table {
         true
     }
 
-    /// Holds a range for a use, which is counted: what was counted is never taken back, so that no number comes twice.
+    /// Holds a range and counts the use. The count is never decremented, so claim numbers are unique.
     #[inline]
     pub(super) fn hold(&mut self, range: &Range<usize>, access: Access, kind: HoldKind) -> Ticket {
         self.claims += 1;
@@ -110,13 +110,14 @@ impl Table {
         Ticket { access, kind, claim: self.claims as u32 }
     }
 
-    /// Ends what was held for a ticket.
+    /// Ends a hold.
     #[inline]
     pub(super) fn release(&mut self, range: &Range<usize>, ticket: Ticket) {
         self.held.release(range, ticket.access, ticket.kind);
     }
 
-    /// Returns whether nothing is held, nobody waits, no sweep is due, and nothing there needs to be waited for or asked.
+    /// Returns whether a claim needs no wait and no further check: nothing is held, no thread waits, no sweep
+    /// is due, and all conflicting uses are complete or on the timeline `own`.
     #[inline(always)]
     pub(super) fn is_free(
         &mut self,
@@ -154,7 +155,7 @@ impl Table {
         true
     }
 
-    /// Returns whether a range can be held now: nothing conflicts with that.
+    /// Returns whether a range can be held now, or why not.
     #[inline]
     pub(super) fn admit(
         &mut self,
@@ -172,7 +173,7 @@ impl Table {
         Ok(())
     }
 
-    /// Returns why a range cannot be held now, as an error.
+    /// Like [`admit`](Self::admit), but does not count overtaken waiters.
     pub(super) fn check(
         &mut self,
         range: &Range<usize>,
@@ -192,9 +193,10 @@ impl Table {
         }
     }
 
-    /// Adds the fences of the uses in conflict that are not known to be complete, but for those of the timeline `own`. Adds
-    /// the writes that can fail to `found`, if there is such, whether or not they are complete, and the last mark. What a later
-    /// write covers is left out. Returns where to go on once there are no `steps` left, of which each segment takes one.
+    /// Collects the fences of conflicting uses that are not known to be complete, except those of the
+    /// timeline `own`. If `found` is given, adds all fallible writes to it, complete or not, and the last
+    /// mark. Uses covered by a later write are left out. Each segment takes one of `steps`; returns where to
+    /// continue when none is left.
     #[inline]
     pub(super) fn collect(
         &mut self,
@@ -212,7 +214,7 @@ impl Table {
             }
             *steps -= 1;
             let covered = uncovered(&segment.uses);
-            // A read meets the writes only, which come first.
+            // A read conflicts with writes only, which come first.
             let met = segment.uses.iter().skip(covered);
             for used in met.take_while(|used| access.conflicts_with(used.access())) {
                 let Some(origin) = self.origins.of(used) else { continue };
@@ -232,8 +234,8 @@ impl Table {
         None
     }
 
-    /// Adds the fences of all uses from a byte on that are not known to be complete. Returns where to go on after [`STEPS_PER_LOCK`]
-    /// segments.
+    /// Collects the fences of all uses from a byte on that are not known to be complete. Returns where to
+    /// continue after [`STEPS_PER_LOCK`] segments.
     pub(super) fn outstanding(&mut self, from: usize, found: &mut impl Extend<Fence>) -> Option<usize> {
         for (index, segment) in self.segments.overlapping(&(from..usize::MAX)).enumerate() {
             if index == STEPS_PER_LOCK {
@@ -253,8 +255,8 @@ impl Table {
         self.segments.sweep_at <= self.claims as i64
     }
 
-    /// Removes uses that are complete, of a part of a table that has grown by a block, or has uses of several timelines, which
-    /// keep their queues alive; of the next part with the next call.
+    /// Removes complete uses from the next part of a table that has grown by a block or has several
+    /// timelines, which keep their queues alive.
     #[inline]
     pub(super) fn sweep(&mut self, removed: &mut Removed) {
         if self.is_sweep_due() {
@@ -285,8 +287,8 @@ impl Table {
         };
     }
 
-    /// Changes the segments that overlap a range, each as a whole, and drops those left without uses. Returns where to go on
-    /// once there are no `steps` left.
+    /// Applies `change` to each segment that overlaps a range, and removes segments without uses. Returns
+    /// where to continue when no `steps` are left.
     pub(super) fn change(
         &mut self,
         range: &Range<usize>,
@@ -322,7 +324,8 @@ impl Table {
         }
     }
 
-    /// Removes the uses of a range that `which` chooses. Returns where to go on after [`STEPS_PER_LOCK`] segments.
+    /// Removes the uses of a range that `which` selects. Returns where to continue after [`STEPS_PER_LOCK`]
+    /// segments.
     pub(super) fn prune(
         &mut self,
         range: &Range<usize>,
@@ -334,8 +337,9 @@ impl Table {
         })
     }
 
-    /// Ends a write that can fail: forgets it, or puts a mark in its place. What it covers is forgotten with it, unless it wrote
-    /// nothing. Returns where to go on after [`STEPS_PER_LOCK`] segments.
+    /// Applies the outcome of a fallible write: removes it, or replaces it by a mark. The uses that it covers
+    /// are removed, too, unless it wrote nothing. Returns where to continue after [`STEPS_PER_LOCK`]
+    /// segments.
     pub(super) fn record_outcome(
         &mut self,
         range: &Range<usize>,
@@ -368,13 +372,13 @@ impl Table {
         })
     }
 
-    /// Cuts segments where the range begins and ends.
+    /// Splits segments at both ends of the range.
     pub(super) fn cut_out(&mut self, range: &Range<usize>) {
         self.cut(range.start);
         self.cut(range.end);
     }
 
-    /// Cuts a segment that has bytes on both sides of `byte`.
+    /// Splits the segment that has bytes on both sides of `byte`.
     pub(super) fn cut(&mut self, byte: usize) {
         let at = self.segments.seek(byte);
         let Some(left) = self.segments.get_mut(at).filter(|segment| segment.start < byte) else { return };
@@ -386,17 +390,17 @@ impl Table {
     }
 }
 
-/// How a write that can fail ended.
+/// How a fallible write ended.
 #[derive(Clone, Copy)]
 pub(super) enum WriteOutcome<'a> {
     Succeeded,
-    /// With this error, and the bytes may be neither as they were nor as they should be.
+    /// It failed with this error, and the bytes are undefined.
     Damaged(&'a Error),
-    /// It failed, and the bytes are as they were.
+    /// It failed, but did not change the bytes.
     Untouched,
 }
 
-/// Writes that can fail, of a range that is to be read.
+/// The fallible writes of a range to be read.
 #[derive(Debug, Default)]
 pub(super) struct FoundWrites {
     pub(super) writes: FallibleWrites,

@@ -1,4 +1,4 @@
-//! Who waits for a range, and their turns: work that comes later must not overtake a waiter for ever.
+//! The threads and tasks that wait for a range, and their turns, which prevent starvation by later work.
 
 use std::{
     collections::BTreeMap,
@@ -16,27 +16,27 @@ use crate::{Access, Fence};
 /// How many conflicting uses may overtake a waiter.
 const OVERTAKES: u32 = 16;
 
-/// How many turns are looked at, oldest first, so that a claim takes a bounded number of steps.
+/// How many of the oldest turns are checked, to bound the cost of a claim.
 const MAX_SCANNED: usize = 32;
 
-/// How long a waiter that could go on has to do so, before others no longer wait for it.
+/// How long an unblocked waiter has until it loses its turn.
 const GRACE: Duration = Duration::from_millis(1);
 
-/// Identifies a turn; a lower one is older.
+/// Identifies a turn; a lower id is older.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TurnId(u64);
 
 impl TurnId {
-    /// Comes before all turns: of a use that has waited long enough.
+    /// Precedes all turns: for a use that has waited long enough.
     pub(crate) const FIRST: Self = Self(0);
 }
 
 /// The waiters of one table.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueue {
-    /// Tasks to be woken when a claim or view ends.
+    /// Wakers to call when a claim or view ends.
     pub(super) wakers: Vec<Waker>,
-    /// Whether threads sleep until a claim or view ends.
+    /// Whether threads wait until a claim or view ends.
     pub(super) sleepers: bool,
     turns: BTreeMap<TurnId, Turn>,
 }
@@ -45,20 +45,20 @@ pub(super) struct WaitQueue {
 struct Turn {
     range: Range<usize>,
     access: Access,
-    /// What the waiter waits for, if that is not a claim.
+    /// The fences that the waiter waits for; empty if it waits for a claim.
     until: Vec<Fence>,
     overtaken: u32,
-    /// When another thread first saw that the waiter could go on.
+    /// When another thread first noticed that the waiter is not blocked any more.
     unblocked_since: Option<Instant>,
 }
 
-/// What a waiter's turn means for later work.
+/// Which waiter goes before a use.
 pub(super) enum Predecessor {
-    /// Nothing.
+    /// None.
     None,
-    /// The waiter could go on, and will within [`GRACE`] or lose its turn.
+    /// A waiter that is not blocked any more. It goes on within [`GRACE`] or loses its turn.
     Waiter,
-    /// The waiter waits for these.
+    /// A waiter that waits for these fences.
     Until(Vec<Fence>),
 }
 
@@ -67,7 +67,7 @@ impl WaitQueue {
         self.wakers.is_empty() && !self.sleepers && self.turns.is_empty()
     }
 
-    /// Gives a waiter a turn, or says that the one it has is still wanted, and what it waits for now.
+    /// Creates or updates a turn. `until` is what the waiter waits for now.
     pub(super) fn keep_turn(
         &mut self,
         turn: Option<TurnId>,
@@ -97,7 +97,8 @@ impl WaitQueue {
         }
     }
 
-    /// Counts a use that goes ahead of older waiters. They wait for as many again where it has waited long enough.
+    /// Counts a use that overtakes older waiters. If the use itself has waited long enough, resets their
+    /// counts instead.
     pub(super) fn overtake(&mut self, range: &Range<usize>, access: Access, own: Option<TurnId>) {
         let has_waited = own == Some(TurnId::FIRST);
         for (_, turn) in older(&mut self.turns, range, access, own.filter(|_| !has_waited)) {
@@ -105,7 +106,7 @@ impl WaitQueue {
         }
     }
 
-    /// Returns whose turn it is before a use by the holder of `own`, or of no turn. Ends turns that are not taken.
+    /// Returns the waiter that goes before a use with the turn `own`, if any. Ends expired turns.
     pub(super) fn predecessor(
         &mut self,
         range: &Range<usize>,
@@ -138,7 +139,7 @@ impl WaitQueue {
         found
     }
 
-    /// Notes that fences are complete although their timelines do not say so.
+    /// Removes fences that are complete although their timelines do not report it.
     pub(super) fn forget(&mut self, complete: &[Fence], removed: &mut Removed) {
         for turn in self.turns.values_mut().take(MAX_SCANNED) {
             let mut index = 0;
@@ -153,7 +154,7 @@ impl WaitQueue {
     }
 }
 
-/// The turns that a use by the holder of `own`, or of no turn, conflicts with and came later than.
+/// Returns the turns that conflict with a use and are older than its own turn; without one, all are.
 fn older<'a>(
     turns: &'a mut BTreeMap<TurnId, Turn>,
     range: &Range<usize>,

@@ -1,4 +1,4 @@
-//! Uses that were enqueued, and the timelines that they are on.
+//! Enqueued uses, and their timelines.
 
 use std::{ops::Range, sync::Arc};
 
@@ -7,53 +7,53 @@ use smallvec::SmallVec;
 use super::segments::{Segment, steps};
 use crate::{Access, Fence, Timeline};
 
-/// How many origins are searched for that of a fence before it gets another one; and how many reads for one that a new one
-/// replaces.
+/// How many origins are compared with that of a fence before another one is added, and how many reads with a
+/// new one.
 pub(super) const MAX_SEARCHED: usize = 16;
 
-/// A use that was enqueued, complete when its timeline reaches the point. The timeline is in the table's [`Origins`], so that
-/// a use is copied and dropped without a count that threads share. In two words, since a segment that is searched has room for
-/// two uses.
+/// An enqueued use, complete when its timeline reaches `point`. Its timeline is in the table's [`Origins`],
+/// so copying or dropping a use changes no shared reference count. Two words in size, so that a segment
+/// stores two uses inline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Use {
     pub(super) point: u64,
     /// Number of the claim that it was made by.
     pub(super) claim: u32,
-    /// The number of its origin, then a bit for [`covers`](Self::covers), two for its kind and one for its access. No memory has
-    /// room for so many origins that the rest is too short.
+    /// Packed: the index of its origin, then one bit for [`covers`](Self::covers), two for its kind, and one
+    /// for its access. No table has 2²⁸ origins.
     packed: u32,
 }
 
-/// What the end of a use means for the bytes.
+/// What the end of a use means for its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum UseKind {
     /// Nothing: it can fail only with its device.
     Infallible,
-    /// It can fail by itself.
+    /// It can fail on its own.
     Fallible,
     /// Nothing: it is work on an earlier allocation of the memory.
     Earlier,
-    /// It has failed, and this is what stays.
+    /// A write that has failed.
     Mark,
 }
 
-/// The uses of one range, writes before reads: most often at most one write, and the reads after it, about one for each timeline.
-/// Before a write that can fail lie those that may have damaged the bytes.
+/// The uses of one range, writes before reads: usually at most one write, and the reads after it, about one
+/// for each timeline. Writes that may have damaged the bytes precede a fallible write.
 pub(super) type Uses = SmallVec<[Use; 2]>;
 
-/// Returns the place of the last write that covers others, or 0: what lies before it counts only if that fails.
+/// Returns the index of the last covering write, or 0. The uses before it count only if that write fails.
 pub(super) fn uncovered(uses: &[Use]) -> usize {
     let writes = uses.get(..writes(uses)).unwrap_or_default();
     writes.iter().inspect(|_| steps::count()).rposition(Use::covers).unwrap_or(0)
 }
 
-/// Returns how many of them are writes.
+/// Returns the number of writes.
 pub(super) fn writes(uses: &[Use]) -> usize {
     uses.partition_point(|used| used.access() == Access::Write)
 }
 
-/// Returns the place of the first of the last few, of those that are not covered.
+/// Returns the index of the first of the last [`MAX_SEARCHED`] uses that are not covered.
 pub(super) fn last_few(uses: &[Use]) -> usize {
     uncovered(uses).max(uses.len().saturating_sub(MAX_SEARCHED))
 }
@@ -65,12 +65,13 @@ impl Use {
         Self { point: fence.point(), claim, packed }
     }
 
-    /// Returns it with another kind.
+    /// Returns the same use with another kind.
     pub(super) fn of_kind(self, kind: UseKind) -> Self {
         Self { packed: self.packed & !0b110 | (kind as u32) << 1, ..self }
     }
 
-    /// Makes it a write over all uses before it in the segment. Those count again only if it fails and wrote nothing.
+    /// Makes it a write that covers all uses before it in the segment. They count again only if it fails
+    /// without having written.
     pub(super) fn covering(self) -> Self {
         Self { packed: self.packed | 0b1000, ..self }
     }
@@ -100,19 +101,19 @@ impl Use {
         }
     }
 
-    /// Returns whether the bytes are as it wrote them, if it did.
+    /// Returns whether the bytes are valid after this use, if they were before.
     #[inline]
     pub(super) fn is_sound(&self) -> bool {
         !matches!((self.access(), self.kind()), (Access::Write, UseKind::Fallible | UseKind::Mark))
     }
 
-    /// Returns whether the bytes are as they should only if it succeeds.
+    /// Returns whether the bytes are valid only if this write succeeds.
     #[inline]
     pub(super) fn may_damage(&self) -> bool {
         self.access() == Access::Write && self.kind() == UseKind::Fallible
     }
 
-    /// Returns whether this says all that the other one does.
+    /// Returns whether this use supersedes the other: waiting for this one is enough.
     #[inline]
     pub(super) fn replaces(&self, other: &Self) -> bool {
         self.packed == other.packed && self.point >= other.point && !other.may_damage()
@@ -123,13 +124,14 @@ impl Use {
         self.origin() == other.origin()
     }
 
-    /// Returns whether both are the same for the bytes, whichever claims they were made by.
+    /// Returns whether both are equal except for their claims.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         Self { claim: other.claim, ..*self } == *other
     }
 }
 
-/// The timelines of a table's uses, each with the sources of those uses. One is dropped with its last use.
+/// The timelines of a table's uses, each with the sources of those uses. An origin is dropped with its last
+/// use.
 #[derive(Debug, Default)]
 pub(super) struct Origins {
     list: SmallVec<[Option<Origin>; 2]>,
@@ -140,9 +142,9 @@ pub(super) struct Origins {
 
 #[derive(Debug)]
 pub(super) struct Origin {
-    /// At the last point that is known to be reached.
+    /// A fence at the last point known to be reached.
     known: Fence,
-    /// Of its uses.
+    /// Kind of its uses.
     kind: UseKind,
     uses: u32,
 }
@@ -157,13 +159,13 @@ impl Origin {
         self.known.is_of_timeline(timeline)
     }
 
-    /// Returns whether uses with this fence are its.
+    /// Returns whether a use with this fence belongs to this origin.
     #[inline]
     fn matches(&self, fence: &Fence) -> bool {
         self.is_of(fence.timeline()) && self.known.has_sources_of(fence)
     }
 
-    /// Returns whether a point is known to be reached, without asking the driver.
+    /// Returns whether a point is known to be reached, without querying the driver.
     #[inline]
     pub(super) fn is_reached(&mut self, point: u64) -> bool {
         if self.known.point() < point {
@@ -184,7 +186,7 @@ impl Origin {
 }
 
 impl Origins {
-    /// Returns a use of a fence, if it has the origin of an earlier use. It is not counted.
+    /// Returns a use of a fence, if its origin is that of `used`. Does not count it.
     #[inline]
     pub(super) fn with_origin_of(
         &mut self,
@@ -197,7 +199,7 @@ impl Origins {
         Some(Use::new(fence, claim, used.origin(), access, origin.kind))
     }
 
-    /// Returns a use of a fence, if its origin is known. It is not counted.
+    /// Returns a use of a fence, if its origin is known. Does not count it.
     pub(super) fn find(&self, fence: &Fence, claim: u32, access: Access) -> Option<Use> {
         let mut searched = self.list.iter().take(MAX_SEARCHED).zip(0..);
         searched.find_map(|(origin, index)| {
@@ -206,7 +208,7 @@ impl Origins {
         })
     }
 
-    /// Makes a use of a fence, to be kept in one place or to be [released](Self::release).
+    /// Returns a use of a fence and counts it: store it in one segment, or [release](Self::release) it.
     pub(super) fn make(&mut self, fence: &Fence, claim: u32, access: Access) -> Use {
         let used = match self.find(fence, claim, access) {
             Some(used) => used,
@@ -231,7 +233,7 @@ impl Origins {
         Use::new(fence, claim, index, access, kind)
     }
 
-    /// How many there are.
+    /// Returns the number of origins.
     pub(super) fn len(&self) -> usize {
         self.list.len() - self.vacant.len()
     }
@@ -247,7 +249,7 @@ impl Origins {
             || origin(one).zip(origin(other)).is_some_and(|(one, other)| one.is_of(other.timeline()))
     }
 
-    /// Returns whether a use is of another device than the other one, and not known to be over.
+    /// Returns whether a use is on another device than `other` and not known to be complete.
     pub(super) fn runs_on_other_device(&mut self, used: &Use, other: &Use) -> bool {
         let device = self.of(other).map(|origin| origin.timeline().device());
         self.of(used).is_some_and(|origin| {
@@ -255,7 +257,7 @@ impl Origins {
         })
     }
 
-    /// Puts a use that is not counted in the place of another, if that removes no origin. Returns whether it did.
+    /// Replaces a use by an uncounted one, if no origin is removed by that. Returns whether it did.
     #[inline]
     pub(super) fn exchange(&mut self, old: &mut Use, new: Use) -> bool {
         if old.origin() != new.origin() {
@@ -275,7 +277,7 @@ impl Origins {
         }
     }
 
-    /// Takes back one [`share`](Self::share) of a use that is kept elsewhere, too.
+    /// Undoes one [`share`](Self::share) of a use that has other copies.
     #[inline]
     pub(super) fn unshare(&mut self, used: &Use) {
         if let Some(origin) = self.of(used) {
@@ -299,15 +301,15 @@ impl Origins {
         self.of(used).is_none_or(|origin| origin.is_reached(used.point))
     }
 
-    /// Returns whether nothing needs to be known of a use any more.
+    /// Returns whether a use is complete and needs no further check.
     #[inline]
     pub(super) fn is_removable(&mut self, used: &Use) -> bool {
         used.kind() != UseKind::Mark && !used.may_damage() && self.is_complete(used)
     }
 
-    /// Adds the writes of a segment that may have damaged it: all, or those that are over. Of what is covered one is looked at,
-    /// that in the middle: writes of the same bytes end in order, so there are at most about twice as many as are in flight,
-    /// and to forget half of them takes the time of the search.
+    /// Collects the writes of a segment that may have damaged it: all, or the complete ones. Of the covered
+    /// writes only the middle one is checked: writes of the same bytes complete in order, so at most about
+    /// twice as many as are in flight stay, and removing half of them costs no more than the search.
     pub(super) fn find_unresolved(&mut self, segment: &Segment, all: bool, found: &mut FallibleWrites) {
         let uses = &segment.uses;
         let covered = if all { 0 } else { uncovered(uses) };
@@ -323,7 +325,7 @@ impl Origins {
         }
     }
 
-    /// Removes the uses that `which` chooses, of those from a place on.
+    /// Removes the uses from index `from` on that `which` selects.
     pub(super) fn remove(
         &mut self,
         uses: &mut Uses,
@@ -346,19 +348,19 @@ impl Origins {
     }
 }
 
-/// What is left to do once the lock is released. Inline where it is little: a warm transfer allocates nothing.
+/// What to do after the lock is released. Stored inline if short, so that a warm transfer allocates nothing.
 #[derive(Debug, Default)]
 pub(super) struct Removed {
     /// Fences to be dropped: one may be the last handle of its stream.
     pub(super) fences: SmallVec<[Fence; 2]>,
-    /// Writes that are complete and may have failed, to be asked.
+    /// Complete writes whose outcomes are not applied yet.
     pub(super) unresolved: FallibleWrites,
 }
 
-/// Writes that can fail.
+/// Fallible writes.
 pub(super) type FallibleWrites = SmallVec<[FallibleWrite; 2]>;
 
-/// A write that can fail, and the bytes in question.
+/// A fallible write and its bytes.
 #[derive(Clone, Debug)]
 pub(super) struct FallibleWrite {
     pub(super) range: Range<usize>,

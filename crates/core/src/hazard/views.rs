@@ -1,4 +1,4 @@
-//! Host views and holds: ranges that are held where nothing conflicting is in flight.
+//! Host views and range guards: holds that require that nothing conflicting is in flight.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,14 +11,15 @@ use super::{
 };
 use crate::{Access, Fence, Result, Timeline};
 
-/// How many fences that their timelines do not know to be complete are forgotten in one go.
+/// How many fences that their timelines do not report as complete are removed in one call.
 const MAX_FORGOTTEN: usize = 16;
 
 impl Hazards {
-    /// Opens a host view where nothing blocks it; else tells what does, without waiting and without asking any driver.
+    /// Opens a host view if nothing blocks it; otherwise returns what does. Neither waits nor queries a
+    /// driver.
     ///
     /// # Errors
-    /// [`Busy`](crate::ErrorKind::Busy) where a conflicting view is open.
+    /// [`Busy`](crate::ErrorKind::Busy) if a conflicting view or loan is open.
     pub(crate) fn try_open_view(
         &self,
         range: &Range<usize>,
@@ -28,11 +29,11 @@ impl Hazards {
         self.try_open(range, access, turn, true)
     }
 
-    /// As [`try_open_view`](Self::try_open_view), and drops no fence, which might be the last handle of its stream: for callers
-    /// that hold a lock.
+    /// Like [`try_open_view`](Self::try_open_view), but drops no fence, which might be the last handle of its
+    /// stream: for callers that hold a lock.
     ///
     /// # Errors
-    /// As there.
+    /// Like `try_open_view`.
     pub(crate) fn try_lock_range(&self, range: &Range<usize>, access: Access) -> Result<Attempt<Ticket>> {
         self.try_open(range, access, None, false)
     }
@@ -49,7 +50,7 @@ impl Hazards {
             // Declared before the lock, so dropped after it.
             let mut removed = Removed::default();
             let mut table = self.table.lock();
-            // Turns end with a drop of fences, so who may drop none takes no notice of them.
+            // Ending turns drops fences, so callers that must not drop any ignore turns.
             let admitted = match table.held.conflict(range, access) {
                 Conflict::None if !prunes => Ok(()),
                 _ => table.admit(range, access, turn, &mut removed),
@@ -58,10 +59,10 @@ impl Hazards {
                 drop(table);
                 return blocker_of(blocked, range).map(Attempt::Blocked);
             }
-            // No use yet, so it is not counted.
+            // Not a use yet, so not counted.
             table.held.add(range, access, HoldKind::Pending);
             let mut rest = range.clone();
-            // What is held keeps conflicting uses away, so the rest may be looked at a part at a time.
+            // The hold blocks conflicting uses, so the rest may be collected in parts.
             loop {
                 let next =
                     table.collect(&rest, access, None, &mut { STEPS_PER_LOCK }, &mut after, Some(&mut found));
@@ -71,7 +72,8 @@ impl Hazards {
                 rest.start = next;
                 table = self.table.lock();
             }
-            // How these ended is to be found out first; who may ask no driver leaves that to who waits.
+            // The outcomes of these writes are needed first. Callers that may not query the driver leave that
+            // to the waiter.
             found.writes.retain(|write| write.fence.is_known_complete());
             if !prunes {
                 let open = found.writes.drain(..);
@@ -79,7 +81,7 @@ impl Hazards {
             }
             if prunes {
                 table.sweep(&mut removed);
-                // What is left of the range is for the next use.
+                // The next use sweeps the rest of the range.
                 let _rest = table.prune(range, &mut removed, |origins, used| origins.is_removable(used));
             }
             let opens = after.is_empty() && found.writes.is_empty() && found.mark.is_none();
@@ -103,11 +105,12 @@ impl Hazards {
         }
     }
 
-    /// Removes uses of a range that were waited for: they are complete, also where their timelines do not say so.
+    /// Removes uses of a range that were waited for: they are complete, even if their timelines do not report
+    /// it.
     pub(crate) fn forget(&self, range: &Range<usize>, complete: &[Fence]) {
         let is_complete = |timeline: &Arc<dyn Timeline>, point| {
             let is_known = |known: &Fence| known.is_of_timeline(timeline) && point <= known.point();
-            // The rest is left to the next call: waiters try again as long as anything is left.
+            // The rest is left to the next call: waiters retry while anything is left.
             timeline.reached() >= point || complete.iter().take(MAX_FORGOTTEN).any(is_known)
         };
         let mut found = FoundWrites::default();

@@ -1,4 +1,4 @@
-//! Waiting for another thread's claim, with a turn.
+//! Waiting for another thread's claim, and taking turns.
 
 use std::{ops::Range, task::Waker};
 
@@ -6,8 +6,8 @@ use super::{Hazards, TurnId, WakeList, held_ranges::Conflict, table::Blocked, us
 use crate::{Access, Fence, sync::yield_now};
 
 impl Hazards {
-    /// Arranges that `waker` is woken when a pending claim is resolved. Returns `true`, and keeps nothing, where nothing
-    /// blocks the holder of the turn.
+    /// Arranges that `waker` is woken when a pending claim ends. Returns `true`, and stores nothing, if
+    /// nothing blocks the holder of the turn.
     pub(crate) fn wake_at_commit(
         &self,
         range: &Range<usize>,
@@ -16,7 +16,7 @@ impl Hazards {
         waker: &Waker,
     ) -> bool {
         let mut removed = Removed::default();
-        // The user's code, as its drop is: not under the lock.
+        // Cloning and dropping a waker runs user code, so not under the lock.
         let mut waker = Some(waker.clone());
         let mut table = self.table.lock();
         let is_pending = match table.check(range, access, turn, &mut removed) {
@@ -35,7 +35,7 @@ impl Hazards {
         }
         drop(table);
         if let Some(waker) = waker.filter(|_| !is_pending) {
-            // The turn ends within a millisecond, with or without an event that could wake.
+            // No event announces the end of a turn, but it ends within a millisecond.
             wake(waker);
         }
         false
@@ -51,11 +51,11 @@ impl Hazards {
             }
             pending
         });
-        // Where a waiter comes first, it takes its turn within a millisecond.
+        // If a waiter goes first, it takes its turn within a millisecond.
         yield_now();
     }
 
-    /// Gives a waiter a turn, or keeps the one that it has. `until` is what it waits for, if that is no claim.
+    /// Creates or updates a waiter's turn. `until` is what it waits for; empty for a claim.
     pub(crate) fn keep_turn(
         &self,
         turn: Option<TurnId>,

@@ -1,21 +1,21 @@
-//! Tasks that wait for a claim to end, woken once no lock is held.
+//! Wakers of tasks that wait for a claim to end, called while no lock is held.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     task::Waker,
 };
 
-/// Tasks to be woken, when this is dropped: behind the last of several changes, since a task may run where it is woken, and
-/// would wait there for what its own thread has yet to resolve.
+/// Wakers, called on drop, after all table updates: `wake` may run a task inline that waits for a claim of
+/// this thread.
 #[derive(Default)]
 pub(crate) struct WakeList(Option<Box<Wakers>>);
 
-/// Most often there are none, and to see that should take no time.
+/// Boxed, since there are usually none and checking that must be cheap.
 #[derive(Default)]
 struct Wakers(Vec<Waker>);
 
 impl WakeList {
-    /// As dropping it.
+    /// Wakes all tasks.
     #[inline]
     pub(crate) fn wake(self) {
         match self.0 {
@@ -37,7 +37,7 @@ impl Drop for Wakers {
     }
 }
 
-/// Wakes a task. That runs the user's code: its panic is its own, and to drop what it panicked with may panic again.
+/// Wakes a task. Catches a panic of the user's code, and leaks its payload, whose drop may panic, too.
 pub(crate) fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         std::mem::forget(payload);

@@ -4,6 +4,6 @@ pub(crate) mod claim;
 pub(crate) mod fill;
 pub(crate) mod operation;
 pub(crate) mod pattern;
-pub(crate) mod recorded;
+pub(crate) mod recording;
 pub(crate) mod submission;
 pub(crate) mod unblocked;

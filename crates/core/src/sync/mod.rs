@@ -1,4 +1,4 @@
-//! What the crate's shared state is made of: std's and parking_lot's primitives, for which `tests/loom` puts loom's.
+//! Synchronisation primitives: std's and parking_lot's, which `tests/loom` replaces by loom's.
 
 pub(crate) mod spin_lock;
 
@@ -11,10 +11,10 @@ pub(crate) use std::{
 pub(crate) use parking_lot::Mutex;
 use parking_lot::MutexGuard;
 
-/// How often a thread looks for an open lock before it lets others run.
+/// Spins on a taken lock before the thread yields.
 pub(crate) const MAX_SPINS: u32 = 64;
 
-/// As parking_lot's, with std's way of waiting.
+/// parking_lot's `Condvar` with the interface of std's.
 #[derive(Debug, Default)]
 pub(crate) struct Condvar(parking_lot::Condvar);
 
@@ -29,7 +29,7 @@ impl Condvar {
     }
 }
 
-/// As std's, with loom's way of access.
+/// std's `UnsafeCell` with the interface of loom's.
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 

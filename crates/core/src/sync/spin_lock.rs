@@ -1,8 +1,9 @@
-//! A lock for a few dozen instructions: taking it is one locked instruction, opening it none.
+//! A lock for critical sections of a few dozen instructions: locking takes one atomic instruction, unlocking
+//! none.
 //!
-//! Opening by a plain store leaves no room for a list of sleepers: who finds it taken looks again, and lets others run
-//! between. So nothing is done under it that could block, but for a page that a short copy brings in, and it is not for threads of
-//! real-time priorities of which one may starve another.
+//! Unlocking is a plain store, so there is no wait queue: a contended `lock` spins, then yields. Critical
+//! sections must not block, except for a page fault of a short copy. Not for real-time threads that can
+//! starve each other.
 
 use std::{
     marker::PhantomData,
@@ -11,7 +12,7 @@ use std::{
 
 use crate::sync::{AtomicBool, Condvar, MAX_SPINS, Mutex, Ordering, UnsafeCell, spin_loop, yield_now};
 
-/// A value that one thread at a time uses, briefly. In this order, so that taking it brings the value's beginning along.
+/// A mutual exclusion lock. Field order matters: locking fetches the beginning of the value into the cache.
 #[derive(Debug)]
 #[repr(C)]
 pub struct SpinLock<T> {
@@ -19,23 +20,23 @@ pub struct SpinLock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached by the guard, of which there is one at a time.
+// SAFETY: only the guard accesses the value, and there is at most one guard.
 unsafe impl<T: Send> Sync for SpinLock<T> {}
 
-/// The right to use the value; the lock is open again when it is dropped.
+/// Access to the value; unlocks on drop.
 pub struct SpinLockGuard<'a, T> {
     lock: &'a SpinLock<T>,
-    /// It may be shared or sent where the value may.
+    /// Makes the guard `Send` and `Sync` only if `&mut T` is.
     value: PhantomData<&'a mut T>,
 }
 
 impl<T> SpinLock<T> {
-    /// Returns an open lock.
+    /// Creates an unlocked lock.
     pub fn new(value: T) -> Self {
         Self { locked: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the lock; spins, and lets others run, until it is open.
+    /// Locks. Spins, then yields, until the lock is free.
     #[inline]
     pub fn lock(&self) -> SpinLockGuard<'_, T> {
         if !self.try_acquire() {
@@ -44,14 +45,14 @@ impl<T> SpinLock<T> {
         SpinLockGuard { lock: self, value: PhantomData }
     }
 
-    /// Takes the lock if it is open.
+    /// Locks if the lock is free.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
-        // Made only where it is taken: the drop of a guard opens the lock.
+        // Created only after locking, since dropping a guard unlocks.
         self.try_acquire().then(|| SpinLockGuard { lock: self, value: PhantomData })
     }
 
-    /// The value, of which this is the only reference.
+    /// Returns the value, which needs no lock here.
     #[inline]
     pub(crate) fn get_mut(&mut self) -> &mut T {
         // SAFETY: borrowed mutably, so there is no guard and no other reference.
@@ -66,7 +67,7 @@ impl<T> SpinLock<T> {
     #[cold]
     fn lock_slow(&self) {
         let mut spins = 0;
-        // Looking does not take the line from who is about to open it.
+        // Spin on a load: it does not take exclusive ownership of the cache line.
         while self.locked.load(Ordering::Relaxed) || !self.try_acquire() {
             spins += 1;
             if spins < MAX_SPINS {
@@ -90,7 +91,8 @@ impl<T> Deref for SpinLockGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this is the one guard, which borrows the lock; no reference outlives a borrow of it.
+        // SAFETY: this is the only guard, and it borrows the lock; the reference does not outlive the borrow
+        // of the guard.
         self.lock.value.with(|value| unsafe { &*value })
     }
 }
@@ -106,21 +108,22 @@ impl<T> DerefMut for SpinLockGuard<'_, T> {
 impl<T> Drop for SpinLockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // What was done with the value comes before, for whoever takes it next.
+        // Publishes the changes of the value to the next holder.
         self.lock.locked.store(false, Ordering::Release);
     }
 }
 
-/// Where threads sleep until a value under a brief lock has changed.
+/// Lets threads wait for a change of a value under a spin lock.
 #[derive(Debug, Default)]
 pub(crate) struct Notify {
-    /// Held from before the look at the value until asleep: a ring falls before the look or upon a sleeper.
+    /// Held from the check of the condition until the thread sleeps, so that no wakeup is lost.
     mutex: Mutex<()>,
     condvar: Condvar,
 }
 
 impl Notify {
-    /// Blocks while `must_wait`, which looks at the value under its lock, and notes there that somebody waits.
+    /// Blocks while `must_wait` returns `true`. It checks the value under its lock, and records there that a
+    /// thread waits.
     pub(crate) fn wait_while(&self, mut must_wait: impl FnMut() -> bool) {
         let mut mutex = self.mutex.lock();
         while must_wait() {
@@ -128,7 +131,7 @@ impl Notify {
         }
     }
 
-    /// Wakes everyone; called behind the change, without its lock, where somebody waits.
+    /// Wakes all waiting threads. Call after the change, without the lock, if a thread waits.
     pub(crate) fn notify_all(&self) {
         drop(self.mutex.lock());
         self.condvar.notify_all();

@@ -118,7 +118,7 @@ impl Table {
         let storage =
             unsafe { transload_core::HostBytes::new((), NonNull::from(storage).cast(), 16, kind, true) };
         let buffer = transload_core::RawBuffer::new(Box::new(storage), &std::sync::Arc::default());
-        let hazards = Hazards::behind(0..16, &[]);
+        let hazards = Hazards::with_fences(0..16, &[]);
         Arc::new(Self { hazards, buffer: RawBuffer(buffer), enqueueing: AtomicBool::new(false) })
     }
 

@@ -117,7 +117,7 @@ impl Table {
         // SAFETY: the box owns the bytes, and does not move them when it is moved.
         let storage = unsafe { HostBytes::new(owner, address, 16, MemoryKind::Pinned, true) };
         let buffer = transload_core::RawBuffer::new(Box::new(storage), &Arc::default());
-        Self { hazards: Hazards::behind(0..0, &[]), buffer: RawBuffer(buffer) }
+        Self { hazards: Hazards::with_fences(0..0, &[]), buffer: RawBuffer(buffer) }
     }
 
     /// Claims ranges in one pass.
