@@ -8,7 +8,7 @@ use crate::{
     content::Content,
     grid::Point,
     memory::{Address, Memory, Pages},
-    reference::{ByHand, Memcpy},
+    reference::{Memcpy, Reference},
 };
 
 /// Bytes behind a destination that must stay as they were.
@@ -16,7 +16,7 @@ pub(crate) const GUARD: usize = 64;
 
 /// Where memory that migrates is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum Location {
     /// In the host's memory.
     Host,
     /// In the device's.
@@ -24,13 +24,13 @@ pub enum Home {
 }
 
 /// What a family of paths is measured with.
-pub trait Kit: Sync {
+pub trait Testbed: Sync {
     /// The device whose backend makes our memory.
     fn device(&self) -> DeviceId;
     /// Whether its rows must be called simulated.
     fn is_simulated(&self) -> bool;
     /// What the reference is called.
-    fn reference(&self) -> &'static str;
+    fn reference_name(&self) -> &'static str;
     /// Whether the device has a clock of its own.
     fn has_clock(&self) -> bool;
     /// Makes the device's context current on this thread.
@@ -51,7 +51,7 @@ pub trait Kit: Sync {
     ///
     /// # Errors
     /// The driver's.
-    fn migrate(&self, memory: Address, bytes: usize, to: Home) -> Result<()> {
+    fn migrate(&self, memory: Address, bytes: usize, to: Location) -> Result<()> {
         let _ = (memory, bytes, to);
         Ok(())
     }
@@ -68,14 +68,14 @@ pub trait Kit: Sync {
     /// # Safety
     /// * `bytes` bytes must be readable at `src` and writable at `dst` while the answer lives; they do not overlap, and
     ///   nobody else uses them while it moves them.
-    unsafe fn by_hand(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn ByHand>>;
+    unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>>;
 }
 
 /// The host alone.
 #[derive(Clone, Copy, Debug)]
-pub struct HostKit;
+pub struct HostTestbed;
 
-impl Kit for HostKit {
+impl Testbed for HostTestbed {
     fn device(&self) -> DeviceId {
         DeviceId::Cpu
     }
@@ -84,7 +84,7 @@ impl Kit for HostKit {
         false
     }
 
-    fn reference(&self) -> &'static str {
+    fn reference_name(&self) -> &'static str {
         "memcpy, 1 thread"
     }
 
@@ -107,7 +107,7 @@ impl Kit for HostKit {
         }
     }
 
-    unsafe fn by_hand(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn ByHand>> {
+    unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>> {
         match (src, dst) {
             // SAFETY: the caller's promise.
             (Address::Host(src), Address::Host(dst)) => Ok(Box::new(unsafe { Memcpy::new(src, dst, bytes) })),
@@ -146,7 +146,7 @@ pub enum Side {
     /// The library.
     Ours,
     /// The reference.
-    ByHand,
+    Reference,
 }
 
 /// Both sides of a comparison.
@@ -154,7 +154,7 @@ pub struct Case<'a> {
     /// The library's side.
     pub ends: Ends<'a>,
     /// The reference's.
-    pub by_hand: Box<dyn ByHand + 'a>,
+    pub reference: Box<dyn Reference + 'a>,
     // Behind what uses them, so that they go later.
     ours: (Memory, Memory),
     theirs: (Memory, Memory),
@@ -170,12 +170,14 @@ impl<'a> Case<'a> {
     /// Those of the library and of the driver.
     pub fn new(
         manager: &'a CrossBackendTransferManager,
-        kit: &dyn Kit,
+        testbed: &dyn Testbed,
         path: TransferPath,
         point: Point,
     ) -> Result<Self> {
         // SAFETY: the memory is used as `with` promises.
-        Self::with(manager, kit, path, point, |src, dst| unsafe { kit.by_hand(src, dst, point.bytes) })
+        Self::with(manager, testbed, path, point, |src, dst| unsafe {
+            testbed.reference(src, dst, point.bytes)
+        })
     }
 
     /// With a reference made from the addresses of source and destination. They have the point's bytes, live as long as the
@@ -185,45 +187,47 @@ impl<'a> Case<'a> {
     /// Those of the library and of the driver.
     pub fn with(
         manager: &'a CrossBackendTransferManager,
-        kit: &dyn Kit,
+        testbed: &dyn Testbed,
         path: TransferPath,
         point: Point,
-        reference: impl FnOnce(Address, Address) -> Result<Box<dyn ByHand>>,
+        reference: impl FnOnce(Address, Address) -> Result<Box<dyn Reference>>,
     ) -> Result<Self> {
         let (src_bytes, dst_bytes) = (point.src_offset + point.bytes, point.dst_offset + point.bytes + GUARD);
-        let (src, dst) =
-            (allocate(manager, kit, path.src, src_bytes)?, allocate(manager, kit, path.dst, dst_bytes)?);
-        let theirs = (kit.memory(path.src, src_bytes)?, kit.memory(path.dst, dst_bytes)?);
+        let (src, dst) = (
+            allocate(manager, testbed, path.src, src_bytes)?,
+            allocate(manager, testbed, path.dst, dst_bytes)?,
+        );
+        let theirs = (testbed.memory(path.src, src_bytes)?, testbed.memory(path.dst, dst_bytes)?);
         let from = shifted(theirs.0.address()?, point.src_offset);
         let to = shifted(theirs.1.address()?, point.dst_offset);
         // `theirs` has the bytes, lives in the same value and goes after it; two allocations do not overlap, and the case
         // is used by one thread at a time.
-        let by_hand = reference(from, to)?;
+        let reference = reference(from, to)?;
         let ours = (Memory::Ours(src.clone()), Memory::Ours(dst.clone()));
-        Ok(Self { ends: Ends { manager, src, dst, point }, by_hand, ours, theirs, point, drawn: [0; 2] })
+        Ok(Self { ends: Ends { manager, src, dst, point }, reference, ours, theirs, point, drawn: [0; 2] })
     }
 
     /// Against the library itself, with options of its own in the reference's place.
     ///
     /// # Errors
     /// Those of the library.
-    pub fn beside(
+    pub fn with_options(
         manager: &'a CrossBackendTransferManager,
-        kit: &dyn Kit,
+        testbed: &dyn Testbed,
         path: TransferPath,
         point: Point,
         options: TransferOptions,
     ) -> Result<Self> {
         let (src_bytes, dst_bytes) = (point.src_offset + point.bytes, point.dst_offset + point.bytes + GUARD);
         let ends = || -> Result<Ends<'a>> {
-            let src = allocate(manager, kit, path.src, src_bytes)?;
-            Ok(Ends { manager, src, dst: allocate(manager, kit, path.dst, dst_bytes)?, point })
+            let src = allocate(manager, testbed, path.src, src_bytes)?;
+            Ok(Ends { manager, src, dst: allocate(manager, testbed, path.dst, dst_bytes)?, point })
         };
         let (ends, others) = (ends()?, ends()?);
         let memory = |ends: &Ends<'_>| (Memory::Ours(ends.src.clone()), Memory::Ours(ends.dst.clone()));
         let (ours, theirs) = (memory(&ends), memory(&others));
-        let by_hand = Box::new(OtherOptions { ends: others, options, transfer: None });
-        Ok(Self { ends, by_hand, ours, theirs, point, drawn: [0; 2] })
+        let reference = Box::new(OtherOptions { ends: others, options, transfer: None });
+        Ok(Self { ends, reference, ours, theirs, point, drawn: [0; 2] })
     }
 
     /// Where a side's source begins.
@@ -259,7 +263,7 @@ impl<'a> Case<'a> {
     fn memory(&self, side: Side) -> (&Memory, &Memory) {
         let (src, dst) = match side {
             Side::Ours => &self.ours,
-            Side::ByHand => &self.theirs,
+            Side::Reference => &self.theirs,
         };
         (src, dst)
     }
@@ -272,7 +276,7 @@ struct OtherOptions<'a> {
     transfer: Option<Transfer>,
 }
 
-impl ByHand for OtherOptions<'_> {
+impl Reference for OtherOptions<'_> {
     fn submit(&mut self) -> Result<()> {
         self.transfer = Some(self.ends.submit_with(&self.options));
         Ok(())
@@ -288,16 +292,16 @@ impl ByHand for OtherOptions<'_> {
     }
 }
 
-/// The library's memory at a place of a kit's paths.
+/// The library's memory at a place of a testbed's paths.
 pub(crate) fn allocate(
     manager: &CrossBackendTransferManager,
-    kit: &dyn Kit,
+    testbed: &dyn Testbed,
     place: Place,
     bytes: usize,
 ) -> Result<RawBuffer, transload_core::Error> {
     match (place.device, place.kind) {
         (DeviceId::Cpu, MemoryKind::Pageable) => manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes),
-        (DeviceId::Cpu, kind) => manager.allocate_for(kit.device(), kind, bytes),
+        (DeviceId::Cpu, kind) => manager.allocate_for(testbed.device(), kind, bytes),
         (device, kind) => manager.allocate_for(device, kind, bytes),
     }
 }

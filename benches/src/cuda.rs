@@ -8,10 +8,10 @@ use transload_cuda_sim::SimDevice;
 use transload_cuda_sys::{Context, Device, Driver, DriverError, check, ffi};
 
 use crate::{
-    case::{Home, Kit},
+    case::{Location, Testbed},
     machine::kernel_driver,
     memory::{Address, Memory, Pages},
-    reference::{ByHand, DriverCopy},
+    reference::{DriverCopy, Reference},
 };
 
 /// The process's driver, and how many seconds its first use took.
@@ -112,7 +112,7 @@ fn ordinal(context: &Context) -> DeviceId {
     DeviceId::Cuda(context.device().ordinal())
 }
 
-impl Kit for Session {
+impl Testbed for Session {
     fn device(&self) -> DeviceId {
         DeviceId::Cuda(self.device.ordinal())
     }
@@ -121,7 +121,7 @@ impl Kit for Session {
         self.driver.is_simulated()
     }
 
-    fn reference(&self) -> &'static str {
+    fn reference_name(&self) -> &'static str {
         "raw driver"
     }
 
@@ -143,7 +143,7 @@ impl Kit for Session {
         self.peer.as_ref().map(ordinal)
     }
 
-    fn migrate(&self, memory: Address, bytes: usize, to: Home) -> Result<()> {
+    fn migrate(&self, memory: Address, bytes: usize, to: Location) -> Result<()> {
         const HOST: i32 = -1;
         /// The answer of a device that does not use managed memory beside the host.
         const INVALID_DEVICE: u32 = 101;
@@ -151,7 +151,7 @@ impl Kit for Session {
             Address::Host(address) => address.addr().get() as u64,
             Address::Device(address) => address,
         };
-        let to = if to == Home::Host { HOST } else { self.device.as_raw() };
+        let to = if to == Location::Host { HOST } else { self.device.as_raw() };
         // SAFETY: the driver checks that the range is managed memory; null is the context's default stream.
         match unsafe { ffi::cuMemPrefetchAsync(address, bytes, to, ptr::null_mut()) } {
             INVALID_DEVICE => Ok(()),
@@ -171,7 +171,7 @@ impl Kit for Session {
         Ok(Memory::Cuda(RawMemory::new(place.kind, bytes)?))
     }
 
-    unsafe fn by_hand(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn ByHand>> {
+    unsafe fn reference(&self, src: Address, dst: Address, bytes: usize) -> Result<Box<dyn Reference>> {
         // SAFETY: the caller's promise.
         Ok(Box::new(unsafe { DriverCopy::new(src, dst, bytes) }?))
     }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use crate::{
     case::{Case, Ends, Side},
     content::Content,
-    reference::ByHand,
+    reference::Reference,
     row::Summary,
 };
 
@@ -18,7 +18,7 @@ pub struct Both {
     /// The library.
     pub ours: Summary,
     /// The reference.
-    pub by_hand: Summary,
+    pub reference: Summary,
     /// Whether the bytes of the first and last repetition of both were all right.
     pub verified: bool,
 }
@@ -31,7 +31,7 @@ impl Both {
             let (a, b) = (value(summary.p10), value(summary.p90));
             Summary { p10: a.min(b), p50: value(summary.p50), p90: a.max(b) }
         };
-        Self { ours: each(self.ours), by_hand: each(self.by_hand), verified: self.verified }
+        Self { ours: each(self.ours), reference: each(self.reference), verified: self.verified }
     }
 }
 
@@ -44,19 +44,19 @@ pub fn in_turns(
     content: &mut Content,
     repetitions: usize,
     mut ours: impl FnMut(&Ends<'_>) -> Result<f64>,
-    mut by_hand: impl FnMut(&mut dyn ByHand) -> Result<f64>,
+    mut reference: impl FnMut(&mut dyn Reference) -> Result<f64>,
 ) -> Result<Both> {
     for _ in 0..WARM_UP {
         ours(&case.ends)?;
-        by_hand(&mut *case.by_hand)?;
+        reference(&mut *case.reference)?;
     }
     let mut values = [Vec::with_capacity(repetitions), Vec::with_capacity(repetitions)];
     let mut verified = true;
     for repetition in 0..repetitions {
         let is_watched = repetition == 0 || repetition + 1 == repetitions;
         let order = match repetition % 2 {
-            0 => [Side::Ours, Side::ByHand],
-            _ => [Side::ByHand, Side::Ours],
+            0 => [Side::Ours, Side::Reference],
+            _ => [Side::Reference, Side::Ours],
         };
         for side in order {
             if is_watched {
@@ -65,7 +65,7 @@ pub fn in_turns(
             }
             let value = match side {
                 Side::Ours => ours(&case.ends)?,
-                Side::ByHand => by_hand(&mut *case.by_hand)?,
+                Side::Reference => reference(&mut *case.reference)?,
             };
             if let Some(values) = values.get_mut(side as usize) {
                 values.push(value);
@@ -76,6 +76,6 @@ pub fn in_turns(
             }
         }
     }
-    let [ours, by_hand] = &values;
-    Ok(Both { ours: Summary::of(ours), by_hand: Summary::of(by_hand), verified })
+    let [ours, reference] = &values;
+    Ok(Both { ours: Summary::of(ours), reference: Summary::of(reference), verified })
 }

@@ -7,11 +7,11 @@ use transload_core::{DeviceId, ErrorKind, MemoryKind, Place, TransferMethod, Tra
 use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
-    case::{Case, Ends, Home, Kit as _, Side},
+    case::{Case, Ends, Location, Side, Testbed as _},
     cuda::Session,
     grid::{self, Point},
     measure::in_turns,
-    reference::{ByHand, PeerCopy, PrefetchedCopy, Staged},
+    reference::{PeerCopy, PrefetchedCopy, Reference, Staged},
     row::{Goal, Row},
     rows::Bench,
 };
@@ -21,17 +21,17 @@ const MIB: usize = 1 << 20;
 
 /// A method against a reference on a path.
 #[derive(Clone, Copy)]
-struct Pair {
+struct Measurement {
     /// What the identity begins with.
     group: &'static str,
     path: TransferPath,
     method: TransferMethod,
-    against: Against,
+    baseline: Baseline,
     sizes: &'static [usize],
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Against {
+enum Baseline {
     /// The driver's own copy.
     Driver,
     /// Staging by threads.
@@ -44,7 +44,7 @@ enum Against {
     DirectCopy,
 }
 
-impl Against {
+impl Baseline {
     fn name(self) -> &'static str {
         match self {
             Self::Driver => "raw driver",
@@ -66,8 +66,8 @@ impl Against {
     }
 }
 
-fn pairs(session: &Session) -> Vec<Pair> {
-    use Against::{DirectCopy, Driver, Peer, Prefetch, Threads};
+fn measurements(session: &Session) -> Vec<Measurement> {
+    use Baseline::{DirectCopy, Driver, Peer, Prefetch, Threads};
     use TransferMethod::{HostStaged, PeerToPeer, UnifiedMemory, ZeroCopy};
     const STAGED: &[usize] = &[MIB, 3 * MIB, 16 * MIB, 48 * MIB, 256 * MIB];
     const PEERS: &[usize] = &[4 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB];
@@ -76,22 +76,22 @@ fn pairs(session: &Session) -> Vec<Pair> {
     let host = |kind| Place::new(DeviceId::Cpu, kind);
     let here = |kind| Place::new(session.device(), kind);
     let (pageable, there) = (host(MemoryKind::Pageable), here(MemoryKind::Device));
-    let mut pairs = Vec::new();
-    let mut pair = |group, src, dst, method, against, sizes| {
-        pairs.push(Pair { group, path: TransferPath::new(src, dst), method, against, sizes });
+    let mut measurements = Vec::new();
+    let mut measurement = |group, src, dst, method, baseline, sizes| {
+        measurements.push(Measurement { group, path: TransferPath::new(src, dst), method, baseline, sizes });
     };
     for (src, dst) in [(pageable, there), (there, pageable)] {
-        pair("staged/beside-driver", src, dst, HostStaged, Driver, STAGED);
-        pair("staged/beside-threads", src, dst, HostStaged, Threads, STAGED);
+        measurement("staged/beside-driver", src, dst, HostStaged, Driver, STAGED);
+        measurement("staged/beside-threads", src, dst, HostStaged, Threads, STAGED);
     }
     if let Some(peer) = session.peer() {
         let peer = Place::new(peer, MemoryKind::Device);
-        pair("peer", there, peer, PeerToPeer, Peer, PEERS);
-        pair("peer", peer, there, PeerToPeer, Peer, PEERS);
+        measurement("peer", there, peer, PeerToPeer, Peer, PEERS);
+        measurement("peer", peer, there, PeerToPeer, Peer, PEERS);
     }
-    pair("managed", here(MemoryKind::Unified), there, UnifiedMemory, Prefetch, MANAGED);
-    pair("in-place", host(MemoryKind::Mapped), there, ZeroCopy, DirectCopy, IN_PLACE);
-    pairs
+    measurement("managed", here(MemoryKind::Unified), there, UnifiedMemory, Prefetch, MANAGED);
+    measurement("in-place", host(MemoryKind::Mapped), there, ZeroCopy, DirectCopy, IN_PLACE);
+    measurements
 }
 
 impl Bench<'_> {
@@ -99,45 +99,47 @@ impl Bench<'_> {
     ///
     /// # Errors
     /// Those of the library and of the driver.
-    pub fn beside(&mut self, session: &Session, mut next: impl FnMut(&str)) -> Result<Vec<Row>> {
+    pub fn method_baselines(&mut self, session: &Session, mut next: impl FnMut(&str)) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
-        for pair in pairs(session) {
-            for bytes in pair.sizes.iter().copied().filter(|bytes| *bytes <= grid::largest(self.options)) {
-                let what = format!("{} by {}, {bytes} bytes", pair.path, pair.method);
+        for measurement in measurements(session) {
+            for bytes in
+                measurement.sizes.iter().copied().filter(|bytes| *bytes <= grid::largest(self.options))
+            {
+                let what = format!("{} by {}, {bytes} bytes", measurement.path, measurement.method);
                 next(&what);
-                rows.extend(self.compared(session, pair, Point::aligned(bytes)).context(what)?);
+                rows.extend(self.measure(session, measurement, Point::aligned(bytes)).context(what)?);
             }
         }
         Ok(rows)
     }
 
-    fn compared(&mut self, session: &Session, pair: Pair, point: Point) -> Result<Option<Row>> {
-        let Pair { group, path, method, against, .. } = pair;
+    fn measure(&mut self, session: &Session, measurement: Measurement, point: Point) -> Result<Option<Row>> {
+        let Measurement { group, path, method, baseline, .. } = measurement;
         let options = TransferOptions::new().only(method);
         let planned = self.manager.plan(path.src, path.dst, point.bytes as u64, &options);
         if planned.is_err_and(|error| error.kind() == ErrorKind::Unsupported) {
             // Why is told where all methods are.
             return Ok(None);
         }
-        let mut case = case(self.manager, session, pair, point)?;
+        let mut case = case(self.manager, session, measurement, point)?;
         match case.ends.submit_with(&options).wait() {
             Ok(report) => ensure!(report.method == method, "{method} was asked for, {} taken", report.method),
             Err(error) if error.kind() == ErrorKind::Unsupported => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        let (ours, theirs) = (case.source(Side::Ours)?, case.source(Side::ByHand)?);
-        let home = |source| match against {
-            Against::Prefetch => session.migrate(source, point.bytes, Home::Host),
+        let (ours, theirs) = (case.source(Side::Ours)?, case.source(Side::Reference)?);
+        let move_home = |source| match baseline {
+            Baseline::Prefetch => session.migrate(source, point.bytes, Location::Host),
             _ => Ok(()),
         };
         let by_library = |ends: &Ends<'_>| {
-            home(ours)?;
+            move_home(ours)?;
             let begun = Instant::now();
             ends.submit_with(&options).wait()?;
             Ok(begun.elapsed().as_secs_f64())
         };
-        let by_hand = |reference: &mut dyn ByHand| {
-            home(theirs)?;
+        let reference = |reference: &mut dyn Reference| {
+            move_home(theirs)?;
             let begun = Instant::now();
             reference.submit()?;
             reference.finish()?;
@@ -148,50 +150,50 @@ impl Bench<'_> {
             1_048_577..=16_777_216 => grid::repetitions(self.options, point.bytes).min(60),
             bytes => grid::repetitions(self.options, bytes).min(30),
         };
-        let times = in_turns(&mut case, self.content, repetitions, by_library, by_hand)?;
+        let times = in_turns(&mut case, self.content, repetitions, by_library, reference)?;
         let bytes = point.bytes as f64;
-        let (unit, both) = if point.is_small() || against == Against::Prefetch {
+        let (unit, both) = if point.is_small() || baseline == Baseline::Prefetch {
             ("us", times.map(|time| time * 1e6))
         } else {
             ("GB/s", times.map(|time| bytes / time / 1e9))
         };
         let id = format!("{group}/{}/{method}/{}", grid::name(path), grid::size(point));
-        let text = format!("{path}, {method} beside {}", against.name());
+        let text = format!("{path}, {method} beside {}", baseline.name());
         let row = Row::new(id, text, method.name(), point.bytes as u64, unit, both.ours)
-            .against(against.name(), both.by_hand)
-            .obtained(self.kit.is_simulated(), both.verified);
-        Ok(Some(row.with_goal(against.goal(point.bytes))))
+            .against(baseline.name(), both.reference)
+            .obtained(self.testbed.is_simulated(), both.verified);
+        Ok(Some(row.with_goal(baseline.goal(point.bytes))))
     }
 }
 
-/// Both sides, with the reference that the pair wants.
+/// Both sides, with the reference that the measurement wants.
 fn case<'a>(
     manager: &'a CrossBackendTransferManager,
     session: &Session,
-    pair: Pair,
+    measurement: Measurement,
     point: Point,
 ) -> Result<Case<'a>> {
-    let Pair { path, against, .. } = pair;
+    let Measurement { path, baseline, .. } = measurement;
     let bytes = point.bytes;
     let context = |place: Place| session.context(place.device);
-    if against == Against::DirectCopy {
+    if baseline == Baseline::DirectCopy {
         let direct = TransferOptions::new().only(TransferMethod::DirectCopy);
-        return Case::beside(manager, session, path, point, direct);
+        return Case::with_options(manager, session, path, point, direct);
     }
     Case::with(manager, session, path, point, |src, dst| {
         // SAFETY: the case promises the memory, in the contexts of the path's devices.
-        let by_hand: Box<dyn ByHand> = unsafe {
-            match against {
-                Against::Driver | Against::DirectCopy => session.by_hand(src, dst, bytes)?,
-                Against::Threads => {
+        let reference: Box<dyn Reference> = unsafe {
+            match baseline {
+                Baseline::Driver | Baseline::DirectCopy => session.reference(src, dst, bytes)?,
+                Baseline::Threads => {
                     Box::new(Staged::new(session.context(session.device())?, src, dst, bytes)?)
                 }
-                Against::Peer => {
+                Baseline::Peer => {
                     Box::new(PeerCopy::new(context(path.src)?, context(path.dst)?, src, dst, bytes)?)
                 }
-                Against::Prefetch => Box::new(PrefetchedCopy::new(context(path.dst)?, src, dst, bytes)?),
+                Baseline::Prefetch => Box::new(PrefetchedCopy::new(context(path.dst)?, src, dst, bytes)?),
             }
         };
-        Ok(by_hand)
+        Ok(reference)
     })
 }

@@ -8,11 +8,11 @@ use transload_core::{Error, ErrorKind, MemoryKind, RawBuffer, TransferMethod, Tr
 use transload_transfer::TransferOptions;
 
 use crate::{
-    case::{self, GUARD, Home},
+    case::{self, GUARD, Location},
     grid::{self, Point},
     memory::Memory,
     row::{Row, Summary},
-    rows::{Bench, told},
+    rows::{Bench, is_verified},
 };
 
 /// What all rows' identities begin with.
@@ -63,7 +63,7 @@ pub fn id(path: &str, method: &str, bytes: u64) -> String {
 }
 
 /// One size of one path.
-struct Spot {
+struct MethodCase {
     path: TransferPath,
     name: String,
     bytes: usize,
@@ -80,7 +80,7 @@ impl Bench<'_> {
     pub fn methods(&mut self, path: TransferPath, methods: &mut Methods) -> Result<Vec<Row>> {
         let sizes = grid::classes(self.options);
         let largest = sizes.iter().copied().max().unwrap_or_default();
-        let allocate = |place, bytes| case::allocate(self.manager, self.kit, place, bytes);
+        let allocate = |place, bytes| case::allocate(self.manager, self.testbed, place, bytes);
         let both =
             allocate(path.src, largest).and_then(|src| Ok((src, allocate(path.dst, largest + GUARD)?)));
         let (src, dst) = match both {
@@ -96,7 +96,7 @@ impl Bench<'_> {
         };
         let mut rows = Vec::new();
         for bytes in sizes {
-            let spot = Spot {
+            let case = MethodCase {
                 path,
                 name: grid::name(path),
                 bytes,
@@ -104,21 +104,21 @@ impl Bench<'_> {
                 dst: dst.slice(..bytes + GUARD)?,
             };
             for method in TransferMethod::ALL {
-                match self.tried(&spot, method)? {
-                    Tried::Measured(row) => rows.push(*row),
-                    Tried::Rejected(reason) => {
-                        methods.rejections.push(reject(&spot.name, method, bytes, reason));
+                match self.try_method(&case, method)? {
+                    Attempt::Measured(row) => rows.push(*row),
+                    Attempt::Rejected(reason) => {
+                        methods.rejections.push(reject(&case.name, method, bytes, reason));
                     }
-                    Tried::Failed(error) => {
-                        let text = format!("{}: {error}", id(&spot.name, method.name(), bytes as u64));
+                    Attempt::Failed(error) => {
+                        let text = format!("{}: {error}", id(&case.name, method.name(), bytes as u64));
                         methods.failures.push(text);
                         let reason = format!("FAILED: {error}");
-                        methods.rejections.push(reject(&spot.name, method, bytes, reason));
+                        methods.rejections.push(reject(&case.name, method, bytes, reason));
                     }
                 }
             }
-            if let Ok(report) = self.send(&spot, &TransferOptions::new())?.1 {
-                let (path, method) = (spot.name, report.method.name().to_owned());
+            if let Ok(report) = self.send(&case, &TransferOptions::new())?.1 {
+                let (path, method) = (case.name, report.method.name().to_owned());
                 methods.choices.push(Choice { path, bytes: bytes as u64, method });
             }
         }
@@ -126,47 +126,47 @@ impl Bench<'_> {
     }
 
     /// One method at one point.
-    fn tried(&mut self, spot: &Spot, method: TransferMethod) -> Result<Tried> {
-        if let Some(reason) = self.reason(spot, method) {
-            return Ok(Tried::Rejected(reason));
+    fn try_method(&mut self, case: &MethodCase, method: TransferMethod) -> Result<Attempt> {
+        if let Some(reason) = self.reason(case, method) {
+            return Ok(Attempt::Rejected(reason));
         }
         let options = TransferOptions::new().only(method);
-        match self.send(spot, &options)?.1 {
+        match self.send(case, &options)?.1 {
             Ok(report) => ensure!(report.method == method, "{method} was asked for, {} taken", report.method),
             // What a method finds out only when it is to be taken is known from then on.
             Err(error) if error.kind() == ErrorKind::Unsupported => {
-                return Ok(Tried::Rejected(self.reason(spot, method).unwrap_or_else(|| error.to_string())));
+                return Ok(Attempt::Rejected(self.reason(case, method).unwrap_or_else(|| error.to_string())));
             }
-            Err(error) => return Ok(Tried::Failed(error)),
+            Err(error) => return Ok(Attempt::Failed(error)),
         }
-        match self.measured(spot, method) {
-            Ok(row) => Ok(Tried::Measured(Box::new(row))),
+        match self.measured(case, method) {
+            Ok(row) => Ok(Attempt::Measured(Box::new(row))),
             Err(error) => match error.downcast::<Error>() {
-                Ok(error) => Ok(Tried::Failed(error)),
+                Ok(error) => Ok(Attempt::Failed(error)),
                 Err(error) => Err(error),
             },
         }
     }
 
-    fn measured(&mut self, spot: &Spot, method: TransferMethod) -> Result<Row> {
-        let Spot { path, bytes, .. } = *spot;
+    fn measured(&mut self, case: &MethodCase, method: TransferMethod) -> Result<Row> {
+        let MethodCase { path, bytes, .. } = *case;
         let options = TransferOptions::new().only(method);
         let (point, repetitions) = (Point::aligned(bytes), grid::class_repetitions(self.options, bytes));
         let batch = if has_unified(path) { 1 } else { self.batch(point) };
         let start = self.content.draw();
         let expected = self.content.part(start, bytes);
-        let (src, dst) = (Memory::Ours(spot.src.clone()), Memory::Ours(spot.dst.clone()));
+        let (src, dst) = (Memory::Ours(case.src.clone()), Memory::Ours(case.dst.clone()));
         let mut times = Vec::with_capacity(repetitions);
         for repetition in 0..WARM_UP + repetitions {
             // The last one is watched.
             if repetition + 1 == WARM_UP + repetitions {
-                self.bring(spot, Home::Host)?;
+                self.migrate(case, Location::Host)?;
                 src.write(0, expected)?;
                 dst.poison()?;
             }
             let mut seconds = 0.0;
             for _ in 0..batch {
-                let (took, answer) = self.send(spot, &options)?;
+                let (took, answer) = self.send(case, &options)?;
                 answer?;
                 seconds += took;
             }
@@ -174,15 +174,16 @@ impl Bench<'_> {
                 times.push(seconds / f64::from(batch));
             }
         }
-        self.bring(spot, Home::Host)?;
-        let verified =
-            told(dst.compare(0, expected).with_context(|| format!("{path} by {method}, {bytes} bytes")));
+        self.migrate(case, Location::Host)?;
+        let verified = is_verified(
+            dst.compare(0, expected).with_context(|| format!("{path} by {method}, {bytes} bytes")),
+        );
         let (unit, values) = if point.is_small() {
             ("us", times.iter().map(|time| time * 1e6).collect())
         } else {
             ("GB/s", times.iter().map(|time| bytes as f64 / time / 1e9).collect::<Vec<_>>())
         };
-        let id = id(&spot.name, method.name(), bytes as u64);
+        let id = id(&case.name, method.name(), bytes as u64);
         let row = Row::new(
             id,
             format!("{path}, every method"),
@@ -191,31 +192,35 @@ impl Bench<'_> {
             unit,
             Summary::of(&values),
         );
-        Ok(row.obtained(self.kit.is_simulated(), verified))
+        Ok(row.obtained(self.testbed.is_simulated(), verified))
     }
 
     /// One transfer, and the seconds from before its submission until its completion was seen. Memory that migrates is
     /// first brought to where the movement begins.
-    fn send(&self, spot: &Spot, options: &TransferOptions) -> Result<(f64, Result<TransferReport, Error>)> {
-        self.bring(spot, begins(spot.path))?;
+    fn send(
+        &self,
+        case: &MethodCase,
+        options: &TransferOptions,
+    ) -> Result<(f64, Result<TransferReport, Error>)> {
+        self.migrate(case, initial_location(case.path))?;
         let begun = Instant::now();
-        let report = self.manager.transfer_with(&spot.src, &spot.dst, 0, 0, spot.bytes, options).wait();
+        let report = self.manager.transfer_with(&case.src, &case.dst, 0, 0, case.bytes, options).wait();
         Ok((begun.elapsed().as_secs_f64(), report))
     }
 
-    fn bring(&self, spot: &Spot, home: Home) -> Result<()> {
-        for buffer in [&spot.src, &spot.dst] {
+    fn migrate(&self, case: &MethodCase, location: Location) -> Result<()> {
+        for buffer in [&case.src, &case.dst] {
             if buffer.place().kind == MemoryKind::Unified {
-                self.kit.migrate(Memory::Ours(buffer.clone()).address()?, buffer.len(), home)?;
+                self.testbed.migrate(Memory::Ours(buffer.clone()).address()?, buffer.len(), location)?;
             }
         }
         Ok(())
     }
 
     /// Why the planner does not take a method here, as far as it knows.
-    fn reason(&self, spot: &Spot, method: TransferMethod) -> Option<String> {
-        let TransferPath { src, dst } = spot.path;
-        match self.manager.plan(src, dst, spot.bytes as u64, &TransferOptions::new()) {
+    fn reason(&self, case: &MethodCase, method: TransferMethod) -> Option<String> {
+        let TransferPath { src, dst } = case.path;
+        match self.manager.plan(src, dst, case.bytes as u64, &TransferOptions::new()) {
             Ok(plan) => {
                 let rejected = plan.rejected.iter().find(|rejected| rejected.method == method);
                 rejected.map(|rejected| rejected.reason.to_string())
@@ -226,7 +231,7 @@ impl Bench<'_> {
     }
 }
 
-enum Tried {
+enum Attempt {
     Measured(Box<Row>),
     Rejected(String),
     Failed(Error),
@@ -241,6 +246,6 @@ fn has_unified(path: TransferPath) -> bool {
 }
 
 /// Where memory that migrates is before a movement: on the device only where the bytes go from there to the host.
-fn begins(path: TransferPath) -> Home {
-    if path.dst.device.is_cpu() { Home::Device } else { Home::Host }
+fn initial_location(path: TransferPath) -> Location {
+    if path.dst.device.is_cpu() { Location::Device } else { Location::Host }
 }

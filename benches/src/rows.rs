@@ -8,12 +8,12 @@ use transload_transfer::{CrossBackendTransferManager, TransferOptions};
 
 use crate::{
     allocations,
-    case::{Case, Ends, Kit, Side},
+    case::{Case, Ends, Side, Testbed},
     content::Content,
     grid::{self, Point},
     measure::{Both, in_turns},
     options::Options,
-    reference::ByHand,
+    reference::Reference,
     row::{Goal, Row, Summary},
 };
 
@@ -27,7 +27,7 @@ pub struct Bench<'a> {
     /// The library.
     pub manager: &'a CrossBackendTransferManager,
     /// What the path is measured with.
-    pub kit: &'a dyn Kit,
+    pub testbed: &'a dyn Testbed,
     /// Random contents.
     pub content: &'a mut Content,
 }
@@ -49,7 +49,7 @@ impl Bench<'_> {
     /// Those of the library and of the driver.
     pub fn grid(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
-        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let mut case = Case::new(self.manager, self.testbed, path, point)?;
         let label = self.label(&case, path, point)?;
         let batch = self.batch(point);
         let times = in_turns(&mut case, self.content, repetitions, our_time(batch), their_time(batch))?;
@@ -60,7 +60,7 @@ impl Bench<'_> {
         }
         let goal = is_pinned(path).then_some(Goal::RatioAtLeast(0.97)).filter(|_| point.bytes == 256 << 20);
         let mut rows = vec![self.row(&label, "", "", "GB/s", times.map(|time| bytes / time / 1e9), goal)];
-        if self.kit.has_clock() {
+        if self.testbed.has_clock() {
             let rates = in_turns(&mut case, self.content, repetitions, our_clock, their_clock)?
                 .map(|time| bytes / time / 1e9);
             let ceiling = goal.map(|_| Goal::AtLeast(55.0));
@@ -85,7 +85,7 @@ impl Bench<'_> {
     /// Those of the library and of the driver.
     pub fn submitting(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
-        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let mut case = Case::new(self.manager, self.testbed, path, point)?;
         let label = self.label(&case, path, point)?;
         let times = in_turns(&mut case, self.content, repetitions, our_submission, their_submission)?;
         Ok(vec![self.row(&label, "submit/", ", submission alone", "us", times.map(|time| time * 1e6), None)])
@@ -97,20 +97,20 @@ impl Bench<'_> {
     /// Those of the library and of the driver.
     pub fn completing(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         let repetitions = grid::repetitions(self.options, point.bytes);
-        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let mut case = Case::new(self.manager, self.testbed, path, point)?;
         let label = self.label(&case, path, point)?;
-        let (kit, us) = (self.kit, |time: f64| time * 1e6);
+        let (testbed, us) = (self.testbed, |time: f64| time * 1e6);
         let waited = in_turns(&mut case, self.content, repetitions, our_time(1), their_time(1))?.map(us);
         let awaited = in_turns(&mut case, self.content, repetitions, our_await, their_time(1))?.map(us);
         let mut rows = vec![
             self.row(&label, "wait/", ", wait()", "us", waited, None),
             self.row(&label, "await/", ", .await", "us", awaited, None),
         ];
-        if self.kit.has_clock() {
+        if self.testbed.has_clock() {
             let unbound = |ends: &Ends<'_>| {
-                kit.unbind()?;
+                testbed.unbind()?;
                 let time = our_time(1)(ends);
-                kit.bind()?;
+                testbed.bind()?;
                 time
             };
             let unbound = in_turns(&mut case, self.content, repetitions, unbound, their_time(1))?.map(us);
@@ -125,7 +125,7 @@ impl Bench<'_> {
     /// Those of the library and of the driver.
     pub fn allocating(&mut self, path: TransferPath, point: Point) -> Result<Vec<Row>> {
         ensure!(allocations::is_counting(), "this program's allocator does not count");
-        let mut case = Case::new(self.manager, self.kit, path, point)?;
+        let mut case = Case::new(self.manager, self.testbed, path, point)?;
         let label = self.label(&case, path, point)?;
         let mut rows = Vec::new();
         let ways: [(&str, &str, Way); 2] =
@@ -141,7 +141,7 @@ impl Bench<'_> {
                 (0..COUNTED).try_for_each(|_| transfer(&case.ends).map(|_seconds| ()))
             })?;
             allocations::explain(0);
-            let verified = told(case.check(Side::Ours, self.content));
+            let verified = is_verified(case.check(Side::Ours, self.content));
             let each = Summary::single(count as f64 / f64::from(COUNTED));
             let row = Row::new(
                 format!("allocations/{id}{}", label.id()),
@@ -151,7 +151,7 @@ impl Bench<'_> {
                 "allocations/transfer",
                 each,
             );
-            rows.push(row.obtained(self.kit.is_simulated(), verified).with_goal(Some(Goal::AtMost(0.0))));
+            rows.push(row.obtained(self.testbed.is_simulated(), verified).with_goal(Some(Goal::AtMost(0.0))));
         }
         Ok(rows)
     }
@@ -161,7 +161,7 @@ impl Bench<'_> {
         let report: TransferReport = case.ends.submit().wait().context("the first transfer")?;
         ensure!(report.path == path, "a transfer on {path} reports {}", report.path);
         ensure!(report.bytes == point.bytes as u64, "{} bytes were reported", report.bytes);
-        let simulated = self.kit.is_simulated();
+        let simulated = self.testbed.is_simulated();
         ensure!(
             report.simulated == simulated,
             "a report says simulated: {}, the driver {simulated}",
@@ -172,7 +172,7 @@ impl Bench<'_> {
 
     /// How many transfers make one measurement: a clock's reading must not be a part of it.
     pub(crate) fn batch(&self, point: Point) -> u32 {
-        if self.kit.device().is_cpu() && point.is_small() { 64 } else { 1 }
+        if self.testbed.device().is_cpu() && point.is_small() { 64 } else { 1 }
     }
 
     fn row(
@@ -186,8 +186,8 @@ impl Bench<'_> {
     ) -> Row {
         let id = format!("{group}{}", label.id());
         Row::new(id, format!("{}{text}", label.path), label.method, label.point.bytes as u64, unit, both.ours)
-            .against(self.kit.reference(), both.by_hand)
-            .obtained(self.kit.is_simulated(), both.verified)
+            .against(self.testbed.reference_name(), both.reference)
+            .obtained(self.testbed.is_simulated(), both.verified)
             .with_goal(goal)
     }
 
@@ -196,8 +196,8 @@ impl Bench<'_> {
         let Label { path, point, .. } = *label;
         let id = format!("reference/{}/raw/{}", grid::name(path), grid::size(point));
         let text = format!("{path}, the reference itself, by the device's clock");
-        Row::new(id, text, self.kit.reference(), point.bytes as u64, "GB/s", both.by_hand)
-            .obtained(self.kit.is_simulated(), both.verified)
+        Row::new(id, text, self.testbed.reference_name(), point.bytes as u64, "GB/s", both.reference)
+            .obtained(self.testbed.is_simulated(), both.verified)
             .with_goal(goal)
     }
 }
@@ -215,7 +215,7 @@ fn is_pinned(path: TransferPath) -> bool {
 }
 
 /// Says on standard error what is wrong.
-pub(crate) fn told(outcome: Result<()>) -> bool {
+pub(crate) fn is_verified(outcome: Result<()>) -> bool {
     outcome.inspect_err(|error| eprintln!("WRONG BYTES: {error:#}")).is_ok()
 }
 
@@ -230,12 +230,12 @@ fn our_time(batch: u32) -> impl Fn(&Ends<'_>) -> Result<f64> {
     }
 }
 
-fn their_time(batch: u32) -> impl Fn(&mut dyn ByHand) -> Result<f64> {
-    move |by_hand| {
+fn their_time(batch: u32) -> impl Fn(&mut dyn Reference) -> Result<f64> {
+    move |reference| {
         let begun = Instant::now();
         for _ in 0..batch {
-            by_hand.submit()?;
-            by_hand.finish()?;
+            reference.submit()?;
+            reference.finish()?;
         }
         Ok(begun.elapsed().as_secs_f64() / f64::from(batch))
     }
@@ -255,11 +255,11 @@ fn our_submission(ends: &Ends<'_>) -> Result<f64> {
     Ok(submitted.as_secs_f64())
 }
 
-fn their_submission(by_hand: &mut dyn ByHand) -> Result<f64> {
+fn their_submission(reference: &mut dyn Reference) -> Result<f64> {
     let begun = Instant::now();
-    by_hand.submit()?;
+    reference.submit()?;
     let submitted = begun.elapsed();
-    by_hand.finish()?;
+    reference.finish()?;
     Ok(submitted.as_secs_f64())
 }
 
@@ -268,6 +268,6 @@ fn our_clock(ends: &Ends<'_>) -> Result<f64> {
     Ok(report.moving.context("a measured transfer reports no device time")?.as_secs_f64())
 }
 
-fn their_clock(by_hand: &mut dyn ByHand) -> Result<f64> {
-    by_hand.timed()?.context("the reference has no clock")
+fn their_clock(reference: &mut dyn Reference) -> Result<f64> {
+    reference.timed()?.context("the reference has no clock")
 }

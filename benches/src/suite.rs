@@ -6,7 +6,7 @@ use transload_core::{DeviceId, MemoryKind, Place, TransferPath};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    case::HostKit,
+    case::HostTestbed,
     content::Content,
     grid::{self, Point},
     json::Results,
@@ -34,7 +34,7 @@ pub fn run(options: &Options, device: Option<u32>) -> Result<Results> {
     if options.wants(Group::Cpu) {
         let manager = CrossBackendTransferManager::new();
         manager.register_backend(CpuBackend::new()?)?;
-        let mut bench = Bench { options, manager: &manager, kit: &HostKit, content: &mut content };
+        let mut bench = Bench { options, manager: &manager, testbed: &HostTestbed, content: &mut content };
         measure(&mut bench, &grid::cpu_paths(), &progress, &mut rows)?;
         all_methods(&mut bench, &grid::cpu_paths(), &progress, &mut rows, &mut methods)?;
         nothing_alive(&manager)?;
@@ -55,19 +55,19 @@ fn cuda(
     rows: &mut Vec<Row>,
     methods: &mut Methods,
 ) -> Result<Description> {
-    use crate::case::Kit as _;
+    use crate::case::Testbed as _;
 
     let (manager, first) = crate::first_use::start(ordinal, grid::largest(options))?;
     rows.extend(first);
     let session = crate::cuda::Session::open(ordinal)?;
-    let mut bench = Bench { options, manager: &manager, kit: &session, content };
+    let mut bench = Bench { options, manager: &manager, testbed: &session, content };
     let begin = |what: &str| {
         progress.expect(1);
         progress.next(what);
     };
     if options.wants(Group::Cuda) {
         measure(&mut bench, &grid::cuda_paths(session.device()), progress, rows)?;
-        rows.extend(bench.beside(&session, begin)?);
+        rows.extend(bench.method_baselines(&session, begin)?);
         let paths = grid::method_paths(session.device(), session.peer());
         all_methods(&mut bench, &paths, progress, rows, methods)?;
     }

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, anyhow};
 use transload_core::TransferPath;
 
 use crate::{
-    case::{Case, Kit, Side},
+    case::{Case, Side, Testbed},
     content::Content,
     grid::{self, Point},
     row::{Row, Summary},
-    rows::{Bench, told},
+    rows::{Bench, is_verified},
 };
 
 const THREADS: usize = 8;
@@ -30,11 +30,11 @@ impl Bench<'_> {
         let rounds = self.options.repetitions.map_or(30, |given| given as usize);
         let transfers = if self.options.quick { 100 } else { 500 };
         let mut cases = (0..THREADS)
-            .map(|_| Case::new(self.manager, self.kit, path, point))
+            .map(|_| Case::new(self.manager, self.testbed, path, point))
             .collect::<Result<Vec<_>>>()?;
         let method = cases.first().context("no case")?.ends.submit().wait()?.method.name();
         let starts: Vec<usize> = (0..2 * THREADS).map(|_| self.content.draw()).collect();
-        let (kit, content) = (self.kit, &*self.content);
+        let (testbed, content) = (self.testbed, &*self.content);
         let gate = Barrier::new(THREADS);
         let outcomes: Vec<Outcome> = thread::scope(|scope| {
             let threads: Vec<_> = cases
@@ -42,7 +42,7 @@ impl Bench<'_> {
                 .zip(starts.chunks(2))
                 .map(|(case, starts)| {
                     let gate = &gate;
-                    scope.spawn(move || work(case, kit, content, starts, gate, rounds, transfers))
+                    scope.spawn(move || work(case, testbed, content, starts, gate, rounds, transfers))
                 })
                 .collect();
             threads
@@ -70,13 +70,16 @@ impl Bench<'_> {
             "transfers/s",
             rates(Side::Ours),
         );
-        Ok(vec![row.against(kit.reference(), rates(Side::ByHand)).obtained(kit.is_simulated(), verified)])
+        Ok(vec![
+            row.against(testbed.reference_name(), rates(Side::Reference))
+                .obtained(testbed.is_simulated(), verified),
+        ])
     }
 }
 
 fn work(
     case: &mut Case<'_>,
-    kit: &dyn Kit,
+    testbed: &dyn Testbed,
     content: &Content,
     starts: &[usize],
     gate: &Barrier,
@@ -84,20 +87,21 @@ fn work(
     transfers: usize,
 ) -> Outcome {
     // Whatever fails, every thread goes through every gate.
-    let mut outcome = kit.bind();
-    for (side, start) in [Side::Ours, Side::ByHand].into_iter().zip(starts) {
+    let mut outcome = testbed.bind();
+    for (side, start) in [Side::Ours, Side::Reference].into_iter().zip(starts) {
         outcome = outcome.and_then(|()| case.prepare(side, content, *start));
     }
     let mut spans = [Vec::with_capacity(rounds), Vec::with_capacity(rounds)];
     for round in 0..rounds {
-        let order = if round % 2 == 0 { [Side::Ours, Side::ByHand] } else { [Side::ByHand, Side::Ours] };
+        let order =
+            if round % 2 == 0 { [Side::Ours, Side::Reference] } else { [Side::Reference, Side::Ours] };
         for side in order {
             gate.wait();
             let begun = Instant::now();
             if outcome.is_ok() {
                 outcome = (0..transfers).try_for_each(|_| match side {
                     Side::Ours => Ok(case.ends.submit().wait().map(|_report| ())?),
-                    Side::ByHand => case.by_hand.submit().and_then(|()| case.by_hand.finish()),
+                    Side::Reference => case.reference.submit().and_then(|()| case.reference.finish()),
                 });
             }
             if let Some(spans) = spans.get_mut(side as usize) {
@@ -106,6 +110,7 @@ fn work(
         }
     }
     outcome?;
-    let verified = [Side::Ours, Side::ByHand].into_iter().all(|side| told(case.check(side, content)));
+    let verified =
+        [Side::Ours, Side::Reference].into_iter().all(|side| is_verified(case.check(side, content)));
     Ok((spans, verified))
 }

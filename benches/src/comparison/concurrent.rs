@@ -1,4 +1,4 @@
-//! Several threads that do the same at the same time, way by way.
+//! Several threads that do the same at the same time, variant by variant.
 
 use std::{
     sync::{
@@ -16,16 +16,16 @@ use crate::row::Summary;
 /// Rounds before the first that counts.
 const WARM_UP: usize = 2;
 
-/// One way of one thread: does a round.
+/// One variant of one thread: does a round.
 pub(crate) type Round<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Seconds that a round of each way takes all threads together, from the first that begins to the last that ends.
+/// Seconds that a round of each variant takes all threads together, from the first that begins to the last that ends.
 ///
-/// `make` makes a thread's ways on that thread; all threads have as many. Whatever fails, every thread goes through every
+/// `make` makes a thread's variants on that thread; all threads have as many. Whatever fails, every thread goes through every
 /// gate.
-pub(crate) fn together<'a>(
+pub(crate) fn run_concurrently<'a>(
     threads: usize,
-    ways: usize,
+    variants: usize,
     rounds: usize,
     make: impl Fn(usize) -> Result<Vec<Round<'a>>> + Sync,
 ) -> Result<Vec<Summary>> {
@@ -33,22 +33,22 @@ pub(crate) fn together<'a>(
     let work = |thread: usize| -> Result<Vec<Vec<(Instant, Instant)>>> {
         let mut made = make(thread);
         let (mut failed, mut rounds_begun) = (None, 0);
-        let mut spans = vec![Vec::with_capacity(rounds); ways];
+        let mut spans = vec![Vec::with_capacity(rounds); variants];
         for round in 0..WARM_UP + rounds {
-            for turn in 0..ways {
-                let way = (round + turn) % ways;
+            for turn in 0..variants {
+                let variant = (round + turn) % variants;
                 gate.wait();
                 // A barrier wakes one thread after the other; the first would be done before the last begins.
                 rounds_begun += 1;
-                begin_together(&awake, rounds_begun * threads);
+                spin_barrier(&awake, rounds_begun * threads);
                 let begun = Instant::now();
-                if let Some(way) = made.as_mut().ok().and_then(|made| made.get_mut(way))
+                if let Some(variant) = made.as_mut().ok().and_then(|made| made.get_mut(variant))
                     && failed.is_none()
                 {
-                    failed = way().err();
+                    failed = variant().err();
                 }
                 let span = (begun, Instant::now());
-                if let Some(spans) = spans.get_mut(way).filter(|_| round >= WARM_UP) {
+                if let Some(spans) = spans.get_mut(variant).filter(|_| round >= WARM_UP) {
                     spans.push(span);
                 }
             }
@@ -65,11 +65,11 @@ pub(crate) fn together<'a>(
         spawned.into_iter().map(join).collect()
     });
     let spans = outcomes.into_iter().collect::<Result<Vec<_>>>()?;
-    Ok((0..ways).map(|way| Summary::of(&seconds(&spans, way, rounds))).collect())
+    Ok((0..variants).map(|variant| Summary::of(&seconds(&spans, variant, rounds))).collect())
 }
 
 /// Returns when so many have come here since the beginning.
-fn begin_together(awake: &AtomicUsize, everyone: usize) {
+fn spin_barrier(awake: &AtomicUsize, everyone: usize) {
     awake.fetch_add(1, Ordering::AcqRel);
     let mut looks = 0_u32;
     while awake.load(Ordering::Acquire) < everyone {
@@ -79,9 +79,9 @@ fn begin_together(awake: &AtomicUsize, everyone: usize) {
     }
 }
 
-fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], way: usize, rounds: usize) -> Vec<f64> {
+fn seconds(spans: &[Vec<Vec<(Instant, Instant)>>], variant: usize, rounds: usize) -> Vec<f64> {
     let round = |round: usize| {
-        let of_threads = || spans.iter().filter_map(|spans| spans.get(way)?.get(round));
+        let of_threads = || spans.iter().filter_map(|spans| spans.get(variant)?.get(round));
         let begun = of_threads().map(|span| span.0).min();
         let ended = of_threads().map(|span| span.1).max();
         begun.zip(ended).map_or(0.0, |(begun, ended)| (ended - begun).as_secs_f64())
@@ -99,16 +99,16 @@ mod tests {
     fn every_thread_does_every_round_of_every_way() {
         let rounds = [AtomicUsize::new(0), AtomicUsize::new(0)];
         let make = |_: usize| {
-            let way = |counter: &'static str| -> Round<'_> {
+            let variant = |counter: &'static str| -> Round<'_> {
                 let rounds = &rounds;
                 Box::new(move || {
                     rounds[usize::from(counter == "b")].fetch_add(1, Ordering::Relaxed);
                     Ok(())
                 })
             };
-            Ok(vec![way("a"), way("b")])
+            Ok(vec![variant("a"), variant("b")])
         };
-        assert_eq!(together(3, 2, 4, make).unwrap().len(), 2);
+        assert_eq!(run_concurrently(3, 2, 4, make).unwrap().len(), 2);
         assert_eq!(rounds.map(AtomicUsize::into_inner), [3 * (4 + WARM_UP); 2]);
     }
 
@@ -118,7 +118,7 @@ mod tests {
             ensure!(thread != 1, "thread 1 cannot begin");
             Ok(vec![Box::new(|| Ok(())) as Round<'_>])
         };
-        assert!(together(3, 1, 2, cannot_begin).unwrap_err().to_string().contains("cannot begin"));
+        assert!(run_concurrently(3, 1, 2, cannot_begin).unwrap_err().to_string().contains("cannot begin"));
         let fails_later = |thread: usize| {
             let mut left = 2;
             let round = move || {
@@ -128,6 +128,6 @@ mod tests {
             };
             Ok(vec![Box::new(round) as Round<'_>])
         };
-        assert!(together(3, 1, 5, fails_later).unwrap_err().to_string().contains("thread 2 fails"));
+        assert!(run_concurrently(3, 1, 5, fails_later).unwrap_err().to_string().contains("thread 2 fails"));
     }
 }

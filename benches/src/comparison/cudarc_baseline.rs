@@ -5,18 +5,18 @@ use std::{cell::RefCell, sync::Arc};
 use anyhow::{Result, ensure};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, PinnedHostSlice, sys};
 
-use super::Proof;
+use super::Verify;
 use crate::content::Content;
 
 /// What its rows call it.
 pub(crate) const NAME: &str = "cudarc 0.19";
 
 /// cudarc's view of the device.
-pub(crate) struct Rival {
+pub(crate) struct CudarcBaseline {
     pub(crate) context: Arc<CudaContext>,
 }
 
-impl Rival {
+impl CudarcBaseline {
     /// Joins the device's primary context; `None` where cudarc finds no driver of its own.
     pub(crate) fn open(ordinal: u32) -> Result<Option<Self>> {
         // SAFETY: it only asks whether the library can be opened.
@@ -39,20 +39,20 @@ pub(crate) fn pair(stream: &Arc<CudaStream>, bytes: usize) -> Result<()> {
 }
 
 /// Sources and destinations of cudarc's own.
-pub(crate) struct RivalPairs {
+pub(crate) struct CudarcPairs {
     stream: Arc<CudaStream>,
     list: RefCell<Vec<(PinnedHostSlice<u8>, CudaSlice<u8>)>>,
     contents: Vec<Vec<u8>>,
 }
 
-impl RivalPairs {
-    pub(crate) fn new(rival: &Rival, count: usize, bytes: usize) -> Result<Self> {
-        let stream = rival.stream()?;
+impl CudarcPairs {
+    pub(crate) fn new(cudarc: &CudarcBaseline, count: usize, bytes: usize) -> Result<Self> {
+        let stream = cudarc.stream()?;
         let mut content = Content::new(bytes, 0xCDAC + count as u64);
         let (mut list, mut contents) = (Vec::new(), Vec::new());
         for _ in 0..count {
             // SAFETY: it is written before anything reads it. Flags of 0 are those of our own pinned memory.
-            let mut host = unsafe { rival.context.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
+            let mut host = unsafe { cudarc.context.alloc_pinned_with_flags::<u8>(bytes, 0) }?;
             let start = content.draw();
             host.as_mut_slice()?.copy_from_slice(content.part(start, bytes));
             contents.push(content.part(start, bytes).to_vec());
@@ -76,7 +76,7 @@ impl RivalPairs {
     }
 }
 
-impl Proof for RivalPairs {
+impl Verify for CudarcPairs {
     fn poison(&self) -> Result<()> {
         for (_, device) in self.list.borrow_mut().iter_mut() {
             self.stream.memset_zeros(device)?;

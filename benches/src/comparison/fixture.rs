@@ -7,9 +7,9 @@ use transload_core::DeviceId;
 use transload_cuda_sys::Context;
 use transload_memory::{CudaDevice, CudaMemoryManager};
 
-use super::cudarc_baseline::Rival;
+use super::cudarc_baseline::CudarcBaseline;
 use crate::{
-    case::Kit as _,
+    case::Testbed as _,
     cuda::Session,
     options::Options,
     reference::Spin,
@@ -17,19 +17,19 @@ use crate::{
 };
 
 /// One device, memory on it, and how thoroughly it is measured.
-pub(crate) struct Rig<'a> {
+pub(crate) struct Fixture<'a> {
     /// What the rows' identities begin with.
     pub(crate) group: &'static str,
     session: &'a Session,
     pub(crate) device: CudaDevice,
     pub(crate) memory: Arc<CudaMemoryManager>,
     /// cudarc on the same device.
-    pub(crate) rival: Option<Rival>,
+    pub(crate) cudarc: Option<CudarcBaseline>,
     pub(crate) spin: Spin,
     options: &'a Options,
 }
 
-impl<'a> Rig<'a> {
+impl<'a> Fixture<'a> {
     pub(crate) fn new(
         group: &'static str,
         options: &'a Options,
@@ -38,8 +38,8 @@ impl<'a> Rig<'a> {
     ) -> Result<Self> {
         let device = CudaDevice::new(ordinal)?;
         let memory = Arc::new(CudaMemoryManager::new(&device)?);
-        let rival = if session.is_simulated() { None } else { Rival::open(ordinal)? };
-        Ok(Self { group, session, device, memory, rival, spin: Spin::load()?, options })
+        let cudarc = if session.is_simulated() { None } else { CudarcBaseline::open(ordinal)? };
+        Ok(Self { group, session, device, memory, cudarc, spin: Spin::load()?, options })
     }
 
     pub(crate) fn context(&self) -> Result<&Context> {
@@ -65,7 +65,7 @@ impl<'a> Rig<'a> {
         self.session.is_simulated()
     }
 
-    /// How often a way is repeated, given how often would be good on hardware. Never below 30 there; the software driver's
+    /// How often a variant is repeated, given how often would be good on hardware. Never below 30 there; the software driver's
     /// times say nothing, so that its rows only show that they run.
     pub(crate) fn repetitions(&self, good: usize) -> usize {
         match self.options.repetitions {

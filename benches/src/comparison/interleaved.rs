@@ -1,38 +1,38 @@
-//! Several ways of doing one thing, repetition by repetition in turns, as rows against the first of them.
+//! Several variants of doing one thing, repetition by repetition in turns, as rows against the first of them.
 
 use anyhow::Result;
 
-use super::Rig;
+use super::Fixture;
 use crate::{
     row::{Goal, Row, Summary},
-    rows::told,
+    rows::is_verified,
 };
 
 /// Repetitions before the first that counts.
 const WARM_UP: usize = 5;
 
-/// Bytes that a way moves, to be looked at.
-pub(crate) trait Proof {
+/// Bytes that a variant moves, to be looked at.
+pub(crate) trait Verify {
     /// Spoils every destination.
     fn poison(&self) -> Result<()>;
     /// Compares every byte.
     fn check(&self) -> Result<()>;
 }
 
-/// One way.
-pub(crate) struct Way<'a> {
+/// One variant.
+pub(crate) struct Variant<'a> {
     /// Part of the row's identity.
     pub(crate) name: String,
     /// For people.
     pub(crate) method: String,
     pub(crate) goal: Option<Goal>,
-    /// Does it once; answers a value in the contest's unit.
+    /// Does it once; answers a value in the comparison's unit.
     pub(crate) run: Box<dyn FnMut() -> Result<f64> + 'a>,
     /// Where it moves bytes.
-    pub(crate) proof: Option<&'a dyn Proof>,
+    pub(crate) proof: Option<&'a dyn Verify>,
 }
 
-impl<'a> Way<'a> {
+impl<'a> Variant<'a> {
     pub(crate) fn new(name: &str, method: &str, run: impl FnMut() -> Result<f64> + 'a) -> Self {
         Self { name: name.to_owned(), method: method.to_owned(), goal: None, run: Box::new(run), proof: None }
     }
@@ -42,14 +42,14 @@ impl<'a> Way<'a> {
         self
     }
 
-    pub(crate) fn proven(mut self, proof: &'a dyn Proof) -> Self {
+    pub(crate) fn verified_by(mut self, proof: &'a dyn Verify) -> Self {
         self.proof = Some(proof);
         self
     }
 }
 
 /// What is compared.
-pub(crate) struct Contest {
+pub(crate) struct Comparison {
     /// What the rows' identities begin with, behind the group.
     pub(crate) id: String,
     /// For people.
@@ -60,32 +60,37 @@ pub(crate) struct Contest {
     pub(crate) repetitions: usize,
 }
 
-impl Contest {
-    /// Measures all ways in turns. The first is the reference: the others become rows against it.
-    pub(crate) fn rows(&self, rig: &Rig<'_>, ways: Vec<Way<'_>>) -> Result<Vec<Row>> {
-        self.rows_of(rig.group, rig.is_simulated(), ways)
+impl Comparison {
+    /// Measures all variants in turns. The first is the reference: the others become rows against it.
+    pub(crate) fn rows(&self, fixture: &Fixture<'_>, variants: Vec<Variant<'_>>) -> Result<Vec<Row>> {
+        self.rows_of(fixture.group, fixture.is_simulated(), variants)
     }
 
     /// As [`rows`](Self::rows), where no device takes part.
-    pub(crate) fn rows_of(&self, group: &str, is_simulated: bool, ways: Vec<Way<'_>>) -> Result<Vec<Row>> {
-        let mut ways = ways;
-        let values = in_turns(&mut ways, self.repetitions)?;
+    pub(crate) fn rows_of(
+        &self,
+        group: &str,
+        is_simulated: bool,
+        variants: Vec<Variant<'_>>,
+    ) -> Result<Vec<Row>> {
+        let mut variants = variants;
+        let values = in_turns(&mut variants, self.repetitions)?;
         let mut summaries = values.iter().map(|values| Summary::of(values));
         let reference = summaries.next().unwrap_or_default();
-        let mut verified = Vec::with_capacity(ways.len());
-        for way in &mut ways {
-            verified.push(proven(way)?);
+        let mut verified = Vec::with_capacity(variants.len());
+        for variant in &mut variants {
+            verified.push(verify(variant)?);
         }
         let reference_verified = verified.first().copied().unwrap_or(false);
-        let name = ways.first().map(|way| way.method.clone()).unwrap_or_default();
-        let rows = ways.iter().zip(summaries_behind(summaries)).zip(verified);
+        let name = variants.first().map(|variant| variant.method.clone()).unwrap_or_default();
+        let rows = variants.iter().zip(summaries_behind(summaries)).zip(verified);
         Ok(rows
-            .filter_map(|((way, summary), verified)| {
-                let id = format!("{group}/{}/{}", self.id, way.name);
+            .filter_map(|((variant, summary), verified)| {
+                let id = format!("{group}/{}/{}", self.id, variant.name);
                 let what = format!("{group}: {}", self.what);
-                let row = Row::new(id, what, &way.method, self.bytes, self.unit, summary?);
+                let row = Row::new(id, what, &variant.method, self.bytes, self.unit, summary?);
                 let row = row.against(&name, reference);
-                Some(row.obtained(is_simulated, verified && reference_verified).with_goal(way.goal))
+                Some(row.obtained(is_simulated, verified && reference_verified).with_goal(variant.goal))
             })
             .collect())
     }
@@ -96,13 +101,15 @@ fn summaries_behind(summaries: impl Iterator<Item = Summary>) -> impl Iterator<I
     std::iter::once(None).chain(summaries.map(Some))
 }
 
-/// Values of each way, measured in turns; see [`turns`].
-fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
-    let mut values: Vec<Vec<f64>> = ways.iter().map(|_| Vec::with_capacity(repetitions)).collect();
+/// Values of each variant, measured in turns; see [`turns`].
+fn in_turns(variants: &mut [Variant<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
+    let mut values: Vec<Vec<f64>> = variants.iter().map(|_| Vec::with_capacity(repetitions)).collect();
     for repetition in 0..WARM_UP + repetitions {
-        for index in turns(ways.len(), repetition) {
-            let (Some(way), Some(values)) = (ways.get_mut(index), values.get_mut(index)) else { continue };
-            let value = (way.run)()?;
+        for index in turns(variants.len(), repetition) {
+            let (Some(variant), Some(values)) = (variants.get_mut(index), values.get_mut(index)) else {
+                continue;
+            };
+            let value = (variant.run)()?;
             if repetition >= WARM_UP {
                 values.push(value);
             }
@@ -111,25 +118,25 @@ fn in_turns(ways: &mut [Way<'_>], repetitions: usize) -> Result<Vec<Vec<f64>>> {
     Ok(values)
 }
 
-/// In which order the ways have their turns in a repetition. What ran before leaves its traces in caches and in the driver, so
-/// each way is begun with, and comes within a repetition directly behind each other one, equally often in any `2 * ways`
+/// In which order the variants have their turns in a repetition. What ran before leaves its traces in caches and in the driver, so
+/// each variant is begun with, and comes within a repetition directly behind each other one, equally often in any `2 * variants`
 /// repetitions: the design of Williams (1949). What it is begun behind, the repetition before, is not in the design.
-fn turns(ways: usize, repetition: usize) -> impl Iterator<Item = usize> {
-    let reversed = (repetition / ways.max(1)) % 2 == 1;
-    (0..ways).map(move |turn| {
-        let place = if reversed { ways - 1 - turn } else { turn };
+fn turns(variants: usize, repetition: usize) -> impl Iterator<Item = usize> {
+    let reversed = (repetition / variants.max(1)) % 2 == 1;
+    (0..variants).map(move |turn| {
+        let place = if reversed { variants - 1 - turn } else { turn };
         // 0, 1, n - 1, 2, n - 2 …
-        let step = if place % 2 == 1 { place.div_ceil(2) } else { ways - place / 2 };
-        (step + repetition) % ways
+        let step = if place % 2 == 1 { place.div_ceil(2) } else { variants - place / 2 };
+        (step + repetition) % variants
     })
 }
 
 /// One more time, beginning with spoilt destinations.
-fn proven(way: &mut Way<'_>) -> Result<bool> {
-    let Some(proof) = way.proof else { return Ok(false) };
+fn verify(variant: &mut Variant<'_>) -> Result<bool> {
+    let Some(proof) = variant.proof else { return Ok(false) };
     proof.poison()?;
-    (way.run)()?;
-    Ok(told(proof.check()))
+    (variant.run)()?;
+    Ok(is_verified(proof.check()))
 }
 
 #[cfg(test)]
@@ -140,28 +147,35 @@ mod tests {
 
     #[test]
     fn every_way_has_as_many_values_each_of_its_own() {
-        let way = |name: &'static str, value: f64| Way::new(name, name, move || Ok(value));
-        let values = in_turns(&mut [way("a", 1.0), way("b", 2.0), way("c", 3.0)], 4).unwrap();
+        let variant = |name: &'static str, value: f64| Variant::new(name, name, move || Ok(value));
+        let values = in_turns(&mut [variant("a", 1.0), variant("b", 2.0), variant("c", 3.0)], 4).unwrap();
         assert_eq!(values, [vec![1.0; 4], vec![2.0; 4], vec![3.0; 4]]);
     }
 
     #[test]
     fn each_way_comes_first_and_behind_each_other_one_equally_often() {
-        for ways in 1..9 {
-            let (mut first, mut behind) = (vec![0; ways], vec![vec![0; ways]; ways]);
-            for repetition in 0..2 * ways {
-                let order: Vec<usize> = turns(ways, repetition).collect();
+        for variants in 1..9 {
+            let (mut first, mut behind) = (vec![0; variants], vec![vec![0; variants]; variants]);
+            for repetition in 0..2 * variants {
+                let order: Vec<usize> = turns(variants, repetition).collect();
                 let mut sorted = order.clone();
                 sorted.sort_unstable();
-                assert!(sorted.into_iter().eq(0..ways), "each has one turn: {order:?}");
+                assert!(sorted.into_iter().eq(0..variants), "each has one turn: {order:?}");
                 first[order[0]] += 1;
                 order.windows(2).for_each(|pair| behind[pair[0]][pair[1]] += 1);
             }
-            assert!(first.iter().all(|times| *times == 2), "{ways} ways: {first:?}");
-            for (way, times) in behind.iter().enumerate() {
-                let others: Vec<i32> =
-                    times.iter().enumerate().filter(|(other, _)| *other != way).map(|(_, n)| *n).collect();
-                assert!(others.iter().all(|times| *times == 2), "{ways} ways, behind {way}: {others:?}");
+            assert!(first.iter().all(|times| *times == 2), "{variants} variants: {first:?}");
+            for (variant, times) in behind.iter().enumerate() {
+                let others: Vec<i32> = times
+                    .iter()
+                    .enumerate()
+                    .filter(|(other, _)| *other != variant)
+                    .map(|(_, n)| *n)
+                    .collect();
+                assert!(
+                    others.iter().all(|times| *times == 2),
+                    "{variants} variants, behind {variant}: {others:?}"
+                );
             }
         }
     }
@@ -169,7 +183,7 @@ mod tests {
     #[test]
     fn a_way_that_moves_other_bytes_is_not_verified() {
         struct Spoilt;
-        impl Proof for Spoilt {
+        impl Verify for Spoilt {
             fn poison(&self) -> Result<()> {
                 Ok(())
             }
@@ -177,7 +191,7 @@ mod tests {
                 bail!("the bytes differ")
             }
         }
-        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0)).proven(&Spoilt)).unwrap());
-        assert!(!proven(&mut Way::new("a", "a", || Ok(1.0))).unwrap());
+        assert!(!verify(&mut Variant::new("a", "a", || Ok(1.0)).verified_by(&Spoilt)).unwrap());
+        assert!(!verify(&mut Variant::new("a", "a", || Ok(1.0))).unwrap());
     }
 }

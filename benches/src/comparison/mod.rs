@@ -1,4 +1,4 @@
-//! Several ways of doing one thing, compared: what the rows of streams and of memory are made with.
+//! Several variants of doing one thing, compared: what the rows of streams and of memory are made with.
 
 pub(crate) mod concurrent;
 pub(crate) mod cudarc_baseline;
@@ -10,11 +10,11 @@ use anyhow::Result;
 
 use crate::{cuda::Session, options::Options, row::Row};
 
-pub(crate) use fixture::Rig;
-pub(crate) use interleaved::{Contest, Proof, Way};
+pub(crate) use fixture::Fixture;
+pub(crate) use interleaved::{Comparison, Variant, Verify};
 
 /// Rows about one matter.
-pub(crate) type Part = (&'static str, fn(&Rig<'_>) -> Result<Vec<Row>>);
+pub(crate) type Part = (&'static str, fn(&Fixture<'_>) -> Result<Vec<Row>>);
 
 /// The rows of all parts of a group, on the device with this ordinal, which is the session's. A part that fails costs its own
 /// rows only; why is said in `failures`.
@@ -28,16 +28,16 @@ pub(crate) fn rows(
     begin: &dyn Fn(&str),
     failures: &mut Vec<String>,
 ) -> Result<Vec<Row>> {
-    let rig = Rig::new(group, options, session, ordinal)?;
+    let fixture = Fixture::new(group, options, session, ordinal)?;
     let mut rows = Vec::new();
-    for (name, part) in parts.iter().filter(|(name, _)| rig.wants(name)) {
+    for (name, part) in parts.iter().filter(|(name, _)| fixture.wants(name)) {
         begin(&format!("{group}, {name}"));
-        match part(&rig) {
+        match part(&fixture) {
             Ok(more) => rows.extend(more),
             Err(error) => failures.push(format!("{group}, {name}: {error:#}")),
         }
     }
-    rig.finish()?;
+    fixture.finish()?;
     Ok(rows)
 }
 

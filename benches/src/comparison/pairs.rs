@@ -1,11 +1,11 @@
-//! Pinned sources with random contents and device destinations of the library's, which every way may use in its turn.
+//! Pinned sources with random contents and device destinations of the library's, which every variant may use in its turn.
 
 use std::os::raw::c_void;
 
 use anyhow::{Context as _, Result};
 use transload_core::{MemoryKind, RawBuffer};
 
-use super::{Proof, Rig};
+use super::{Fixture, Verify};
 use crate::{content::Content, memory::Memory};
 
 /// One movement's two ends.
@@ -31,11 +31,11 @@ pub(crate) struct Pairs {
 
 impl Pairs {
     /// So many destinations; `sources` of them have a source of their own, the others share those.
-    pub(crate) fn new(rig: &Rig<'_>, count: usize, sources: usize, bytes: usize) -> Result<Self> {
+    pub(crate) fn new(fixture: &Fixture<'_>, count: usize, sources: usize, bytes: usize) -> Result<Self> {
         let mut content = Content::new(bytes, 0x5EED + count as u64);
         let mut hosts = Vec::new();
         for _ in 0..sources.min(count) {
-            let host = rig.memory.allocate(MemoryKind::Pinned, bytes)?;
+            let host = fixture.memory.allocate(MemoryKind::Pinned, bytes)?;
             let start = content.draw();
             let bytes = content.part(start, bytes).to_vec();
             Memory::Ours(host.clone()).write(0, &bytes)?;
@@ -43,7 +43,7 @@ impl Pairs {
         }
         let mut pairs = Self { list: Vec::with_capacity(count), contents: Vec::with_capacity(count) };
         for (host, content) in hosts.iter().cycle().take(count) {
-            let device = rig.memory.allocate(MemoryKind::Device, bytes)?;
+            let device = fixture.memory.allocate(MemoryKind::Device, bytes)?;
             let src = host.host_address().context("pinned memory without a host address")?;
             let dst = device.device_address().context("device memory without an address")?;
             let (host, src) = (host.clone(), src.as_ptr().cast_const().cast());
@@ -54,7 +54,7 @@ impl Pairs {
     }
 }
 
-impl Proof for Pairs {
+impl Verify for Pairs {
     fn poison(&self) -> Result<()> {
         self.list.iter().try_for_each(|pair| Memory::Ours(pair.device.clone()).poison())
     }

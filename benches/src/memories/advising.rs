@@ -7,7 +7,7 @@ use transload_core::{MemoryAdvice, MemoryKind};
 use transload_memory::advise;
 
 use crate::{
-    comparison::{Contest, Rig, Way},
+    comparison::{Comparison, Fixture, Variant},
     reference::RawAdvice,
     row::{Goal, Row},
 };
@@ -18,11 +18,11 @@ const BYTES: usize = 1 << 20;
 /// How many times as long as raw calls it may take.
 const MOST: f64 = 1.05;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let (theirs, older) = (RawAdvice::new(BYTES)?, RawAdvice::new(BYTES)?);
-    let ours = rig.memory.allocate(MemoryKind::Unified, BYTES)?;
-    let device = rig.device.id();
-    let raw = rig.device.driver().as_raw();
+    let ours = fixture.memory.allocate(MemoryKind::Unified, BYTES)?;
+    let device = fixture.device.id();
+    let raw = fixture.device.driver().as_raw();
     let kinds = [
         ("read-mostly", (1, 2), (MemoryAdvice::SetReadMostly, MemoryAdvice::UnsetReadMostly)),
         (
@@ -34,8 +34,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     ];
     let mut rows = Vec::new();
     for (name, (set, unset), (ours_set, ours_unset)) in kinds {
-        let ways = vec![
-            Way::new("raw", "raw driver, cuMemAdvise_v2", || {
+        let variants = vec![
+            Variant::new("raw", "raw driver, cuMemAdvise_v2", || {
                 let begun = Instant::now();
                 for _ in 0..MANY {
                     theirs.advise(set, raw)?;
@@ -43,15 +43,19 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 }
                 Ok(each(begun))
             }),
-            Way::new("raw-relaxed", "raw driver, cuMemAdvise_v2 that leaves others' captures alone", || {
-                let begun = Instant::now();
-                for _ in 0..MANY {
-                    theirs.advise_relaxed(set, raw)?;
-                    theirs.advise_relaxed(unset, raw)?;
-                }
-                Ok(each(begun))
-            }),
-            Way::new("raw-older", "raw driver, cuMemAdvise", || {
+            Variant::new(
+                "raw-relaxed",
+                "raw driver, cuMemAdvise_v2 that leaves others' captures alone",
+                || {
+                    let begun = Instant::now();
+                    for _ in 0..MANY {
+                        theirs.advise_relaxed(set, raw)?;
+                        theirs.advise_relaxed(unset, raw)?;
+                    }
+                    Ok(each(begun))
+                },
+            ),
+            Variant::new("raw-older", "raw driver, cuMemAdvise", || {
                 let begun = Instant::now();
                 for _ in 0..MANY {
                     older.advise_older(set, raw)?;
@@ -59,7 +63,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 }
                 Ok(each(begun))
             }),
-            Way::new("advise", "advise()", || {
+            Variant::new("advise", "advise()", || {
                 let begun = Instant::now();
                 for _ in 0..MANY {
                     advise(&ours, ours_set)?;
@@ -68,26 +72,26 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 Ok(each(begun))
             })
             .goal(Goal::RatioAtMost(MOST)),
-            Way::new("advise-bare", "advise() on a thread without a context", || {
-                rig.unbind()?;
+            Variant::new("advise-bare", "advise() on a thread without a context", || {
+                fixture.unbind()?;
                 let begun = Instant::now();
                 for _ in 0..MANY {
                     advise(&ours, ours_set)?;
                     advise(&ours, ours_unset)?;
                 }
                 let each = each(begun);
-                rig.bind()?;
+                fixture.bind()?;
                 Ok(each)
             }),
         ];
-        let contest = Contest {
+        let comparison = Comparison {
             id: format!("advise/{name}"),
             what: format!("advice \"{name}\" on {BYTES} bytes of unified memory, given and taken back"),
             unit: "ns",
             bytes: 0,
-            repetitions: rig.repetitions(1000),
+            repetitions: fixture.repetitions(1000),
         };
-        rows.extend(contest.rows(rig, ways)?);
+        rows.extend(comparison.rows(fixture, variants)?);
     }
     Ok(rows)
 }

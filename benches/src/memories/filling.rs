@@ -7,7 +7,7 @@ use transload_core::{MemoryKind, Pattern, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     memory::{Address, Memory},
     reference::RawQueue,
     row::{Goal, Row},
@@ -29,27 +29,27 @@ const PATTERNS: [(&str, Pattern); 5] = [
     ("16", Pattern::U128(0x0011_2233_4455_6677_8899_AABB_CCDD_EEFF)),
 ];
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in SIZES {
-        rows.extend(fills(rig, rig.bytes(bytes))?);
+        rows.extend(fills(fixture, fixture.bytes(bytes))?);
     }
     Ok(rows)
 }
 
-fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
-    let many = rig.amount(MANY);
-    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
-    let filled = rig.memory.allocate(MemoryKind::Device, bytes)?;
+fn fills(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
+    let many = fixture.amount(MANY);
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
+    let filled = fixture.memory.allocate(MemoryKind::Device, bytes)?;
     let address = match Memory::Ours(filled.clone()).address()? {
         Address::Device(address) => address,
         Address::Host(address) => address.addr().get() as u64,
     };
     let rate = |begun: Instant| (many * bytes) as f64 / begun.elapsed().as_secs_f64() / 1e9;
     let proofs: Vec<Filled> = PATTERNS.iter().map(|(_, pattern)| Filled::new(&filled, *pattern)).collect();
-    let by_hand = Filled::new(&filled, Pattern::U8(0x77));
-    let mut ways = vec![
-        Way::new("raw", "raw driver, cuMemsetD8Async", || {
+    let raw_fill = Filled::new(&filled, Pattern::U8(0x77));
+    let mut variants = vec![
+        Variant::new("raw", "raw driver, cuMemsetD8Async", || {
             let begun = Instant::now();
             for _ in 0..many {
                 // SAFETY: the memory lives on, and is used in turns only.
@@ -58,31 +58,32 @@ fn fills(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
             queue.finish()?;
             Ok(rate(begun))
         })
-        .proven(&by_hand),
+        .verified_by(&raw_fill),
     ];
     for ((name, pattern), proof) in PATTERNS.into_iter().zip(&proofs) {
         let (stream, filled) = (&stream, &filled);
-        let way = Way::new(&format!("width-{name}"), &format!("pattern of {name} bytes"), move || {
-            let begun = Instant::now();
-            for _ in 0..many - 1 {
-                // One stream: the last is over after all others.
-                drop(stream.memset_async(filled, pattern));
-            }
-            stream.memset_async(filled, pattern).wait()?;
-            Ok(rate(begun))
-        });
+        let variant =
+            Variant::new(&format!("width-{name}"), &format!("pattern of {name} bytes"), move || {
+                let begun = Instant::now();
+                for _ in 0..many - 1 {
+                    // One stream: the last is over after all others.
+                    drop(stream.memset_async(filled, pattern));
+                }
+                stream.memset_async(filled, pattern).wait()?;
+                Ok(rate(begun))
+            });
         // What is over sooner than a call takes says nothing about the rate of the memory.
         let goal = (bytes >= COUNTS).then_some(Goal::RatioAtLeast(LEAST));
-        ways.push(Way { goal, ..way.proven(proof) });
+        variants.push(Variant { goal, ..variant.verified_by(proof) });
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("fill/{bytes}"),
         what: format!("filling {bytes} bytes of device memory, {many} times in a row"),
         unit: "GB/s",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(60),
+        repetitions: fixture.repetitions(60),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// Memory that holds a pattern over and over.
@@ -97,7 +98,7 @@ impl Filled {
     }
 }
 
-impl Proof for Filled {
+impl Verify for Filled {
     fn poison(&self) -> Result<()> {
         self.memory.poison()
     }

@@ -7,7 +7,7 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_streams::CudaStream;
 
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     cuda::RawMemory,
     memory::{Address, Memory},
@@ -20,29 +20,35 @@ const SIZES: [(usize, usize); 4] = [(64 << 10, 300), (1 << 20, 300), (16 << 20, 
 /// How many times as long as raw calls it may take.
 const MOST: f64 = 1.05;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (bytes, often) in SIZES {
-        let bytes = rig.bytes(bytes);
-        let kept = Kept::new(rig, bytes)?;
-        for to in [rig.device.id(), DeviceId::Cpu] {
-            rows.extend(migrations(rig, &kept, bytes, to, often)?);
+        let bytes = fixture.bytes(bytes);
+        let kept = Kept::new(fixture, bytes)?;
+        for to in [fixture.device.id(), DeviceId::Cpu] {
+            rows.extend(migrations(fixture, &kept, bytes, to, often)?);
         }
     }
     Ok(rows)
 }
 
-fn migrations(rig: &Rig<'_>, kept: &Kept, bytes: usize, to: DeviceId, often: usize) -> Result<Vec<Row>> {
-    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
-    let device = rig.device.driver().as_raw();
+fn migrations(
+    fixture: &Fixture<'_>,
+    kept: &Kept,
+    bytes: usize,
+    to: DeviceId,
+    often: usize,
+) -> Result<Vec<Row>> {
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
+    let device = fixture.device.driver().as_raw();
     let (there, back) = if to.is_cpu() { (HOST, device) } else { (device, HOST) };
     let ours = |to: DeviceId| match to {
         DeviceId::Cpu => stream.prefetch_to_host_async(&kept.ours),
         _ => stream.prefetch_to_device_async(&kept.ours, None),
     };
-    let from = if to.is_cpu() { rig.device.id() } else { DeviceId::Cpu };
-    let ways = vec![
-        Way::new("raw", "raw driver, cuMemPrefetchAsync", || {
+    let from = if to.is_cpu() { fixture.device.id() } else { DeviceId::Cpu };
+    let variants = vec![
+        Variant::new("raw", "raw driver, cuMemPrefetchAsync", || {
             // SAFETY: the memory lives on, and only contents matter to others.
             unsafe { queue.prefetch(kept.theirs_at, bytes, back) }?;
             queue.finish()?;
@@ -52,25 +58,25 @@ fn migrations(rig: &Rig<'_>, kept: &Kept, bytes: usize, to: DeviceId, often: usi
             queue.finish()?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(&kept.raw_proof),
-        Way::new("prefetch", "CudaStream, prefetch and wait()", || {
+        .verified_by(&kept.raw_proof),
+        Variant::new("prefetch", "CudaStream, prefetch and wait()", || {
             ours(from).wait()?;
             let begun = Instant::now();
             ours(to).wait()?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(&kept.our_proof)
+        .verified_by(&kept.our_proof)
         .goal(Goal::RatioAtMost(MOST)),
     ];
     let name = if to.is_cpu() { "host" } else { "device" };
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("prefetch/{name}/{bytes}"),
         what: format!("unified memory prefetched to the {name}, {bytes} bytes"),
         unit: "us",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(often),
+        repetitions: fixture.repetitions(often),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// Unified memory of either side with contents that migrations must keep.
@@ -88,8 +94,8 @@ struct Contents {
 }
 
 impl Kept {
-    fn new(rig: &Rig<'_>, bytes: usize) -> Result<Self> {
-        let ours = rig.memory.allocate(MemoryKind::Unified, bytes)?;
+    fn new(fixture: &Fixture<'_>, bytes: usize) -> Result<Self> {
+        let ours = fixture.memory.allocate(MemoryKind::Unified, bytes)?;
         let theirs = RawMemory::new(MemoryKind::Unified, bytes)?;
         let theirs_at = match theirs.address() {
             Address::Host(address) => address.addr().get() as u64,
@@ -105,7 +111,7 @@ impl Kept {
     }
 }
 
-impl Proof for Contents {
+impl Verify for Contents {
     /// New contents: a migration must bring exactly these.
     fn poison(&self) -> Result<()> {
         let mut content = self.content.borrow_mut();

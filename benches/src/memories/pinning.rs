@@ -9,7 +9,7 @@ use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::upload_loop;
 use crate::{
-    comparison::{Contest, Rig, Way},
+    comparison::{Comparison, Fixture, Variant},
     cuda::RawMemory,
     row::{Goal, Row, Summary},
 };
@@ -34,33 +34,33 @@ const KEPT: [usize; 8] = [
 /// Bytes pinned at a time, and how often.
 const COLD: [(usize, usize); 2] = [(4 << 20, 60), (64 << 20, 30)];
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in SIZES {
-        rows.extend(warm(rig, bytes)?);
+        rows.extend(warm(fixture, bytes)?);
     }
-    rows.push(held(rig)?);
+    rows.push(held(fixture)?);
     for (bytes, often) in COLD {
-        rows.extend(cold(rig, rig.bytes(bytes), often)?);
+        rows.extend(cold(fixture, fixture.bytes(bytes), often)?);
     }
-    rows.extend(upload_loop::rows(rig)?);
+    rows.extend(upload_loop::rows(fixture)?);
     Ok(rows)
 }
 
-fn allocator(rig: &Rig<'_>) -> Result<StreamOrderedAllocator> {
-    Ok(StreamOrderedAllocator::builder(PinnedResource::new(&rig.memory)).exact_segments().build()?)
+fn allocator(fixture: &Fixture<'_>) -> Result<StreamOrderedAllocator> {
+    Ok(StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).exact_segments().build()?)
 }
 
-fn warm(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
-    let many = if rig.is_simulated() { 2 } else { 2000 };
-    let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
-    let ways = vec![
-        Way::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
+fn warm(fixture: &Fixture<'_>, bytes: usize) -> Result<Vec<Row>> {
+    let many = if fixture.is_simulated() { 2 } else { 2000 };
+    let (allocator, stream) = (allocator(fixture)?, CudaStream::new(&fixture.device)?);
+    let variants = vec![
+        Variant::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
             let begun = Instant::now();
             drop(RawMemory::new(MemoryKind::Pinned, bytes)?);
             Ok(begun.elapsed().as_secs_f64() * 1e9)
         }),
-        Way::new("allocator", "StreamOrderedAllocator over pinned memory", || {
+        Variant::new("allocator", "StreamOrderedAllocator over pinned memory", || {
             let begun = Instant::now();
             for _ in 0..many {
                 let block = allocator.allocate_for_stream(&stream, bytes)?;
@@ -69,27 +69,31 @@ fn warm(rig: &Rig<'_>, bytes: usize) -> Result<Vec<Row>> {
             Ok(begun.elapsed().as_secs_f64() * 1e9 / many as f64)
         })
         .goal(Goal::AtMost(MOST)),
-        Way::new("buffer", "StreamOrderedAllocator over pinned memory, an owned buffer and its drop", || {
-            let begun = Instant::now();
-            for _ in 0..many {
-                drop(allocator.allocate_buffer(&stream, bytes)?);
-            }
-            Ok(begun.elapsed().as_secs_f64() * 1e9 / many as f64)
-        }),
+        Variant::new(
+            "buffer",
+            "StreamOrderedAllocator over pinned memory, an owned buffer and its drop",
+            || {
+                let begun = Instant::now();
+                for _ in 0..many {
+                    drop(allocator.allocate_buffer(&stream, bytes)?);
+                }
+                Ok(begun.elapsed().as_secs_f64() * 1e9 / many as f64)
+            },
+        ),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("pinned/{bytes}"),
         what: format!("allocating {bytes} bytes of pinned memory and freeing them, warm"),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(30),
+        repetitions: fixture.repetitions(30),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// Bytes held by the allocator for each byte in use, with all of them in use at once.
-fn held(rig: &Rig<'_>) -> Result<Row> {
-    let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
+fn held(fixture: &Fixture<'_>) -> Result<Row> {
+    let (allocator, stream) = (allocator(fixture)?, CudaStream::new(&fixture.device)?);
     let asked: usize = KEPT.iter().sum();
     let blocks = KEPT.map(|bytes| allocator.allocate_for_stream(&stream, bytes));
     let held = allocator.statistics().reserved;
@@ -97,7 +101,7 @@ fn held(rig: &Rig<'_>) -> Result<Row> {
         allocator.free_for_stream(block.context("a block of the mix")?, &stream)?;
     }
     let what = format!("pinned memory held for {} tensors of {asked} bytes together", KEPT.len());
-    let row = rig.row(
+    let row = fixture.row(
         "pinned/held",
         &what,
         "StreamOrderedAllocator over pinned memory",
@@ -108,8 +112,8 @@ fn held(rig: &Rig<'_>) -> Result<Row> {
 }
 
 /// What it takes to pin so much and to give it back, by pages of the driver's and of our own.
-fn cold(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
-    let mut ways = vec![Way::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
+fn cold(fixture: &Fixture<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
+    let mut variants = vec![Variant::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
         let begun = Instant::now();
         drop(RawMemory::new(MemoryKind::Pinned, bytes)?);
         Ok(begun.elapsed().as_secs_f64() * 1e3)
@@ -124,20 +128,20 @@ fn cold(rig: &Rig<'_>, bytes: usize, often: usize) -> Result<Vec<Row>> {
             // Pages cannot be chosen there.
             continue;
         }
-        let resource = PinnedResource::new(&rig.memory).with_pages(pages);
-        ways.push(Way::new(name, &format!("PinnedResource, {name} pages"), move || {
+        let resource = PinnedResource::new(&fixture.memory).with_pages(pages);
+        variants.push(Variant::new(name, &format!("PinnedResource, {name} pages"), move || {
             let begun = Instant::now();
             drop(resource.allocate_segment(bytes)?);
             resource.trim()?;
             Ok(begun.elapsed().as_secs_f64() * 1e3)
         }));
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("pinned/cold/{bytes}"),
         what: format!("pinning {bytes} bytes and giving them back"),
         unit: "ms",
         bytes: 0,
-        repetitions: rig.repetitions(often),
+        repetitions: fixture.repetitions(often),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }

@@ -5,32 +5,32 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::{
-    comparison::{Contest, Rig, Way},
-    prediction::{self, Course, CourseSize, Pattern},
+    comparison::{Comparison, Fixture, Variant},
+    prediction::{self, AccessPattern, PrefetchWorkload, PrefetchWorkloadSize},
     row::{Goal, Row},
 };
 
 /// How many times as long as without any prefetch it may take at most.
 const MOST: f64 = 1.02;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for pattern in Pattern::ALL {
-        rows.extend(course(rig, pattern)?);
+    for pattern in AccessPattern::ALL {
+        rows.extend(workload(fixture, pattern)?);
     }
     Ok(rows)
 }
 
 /// So many uses of 4 MiB take some milliseconds in every pattern.
-fn size(rig: &Rig<'_>, pattern: Pattern) -> CourseSize {
+fn size(fixture: &Fixture<'_>, pattern: AccessPattern) -> PrefetchWorkloadSize {
     let (ranges, times) = match pattern {
-        Pattern::Sequential => (24, 1),
-        Pattern::Strided => (72, 1),
-        Pattern::Steps | Pattern::Random => (12, 4),
+        AccessPattern::Sequential => (24, 1),
+        AccessPattern::Strided => (72, 1),
+        AccessPattern::Steps | AccessPattern::Random => (12, 4),
     };
-    CourseSize {
+    PrefetchWorkloadSize {
         ranges,
-        bytes: rig.bytes(4 << 20),
+        bytes: fixture.bytes(4 << 20),
         times,
         busy: Duration::from_micros(200),
         depth: 3,
@@ -38,38 +38,38 @@ fn size(rig: &Rig<'_>, pattern: Pattern) -> CourseSize {
     }
 }
 
-fn course(rig: &Rig<'_>, pattern: Pattern) -> Result<Vec<Row>> {
-    let size = size(rig, pattern);
-    let course = &Course::new(&rig.device, &rig.memory, pattern, size)?;
-    let ways = prediction::Way::ALL.map(|way| {
-        let method = match way {
-            prediction::Way::Nothing => "no prefetch: by page faults",
-            prediction::Way::ByHand => "prefetches of the next ranges, written by hand",
-            prediction::Way::Automatic => "AutoPrefetcher, else by page faults",
-            prediction::Way::Executor => "LaunchExecutor, which prefetches what a launch declares",
-            prediction::Way::Predicting => "LaunchExecutor with prediction",
+fn workload(fixture: &Fixture<'_>, pattern: AccessPattern) -> Result<Vec<Row>> {
+    let size = size(fixture, pattern);
+    let workload = &PrefetchWorkload::new(&fixture.device, &fixture.memory, pattern, size)?;
+    let variants = prediction::PrefetchMode::ALL.map(|variant| {
+        let method = match variant {
+            prediction::PrefetchMode::Nothing => "no prefetch: by page faults",
+            prediction::PrefetchMode::Manual => "prefetches of the next ranges, written by hand",
+            prediction::PrefetchMode::Automatic => "AutoPrefetcher, else by page faults",
+            prediction::PrefetchMode::Executor => "LaunchExecutor, which prefetches what a launch declares",
+            prediction::PrefetchMode::Predicting => "LaunchExecutor with prediction",
         };
         // Every run adds up its own result and fails where that is wrong.
-        let run = Way::new(way.name(), method, move || {
-            let (took, _predicted) = course.run(way)?;
+        let run = Variant::new(variant.name(), method, move || {
+            let (took, _predicted) = workload.run(variant)?;
             Ok(took.as_secs_f64() * 1e6)
         });
-        match way {
-            prediction::Way::Automatic => run.goal(Goal::RatioAtMost(MOST)),
+        match variant {
+            prediction::PrefetchMode::Automatic => run.goal(Goal::RatioAtMost(MOST)),
             _ => run,
         }
     });
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("predict/{}", pattern.name()),
         what: format!(
             "{} uses of {} bytes of unified memory by kernels, order {}",
-            course.uses(),
+            workload.uses(),
             size.bytes,
             pattern.name()
         ),
         unit: "us",
         bytes: 0,
-        repetitions: rig.repetitions(30),
+        repetitions: fixture.repetitions(30),
     };
-    contest.rows(rig, ways.into())
+    comparison.rows(fixture, variants.into())
 }

@@ -1,4 +1,4 @@
-//! When unified memory is worth it: an array written on the host, used by a kernel and read on the host again, in each way that
+//! When unified memory is worth it: an array written on the host, used by a kernel and read on the host again, in each variant that
 //! one could write it.
 
 use std::{cell::RefCell, ptr::NonNull, time::Instant};
@@ -9,7 +9,7 @@ use transload_memory::{Role, UnifiedBuffer, UnifiedMode};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, CudaModule, CudaStream, LaunchConfig};
 
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     cuda::RawMemory,
     memory::{Address, Memory},
     reference::{HOST, RawQueue, SAXPY, Saxpy},
@@ -26,16 +26,16 @@ const SIZES: [(usize, usize, usize); 5] = [
     (16 << 20, 16 << 20, 60),
     (256 << 20, 256 << 20, 30),
 ];
-/// How many times as long as the quickest way by hand with unified memory it may take.
+/// How many times as long as the quickest variant by hand with unified memory it may take.
 const MOST: f64 = 1.05;
 const FACTOR: f32 = 2.0;
-/// The driver keeps unified memory in blocks of so many bytes: what is less might share one with another way's.
+/// The driver keeps unified memory in blocks of so many bytes: what is less might share one with another variant's.
 const BLOCK: usize = 2 << 20;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (bytes, whole, often) in SIZES {
-        rows.extend(work(rig, (rig.bytes(bytes), rig.bytes(whole)), often)?);
+        rows.extend(work(fixture, (fixture.bytes(bytes), fixture.bytes(whole)), often)?);
     }
     Ok(rows)
 }
@@ -72,7 +72,7 @@ impl Ends {
     }
 }
 
-impl Proof for Ends {
+impl Verify for Ends {
     fn poison(&self) -> Result<()> {
         self.target.borrow_mut().fill(f32::NAN);
         Ok(())
@@ -104,23 +104,23 @@ fn zeroed(queue: &RawQueue, whole: usize) -> Result<RawMemory> {
     Ok(memory)
 }
 
-fn work(rig: &Rig<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<Vec<Row>> {
+fn work(fixture: &Fixture<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<Vec<Row>> {
     let count = bytes / size_of::<f32>();
     let ends = &Ends::new(count);
-    let ones = &ones(rig, count)?;
+    let ones = &ones(fixture, count)?;
     let ones_at = ones.device_address().context("device memory without an address")?;
     let (queue, saxpy) = (&RawQueue::new(0)?, &Saxpy::load()?);
-    let device = rig.device.driver().as_raw();
-    let kernel = CudaModule::from_ptx(&rig.device, SAXPY)?.kernel("transload_saxpy")?;
-    let stream = CudaStream::new(&rig.device)?;
+    let device = fixture.device.driver().as_raw();
+    let kernel = CudaModule::from_ptx(&fixture.device, SAXPY)?.kernel("transload_saxpy")?;
+    let stream = CudaStream::new(&fixture.device)?;
     let (kernel, stream) = (&kernel, &stream);
 
     let (managed, pinned) = (zeroed(queue, whole)?, RawMemory::new(MemoryKind::Pinned, bytes)?);
-    let there = rig.memory.allocate(MemoryKind::Device, bytes)?;
+    let there = fixture.memory.allocate(MemoryKind::Device, bytes)?;
     let there_at = there.device_address().context("device memory without an address")?;
     let (host, at) = host_of(&managed)?;
-    let by_hand = || {
-        Way::new("raw", "raw driver, unified memory prefetched both ways", move || {
+    let raw = || {
+        Variant::new("raw", "raw driver, unified memory prefetched both ways", move || {
             let begun = Instant::now();
             // SAFETY: the arrays have so many elements, live on, and are used in turns only; the queue is waited for.
             unsafe {
@@ -133,12 +133,12 @@ fn work(rig: &Rig<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<V
             }
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(ends)
+        .verified_by(ends)
     };
-    let mut ways = vec![by_hand()];
+    let mut variants = vec![raw()];
     let (host, _) = host_of(&pinned)?;
-    ways.push(
-        Way::new("raw-pinned", "raw driver, pinned memory and copies", move || {
+    variants.push(
+        Variant::new("raw-pinned", "raw driver, pinned memory and copies", move || {
             let begun = Instant::now();
             // SAFETY: as above.
             unsafe {
@@ -151,18 +151,19 @@ fn work(rig: &Rig<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<V
             }
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(ends),
+        .verified_by(ends),
     );
 
-    let pool = AdvancedStreamPool::new_with_strategy(&rig.device, 2, AllocationStrategy::LoadBalanced)?;
+    let pool = AdvancedStreamPool::new_with_strategy(&fixture.device, 2, AllocationStrategy::LoadBalanced)?;
     let shape = LaunchConfig::for_elements(count as u64, Saxpy::BLOCK);
     for (name, method, mode) in [
         ("unified", "UnifiedBuffer", UnifiedMode::Managed),
         ("explicit", "UnifiedBuffer on pinned memory and copies", UnifiedMode::Explicit),
     ] {
         let lease = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?.into_queue();
-        let buffer = UnifiedBuffer::<f32>::new_with_mode(&rig.memory, lease, whole / size_of::<f32>(), mode)?;
-        let way = Way::new(name, method, move || {
+        let buffer =
+            UnifiedBuffer::<f32>::new_with_mode(&fixture.memory, lease, whole / size_of::<f32>(), mode)?;
+        let variant = Variant::new(name, method, move || {
             let begun = Instant::now();
             buffer.write_range(..count)?.copy_from_slice(&ends.source);
             {
@@ -176,26 +177,26 @@ fn work(rig: &Rig<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<V
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         });
         let goal = (mode == UnifiedMode::Managed).then_some(Goal::RatioAtMost(MOST));
-        ways.push(Way { goal, ..way.proven(ends) });
+        variants.push(Variant { goal, ..variant.verified_by(ends) });
     }
     let (id, of) = if bytes == whole {
         (format!("work/{bytes}"), String::new())
     } else {
         (format!("work/{bytes}-of-{whole}"), format!(" of {whole}"))
     };
-    let contest = Contest {
+    let comparison = Comparison {
         id,
         what: format!("{bytes} bytes{of} written on the host, used by a kernel, read on the host"),
         unit: "us",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(often),
+        repetitions: fixture.repetitions(often),
     };
-    let mut rows = contest.rows(rig, ways)?;
+    let mut rows = comparison.rows(fixture, variants)?;
 
     // By itself: what comes up to a few hundred microseconds behind page faults is slower, whoever it is.
     let faulting = zeroed(queue, whole)?;
     let (host, at) = host_of(&faulting)?;
-    let by_faults = Way::new("raw-faults", "raw driver, unified memory by page faults", move || {
+    let by_faults = Variant::new("raw-faults", "raw driver, unified memory by page faults", move || {
         let begun = Instant::now();
         // SAFETY: as above.
         unsafe {
@@ -206,13 +207,13 @@ fn work(rig: &Rig<'_>, (bytes, whole): (usize, usize), often: usize) -> Result<V
         }
         Ok(begun.elapsed().as_secs_f64() * 1e6)
     });
-    rows.extend(contest.rows(rig, vec![by_hand(), by_faults.proven(ends)])?);
+    rows.extend(comparison.rows(fixture, vec![raw(), by_faults.verified_by(ends)])?);
     Ok(rows)
 }
 
 /// An array of ones on the device.
-fn ones(rig: &Rig<'_>, count: usize) -> Result<RawBuffer> {
-    let ones = rig.memory.allocate(MemoryKind::Device, count * size_of::<f32>())?;
+fn ones(fixture: &Fixture<'_>, count: usize) -> Result<RawBuffer> {
+    let ones = fixture.memory.allocate(MemoryKind::Device, count * size_of::<f32>())?;
     let bytes: Vec<u8> = std::iter::repeat_n(1.0_f32.to_ne_bytes(), count).flatten().collect();
     Memory::Ours(ones.clone()).write(0, &bytes)?;
     Ok(ones)

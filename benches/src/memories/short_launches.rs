@@ -3,28 +3,28 @@
 use anyhow::Result;
 
 use crate::{
-    comparison::{Contest, Rig, Way},
-    prediction::{self, ShortLaunches, ShortOrder, ShortSize},
+    comparison::{Comparison, Fixture, Variant},
+    prediction::{self, LaunchOrder, ShortLaunches, ShortLaunchesSize},
     row::{Goal, Row},
 };
 
 /// How many times as long as without it a launch may take with prediction.
 const MOST: f64 = 1.02;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for order in ShortOrder::ALL {
+    for order in LaunchOrder::ALL {
         for ranges in [1, 3] {
-            rows.extend(short(rig, order, ranges)?);
+            rows.extend(short(fixture, order, ranges)?);
         }
     }
     Ok(rows)
 }
 
-fn short(rig: &Rig<'_>, order: ShortOrder, ranges: usize) -> Result<Vec<Row>> {
-    let launches = rig.amount(4096);
-    let size = ShortSize { chunks: 32, bytes: rig.amount(16 << 10), launches, ranges };
-    let contest = |id: &str| Contest {
+fn short(fixture: &Fixture<'_>, order: LaunchOrder, ranges: usize) -> Result<Vec<Row>> {
+    let launches = fixture.amount(4096);
+    let size = ShortLaunchesSize { chunks: 32, bytes: fixture.amount(16 << 10), launches, ranges };
+    let comparison = |id: &str| Comparison {
         id: format!("predict/{id}-{}/{ranges}", order.name()),
         what: format!(
             "a launch of {} bytes with {ranges} ranges of unified memory on the device, {launches} at once, order {}",
@@ -33,34 +33,35 @@ fn short(rig: &Rig<'_>, order: ShortOrder, ranges: usize) -> Result<Vec<Row>> {
         ),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(60),
+        repetitions: fixture.repetitions(60),
     };
-    // Each has memory of its own: what one prefetched would be in the way of all.
+    // Each has memory of its own: pages that one prefetched would conflict with the others.
     let mut programs = Vec::new();
-    for way in ShortLaunches::WAYS {
-        programs.push((way, ShortLaunches::new(&rig.device, &rig.memory, order, size)?));
+    for variant in ShortLaunches::MODES {
+        programs.push((variant, ShortLaunches::new(&fixture.device, &fixture.memory, order, size)?));
     }
     let mut rows = Vec::new();
     for (id, reference, promises) in [
-        ("short", prediction::Way::Nothing, prediction::Way::Automatic),
-        ("short-executor", prediction::Way::Executor, prediction::Way::Predicting),
+        ("short", prediction::PrefetchMode::Nothing, prediction::PrefetchMode::Automatic),
+        ("short-executor", prediction::PrefetchMode::Executor, prediction::PrefetchMode::Predicting),
     ] {
-        let compared = programs.iter().skip_while(|(way, _)| *way != reference).map(|(way, program)| {
-            // Every run adds up its own result and fails where that is wrong.
-            let run = move || Ok(program.run(*way)?.as_secs_f64() * 1e9 / launches as f64);
-            let goal = (*way == promises).then_some(Goal::RatioAtMost(MOST));
-            Way { goal, ..Way::new(way.name(), method(*way), run) }
-        });
-        rows.extend(contest(id).rows(rig, compared.collect())?);
+        let compared =
+            programs.iter().skip_while(|(variant, _)| *variant != reference).map(|(variant, program)| {
+                // Every run adds up its own result and fails where that is wrong.
+                let run = move || Ok(program.run(*variant)?.as_secs_f64() * 1e9 / launches as f64);
+                let goal = (*variant == promises).then_some(Goal::RatioAtMost(MOST));
+                Variant { goal, ..Variant::new(variant.name(), method(*variant), run) }
+            });
+        rows.extend(comparison(id).rows(fixture, compared.collect())?);
     }
     Ok(rows)
 }
 
-fn method(way: prediction::Way) -> &'static str {
-    match way {
-        prediction::Way::Nothing | prediction::Way::ByHand => "launches, no prediction",
-        prediction::Way::Automatic => "AutoPrefetcher beside the launches",
-        prediction::Way::Executor => "LaunchExecutor",
-        prediction::Way::Predicting => "LaunchExecutor with prediction",
+fn method(variant: prediction::PrefetchMode) -> &'static str {
+    match variant {
+        prediction::PrefetchMode::Nothing | prediction::PrefetchMode::Manual => "launches, no prediction",
+        prediction::PrefetchMode::Automatic => "AutoPrefetcher beside the launches",
+        prediction::PrefetchMode::Executor => "LaunchExecutor",
+        prediction::PrefetchMode::Predicting => "LaunchExecutor with prediction",
     }
 }

@@ -8,7 +8,7 @@ use transload_memory::PinnedResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     cuda::RawMemory,
     memory::{Address, Memory},
@@ -21,10 +21,10 @@ const LOOPS: [(usize, usize, usize); 2] = [(1 << 20, 64, 60), (16 << 20, 16, 30)
 /// How many times as long as with two buffers and events by hand a loop may take.
 const MOST: f64 = 1.05;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (bytes, blocks, often) in LOOPS {
-        rows.extend(uploads(rig, rig.bytes(bytes), rig.amount(blocks), often)?);
+        rows.extend(uploads(fixture, fixture.bytes(bytes), fixture.amount(blocks), often)?);
     }
     Ok(rows)
 }
@@ -38,9 +38,9 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(rig: &Rig<'_>, bytes: usize, count: usize) -> Result<Self> {
+    fn new(fixture: &Fixture<'_>, bytes: usize, count: usize) -> Result<Self> {
         let source = Content::new(bytes * count, 0x100B).part(0, bytes * count).to_vec();
-        let target = rig.memory.allocate(MemoryKind::Device, source.len())?;
+        let target = fixture.memory.allocate(MemoryKind::Device, source.len())?;
         let parts: transload_core::Result<_> =
             (0..count).map(|block| target.slice(block * bytes..(block + 1) * bytes)).collect();
         Ok(Self { bytes, source, target, parts: parts? })
@@ -55,7 +55,7 @@ impl Blocks {
     }
 }
 
-impl Proof for Blocks {
+impl Verify for Blocks {
     fn poison(&self) -> Result<()> {
         Memory::Ours(self.target.clone()).poison()
     }
@@ -83,7 +83,7 @@ impl Half {
         let at = host(&self.memory)?;
         // SAFETY: the memory has as many bytes, and its last upload is done.
         unsafe { at.copy_from_nonoverlapping(NonNull::from(source).cast(), source.len()) };
-        // SAFETY: both ranges are the contest's, and the source is not written before its event is done.
+        // SAFETY: both ranges are the comparison's, and the source is not written before its event is done.
         unsafe { queue.copy_up(target, at.as_ptr().cast(), source.len()) }?;
         queue.record(&self.done)
     }
@@ -96,11 +96,11 @@ fn host(memory: &RawMemory) -> Result<NonNull<u8>> {
     }
 }
 
-fn uploads(rig: &Rig<'_>, bytes: usize, count: usize, often: usize) -> Result<Vec<Row>> {
-    let blocks = &Blocks::new(rig, bytes, count)?;
+fn uploads(fixture: &Fixture<'_>, bytes: usize, count: usize, often: usize) -> Result<Vec<Row>> {
+    let blocks = &Blocks::new(fixture, bytes, count)?;
     let queue = &RawQueue::new(0)?;
     let halves = [Half::new(bytes)?, Half::new(bytes)?];
-    let by_hand = Way::new("raw", "raw driver, two pinned buffers in turns, an event behind each", || {
+    let raw = Variant::new("raw", "raw driver, two pinned buffers in turns, an event behind each", || {
         let begun = Instant::now();
         for ((source, _, target), half) in blocks.each().zip(halves.iter().cycle()) {
             half.upload(queue, source, target)?;
@@ -109,7 +109,7 @@ fn uploads(rig: &Rig<'_>, bytes: usize, count: usize, often: usize) -> Result<Ve
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     });
     let fresh = RefCell::new(Vec::new());
-    let allocating = Way::new("allocating", "raw driver, cuMemHostAlloc for every block", || {
+    let allocating = Variant::new("allocating", "raw driver, cuMemHostAlloc for every block", || {
         let begun = Instant::now();
         for (source, _, target) in blocks.each() {
             let half = Half::new(bytes)?;
@@ -120,8 +120,9 @@ fn uploads(rig: &Rig<'_>, bytes: usize, count: usize, often: usize) -> Result<Ve
         fresh.borrow_mut().clear();
         Ok(begun.elapsed().as_secs_f64() * 1e3)
     });
-    let pool = || StreamOrderedAllocator::builder(PinnedResource::new(&rig.memory)).exact_segments();
-    let (ahead, behind, stream) = (pool().build()?, pool().ahead(0).build()?, CudaStream::new(&rig.device)?);
+    let pool = || StreamOrderedAllocator::builder(PinnedResource::new(&fixture.memory)).exact_segments();
+    let (ahead, behind, stream) =
+        (pool().build()?, pool().ahead(0).build()?, CudaStream::new(&fixture.device)?);
     let stream = &stream;
     let own = |pool: StreamOrderedAllocator| {
         move || {
@@ -135,31 +136,31 @@ fn uploads(rig: &Rig<'_>, bytes: usize, count: usize, often: usize) -> Result<Ve
             Ok(begun.elapsed().as_secs_f64() * 1e3)
         }
     };
-    let ways = vec![
-        by_hand.proven(blocks),
-        allocating.proven(blocks),
-        Way::new(
+    let variants = vec![
+        raw.verified_by(blocks),
+        allocating.verified_by(blocks),
+        Variant::new(
             "allocator",
             "StreamOrderedAllocator over pinned memory, a buffer for each block",
             own(ahead),
         )
         .goal(Goal::RatioAtMost(MOST))
-        .proven(blocks),
-        Way::new(
+        .verified_by(blocks),
+        Variant::new(
             "behind",
             "the same allocator with ahead(0): what was freed last is written next",
             own(behind),
         )
-        .proven(blocks),
+        .verified_by(blocks),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("pinned/loop/{bytes}"),
         what: format!(
             "a loop that writes {count} blocks of {bytes} bytes into pinned memory and uploads them"
         ),
         unit: "ms",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(often),
+        repetitions: fixture.repetitions(often),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }

@@ -2,7 +2,7 @@
 
 /// An order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pattern {
+pub enum AccessPattern {
     /// Every chunk of one large buffer, once.
     Sequential,
     /// Every third chunk of one large buffer, once.
@@ -14,7 +14,7 @@ pub enum Pattern {
     Random,
 }
 
-impl Pattern {
+impl AccessPattern {
     /// Every pattern.
     pub const ALL: [Self; 4] = [Self::Sequential, Self::Strided, Self::Steps, Self::Random];
 
@@ -31,13 +31,13 @@ impl Pattern {
 
     /// Whether each range is an allocation of its own.
     #[must_use]
-    pub fn is_of_layers(self) -> bool {
+    pub fn has_own_allocations(self) -> bool {
         self == Self::Steps
     }
 
     /// Whether a range is sent back to the host when it was used.
     #[must_use]
-    pub fn sends_back(self) -> bool {
+    pub fn evicts(self) -> bool {
         matches!(self, Self::Steps | Self::Random)
     }
 
@@ -68,13 +68,13 @@ mod tests {
 
     #[test]
     fn orders_stay_within_the_ranges_and_random_ones_are_the_same_for_a_seed() {
-        for pattern in Pattern::ALL {
+        for pattern in AccessPattern::ALL {
             let order = pattern.order(10, 3, 7);
             assert!(!order.is_empty() && order.iter().all(|index| *index < 10), "{pattern:?}");
             assert_eq!(order, pattern.order(10, 3, 7));
         }
-        assert_eq!(Pattern::Strided.order(10, 3, 7), [0, 3, 6, 9]);
-        assert_ne!(Pattern::Random.order(10, 3, 7), Pattern::Random.order(10, 3, 8));
-        assert!(Pattern::Random.order(0, 3, 7).is_empty());
+        assert_eq!(AccessPattern::Strided.order(10, 3, 7), [0, 3, 6, 9]);
+        assert_ne!(AccessPattern::Random.order(10, 3, 7), AccessPattern::Random.order(10, 3, 8));
+        assert!(AccessPattern::Random.order(0, 3, 7).is_empty());
     }
 }

@@ -5,6 +5,6 @@ mod access_pattern;
 mod short_launches;
 mod workload;
 
-pub use access_pattern::Pattern;
-pub use short_launches::{ShortLaunches, ShortOrder, ShortSize};
-pub use workload::{Course, CourseSize, Way};
+pub use access_pattern::AccessPattern;
+pub use short_launches::{LaunchOrder, ShortLaunches, ShortLaunchesSize};
+pub use workload::{PrefetchMode, PrefetchWorkload, PrefetchWorkloadSize};

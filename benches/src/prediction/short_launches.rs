@@ -6,19 +6,19 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{Access, MemoryKind, Operation, Pattern as Bytes, RawBuffer, Timing, submit};
+use transload_core::{Access, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_memory::{
     AutoPrefetcher, CudaDevice, CudaMemoryManager, PredictionLimits, PredictionStatistics,
 };
 use transload_streams::{CudaKernel, CudaModule, CudaStream, LaunchConfig, LaunchExecutor};
 
-use super::{Pattern, Way};
+use super::{AccessPattern, PrefetchMode};
 
 const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
 
 /// In which order the chunks are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ShortOrder {
+pub enum LaunchOrder {
     /// The same one every time.
     Same,
     /// One after another, again and again.
@@ -27,7 +27,7 @@ pub enum ShortOrder {
     Random,
 }
 
-impl ShortOrder {
+impl LaunchOrder {
     /// Every order.
     pub const ALL: [Self; 3] = [Self::Same, Self::Sequential, Self::Random];
 
@@ -45,7 +45,7 @@ impl ShortOrder {
         let mut order = match self {
             Self::Same => vec![0; launches],
             Self::Sequential => (0..launches).map(|at| at % chunks).collect(),
-            Self::Random => Pattern::Random.order(chunks, launches.div_ceil(chunks), 0x5EED),
+            Self::Random => AccessPattern::Random.order(chunks, launches.div_ceil(chunks), 0x5EED),
         };
         order.truncate(launches);
         order
@@ -54,7 +54,7 @@ impl ShortOrder {
 
 /// How much there is to do.
 #[derive(Clone, Copy, Debug)]
-pub struct ShortSize {
+pub struct ShortLaunchesSize {
     /// Chunks of each buffer, at least 1.
     pub chunks: usize,
     /// Bytes of each; a multiple of 4.
@@ -68,7 +68,7 @@ pub struct ShortSize {
 /// A program's memory, kernel and streams. Its prefetcher and its executors live as long as it does.
 #[derive(Debug)]
 pub struct ShortLaunches {
-    size: ShortSize,
+    size: ShortLaunchesSize,
     order: Vec<usize>,
     /// The chunks of what is read, of what is added to where that is unified, and of what is declared besides.
     chunks: [Vec<RawBuffer>; 3],
@@ -84,7 +84,8 @@ pub struct ShortLaunches {
 
 impl ShortLaunches {
     /// The ways that make sense where nothing has to be moved.
-    pub const WAYS: [Way; 4] = [Way::Nothing, Way::Automatic, Way::Executor, Way::Predicting];
+    pub const MODES: [PrefetchMode; 4] =
+        [PrefetchMode::Nothing, PrefetchMode::Automatic, PrefetchMode::Executor, PrefetchMode::Predicting];
 
     /// Allocates and fills the memory, and sends it to the device.
     ///
@@ -93,8 +94,8 @@ impl ShortLaunches {
     pub fn new(
         device: &CudaDevice,
         memory: &CudaMemoryManager,
-        order: ShortOrder,
-        size: ShortSize,
+        order: LaunchOrder,
+        size: ShortLaunchesSize,
     ) -> Result<Self> {
         let stream = CudaStream::new(device)?;
         let unified = || -> Result<(RawBuffer, Vec<RawBuffer>)> {
@@ -135,14 +136,14 @@ impl ShortLaunches {
     ///
     /// # Errors
     /// The library's; a result that is not what the launches add up to.
-    pub fn run(&self, way: Way) -> Result<Duration> {
-        let clear = Operation::Fill { dst: &self.sum, pattern: Bytes::U8(0) };
+    pub fn run(&self, mode: PrefetchMode) -> Result<Duration> {
+        let clear = Operation::Fill { dst: &self.sum, pattern: Pattern::U8(0) };
         submit(&self.stream, &clear, Timing::Off)?.wait()?;
         let before: Vec<usize> = (0..self.size.chunks).chain(0..self.size.chunks).collect();
-        self.launches(way, &before)?;
+        self.launches(mode, &before)?;
         self.stream.synchronize()?;
         let begun = Instant::now();
-        self.launches(way, &self.order)?;
+        self.launches(mode, &self.order)?;
         self.stream.synchronize()?;
         let took = begun.elapsed();
         self.check()?;
@@ -151,21 +152,21 @@ impl ShortLaunches {
 
     /// What was predicted so far, where something is.
     #[must_use]
-    pub fn predicted(&self, way: Way) -> Option<PredictionStatistics> {
-        match way {
-            Way::Automatic => Some(self.auto.statistics()),
-            Way::Predicting => self.predicting.prediction_statistics(),
-            Way::Nothing | Way::ByHand | Way::Executor => None,
+    pub fn predicted(&self, mode: PrefetchMode) -> Option<PredictionStatistics> {
+        match mode {
+            PrefetchMode::Automatic => Some(self.auto.statistics()),
+            PrefetchMode::Predicting => self.predicting.prediction_statistics(),
+            PrefetchMode::Nothing | PrefetchMode::Manual | PrefetchMode::Executor => None,
         }
     }
 
-    fn launches(&self, way: Way, order: &[usize]) -> Result<()> {
-        let executor = match way {
-            Way::Executor => Some(&self.executor),
-            Way::Predicting => Some(&self.predicting),
-            Way::Nothing | Way::ByHand | Way::Automatic => None,
+    fn launches(&self, mode: PrefetchMode, order: &[usize]) -> Result<()> {
+        let executor = match mode {
+            PrefetchMode::Executor => Some(&self.executor),
+            PrefetchMode::Predicting => Some(&self.predicting),
+            PrefetchMode::Nothing | PrefetchMode::Manual | PrefetchMode::Automatic => None,
         };
-        let auto = (way == Way::Automatic).then_some(&self.auto);
+        let auto = (mode == PrefetchMode::Automatic).then_some(&self.auto);
         let count = (self.size.bytes / 4) as u64;
         let config = LaunchConfig::for_elements(count, 256);
         let [read, added, declared] = &self.chunks;
@@ -223,17 +224,17 @@ mod tests {
     fn every_order_adds_up_in_every_way_and_what_is_predicted_is_passed_over() {
         let device = CudaDevice::new(cuda::simulate(12).unwrap()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
-        for order in ShortOrder::ALL {
+        for order in LaunchOrder::ALL {
             for ranges in [1, 3] {
-                let size = ShortSize { chunks: 8, bytes: 4096, launches: 50, ranges };
+                let size = ShortLaunchesSize { chunks: 8, bytes: 4096, launches: 50, ranges };
                 let short = ShortLaunches::new(&device, &memory, order, size).unwrap();
-                for way in ShortLaunches::WAYS {
-                    let _took = short.run(way).unwrap();
-                    let before = short.predicted(way);
-                    let _took = short.run(way).unwrap();
-                    let Some((before, after)) = before.zip(short.predicted(way)) else { continue };
+                for mode in ShortLaunches::MODES {
+                    let _took = short.run(mode).unwrap();
+                    let before = short.predicted(mode);
+                    let _took = short.run(mode).unwrap();
+                    let Some((before, after)) = before.zip(short.predicted(mode)) else { continue };
                     let launches = (50 * ranges) as u64;
-                    assert!(after.skipped - before.skipped >= launches, "{order:?} {way:?}: {after:?}");
+                    assert!(after.skipped - before.skipped >= launches, "{order:?} {mode:?}: {after:?}");
                 }
             }
         }

@@ -6,24 +6,24 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use transload_core::{DeviceId, Fence, MemoryKind, Operation, Pattern as Bytes, RawBuffer, Timing, submit};
+use transload_core::{DeviceId, Fence, MemoryKind, Operation, Pattern, RawBuffer, Timing, submit};
 use transload_memory::{
     AutoPrefetcher, CudaDevice, CudaMemoryManager, PredictionLimits, PredictionStatistics,
 };
 use transload_streams::{CudaKernel, CudaModule, CudaStream, Launch, LaunchConfig, LaunchExecutor};
 
-use super::Pattern;
+use super::AccessPattern;
 use crate::reference::SPIN;
 
 const SAXPY: &str = include_str!("../../../crates/streams/examples/kernels/saxpy.ptx");
 
 /// How the memory gets to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum PrefetchMode {
     /// By page faults.
     Nothing,
     /// By prefetches of the next ranges, written by hand by somebody who knows the order.
-    ByHand,
+    Manual,
     /// By what [`AutoPrefetcher`] predicts, else by page faults.
     Automatic,
     /// By [`LaunchExecutor`], which prefetches what each launch declares, and nothing before.
@@ -32,17 +32,17 @@ pub enum Way {
     Predicting,
 }
 
-impl Way {
-    /// Every way.
+impl PrefetchMode {
+    /// Every mode.
     pub const ALL: [Self; 5] =
-        [Self::Nothing, Self::ByHand, Self::Automatic, Self::Executor, Self::Predicting];
+        [Self::Nothing, Self::Manual, Self::Automatic, Self::Executor, Self::Predicting];
 
     /// For identities.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
-            Self::ByHand => "by-hand",
+            Self::Manual => "by-hand",
             Self::Automatic => "automatic",
             Self::Executor => "executor",
             Self::Predicting => "predicting",
@@ -52,7 +52,7 @@ impl Way {
 
 /// How much there is to do.
 #[derive(Clone, Copy, Debug)]
-pub struct CourseSize {
+pub struct PrefetchWorkloadSize {
     /// Ranges.
     pub ranges: usize,
     /// Bytes of each; a multiple of 4. Multiples of 2 MiB share no block of the driver's.
@@ -69,10 +69,10 @@ pub struct CourseSize {
 
 /// A program's memory, kernels and streams.
 #[derive(Debug)]
-pub struct Course {
+pub struct PrefetchWorkload {
     device: CudaDevice,
-    pattern: Pattern,
-    size: CourseSize,
+    pattern: AccessPattern,
+    size: PrefetchWorkloadSize,
     order: Vec<usize>,
     ranges: Vec<RawBuffer>,
     sum: RawBuffer,
@@ -84,7 +84,7 @@ pub struct Course {
     back: CudaStream,
 }
 
-impl Course {
+impl PrefetchWorkload {
     /// Allocates and fills the memory.
     ///
     /// # Errors
@@ -92,10 +92,10 @@ impl Course {
     pub fn new(
         device: &CudaDevice,
         memory: &CudaMemoryManager,
-        pattern: Pattern,
-        size: CourseSize,
+        pattern: AccessPattern,
+        size: PrefetchWorkloadSize,
     ) -> Result<Self> {
-        let ranges: Vec<RawBuffer> = if pattern.is_of_layers() {
+        let ranges: Vec<RawBuffer> = if pattern.has_own_allocations() {
             (0..size.ranges)
                 .map(|_| memory.allocate(MemoryKind::Unified, size.bytes))
                 .collect::<Result<_, _>>()?
@@ -138,32 +138,32 @@ impl Course {
     ///
     /// # Errors
     /// The library's; a result that is not what the launches add up to.
-    pub fn run(&self, way: Way) -> Result<(Duration, Option<PredictionStatistics>)> {
+    pub fn run(&self, mode: PrefetchMode) -> Result<(Duration, Option<PredictionStatistics>)> {
         self.begin_on_the_host()?;
         let limits = PredictionLimits { depth: self.size.depth, ..PredictionLimits::default() };
-        let auto = if way == Way::Automatic {
+        let auto = if mode == PrefetchMode::Automatic {
             let queue = Arc::new(CudaStream::new(&self.device)?);
             Some(AutoPrefetcher::new(&self.device, queue, limits)?)
         } else {
             None
         };
-        let executor = match way {
-            Way::Executor => Some(LaunchExecutor::new(&self.device)?),
-            Way::Predicting => Some(LaunchExecutor::new(&self.device)?.with_prediction(limits)?),
+        let executor = match mode {
+            PrefetchMode::Executor => Some(LaunchExecutor::new(&self.device)?),
+            PrefetchMode::Predicting => Some(LaunchExecutor::new(&self.device)?.with_prediction(limits)?),
             _ => None,
         };
         let begun = Instant::now();
         for (at, index) in self.order.iter().enumerate() {
             let range = self.range(*index)?;
-            match way {
-                Way::ByHand => self.prefetch_by_hand(at)?,
-                Way::Automatic => {
+            match mode {
+                PrefetchMode::Manual => self.prefetch_manually(at)?,
+                PrefetchMode::Automatic => {
                     auto.iter().for_each(|auto| _ = auto.observe(&[range]));
                 }
-                Way::Nothing | Way::Executor | Way::Predicting => {}
+                PrefetchMode::Nothing | PrefetchMode::Executor | PrefetchMode::Predicting => {}
             }
             self.use_range(range, executor.as_ref())?.wait()?;
-            if self.pattern.sends_back() {
+            if self.pattern.evicts() {
                 match &executor {
                     Some(executor) => _ = executor.prefetch_back(range)?,
                     None => _ = prefetch(&self.back, range, DeviceId::Cpu)?,
@@ -186,13 +186,13 @@ impl Course {
         for range in &self.ranges {
             drop(prefetch(&self.back, range, DeviceId::Cpu)?);
         }
-        let clear = Operation::Fill { dst: &self.sum, pattern: Bytes::U8(0) };
+        let clear = Operation::Fill { dst: &self.sum, pattern: Pattern::U8(0) };
         submit(&self.stream, &clear, Timing::Off)?.wait()?;
         Ok(self.back.synchronize()?)
     }
 
     /// The range after the next ones; at the beginning all of them.
-    fn prefetch_by_hand(&self, at: usize) -> Result<()> {
+    fn prefetch_manually(&self, at: usize) -> Result<()> {
         let first = if at == 0 { 0 } else { at.saturating_add(self.size.depth) };
         for next in first..=at.saturating_add(self.size.depth) {
             let Some(index) = self.order.get(next) else { return Ok(()) };
@@ -247,8 +247,8 @@ mod tests {
     fn every_pattern_adds_up_in_every_way_and_the_predictable_ones_are_predicted() {
         let device = CudaDevice::new(cuda::simulate(11).unwrap()).unwrap();
         let memory = CudaMemoryManager::new(&device).unwrap();
-        for pattern in Pattern::ALL {
-            let size = CourseSize {
+        for pattern in AccessPattern::ALL {
+            let size = PrefetchWorkloadSize {
                 ranges: 24,
                 bytes: 1 << 16,
                 times: 5,
@@ -256,21 +256,23 @@ mod tests {
                 depth: 3,
                 seed: 5,
             };
-            let course = Course::new(&device, &memory, pattern, size).unwrap();
-            for way in Way::ALL {
-                let (_took, predicted) = course.run(way).unwrap();
+            let workload = PrefetchWorkload::new(&device, &memory, pattern, size).unwrap();
+            for mode in PrefetchMode::ALL {
+                let (_took, predicted) = workload.run(mode).unwrap();
                 let Some(predicted) = predicted else {
-                    assert!(!matches!(way, Way::Automatic | Way::Predicting));
+                    assert!(!matches!(mode, PrefetchMode::Automatic | PrefetchMode::Predicting));
                     continue;
                 };
-                let uses = course.uses() as u64;
+                let uses = workload.uses() as u64;
                 match pattern {
-                    Pattern::Sequential => assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0)),
-                    Pattern::Strided => assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0)),
-                    Pattern::Steps => {
+                    AccessPattern::Sequential => {
+                        assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0))
+                    }
+                    AccessPattern::Strided => assert_eq!((predicted.hits, predicted.misses), (uses - 3, 0)),
+                    AccessPattern::Steps => {
                         assert!(predicted.hits >= uses / 2 && predicted.misses == 0, "{predicted:?}")
                     }
-                    Pattern::Random => assert!(predicted.prefetches <= uses / 10, "{predicted:?}"),
+                    AccessPattern::Random => assert!(predicted.prefetches <= uses / 10, "{predicted:?}"),
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::{os::raw::c_void, ptr};
 use anyhow::{Context as _, Result, bail};
 use transload_cuda_sys::{check, cust::sys::CUevent, cust::sys::CUstream, ffi};
 
-use super::ByHand;
+use super::Reference;
 use crate::memory::Address;
 
 /// A copy between two addresses, the calling thread's context being that of the device.
@@ -57,7 +57,7 @@ impl DriverCopy {
     }
 }
 
-impl ByHand for DriverCopy {
+impl Reference for DriverCopy {
     #[inline]
     fn submit(&mut self) -> Result<()> {
         // SAFETY: the memory is promised to `new`; the stream is owned.

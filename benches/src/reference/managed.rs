@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use transload_cuda_sys::{Context, check, ffi};
 
-use super::{ByHand, stream::Stream};
+use super::{Reference, stream::Stream};
 use crate::memory::Address;
 
 /// A prefetch and the copy behind it.
@@ -34,7 +34,7 @@ impl PrefetchedCopy {
     }
 }
 
-impl ByHand for PrefetchedCopy {
+impl Reference for PrefetchedCopy {
     #[inline]
     fn submit(&mut self) -> Result<()> {
         let device = self.stream.context.device().as_raw();

@@ -4,7 +4,7 @@ use std::{hint::black_box, ptr::NonNull};
 
 use anyhow::Result;
 
-use super::ByHand;
+use super::Reference;
 
 /// A copy of so many bytes between two addresses.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Memcpy {
     }
 }
 
-impl ByHand for Memcpy {
+impl Reference for Memcpy {
     fn submit(&mut self) -> Result<()> {
         let (src, dst, bytes) = black_box((self.src, self.dst, self.bytes));
         // SAFETY: promised to `new`.

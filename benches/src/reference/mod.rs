@@ -49,7 +49,7 @@ pub use unified::{HOST, RawAdvice, SAXPY, Saxpy};
 use anyhow::Result;
 
 /// One movement, written as well as it can be by hand for exactly these addresses.
-pub trait ByHand: Send {
+pub trait Reference: Send {
     /// Enqueues it.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail};
 use transload_cuda_sys::{Context, check, ffi};
 
-use super::{ByHand, stream::Stream};
+use super::{Reference, stream::Stream};
 use crate::memory::Address;
 
 /// A copy from one device's memory to another's.
@@ -41,7 +41,7 @@ impl PeerCopy {
     }
 }
 
-impl ByHand for PeerCopy {
+impl Reference for PeerCopy {
     #[inline]
     fn submit(&mut self) -> Result<()> {
         let from = &self.stream.context;

@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use transload_core::MemoryKind;
 use transload_cuda_sys::{Context, check, cust::sys::CUevent, cust::sys::CUstream, ffi};
 
-use super::ByHand;
+use super::Reference;
 use crate::{cuda::RawMemory, memory::Address};
 
 const THREADS: usize = 8;
@@ -116,7 +116,7 @@ impl Staged {
     }
 }
 
-impl ByHand for Staged {
+impl Reference for Staged {
     fn submit(&mut self) -> Result<()> {
         let shared = &self.shared;
         shared.next.store(0, Ordering::Relaxed);

@@ -12,8 +12,8 @@ use transload_core::{MemoryKind, RawBuffer};
 use super::{Library, each, timed};
 use crate::{
     comparison::{
-        Contest, Rig, Way,
-        concurrent::{Round, together},
+        Comparison, Fixture, Variant,
+        concurrent::{Round, run_concurrently},
     },
     cuda::RawMemory,
     reference::{RawPool, RawQueue},
@@ -32,15 +32,15 @@ const COPIES: usize = 64;
 /// Bytes of the copy in between.
 const COPIED: usize = 4096;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let library = Library::new(rig)?;
-    let mut rows = vec![private_loop(rig)?, private_list(rig)?];
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
+    let mut rows = vec![private_loop(fixture)?, private_list(fixture)?];
     for kind in KINDS {
         for bytes in SIZES {
-            rows.extend(alone(rig, &library, kind, bytes)?);
-            rows.push(crowded(rig, &library, kind, bytes)?);
+            rows.extend(alone(fixture, &library, kind, bytes)?);
+            rows.push(eight_threads(fixture, &library, kind, bytes)?);
         }
-        rows.extend(with_copy(rig, &library, kind)?);
+        rows.extend(with_copy(fixture, &library, kind)?);
     }
     library.finish()?;
     Ok(rows)
@@ -51,12 +51,12 @@ fn pair(library: &Library, kind: MemoryKind, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-fn alone(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Vec<Row>> {
-    let many = rig.amount(2000);
-    let (pool, queue) = (RawPool::new(rig.device.driver().as_raw())?, RawQueue::new(0)?);
+fn alone(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Vec<Row>> {
+    let many = fixture.amount(2000);
+    let (pool, queue) = (RawPool::new(fixture.device.driver().as_raw())?, RawQueue::new(0)?);
     let raw = match kind {
         MemoryKind::Device => {
-            Way::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
+            Variant::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
                 let took = timed(many.min(500), || {
                     let address = pool.allocate(bytes, &queue)?;
                     // SAFETY: nobody used it.
@@ -67,23 +67,23 @@ fn alone(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Re
             })
         }
         // A call takes tens of microseconds.
-        _ => Way::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
+        _ => Variant::new("raw", "raw driver, cuMemHostAlloc and cuMemFreeHost", || {
             timed(2, || RawMemory::new(kind, bytes).map(drop))
         }),
     };
-    let ours = Way::new("backend", "allocate and drop", || timed(many, || pair(library, kind, bytes)));
-    let contest = Contest {
+    let ours = Variant::new("backend", "allocate and drop", || timed(many, || pair(library, kind, bytes)));
+    let comparison = Comparison {
         id: format!("allocate-and-drop/{kind}/{bytes}/threads-1"),
         what: format!("allocating {bytes} bytes of {kind} memory and dropping them, warm, 1 thread"),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(60),
+        repetitions: fixture.repetitions(60),
     };
-    contest.rows(rig, vec![raw, ours.goal(Goal::AtMost(MOST))])
+    comparison.rows(fixture, vec![raw, ours.goal(Goal::AtMost(MOST))])
 }
 
 /// What an allocation and a drop add to a copy that is enqueued in between.
-fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<Row>> {
+fn with_copy(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<Row>> {
     let up = kind == MemoryKind::Device;
     let other = library.allocate(if up { MemoryKind::Pinned } else { MemoryKind::Device }, COPIED)?;
     let kept = library.allocate(kind, COPIED)?;
@@ -97,8 +97,8 @@ fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<R
         true => library.manager.transfer(&other, buffer),
         false => library.manager.transfer(buffer, &other),
     };
-    let ways = vec![
-        Way::new("kept", "a copy with a kept buffer", || {
+    let variants = vec![
+        Variant::new("kept", "a copy with a kept buffer", || {
             let begun = Instant::now();
             for _ in 0..COPIES {
                 drop(submit(&kept));
@@ -108,7 +108,7 @@ fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<R
             other.wait_idle()?;
             Ok(took)
         }),
-        Way::new("fresh", "allocate, copy, drop", || {
+        Variant::new("fresh", "allocate, copy, drop", || {
             let begun = Instant::now();
             for _ in 0..COPIES {
                 let buffer = library.allocate(kind, COPIED)?;
@@ -121,30 +121,31 @@ fn with_copy(rig: &Rig<'_>, library: &Library, kind: MemoryKind) -> Result<Vec<R
         })
         .goal(Goal::AtMostOver(MOST)),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("allocate-and-drop/{kind}/{COPIED}/with-copy"),
         what: format!(
             "enqueuing a copy of {COPIED} bytes with a warm buffer of {kind} memory, {COPIES} in a row"
         ),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(100),
+        repetitions: fixture.repetitions(100),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// What a pair takes each of eight threads.
-fn crowded(rig: &Rig<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Row> {
+fn eight_threads(fixture: &Fixture<'_>, library: &Library, kind: MemoryKind, bytes: usize) -> Result<Row> {
     let work = || move || pair(library, kind, bytes);
     let id = format!("allocate-and-drop/{kind}/{bytes}/threads-{THREADS}");
     let what = format!(
         "allocating {bytes} bytes of {kind} memory and dropping them, warm, {THREADS} threads, for each of them"
     );
-    Ok(beside_one(rig, &id, &what, "allocate and drop", work)?.with_goal(Some(Goal::RatioAtMost(CROWDED))))
+    Ok(against_one_thread(fixture, &id, &what, "allocate and drop", work)?
+        .with_goal(Some(Goal::RatioAtMost(CROWDED))))
 }
 
 /// What the machine itself makes of eight threads that share nothing, beside one: each copies within its own nearest cache.
-fn private_loop(rig: &Rig<'_>) -> Result<Row> {
+fn private_loop(fixture: &Fixture<'_>) -> Result<Row> {
     const BYTES: usize = 4096;
     let work = || {
         let (from, mut to) = (vec![1_u8; BYTES], vec![0_u8; BYTES]);
@@ -156,12 +157,12 @@ fn private_loop(rig: &Rig<'_>) -> Result<Row> {
     };
     let id = format!("allocate-and-drop/private-loop/threads-{THREADS}");
     let what = format!("a copy of {BYTES} bytes in the nearest cache, {THREADS} threads, for each of them");
-    beside_one(rig, &id, &what, "memcpy", work)
+    against_one_thread(fixture, &id, &what, "memcpy", work)
 }
 
 /// What the machine makes of eight threads that each take a block from a list of their own and put it back: a lock twice, a
 /// look at the count of references, and three lines written, as for a pair of the library's. Nothing is shared.
-fn private_list(rig: &Rig<'_>) -> Result<Row> {
+fn private_list(fixture: &Fixture<'_>) -> Result<Row> {
     type Block = [u64; 24];
     let work = || {
         let list: Mutex<Vec<Arc<Block>>> = Mutex::new((0..4).map(|_| Arc::new([0; 24])).collect());
@@ -179,28 +180,28 @@ fn private_list(rig: &Rig<'_>) -> Result<Row> {
     let what = format!(
         "taking a block from a private list and putting it back, {THREADS} threads, for each of them"
     );
-    beside_one(rig, &id, &what, "private list", work)
+    against_one_thread(fixture, &id, &what, "private list", work)
 }
 
 /// What the work that `make` makes for each thread takes each of eight threads, beside what it takes one.
-fn beside_one<'a, W: FnMut() -> Result<()> + 'a>(
-    rig: &Rig<'_>,
+fn against_one_thread<'a, W: FnMut() -> Result<()> + 'a>(
+    fixture: &Fixture<'_>,
     id: &str,
     what: &str,
     method: &str,
     make: impl Fn() -> W + Sync,
 ) -> Result<Row> {
-    let many = rig.amount(2000);
+    let many = fixture.amount(2000);
     let each = |threads: usize| -> Result<Summary> {
         let make = |_thread: usize| -> Result<Vec<Round<'a>>> {
             let mut work = make();
             Ok(vec![Box::new(move || (0..many).try_for_each(|_| work()))])
         };
-        let seconds = together(threads, 1, rig.repetitions(40), make)?;
-        let Summary { p10, p50, p90 } = *seconds.first().context("no way was measured")?;
+        let seconds = run_concurrently(threads, 1, fixture.repetitions(40), make)?;
+        let Summary { p10, p50, p90 } = *seconds.first().context("no variant was measured")?;
         let value = |seconds: f64| seconds * 1e9 / many as f64;
         Ok(Summary { p10: value(p10), p50: value(p50), p90: value(p90) })
     };
     let (one, all) = (each(1)?, each(THREADS)?);
-    Ok(rig.row(id, what, method, "ns", all).against("the same, 1 thread", one))
+    Ok(fixture.row(id, what, method, "ns", all).against("the same, 1 thread", one))
 }

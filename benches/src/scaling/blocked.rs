@@ -9,10 +9,10 @@ use transload_transfer::TransferOptions;
 
 use super::{Library, staging::Pairs};
 use crate::{
-    comparison::{Proof as _, Rig},
+    comparison::{Fixture, Verify as _},
     reference::SPIN,
     row::{Goal, Row, Summary},
-    rows::told,
+    rows::is_verified,
 };
 
 const BYTES: usize = 16 << 20;
@@ -21,9 +21,9 @@ const NANOSECONDS: u64 = 5_000_000_000;
 /// Least share of the rate of the same uploads alone.
 const LEAST: f64 = 0.95;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let library = Library::new(rig)?;
-    let bytes = rig.bytes(BYTES);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
+    let bytes = fixture.bytes(BYTES);
     // On one device other lanes of it.
     let elsewhere = library.peer.unwrap_or(library.device);
     let download = Pairs::on(&library, library.device, false, 1, bytes)?;
@@ -36,7 +36,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         library.manager.transfer_with(src, dst, 0, 0, bytes, &staged).wait()?;
         Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e9)
     };
-    let repetitions = rig.repetitions(30);
+    let repetitions = fixture.repetitions(30);
     let rates = || (0..repetitions).map(|_| upload()).collect::<Result<Vec<f64>>>();
     // The first of each direction make what stays.
     upload()?;
@@ -44,8 +44,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let alone = rates()?;
     download.poison()?;
     uploads.poison()?;
-    let stream = CudaStream::new(&rig.device)?;
-    let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
+    let stream = CudaStream::new(&fixture.device)?;
+    let kernel = CudaModule::from_ptx(&fixture.device, SPIN)?.kernel("transload_spin")?;
     let launch =
         kernel.launch(LaunchConfig::linear(1, 1)).arg(NANOSECONDS).arg(0_u64).declares(late, Access::Write);
     // SAFETY: the parameters are the kernel's; with an address of 0 it stores nothing, so that the buffer keeps its bytes.
@@ -54,13 +54,13 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let beside = rates();
     waiting.wait()?;
     let beside = beside?;
-    let verified = [&download, &uploads].into_iter().all(|pairs| told(pairs.check()));
+    let verified = [&download, &uploads].into_iter().all(|pairs| is_verified(pairs.check()));
     let where_to = if library.peer.is_some() { "another device" } else { "the same device" };
     let row = Row::new(
-        format!("{}/staged/beside-blocked-download/{bytes}", rig.group),
+        format!("{}/staged/beside-blocked-download/{bytes}", fixture.group),
         format!(
             "{}: staged uploads of {bytes} bytes to {where_to} while a staged download waits for a kernel of 5 s",
-            rig.group
+            fixture.group
         ),
         "HostStaged",
         bytes as u64,
@@ -71,7 +71,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     library.finish()?;
     Ok(vec![
         row.against("the same uploads alone", Summary::of(&alone))
-            .obtained(rig.is_simulated(), verified)
+            .obtained(fixture.is_simulated(), verified)
             .with_goal(Some(Goal::RatioAtLeast(LEAST))),
     ])
 }

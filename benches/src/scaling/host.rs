@@ -10,15 +10,15 @@ use transload_transfer::CrossBackendTransferManager;
 use super::{GROUP, timed};
 use crate::{
     comparison::{
-        Contest, Proof, Way,
-        concurrent::{Round, together},
+        Comparison, Variant, Verify,
+        concurrent::{Round, run_concurrently},
     },
     content::Content,
     memory::{Address, Memory},
     options::Options,
-    reference::{ByHand as _, Memcpy},
+    reference::{Memcpy, Reference as _},
     row::{Goal, Row, Summary},
-    rows::told,
+    rows::is_verified,
 };
 
 const SIZES: [usize; 2] = [64, 4096];
@@ -44,7 +44,7 @@ pub(super) fn rows(options: &Options) -> Result<Vec<Row>> {
     for bytes in SIZES {
         rows.extend(alone(&manager, options, bytes, many, repetitions(100))?);
     }
-    rows.extend(crowded(&manager, options, many, repetitions(40))?);
+    rows.extend(eight_threads(&manager, options, many, repetitions(40))?);
     manager.drain()?;
     for (name, ledger) in manager.resource_counts() {
         ensure!(ledger.is_empty(), "still alive in the {name} backend: {ledger}");
@@ -66,15 +66,15 @@ fn alone(
 ) -> Result<Vec<Row>> {
     let pairs = Copies::new(manager, BUFFERS, bytes)?;
     let one = pairs.list.first().context("no pair")?;
-    let mut by_hand = pairs.by_hand()?;
-    let mut in_turns = pairs.by_hand()?;
+    let mut memcpy = pairs.memcpys()?;
+    let mut in_turns = pairs.memcpys()?;
     let mut turn = 0_usize;
     let goal = || goal(options, Goal::AtMostOver(MOST_OVER));
     let mut each = 0_usize;
-    let ours = Way::new("wait", "transfer().wait()", || {
+    let ours = Variant::new("wait", "transfer().wait()", || {
         timed(many, || Ok(manager.transfer(&one.0, &one.1).wait().map(|_report| ())?))
     });
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("host/{bytes}"),
         what: format!("copies of {bytes} bytes from host to host, one after the other, each"),
         unit: "ns",
@@ -82,45 +82,45 @@ fn alone(
         repetitions,
     };
     let first = pairs.first()?;
-    let mut rows = contest.rows_of(
+    let mut rows = comparison.rows_of(
         GROUP,
         false,
         vec![
-            Way::new("memcpy", "memcpy", || {
-                let copy = by_hand.first_mut().context("no pair")?;
+            Variant::new("memcpy", "memcpy", || {
+                let copy = memcpy.first_mut().context("no pair")?;
                 timed(many, || copy.submit())
             })
-            .proven(&first),
-            Way { goal: goal(), ..ours.proven(&first) },
+            .verified_by(&first),
+            Variant { goal: goal(), ..ours.verified_by(&first) },
         ],
     )?;
-    let contest = Contest { id: format!("host/{bytes}/buffers-{BUFFERS}"), ..contest };
-    let ours = Way::new("wait", "transfer().wait(), 64 pairs in turns", || {
+    let comparison = Comparison { id: format!("host/{bytes}/buffers-{BUFFERS}"), ..comparison };
+    let ours = Variant::new("wait", "transfer().wait(), 64 pairs in turns", || {
         timed(many.max(BUFFERS), || {
             each = (each + 1) % BUFFERS;
             let (src, dst) = pairs.list.get(each).context("no pair")?;
             Ok(manager.transfer(src, dst).wait().map(|_report| ())?)
         })
     });
-    rows.extend(contest.rows_of(
+    rows.extend(comparison.rows_of(
         GROUP,
         false,
         vec![
-            Way::new("memcpy", "memcpy, 64 pairs in turns", || {
+            Variant::new("memcpy", "memcpy, 64 pairs in turns", || {
                 timed(many.max(BUFFERS), || {
                     turn = (turn + 1) % BUFFERS;
                     in_turns.get_mut(turn).context("no pair")?.submit()
                 })
             })
-            .proven(&pairs),
-            Way { goal: goal(), ..ours.proven(&pairs) },
+            .verified_by(&pairs),
+            Variant { goal: goal(), ..ours.verified_by(&pairs) },
         ],
     )?);
     Ok(rows)
 }
 
 /// Copies a second of one thread and of eight, each on buffers of its own.
-fn crowded(
+fn eight_threads(
     manager: &CrossBackendTransferManager,
     options: &Options,
     many: usize,
@@ -131,15 +131,15 @@ fn crowded(
     let rates = |threads: usize| -> Result<Vec<Summary>> {
         let make = |thread: usize| -> Result<Vec<Round<'_>>> {
             let (src, dst) = pairs.list.get(thread).context("no pair")?;
-            let mut by_hand = copy(src, dst)?;
+            let mut memcpy = copy(src, dst)?;
             Ok(vec![
-                Box::new(move || (0..10 * many).try_for_each(|_| by_hand.submit())),
+                Box::new(move || (0..10 * many).try_for_each(|_| memcpy.submit())),
                 Box::new(move || {
                     (0..many).try_for_each(|_| Ok(manager.transfer(src, dst).wait().map(|_report| ())?))
                 }),
             ])
         };
-        let seconds = together(threads, 2, repetitions, make)?;
+        let seconds = run_concurrently(threads, 2, repetitions, make)?;
         let counts = [threads * 10 * many, threads * many];
         let rate = |(seconds, count): (&Summary, usize)| {
             let rate = |seconds: f64| count as f64 / seconds.max(1e-9);
@@ -148,12 +148,12 @@ fn crowded(
         Ok(seconds.iter().zip(counts).map(rate).collect())
     };
     let (one, all) = (rates(1)?, rates(THREADS)?);
-    let verified = told(pairs.check());
+    let verified = is_verified(pairs.check());
     // Fewer processors than threads cannot do as many at once.
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let ours = goal(options, Goal::RatioAtLeast(TOGETHER)).filter(|_| processors >= 2 * THREADS);
-    let ways = [("memcpy", "memcpy", None), ("wait", "transfer().wait()", ours)];
-    let rows = ways.into_iter().zip(one.iter().zip(&all)).map(|((name, method, goal), (one, all))| {
+    let variants = [("memcpy", "memcpy", None), ("wait", "transfer().wait()", ours)];
+    let rows = variants.into_iter().zip(one.iter().zip(&all)).map(|((name, method, goal), (one, all))| {
         let id = format!("{GROUP}/host/{CROWDED}/threads-{THREADS}/{name}");
         let what = format!("{GROUP}: copies of {CROWDED} bytes by {THREADS} threads on buffers of their own");
         Row::new(id, what, method, CROWDED as u64, "copies/s", *all)
@@ -191,7 +191,7 @@ impl Copies {
         Ok(Self { list, contents: self.contents.iter().take(1).cloned().collect() })
     }
 
-    fn by_hand(&self) -> Result<Vec<Memcpy>> {
+    fn memcpys(&self) -> Result<Vec<Memcpy>> {
         self.list.iter().map(|(src, dst)| copy(src, dst)).collect()
     }
 }
@@ -201,11 +201,11 @@ fn copy(src: &RawBuffer, dst: &RawBuffer) -> Result<Memcpy> {
         Address::Host(address) => Ok(address),
         Address::Device(_) => anyhow::bail!("pageable memory without a host address"),
     };
-    // SAFETY: the pair outlives every use of the copy, its two allocations do not overlap, and the ways have their turns.
+    // SAFETY: the pair outlives every use of the copy, its two allocations do not overlap, and the variants have their turns.
     Ok(unsafe { Memcpy::new(address(src)?, address(dst)?, src.len()) })
 }
 
-impl Proof for Copies {
+impl Verify for Copies {
     fn poison(&self) -> Result<()> {
         self.list.iter().try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
     }

@@ -8,7 +8,7 @@ use transload_streams::CudaStream;
 
 use super::{Library, each};
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::Memory,
     reference::RawQueue,
@@ -26,15 +26,15 @@ const MOST_OVER: f64 = 400.0;
 /// How much more a piece may take among many than among the fewest.
 const SAME: f64 = 1.2;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let library = Library::new(rig)?;
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
     let mut rows = Vec::new();
     let mut first: Option<(Row, Row)> = None;
     for count in COUNTS {
-        let (all, submitting) = at(rig, &library, rig.amount(count), &mut rows)?;
+        let (all, submitting) = at(fixture, &library, fixture.amount(count), &mut rows)?;
         if let Some((fewest, fewest_submitting)) = &first {
-            rows.push(beside_fewest(rig, &all, fewest));
-            rows.push(beside_fewest(rig, &submitting, fewest_submitting));
+            rows.push(against_fewest(fixture, &all, fewest));
+            rows.push(against_fewest(fixture, &submitting, fewest_submitting));
         } else {
             first = Some((all, submitting));
         }
@@ -44,38 +44,38 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
 }
 
 /// A row's time beside that of another count.
-fn beside_fewest(rig: &Rig<'_>, row: &Row, fewest: &Row) -> Row {
+fn against_fewest(fixture: &Fixture<'_>, row: &Row, fewest: &Row) -> Row {
     let summary = |row: &Row| Summary { p10: row.p10, p50: row.p50, p90: row.p90 };
     let (id, path) = (format!("{}/beside-fewest", row.id), row.path.clone());
     Row::new(id, path, &row.method, row.bytes, row.unit, summary(row))
         .against("the same with the fewest in flight", summary(fewest))
-        .obtained(rig.is_simulated(), row.verified && fewest.verified)
+        .obtained(fixture.is_simulated(), row.verified && fewest.verified)
         .with_goal(Some(Goal::RatioAtMost(SAME)))
 }
 
 /// All rows of one count; returns those of one allocation: from the first submission to the last end, and submitting alone.
-fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Result<(Row, Row)> {
+fn at(fixture: &Fixture<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Result<(Row, Row)> {
     let (one, many) = (Pieces::new(library, count, 1)?, Pieces::new(library, count, BUFFERS)?);
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
-    let streams = [CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?];
+    let streams = [CudaStream::new(&fixture.device)?, CudaStream::new(&fixture.device)?];
     let submit = |pieces: &Pieces| -> Vec<Transfer> {
         pieces.list.iter().map(|piece| library.manager.transfer(&piece.src, &piece.dst)).collect()
     };
     // What is dropped on another thread is dropped there while later ones are submitted.
-    let (sender, receiver) = mpsc::channel::<Handed>();
+    let (sender, receiver) = mpsc::channel::<DropItem>();
     let dropper = thread::Builder::new()
         .name("bench-dropper".to_owned())
         .spawn(move || receiver.into_iter().for_each(drop))?;
-    let all = Contest {
+    let all = Comparison {
         id: format!("in-flight-{count}/{BYTES}"),
         what: format!(
             "{count} pinned uploads of {BYTES} bytes in flight together, until all are over, for each"
         ),
         unit: "ns",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(if count > 1000 { 30 } else { 60 }),
+        repetitions: fixture.repetitions(if count > 1000 { 30 } else { 60 }),
     };
-    let by_hand = |queues: &[RawQueue]| -> Result<f64> {
+    let raw = |queues: &[RawQueue]| -> Result<f64> {
         let begun = Instant::now();
         enqueue(&one, queues)?;
         queues.iter().try_for_each(RawQueue::finish)?;
@@ -87,52 +87,53 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
         Ok(each(begun, count))
     };
     let mut measured = all.rows(
-        rig,
+        fixture,
         vec![
-            Way::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || by_hand(&queues[..1])).proven(&one),
-            Way::new("one-allocation", "transfers of parts of one allocation", || awaited(&one))
+            Variant::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || raw(&queues[..1]))
+                .verified_by(&one),
+            Variant::new("one-allocation", "transfers of parts of one allocation", || awaited(&one))
                 .goal(Goal::RatioAtMost(MOST))
-                .proven(&one),
-            Way::new("buffers-64", "transfers of parts of 64 buffers", || awaited(&many))
+                .verified_by(&one),
+            Variant::new("buffers-64", "transfers of parts of 64 buffers", || awaited(&many))
                 .goal(Goal::RatioAtMost(MOST))
-                .proven(&many),
+                .verified_by(&many),
         ],
     )?;
     let whole = measured.first().context("no row of one allocation")?.clone();
     rows.append(&mut measured);
-    let elsewhere = Contest { id: format!("in-flight-{count}/{BYTES}/dropped-elsewhere"), ..all };
-    let way = "raw driver, a loop of cuMemcpyHtoDAsync that hands an object of a transfer's size to another thread after each";
+    let elsewhere = Comparison { id: format!("in-flight-{count}/{BYTES}/dropped-elsewhere"), ..all };
+    let variant = "raw driver, a loop of cuMemcpyHtoDAsync that hands an object of a transfer's size to another thread after each";
     rows.extend(elsewhere.rows(
-        rig,
+        fixture,
         vec![
-            Way::new("raw", way, || {
+            Variant::new("raw", variant, || {
                 let begun = Instant::now();
                 for piece in &one.list {
                     enqueue_piece(piece, &queues[0])?;
-                    sender.send(Handed::Blank([0; TRANSFER]))?;
+                    sender.send(DropItem::Blank([0; TRANSFER]))?;
                 }
                 queues[0].finish()?;
                 Ok(each(begun, count))
             })
-            .proven(&one),
-            Way::new("dropped", "transfers dropped at once on another thread", || {
+            .verified_by(&one),
+            Variant::new("dropped", "transfers dropped at once on another thread", || {
                 let begun = Instant::now();
                 for piece in &one.list {
-                    sender.send(Handed::Transfer(library.manager.transfer(&piece.src, &piece.dst)))?;
+                    sender.send(DropItem::Transfer(library.manager.transfer(&piece.src, &piece.dst)))?;
                 }
                 one.dst.iter().try_for_each(RawBuffer::wait_idle)?;
                 Ok(each(begun, count))
             })
             .goal(Goal::RatioAtMost(MOST))
-            .proven(&one),
+            .verified_by(&one),
         ],
     )?);
-    let two = Contest { id: format!("in-flight-{count}/{BYTES}/two-streams"), ..elsewhere };
+    let two = Comparison { id: format!("in-flight-{count}/{BYTES}/two-streams"), ..elsewhere };
     rows.extend(two.rows(
-        rig,
+        fixture,
         vec![
-            Way::new("raw", "raw driver, two streams in turns", || by_hand(&queues)).proven(&one),
-            Way::new("streams", "two CudaStreams in turns, parts of one allocation", || {
+            Variant::new("raw", "raw driver, two streams in turns", || raw(&queues)).verified_by(&one),
+            Variant::new("streams", "two CudaStreams in turns, parts of one allocation", || {
                 let begun = Instant::now();
                 for (piece, stream) in one.list.iter().zip(streams.iter().cycle()) {
                     drop(stream.copy_from_host_async(&piece.src, &piece.dst));
@@ -141,26 +142,26 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
                 Ok(each(begun, count))
             })
             .goal(Goal::RatioAtMost(MOST))
-            .proven(&one),
+            .verified_by(&one),
         ],
     )?);
-    let submitting = Contest {
+    let submitting = Comparison {
         id: format!("in-flight-{count}/{BYTES}/submitting"),
         what: format!("submitting {count} pinned uploads of {BYTES} bytes in a row, each"),
         ..two
     };
     let mut measured = submitting.rows(
-        rig,
+        fixture,
         vec![
-            Way::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || {
+            Variant::new("raw", "raw driver, a loop of cuMemcpyHtoDAsync", || {
                 let begun = Instant::now();
                 enqueue(&one, &queues[..1])?;
                 let took = each(begun, count);
                 queues.iter().try_for_each(RawQueue::finish)?;
                 Ok(took)
             })
-            .proven(&one),
-            Way::new("one-allocation", "transfers of parts of one allocation", || {
+            .verified_by(&one),
+            Variant::new("one-allocation", "transfers of parts of one allocation", || {
                 let begun = Instant::now();
                 let transfers = submit(&one);
                 let took = each(begun, count);
@@ -168,7 +169,7 @@ fn at(rig: &Rig<'_>, library: &Library, count: usize, rows: &mut Vec<Row>) -> Re
                 Ok(took)
             })
             .goal(Goal::AtMostOver(MOST_OVER))
-            .proven(&one),
+            .verified_by(&one),
         ],
     )?;
     let alone = measured.first().context("no row of submitting")?.clone();
@@ -192,7 +193,7 @@ const TRANSFER: usize = size_of::<Transfer>() / 8;
 
 /// What is dropped on another thread: a handle, or as many bytes.
 #[expect(dead_code, reason = "they are only dropped")]
-enum Handed {
+enum DropItem {
     Transfer(Transfer),
     Blank([u64; TRANSFER]),
 }
@@ -240,7 +241,7 @@ impl Pieces {
     }
 }
 
-impl Proof for Pieces {
+impl Verify for Pieces {
     fn poison(&self) -> Result<()> {
         self.dst.iter().try_for_each(|dst| Memory::Ours(dst.clone()).poison())
     }

@@ -22,7 +22,7 @@ use transload_core::{DeviceId, MemoryKind, RawBuffer};
 use transload_transfer::CrossBackendTransferManager;
 
 use crate::{
-    comparison::{self, Part, Rig},
+    comparison::{self, Fixture, Part},
     cuda::{self, Session},
     options::Options,
     row::Row,
@@ -71,7 +71,7 @@ pub fn host_rows(options: &Options, failures: &mut Vec<String>, begin: &dyn Fn(&
     })
 }
 
-/// A manager of its own over the rig's device, the next one if there is one, and the host.
+/// A manager of its own over the fixture's device, the next one if there is one, and the host.
 struct Library {
     manager: CrossBackendTransferManager,
     device: DeviceId,
@@ -79,13 +79,13 @@ struct Library {
 }
 
 impl Library {
-    fn new(rig: &Rig<'_>) -> Result<Self> {
-        let ordinals = cuda::pair(rig.device.ordinal())?;
+    fn new(fixture: &Fixture<'_>) -> Result<Self> {
+        let ordinals = cuda::pair(fixture.device.ordinal())?;
         let peer = ordinals.get(1).map(|ordinal| DeviceId::Cuda(*ordinal));
         let manager = CrossBackendTransferManager::new();
         manager.register_backend(CpuBackend::new()?)?;
         manager.register_backend(CudaBackend::open(&CudaBackendConfig::default().with_devices(ordinals))?)?;
-        Ok(Self { manager, device: rig.device.id(), peer })
+        Ok(Self { manager, device: fixture.device.id(), peer })
     }
 
     /// Memory of a kind: the device's, or the host's that is made for the device.

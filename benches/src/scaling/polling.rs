@@ -7,7 +7,7 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::AdvancedStreamPool;
 
 use crate::{
-    comparison::{Contest, Rig, Way, pairs::Pairs},
+    comparison::{Comparison, Fixture, Variant, pairs::Pairs},
     row::{Goal, Row},
 };
 
@@ -18,12 +18,12 @@ const AT_ONCE: usize = 64;
 /// A copy may take this much longer: what a measurement of so short a thing varies by.
 const MOST: f64 = 1.05;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let copies = rig.amount(COPIES);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let copies = fixture.amount(COPIES);
     let at_once = copies.min(AT_ONCE);
-    let pairs = Pairs::new(rig, at_once, at_once, BYTES)?;
+    let pairs = Pairs::new(fixture, at_once, at_once, BYTES)?;
     // One is never polled.
-    let pools = [AdvancedStreamPool::new(&rig.device)?, AdvancedStreamPool::new(&rig.device)?];
+    let pools = [AdvancedStreamPool::new(&fixture.device)?, AdvancedStreamPool::new(&fixture.device)?];
     let run = |pool: &AdvancedStreamPool, polled: bool| -> Result<f64> {
         let stream = pool.lease(StreamPriority::Normal, WorkloadType::Memory)?;
         let mut took = Duration::ZERO;
@@ -42,18 +42,18 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         Ok(took.as_secs_f64() * 1e9 / copies as f64)
     };
     let [quiet, asked] = &pools;
-    let ways = vec![
-        Way::new("unpolled", "copies on a lease", || run(quiet, false)).proven(&pairs),
-        Way::new("polled", "copies on a lease, has_ready_streams() before each", || run(asked, true))
+    let variants = vec![
+        Variant::new("unpolled", "copies on a lease", || run(quiet, false)).verified_by(&pairs),
+        Variant::new("polled", "copies on a lease, has_ready_streams() before each", || run(asked, true))
             .goal(Goal::RatioAtMost(MOST))
-            .proven(&pairs),
+            .verified_by(&pairs),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("polled-pool/{BYTES}"),
         what: format!("enqueuing {copies} pinned uploads of {BYTES} bytes, each copy alone"),
         unit: "ns",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(60),
+        repetitions: fixture.repetitions(60),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }

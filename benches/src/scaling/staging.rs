@@ -8,7 +8,7 @@ use transload_transfer::TransferOptions;
 
 use super::Library;
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::{Address, Memory},
     reference::RawQueue,
@@ -43,14 +43,14 @@ impl Direction {
     }
 }
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let library = Library::new(rig)?;
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
     let mut rows = Vec::new();
     for direction in Direction::ALL {
         for bytes in SIZES {
-            rows.extend(beside_driver(rig, &library, direction, rig.bytes(bytes))?);
+            rows.extend(beside_driver(fixture, &library, direction, fixture.bytes(bytes))?);
         }
-        rows.extend(together(rig, &library, direction)?);
+        rows.extend(together(fixture, &library, direction)?);
     }
     library.finish()?;
     Ok(rows)
@@ -61,7 +61,12 @@ fn staged(library: &Library, (src, dst): &(RawBuffer, RawBuffer)) -> Transfer {
     library.manager.transfer_with(src, dst, 0, 0, src.len(), &options)
 }
 
-fn beside_driver(rig: &Rig<'_>, library: &Library, direction: Direction, bytes: usize) -> Result<Vec<Row>> {
+fn beside_driver(
+    fixture: &Fixture<'_>,
+    library: &Library,
+    direction: Direction,
+    bytes: usize,
+) -> Result<Vec<Row>> {
     let pairs = Pairs::new(library, direction, 1, bytes)?;
     let pair = pairs.list.first().context("no pair")?;
     match staged(library, pair).wait() {
@@ -73,8 +78,8 @@ fn beside_driver(rig: &Rig<'_>, library: &Library, direction: Direction, bytes: 
     let queue = RawQueue::new(0)?;
     let (src, dst) = (Memory::Ours(pair.0.clone()).address()?, Memory::Ours(pair.1.clone()).address()?);
     let rate = |begun: Instant| bytes as f64 / begun.elapsed().as_secs_f64() / 1e9;
-    let ways = vec![
-        Way::new("raw", "raw driver, pageable memory", || {
+    let variants = vec![
+        Variant::new("raw", "raw driver, pageable memory", || {
             let begun = Instant::now();
             // SAFETY: the pair lives on, and nobody else uses it now.
             unsafe {
@@ -91,29 +96,29 @@ fn beside_driver(rig: &Rig<'_>, library: &Library, direction: Direction, bytes: 
             queue.finish()?;
             Ok(rate(begun))
         })
-        .proven(&pairs),
-        Way {
+        .verified_by(&pairs),
+        Variant {
             goal: (bytes >= COUNTS).then_some(Goal::RatioAtLeast(1.0)),
-            ..Way::new("staged", "HostStaged", || {
+            ..Variant::new("staged", "HostStaged", || {
                 let begun = Instant::now();
                 staged(library, pair).wait()?;
                 Ok(rate(begun))
             })
-            .proven(&pairs)
+            .verified_by(&pairs)
         },
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("staged/{}/{bytes}", direction.name()),
         what: format!("pageable memory {} by HostStaged, {bytes} bytes", direction.name()),
         unit: "GB/s",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(if bytes > 16 * MIB { 30 } else { 80 }),
+        repetitions: fixture.repetitions(if bytes > 16 * MIB { 30 } else { 80 }),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
-fn together(rig: &Rig<'_>, library: &Library, direction: Direction) -> Result<Vec<Row>> {
-    let bytes = rig.bytes(EACH);
+fn together(fixture: &Fixture<'_>, library: &Library, direction: Direction) -> Result<Vec<Row>> {
+    let bytes = fixture.bytes(EACH);
     let all = bytes * TOGETHER;
     let one = Pairs::new(library, direction, 1, all)?;
     let eight = Pairs::new(library, direction, TOGETHER, bytes)?;
@@ -123,13 +128,13 @@ fn together(rig: &Rig<'_>, library: &Library, direction: Direction) -> Result<Ve
         transfers.into_iter().try_for_each(|transfer| transfer.wait().map(|_report| ()))?;
         Ok(all as f64 / begun.elapsed().as_secs_f64() / 1e9)
     };
-    let ways = vec![
-        Way::new("one", "HostStaged, one transfer of all bytes", || run(&one)).proven(&one),
-        Way::new("eight", "HostStaged, eight transfers at once", || run(&eight))
+    let variants = vec![
+        Variant::new("one", "HostStaged, one transfer of all bytes", || run(&one)).verified_by(&one),
+        Variant::new("eight", "HostStaged, eight transfers at once", || run(&eight))
             .goal(Goal::RatioAtLeast(LEAST))
-            .proven(&eight),
+            .verified_by(&eight),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("staged/{}/{TOGETHER}x{bytes}", direction.name()),
         what: format!(
             "pageable memory {} by HostStaged, {TOGETHER} of {bytes} bytes at once",
@@ -137,9 +142,9 @@ fn together(rig: &Rig<'_>, library: &Library, direction: Direction) -> Result<Ve
         ),
         unit: "GB/s",
         bytes: all as u64,
-        repetitions: rig.repetitions(30),
+        repetitions: fixture.repetitions(30),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// Pageable and device memory in pairs, with contents.
@@ -178,7 +183,7 @@ impl Pairs {
     }
 }
 
-impl Proof for Pairs {
+impl Verify for Pairs {
     fn poison(&self) -> Result<()> {
         self.list.iter().try_for_each(|(_, dst)| Memory::Ours(dst.clone()).poison())
     }

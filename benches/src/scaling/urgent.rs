@@ -8,7 +8,7 @@ use transload_transfer::TransferOptions;
 
 use super::Library;
 use crate::{
-    comparison::{Contest, Proof, Rig, Way},
+    comparison::{Comparison, Fixture, Variant, Verify},
     content::Content,
     memory::{Address, Memory},
     reference::RawQueue,
@@ -23,16 +23,16 @@ const LARGE_ONES: usize = 16;
 const MOST: f64 = 4.0;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Pinned, MemoryKind::Mapped, MemoryKind::Pageable];
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let library = Library::new(rig)?;
-    let (bytes, large) = (rig.bytes(BYTES), rig.bytes(LARGE));
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let library = Library::new(fixture)?;
+    let (bytes, large) = (fixture.bytes(BYTES), fixture.bytes(LARGE));
     let low = (library.allocate(MemoryKind::Pinned, large)?, library.allocate(MemoryKind::Device, large)?);
     if let Ok(mut view) = low.0.write() {
         view.fill(0x11);
     }
     let mut rows = Vec::new();
     for kind in KINDS {
-        rows.extend(of_kind(rig, &library, kind, bytes, &low)?);
+        rows.extend(of_kind(fixture, &library, kind, bytes, &low)?);
     }
     drop(low);
     library.finish()?;
@@ -40,7 +40,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
 }
 
 fn of_kind(
-    rig: &Rig<'_>,
+    fixture: &Fixture<'_>,
     library: &Library,
     kind: MemoryKind,
     bytes: usize,
@@ -54,13 +54,13 @@ fn of_kind(
         library.manager.transfer_with(&end.src, &end.dst, 0, 0, bytes, &high).wait()?;
         Ok(begun.elapsed().as_secs_f64() * 1e6)
     };
-    let (lowest, highest) = rig.context()?.stream_priority_range()?;
+    let (lowest, highest) = fixture.context()?.stream_priority_range()?;
     let queues = [RawQueue::new(lowest)?, RawQueue::new(highest)?];
     let addresses = [&low.0, &end.src].map(|buffer| Memory::Ours(buffer.clone()).address());
     let targets = [&low.1, &end.dst].map(|buffer| Memory::Ours(buffer.clone()).address());
-    let mut ways = vec![
-        Way::new("idle", "High on an idle device", urgent).proven(&end),
-        Way::new("beside-low", "High beside 4 GiB of Low", || {
+    let mut variants = vec![
+        Variant::new("idle", "High on an idle device", urgent).verified_by(&end),
+        Variant::new("beside-low", "High beside 4 GiB of Low", || {
             for _ in 0..LARGE_ONES {
                 drop(library.manager.transfer_with(&low.0, &low.1, 0, 0, low.0.len(), &least));
             }
@@ -69,15 +69,15 @@ fn of_kind(
             Ok(took)
         })
         .goal(Goal::RatioAtMost(MOST))
-        .proven(&end),
+        .verified_by(&end),
     ];
     if kind == MemoryKind::Pinned {
         let [from, first] = addresses;
         let [to, second] = targets;
         let (from, first, to, second) = (from?, first?, to?, second?);
         let [slow, quick] = &queues;
-        ways.push(
-            Way::new(
+        variants.push(
+            Variant::new(
                 "raw-beside-low",
                 "raw driver, most urgent stream beside 4 GiB on the least",
                 move || {
@@ -92,24 +92,24 @@ fn of_kind(
                     Ok(took.as_secs_f64() * 1e6)
                 },
             )
-            .proven(&end),
+            .verified_by(&end),
         );
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("urgent/{kind}/{bytes}"),
         what: format!("an upload of {bytes} bytes from {kind} memory with High priority"),
         unit: "us",
         bytes: bytes as u64,
-        repetitions: rig.repetitions(30),
+        repetitions: fixture.repetitions(30),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 fn copy(queue: &RawQueue, from: Address, to: Address, bytes: usize) -> Result<()> {
     let (Address::Host(from), Address::Device(to)) = (from, to) else {
         anyhow::bail!("pinned memory and device memory were expected");
     };
-    // SAFETY: both buffers live on while the rows are measured, have so many bytes, and the ways have their turns.
+    // SAFETY: both buffers live on while the rows are measured, have so many bytes, and the variants have their turns.
     unsafe { queue.copy_up(to, from.as_ptr().cast_const().cast(), bytes) }
 }
 
@@ -131,7 +131,7 @@ impl End {
     }
 }
 
-impl Proof for End {
+impl Verify for End {
     fn poison(&self) -> Result<()> {
         Memory::Ours(self.dst.clone()).poison()
     }

@@ -14,9 +14,9 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
-    concurrent::{Round, together},
+    Fixture,
+    comparison::{Comparison, Variant},
+    concurrent::{Round, run_concurrently},
     cudarc_baseline,
 };
 use crate::{
@@ -28,38 +28,38 @@ const STREAMS: usize = 8;
 const THREADS: usize = 8;
 /// Nanoseconds for a lease and its end.
 const MOST: f64 = 30.0;
-const BY_HAND: &str = "the next of 8 raw streams by an atomic add";
+const RAW_STREAMS: &str = "the next of 8 raw streams by an atomic add";
 
 /// What a program does that has its own streams and no more than a counter.
-struct ByHand {
+struct RawStreams {
     queues: Vec<Arc<RawQueue>>,
     turn: AtomicUsize,
 }
 
-impl ByHand {
+impl RawStreams {
     #[inline]
     fn next(&self) -> Option<&Arc<RawQueue>> {
         self.queues.get(self.turn.fetch_add(1, Ordering::Relaxed) % STREAMS)
     }
 }
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let many = rig.amount(2000);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let many = fixture.amount(2000);
     let queues = (0..STREAMS).map(|_| RawQueue::new(0).map(Arc::new)).collect::<Result<_>>()?;
-    let by_hand = ByHand { queues, turn: AtomicUsize::new(0) };
+    let raw = RawStreams { queues, turn: AtomicUsize::new(0) };
     let pools = AllocationStrategy::ALL
         .iter()
-        .map(|strategy| Ok((*strategy, grown(rig, *strategy)?)))
+        .map(|strategy| Ok((*strategy, grown(fixture, *strategy)?)))
         .collect::<Result<Vec<_>>>()?;
-    let mut rows = alone(rig, &by_hand, &pools, many)?;
-    rows.extend(crowded(rig, &by_hand, &pools, 10 * many)?);
+    let mut rows = alone(fixture, &raw, &pools, many)?;
+    rows.extend(eight_threads(fixture, &raw, &pools, 10 * many)?);
     Ok(rows)
 }
 
 /// A pool whose streams are all there.
-fn grown(rig: &Rig<'_>, strategy: AllocationStrategy) -> Result<AdvancedStreamPool> {
+fn grown(fixture: &Fixture<'_>, strategy: AllocationStrategy) -> Result<AdvancedStreamPool> {
     let pool =
-        AdvancedStreamPool::builder(&rig.device).strategy(strategy).streams(STREAMS..=STREAMS).build()?;
+        AdvancedStreamPool::builder(&fixture.device).strategy(strategy).streams(STREAMS..=STREAMS).build()?;
     let workloads =
         [WorkloadType::Compute, WorkloadType::Memory, WorkloadType::Mixed, WorkloadType::Coordination];
     let mut leases = Vec::new();
@@ -84,40 +84,40 @@ fn goal(strategy: AllocationStrategy) -> Option<Goal> {
 
 /// In one thread, `many` in a row.
 fn alone(
-    rig: &Rig<'_>,
-    by_hand: &ByHand,
+    fixture: &Fixture<'_>,
+    raw: &RawStreams,
     pools: &[(AllocationStrategy, AdvancedStreamPool)],
     many: usize,
 ) -> Result<Vec<Row>> {
-    let mut ways = vec![Way::new("raw", BY_HAND, || {
+    let mut variants = vec![Variant::new("raw", RAW_STREAMS, || {
         timed(many, || {
-            black_box(by_hand.next());
+            black_box(raw.next());
             Ok(())
         })
     })];
     for (strategy, pool) in pools {
         let name = format!("{strategy:?}").to_lowercase();
-        let mut way =
-            Way::new(&name, &format!("AdvancedStreamPool, {strategy}"), || timed(many, || take(pool)));
-        way.goal = goal(*strategy);
-        ways.push(way);
+        let mut variant =
+            Variant::new(&name, &format!("AdvancedStreamPool, {strategy}"), || timed(many, || take(pool)));
+        variant.goal = goal(*strategy);
+        variants.push(variant);
     }
-    if let Some(rival) = &rig.rival {
-        let run = || timed(50, || rival.stream().map(|stream| drop(black_box(stream))));
-        ways.push(Way::new(
+    if let Some(cudarc) = &fixture.cudarc {
+        let run = || timed(50, || cudarc.stream().map(|stream| drop(black_box(stream))));
+        variants.push(Variant::new(
             "cudarc",
             &format!("{}, new_stream(): it has no pool", cudarc_baseline::NAME),
             run,
         ));
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: "acquire/threads-1".to_owned(),
         what: "leasing a stream and giving it back, 1 thread".to_owned(),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(200),
+        repetitions: fixture.repetitions(200),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
@@ -129,36 +129,36 @@ fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
 }
 
 /// In eight threads on one pool; what a lease takes each of them.
-fn crowded(
-    rig: &Rig<'_>,
-    by_hand: &ByHand,
+fn eight_threads(
+    fixture: &Fixture<'_>,
+    raw: &RawStreams,
     pools: &[(AllocationStrategy, AdvancedStreamPool)],
     many: usize,
 ) -> Result<Vec<Row>> {
     let make = |_thread: usize| -> Result<Vec<Round<'_>>> {
-        rig.bind()?;
-        let mut ways: Vec<Round<'_>> = vec![Box::new(|| {
+        fixture.bind()?;
+        let mut variants: Vec<Round<'_>> = vec![Box::new(|| {
             for _ in 0..many {
-                black_box(by_hand.next());
+                black_box(raw.next());
             }
             Ok(())
         })];
         for (_, pool) in pools {
-            ways.push(Box::new(move || (0..many).try_for_each(|_| take(pool))));
+            variants.push(Box::new(move || (0..many).try_for_each(|_| take(pool))));
         }
-        Ok(ways)
+        Ok(variants)
     };
-    let seconds = together(THREADS, 1 + pools.len(), rig.repetitions(60), make)?;
+    let seconds = run_concurrently(THREADS, 1 + pools.len(), fixture.repetitions(60), make)?;
     let each = |summary: &Summary| {
         let value = |seconds: f64| seconds * 1e9 / many as f64;
         Summary { p10: value(summary.p10), p50: value(summary.p50), p90: value(summary.p90) }
     };
-    let reference = each(seconds.first().context("no way was measured")?);
+    let reference = each(seconds.first().context("no variant was measured")?);
     let rows = pools.iter().zip(seconds.iter().skip(1)).map(|((strategy, _), seconds)| {
         let id = format!("acquire/threads-{THREADS}/{}", format!("{strategy:?}").to_lowercase());
         let what = format!("leasing a stream and giving it back, {THREADS} threads, for each of them");
         let method = format!("AdvancedStreamPool, {strategy}");
-        rig.row(&id, &what, &method, "ns", each(seconds)).against(BY_HAND, reference)
+        fixture.row(&id, &what, &method, "ns", each(seconds)).against(RAW_STREAMS, reference)
     });
     Ok(rows.collect())
 }

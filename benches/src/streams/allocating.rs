@@ -9,9 +9,9 @@ use transload_memory::CudaResource;
 use transload_streams::{CudaStream, StreamOrderedAllocator};
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
-    concurrent::{Round, together},
+    Fixture,
+    comparison::{Comparison, Variant},
+    concurrent::{Round, run_concurrently},
     cudarc_baseline,
     uploading::rates,
 };
@@ -28,8 +28,8 @@ const MOST: f64 = 100.0;
 /// How many times the throughput of one thread eight have together.
 const TOGETHER: f64 = 4.0;
 
-fn allocator(rig: &Rig<'_>) -> Result<StreamOrderedAllocator> {
-    Ok(StreamOrderedAllocator::new(CudaResource::new(&rig.memory, MemoryKind::Device)?))
+fn allocator(fixture: &Fixture<'_>) -> Result<StreamOrderedAllocator> {
+    Ok(StreamOrderedAllocator::new(CudaResource::new(&fixture.memory, MemoryKind::Device)?))
 }
 
 /// As frameworks use it: an address, freed by hand.
@@ -39,13 +39,13 @@ fn own_pair(allocator: &StreamOrderedAllocator, stream: &CudaStream, bytes: usiz
     Ok(allocator.free_for_stream(block, stream)?)
 }
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     // The software driver's pool takes a millisecond where a device takes a microsecond.
-    let many = if rig.is_simulated() { 2 } else { 2000 };
+    let many = if fixture.is_simulated() { 2 } else { 2000 };
     let mut rows = Vec::new();
     for bytes in SIZES {
-        rows.extend(alone(rig, bytes, many)?);
-        rows.extend(crowded(rig, bytes, many)?);
+        rows.extend(alone(fixture, bytes, many)?);
+        rows.extend(eight_threads(fixture, bytes, many)?);
     }
     Ok(rows)
 }
@@ -58,27 +58,27 @@ fn raw_pair(pool: &RawPool, queue: &RawQueue, bytes: usize) -> Result<()> {
 }
 
 /// In one thread, `many` pairs in a row.
-fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
-    let (pool, queue) = (raw_pool(rig)?, RawQueue::new(0)?);
-    let (allocator, stream) = (allocator(rig)?, CudaStream::new(&rig.device)?);
-    let config = CudaBackendConfig::default().with_devices([rig.device.ordinal()]);
+fn alone(fixture: &Fixture<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
+    let (pool, queue) = (raw_pool(fixture)?, RawQueue::new(0)?);
+    let (allocator, stream) = (allocator(fixture)?, CudaStream::new(&fixture.device)?);
+    let config = CudaBackendConfig::default().with_devices([fixture.device.ordinal()]);
     let backend = CudaBackend::open(&config)?;
-    let theirs = rig.rival.as_ref().map(cudarc_baseline::Rival::stream).transpose()?;
+    let theirs = fixture.cudarc.as_ref().map(cudarc_baseline::CudarcBaseline::stream).transpose()?;
     let goal = (bytes == 1 << 20).then_some(Goal::AtMost(MOST));
-    let mut ours = Way::new("allocator", "StreamOrderedAllocator", || {
+    let mut ours = Variant::new("allocator", "StreamOrderedAllocator", || {
         let took = timed(many, || own_pair(&allocator, &stream, bytes))?;
         stream.synchronize()?;
         Ok(took)
     });
     ours.goal = goal;
-    let mut ways = vec![
-        Way::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
+    let mut variants = vec![
+        Variant::new("raw", "raw driver, cuMemAllocFromPoolAsync and cuMemFreeAsync", || {
             let took = timed(many, || raw_pair(&pool, &queue, bytes))?;
             queue.finish()?;
             Ok(took)
         }),
         ours,
-        Way::new("buffer", "StreamOrderedAllocator, an owned buffer and its drop", || {
+        Variant::new("buffer", "StreamOrderedAllocator, an owned buffer and its drop", || {
             let took = timed(many, || {
                 drop(allocator.allocate_buffer(&stream, bytes)?);
                 Ok(())
@@ -86,34 +86,38 @@ fn alone(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
             stream.synchronize()?;
             Ok(took)
         }),
-        Way::new("backend", "Backend::allocate and the buffer's drop", || {
+        Variant::new("backend", "Backend::allocate and the buffer's drop", || {
             timed(many, || {
-                drop(backend.allocate(rig.device.id(), MemoryKind::Device, bytes)?);
+                drop(backend.allocate(fixture.device.id(), MemoryKind::Device, bytes)?);
                 Ok(())
             })
         }),
     ];
     if let Some(theirs) = &theirs {
-        ways.push(Way::new("cudarc", &format!("{}, alloc() and drop", cudarc_baseline::NAME), || {
-            let took = timed(many.min(500), || cudarc_baseline::pair(theirs, bytes))?;
-            theirs.synchronize()?;
-            Ok(took)
-        }));
+        variants.push(Variant::new(
+            "cudarc",
+            &format!("{}, alloc() and drop", cudarc_baseline::NAME),
+            || {
+                let took = timed(many.min(500), || cudarc_baseline::pair(theirs, bytes))?;
+                theirs.synchronize()?;
+                Ok(took)
+            },
+        ));
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("allocate/{bytes}/threads-1"),
         what: format!("allocating {bytes} bytes and freeing them, warm, 1 thread"),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(100),
+        repetitions: fixture.repetitions(100),
     };
-    let rows = contest.rows(rig, ways);
+    let rows = comparison.rows(fixture, variants);
     backend.drain()?;
     rows
 }
 
-fn raw_pool(rig: &Rig<'_>) -> Result<RawPool> {
-    RawPool::new(rig.device.driver().as_raw())
+fn raw_pool(fixture: &Fixture<'_>) -> Result<RawPool> {
+    RawPool::new(fixture.device.driver().as_raw())
 }
 
 fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
@@ -128,33 +132,34 @@ fn timed(many: usize, mut once: impl FnMut() -> Result<()>) -> Result<f64> {
 const QUICKER: usize = 25;
 
 /// Pairs a second of so many threads together: raw, ours, cudarc's.
-fn throughput(rig: &Rig<'_>, threads: usize, bytes: usize, many: usize) -> Result<Vec<Summary>> {
+fn throughput(fixture: &Fixture<'_>, threads: usize, bytes: usize, many: usize) -> Result<Vec<Summary>> {
     let counts = [many, many * QUICKER, many];
-    let (pool, allocator) = (raw_pool(rig)?, allocator(rig)?);
+    let (pool, allocator) = (raw_pool(fixture)?, allocator(fixture)?);
     let (pool, allocator) = (&pool, &allocator);
     let make = |_thread: usize| -> Result<Vec<Round<'_>>> {
-        rig.bind()?;
-        let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
-        let mut ways: Vec<Round<'_>> = vec![
+        fixture.bind()?;
+        let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
+        let mut variants: Vec<Round<'_>> = vec![
             Box::new(move || (0..many).try_for_each(|_| raw_pair(pool, &queue, bytes))),
             Box::new(move || (0..counts[1]).try_for_each(|_| own_pair(allocator, &stream, bytes))),
         ];
-        if let Some(rival) = &rig.rival {
-            let theirs = rival.stream()?;
-            ways.push(Box::new(move || (0..many).try_for_each(|_| cudarc_baseline::pair(&theirs, bytes))));
+        if let Some(cudarc) = &fixture.cudarc {
+            let theirs = cudarc.stream()?;
+            variants
+                .push(Box::new(move || (0..many).try_for_each(|_| cudarc_baseline::pair(&theirs, bytes))));
         }
-        Ok(ways)
+        Ok(variants)
     };
-    let ways = if rig.rival.is_some() { 3 } else { 2 };
-    let seconds = together(threads, ways, rig.repetitions(40), make)?;
+    let variants = if fixture.cudarc.is_some() { 3 } else { 2 };
+    let seconds = run_concurrently(threads, variants, fixture.repetitions(40), make)?;
     let rate = |(seconds, count): (&Summary, usize)| rates(*seconds, threads * count);
     Ok(seconds.iter().zip(counts).map(rate).collect())
 }
 
-fn crowded(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
-    let (one, all) = (throughput(rig, 1, bytes, many)?, throughput(rig, THREADS, bytes, many)?);
-    let raw = *all.first().context("no way was measured")?;
-    let ways = [
+fn eight_threads(fixture: &Fixture<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
+    let (one, all) = (throughput(fixture, 1, bytes, many)?, throughput(fixture, THREADS, bytes, many)?);
+    let raw = *all.first().context("no variant was measured")?;
+    let variants = [
         ("raw", "raw driver", None),
         ("allocator", "StreamOrderedAllocator", Some(Goal::RatioAtLeast(TOGETHER))),
         ("cudarc", cudarc_baseline::NAME, None),
@@ -162,10 +167,10 @@ fn crowded(rig: &Rig<'_>, bytes: usize, many: usize) -> Result<Vec<Row>> {
     let what =
         format!("allocating {bytes} bytes and freeing them, warm, {THREADS} threads on streams of their own");
     let mut rows = Vec::new();
-    for ((name, method, goal), (one, all)) in ways.into_iter().zip(one.iter().zip(&all)) {
+    for ((name, method, goal), (one, all)) in variants.into_iter().zip(one.iter().zip(&all)) {
         let row = |suffix: &str| {
             let id = format!("allocate/{bytes}/threads-{THREADS}/{name}{suffix}");
-            rig.row(&id, &what, method, "pairs/s", *all)
+            fixture.row(&id, &what, method, "pairs/s", *all)
         };
         rows.push(row("").against("the same, 1 thread", *one).with_goal(goal));
         if name != "raw" {

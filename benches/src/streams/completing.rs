@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result};
 use transload_streams::CudaStream;
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
-    cudarc_baseline::{self, RivalPairs},
+    Fixture,
+    comparison::{Comparison, Variant},
+    cudarc_baseline::{self, CudarcPairs},
     pairs::Pairs,
 };
 use crate::{
@@ -18,43 +18,43 @@ use crate::{
 
 const BYTES: usize = 4096;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let pairs = Pairs::new(rig, 1, 1, BYTES)?;
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(fixture, 1, 1, BYTES)?;
     let pair = pairs.list.first().context("no pair")?;
     let queue = RawQueue::new(0)?;
-    let stream = CudaStream::new(&rig.device)?;
-    let theirs = rig.rival.as_ref().map(|rival| RivalPairs::new(rival, 1, BYTES)).transpose()?;
+    let stream = CudaStream::new(&fixture.device)?;
+    let theirs = fixture.cudarc.as_ref().map(|cudarc| CudarcPairs::new(cudarc, 1, BYTES)).transpose()?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    let mut ways = vec![
-        Way::new("raw", "raw driver, cuStreamSynchronize", || {
+    let mut variants = vec![
+        Variant::new("raw", "raw driver, cuStreamSynchronize", || {
             let begun = Instant::now();
             // SAFETY: the pair lives on, and nobody else uses it now.
             unsafe { queue.copy_up(pair.dst, pair.src, BYTES) }?;
             queue.finish()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
-        Way::new("wait", "CudaStream, wait()", || {
+        .verified_by(&pairs),
+        Variant::new("wait", "CudaStream, wait()", || {
             let begun = Instant::now();
             stream.copy_from_host_async(&pair.host, &pair.device).wait()?;
             Ok(us(begun))
         })
         .goal(Goal::AtMostOver(0.5))
-        .proven(&pairs),
-        Way::new("await", "CudaStream, .await by pollster", || {
+        .verified_by(&pairs),
+        Variant::new("await", "CudaStream, .await by pollster", || {
             let begun = Instant::now();
             pollster::block_on(stream.copy_from_host_async(&pair.host, &pair.device))?;
             Ok(us(begun))
         })
         .goal(Goal::AtMostOver(5.0))
-        .proven(&pairs),
-        Way::new("await-tokio", "CudaStream, .await on tokio's current thread", || {
+        .verified_by(&pairs),
+        Variant::new("await-tokio", "CudaStream, .await on tokio's current thread", || {
             let begun = Instant::now();
             runtime.block_on(async { stream.copy_from_host_async(&pair.host, &pair.device).await })?;
             Ok(us(begun))
         })
         .goal(Goal::AtMostOver(5.0))
-        .proven(&pairs),
+        .verified_by(&pairs),
     ];
     if let Some(theirs) = &theirs {
         let run = || {
@@ -63,18 +63,19 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             theirs.finish()?;
             Ok(us(begun))
         };
-        ways.push(
-            Way::new("cudarc", &format!("{}, synchronize()", cudarc_baseline::NAME), run).proven(theirs),
+        variants.push(
+            Variant::new("cudarc", &format!("{}, synchronize()", cudarc_baseline::NAME), run)
+                .verified_by(theirs),
         );
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("complete-up/{BYTES}"),
         what: format!("a pinned upload of {BYTES} bytes and its completion"),
         unit: "us",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(1000),
+        repetitions: fixture.repetitions(1000),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 fn us(begun: Instant) -> f64 {

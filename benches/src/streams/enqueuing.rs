@@ -6,9 +6,9 @@ use anyhow::Result;
 use transload_streams::CudaStream;
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
-    cudarc_baseline::{self, RivalPairs},
+    Fixture,
+    comparison::{Comparison, Variant},
+    cudarc_baseline::{self, CudarcPairs},
     pairs::Pairs,
 };
 use crate::{
@@ -21,15 +21,16 @@ const MANY: usize = 64;
 /// Nanoseconds over the raw call.
 const MOST_OVER: f64 = 100.0;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for bytes in [4096, 64] {
-        let pairs = Pairs::new(rig, MANY, MANY, bytes)?;
+        let pairs = Pairs::new(fixture, MANY, MANY, bytes)?;
         let queue = RawQueue::new(0)?;
-        let stream = CudaStream::new(&rig.device)?;
-        let theirs = rig.rival.as_ref().map(|rival| RivalPairs::new(rival, MANY, bytes)).transpose()?;
-        let mut ways = vec![
-            Way::new("raw", "raw driver", || {
+        let stream = CudaStream::new(&fixture.device)?;
+        let theirs =
+            fixture.cudarc.as_ref().map(|cudarc| CudarcPairs::new(cudarc, MANY, bytes)).transpose()?;
+        let mut variants = vec![
+            Variant::new("raw", "raw driver", || {
                 let begun = Instant::now();
                 for pair in &pairs.list {
                     // SAFETY: the pairs live on, and nobody else uses them now.
@@ -39,8 +40,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 queue.finish()?;
                 Ok(took)
             })
-            .proven(&pairs),
-            Way::new("copy_from_host_async", "CudaStream, safe", || {
+            .verified_by(&pairs),
+            Variant::new("copy_from_host_async", "CudaStream, safe", || {
                 let begun = Instant::now();
                 for pair in &pairs.list {
                     drop(stream.copy_from_host_async(&pair.host, &pair.device));
@@ -50,8 +51,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 Ok(took)
             })
             .goal(Goal::AtMostOver(MOST_OVER))
-            .proven(&pairs),
-            Way::new("copy_raw_async", "CudaStream, unsafe", || {
+            .verified_by(&pairs),
+            Variant::new("copy_raw_async", "CudaStream, unsafe", || {
                 let begun = Instant::now();
                 for pair in &pairs.list {
                     // SAFETY: as for the raw driver.
@@ -62,7 +63,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 Ok(took)
             })
             .goal(Goal::AtMostOver(MOST_OVER))
-            .proven(&pairs),
+            .verified_by(&pairs),
         ];
         if let Some(theirs) = &theirs {
             let run = || {
@@ -72,16 +73,16 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
                 theirs.finish()?;
                 Ok(took)
             };
-            ways.push(Way::new("cudarc", cudarc_baseline::NAME, run).proven(theirs));
+            variants.push(Variant::new("cudarc", cudarc_baseline::NAME, run).verified_by(theirs));
         }
-        let contest = Contest {
+        let comparison = Comparison {
             id: format!("enqueue-up/{bytes}"),
             what: format!("enqueuing a pinned upload of {bytes} bytes, {MANY} in a row"),
             unit: "ns",
             bytes: bytes as u64,
-            repetitions: rig.repetitions(300),
+            repetitions: fixture.repetitions(300),
         };
-        rows.extend(contest.rows(rig, ways)?);
+        rows.extend(comparison.rows(fixture, variants)?);
     }
     Ok(rows)
 }

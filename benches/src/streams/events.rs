@@ -7,8 +7,8 @@ use transload_core::MemoryKind;
 use transload_streams::CudaStream;
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
+    Fixture,
+    comparison::{Comparison, Variant},
     cudarc_baseline,
     pairs::Pairs,
 };
@@ -20,28 +20,28 @@ use crate::{
 const MANY: usize = 64;
 const BYTES: usize = 4096;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let mut rows = marking(rig)?;
-    rows.extend(handing_over(rig)?);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let mut rows = marking(fixture)?;
+    rows.extend(handing_over(fixture)?);
     Ok(rows)
 }
 
 /// The point behind what is enqueued: `MANY` in a row.
-fn marking(rig: &Rig<'_>) -> Result<Vec<Row>> {
+fn marking(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let queue = RawQueue::new(0)?;
     let events = (0..MANY).map(|_| RawEvent::ordering()).collect::<Result<Vec<_>>>()?;
-    let stream = CudaStream::new(&rig.device)?;
-    let theirs = rig.rival.as_ref().map(cudarc_baseline::Rival::stream).transpose()?;
+    let stream = CudaStream::new(&fixture.device)?;
+    let theirs = fixture.cudarc.as_ref().map(cudarc_baseline::CudarcBaseline::stream).transpose()?;
     let mut fences = Vec::with_capacity(MANY);
-    let mut ways = vec![
-        Way::new("raw", "raw driver, cuEventRecord of events made before", || {
+    let mut variants = vec![
+        Variant::new("raw", "raw driver, cuEventRecord of events made before", || {
             let begun = Instant::now();
             events.iter().try_for_each(|event| queue.record(event))?;
             let took = each(begun);
             queue.finish()?;
             Ok(took)
         }),
-        Way::new("fence", "CudaStream::fence()", || {
+        Variant::new("fence", "CudaStream::fence()", || {
             let begun = Instant::now();
             for _ in 0..MANY {
                 fences.push(stream.fence()?);
@@ -54,37 +54,41 @@ fn marking(rig: &Rig<'_>) -> Result<Vec<Row>> {
     ];
     if let Some(theirs) = &theirs {
         let mut events = Vec::with_capacity(MANY);
-        ways.push(Way::new("cudarc", &format!("{}, record_event()", cudarc_baseline::NAME), move || {
-            let begun = Instant::now();
-            for _ in 0..MANY {
-                events.push(theirs.record_event(None)?);
-            }
-            let took = each(begun);
-            theirs.synchronize()?;
-            events.clear();
-            Ok(took)
-        }));
+        variants.push(Variant::new(
+            "cudarc",
+            &format!("{}, record_event()", cudarc_baseline::NAME),
+            move || {
+                let begun = Instant::now();
+                for _ in 0..MANY {
+                    events.push(theirs.record_event(None)?);
+                }
+                let took = each(begun);
+                theirs.synchronize()?;
+                events.clear();
+                Ok(took)
+            },
+        ));
     }
-    let contest = Contest {
+    let comparison = Comparison {
         id: "fence".to_owned(),
         what: format!("marking a point in a stream, {MANY} in a row"),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(300),
+        repetitions: fixture.repetitions(300),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// An upload on one stream, the download of the same bytes on another one behind it, both waited for.
-fn handing_over(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let pairs = Pairs::new(rig, 1, 1, BYTES)?;
+fn handing_over(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(fixture, 1, 1, BYTES)?;
     let pair = pairs.list.first().context("no pair")?;
-    let back = rig.memory.allocate(MemoryKind::Pinned, BYTES)?;
+    let back = fixture.memory.allocate(MemoryKind::Pinned, BYTES)?;
     let landing = back.host_address().context("pinned memory without a host address")?;
     let (up, down, event) = (RawQueue::new(0)?, RawQueue::new(0)?, RawEvent::ordering()?);
-    let (first, second) = (CudaStream::new(&rig.device)?, CudaStream::new(&rig.device)?);
-    let ways = vec![
-        Way::new("raw", "raw driver, cuEventRecord and cuStreamWaitEvent", || {
+    let (first, second) = (CudaStream::new(&fixture.device)?, CudaStream::new(&fixture.device)?);
+    let variants = vec![
+        Variant::new("raw", "raw driver, cuEventRecord and cuStreamWaitEvent", || {
             let begun = Instant::now();
             // SAFETY: the buffers live on, and nobody else uses them now.
             unsafe { up.copy_up(pair.dst, pair.src, BYTES) }?;
@@ -95,23 +99,23 @@ fn handing_over(rig: &Rig<'_>) -> Result<Vec<Row>> {
             down.finish()?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(&pairs),
-        Way::new("hazard", "CudaStream, ordered by the buffer itself", || {
+        .verified_by(&pairs),
+        Variant::new("hazard", "CudaStream, ordered by the buffer itself", || {
             let begun = Instant::now();
             drop(first.copy_from_host_async(&pair.host, &pair.device));
             second.copy_to_host_async(&pair.device, &back).wait()?;
             Ok(begun.elapsed().as_secs_f64() * 1e6)
         })
-        .proven(&pairs),
+        .verified_by(&pairs),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("hand-over/{BYTES}"),
         what: format!("{BYTES} bytes up on one stream and down on another behind it"),
         unit: "us",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(300),
+        repetitions: fixture.repetitions(300),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 fn each(begun: Instant) -> f64 {

@@ -7,8 +7,8 @@ use transload_core::{Operation, StreamPriority};
 use transload_streams::{CudaGraph, CudaStream};
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
+    Fixture,
+    comparison::{Comparison, Variant},
     pairs::Pairs,
 };
 use crate::{
@@ -21,9 +21,9 @@ const BYTES: usize = 4096;
 /// Rows of a graph that run side by side, as the library's has them.
 const WIDTH: usize = 4;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let pairs = Pairs::new(rig, MANY, MANY, BYTES)?;
-    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&rig.device)?);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let pairs = Pairs::new(fixture, MANY, MANY, BYTES)?;
+    let (queue, stream) = (RawQueue::new(0)?, CudaStream::new(&fixture.device)?);
     let enqueue = || {
         pairs.list.iter().try_for_each(|pair| {
             // SAFETY: the pairs live on, and nobody else uses them now.
@@ -34,40 +34,40 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
     let wide = side_by_side(&queue, &pairs)?;
     let copies: Vec<Operation<'_>> =
         pairs.list.iter().map(|pair| Operation::Copy { src: &pair.host, dst: &pair.device }).collect();
-    let recorded = CudaGraph::record(&rig.device, StreamPriority::Normal, &copies)?;
+    let recorded = CudaGraph::record(&fixture.device, StreamPriority::Normal, &copies)?;
     let us = |begun: Instant| begun.elapsed().as_secs_f64() * 1e6;
-    let ways = vec![
-        Way::new("raw", "raw driver, one graph of copies in a row", || {
+    let variants = vec![
+        Variant::new("raw", "raw driver, one graph of copies in a row", || {
             let begun = Instant::now();
             // SAFETY: as above.
             unsafe { graph.launch(&queue) }?;
             queue.finish()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
-        Way::new("raw-side-by-side", "raw driver, one graph of 4 rows side by side", || {
+        .verified_by(&pairs),
+        Variant::new("raw-side-by-side", "raw driver, one graph of 4 rows side by side", || {
             let begun = Instant::now();
             // SAFETY: as above.
             unsafe { wide.launch(&queue) }?;
             queue.finish()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
-        Way::new("graph", "CudaGraph, recorded by record()", || {
+        .verified_by(&pairs),
+        Variant::new("graph", "CudaGraph, recorded by record()", || {
             let begun = Instant::now();
             recorded.launch(&stream)?;
             stream.synchronize()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
-        Way::new("raw-enqueued", "raw driver, one by one", || {
+        .verified_by(&pairs),
+        Variant::new("raw-enqueued", "raw driver, one by one", || {
             let begun = Instant::now();
             enqueue()?;
             queue.finish()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
-        Way::new("enqueued", "CudaStream, one by one", || {
+        .verified_by(&pairs),
+        Variant::new("enqueued", "CudaStream, one by one", || {
             let begun = Instant::now();
             for pair in &pairs.list {
                 drop(stream.copy_from_host_async(&pair.host, &pair.device));
@@ -75,16 +75,16 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             stream.synchronize()?;
             Ok(us(begun))
         })
-        .proven(&pairs),
+        .verified_by(&pairs),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("graph/{MANY}x{BYTES}"),
         what: format!("{MANY} pinned uploads of {BYTES} bytes until all are done"),
         unit: "us",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(300),
+        repetitions: fixture.repetitions(300),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 /// The same copies captured on four streams that begin and end together.

@@ -7,32 +7,32 @@ use transload_core::MemoryKind;
 use transload_streams::{CudaModule, CudaStream, LaunchConfig};
 
 use super::{
-    Rig, SPIN,
-    comparison::{Contest, Way},
+    Fixture, SPIN,
+    comparison::{Comparison, Variant},
 };
 use crate::{reference::RawQueue, row::Row};
 
 /// Launches of one measurement: few enough that no queue is full.
 const MANY: usize = 64;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let queue = RawQueue::new(0)?;
-    let stream = CudaStream::new(&rig.device)?;
-    let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
-    let out = rig.memory.allocate(MemoryKind::Device, 16)?;
+    let stream = CudaStream::new(&fixture.device)?;
+    let kernel = CudaModule::from_ptx(&fixture.device, SPIN)?.kernel("transload_spin")?;
+    let out = fixture.memory.allocate(MemoryKind::Device, 16)?;
     let shape = LaunchConfig::linear(1, 1);
-    let ways = vec![
-        Way::new("raw", "raw driver, cuLaunchKernel", || {
+    let variants = vec![
+        Variant::new("raw", "raw driver, cuLaunchKernel", || {
             let begun = Instant::now();
             for _ in 0..MANY {
                 // SAFETY: the stream is of the module's context.
-                unsafe { rig.spin.launch(queue.raw(), 1, 1, 0) }?;
+                unsafe { fixture.spin.launch(queue.raw(), 1, 1, 0) }?;
             }
             let took = each(begun);
             queue.finish()?;
             Ok(took)
         }),
-        Way::new("enqueue", "CudaKernel, no memory declared", || {
+        Variant::new("enqueue", "CudaKernel, no memory declared", || {
             let begun = Instant::now();
             for _ in 0..MANY {
                 // SAFETY: the parameters are the kernel's; with an address of 0 it stores nothing.
@@ -42,7 +42,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             stream.synchronize()?;
             Ok(took)
         }),
-        Way::new("enqueue-writes", "CudaKernel, one buffer declared", || {
+        Variant::new("enqueue-writes", "CudaKernel, one buffer declared", || {
             let begun = Instant::now();
             for _ in 0..MANY {
                 // SAFETY: the parameters are the kernel's, which stores two numbers of 8 bytes.
@@ -53,14 +53,14 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             Ok(took)
         }),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: "launch".to_owned(),
         what: format!("enqueuing a kernel that ends at once, {MANY} in a row"),
         unit: "ns",
         bytes: 0,
-        repetitions: rig.repetitions(300),
+        repetitions: fixture.repetitions(300),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 fn each(begun: Instant) -> f64 {

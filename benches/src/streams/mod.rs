@@ -1,7 +1,7 @@
 //! Rows of streams: what leasing, allocating, enqueuing, completing and overlapping cost beside the raw driver, cudarc and
 //! (by scripts of their own, in the same call on the same machine) PyTorch.
 //!
-//! Every row compares ways of doing one thing in turns (`contest`). The first way is the reference: raw driver calls as
+//! Every row compares variants of doing one thing in turns (`comparison`). The first variant is the reference: raw driver calls as
 //! good as they can be written by hand, or a program that lacks what the row shows. cudarc loads the system's driver by
 //! itself, so its rows exist only where that is what the library uses.
 
@@ -23,7 +23,7 @@ mod workload;
 use anyhow::Result;
 
 use crate::{
-    comparison::{self, Part, Rig, concurrent, cudarc_baseline, pairs},
+    comparison::{self, Fixture, Part, concurrent, cudarc_baseline, pairs},
     cuda::Session,
     options::Options,
     row::Row,

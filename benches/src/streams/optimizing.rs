@@ -5,9 +5,9 @@ use anyhow::{Result, ensure};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit};
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
-    workload::{Workload, replay},
+    Fixture,
+    comparison::{Comparison, Variant},
+    workload::{Workload, run_workload},
 };
 use crate::row::{Goal, Row};
 
@@ -31,35 +31,35 @@ struct Answer {
     reason: String,
 }
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let alike = Load {
         name: "alike",
         what: "kernels of one block that are all alike",
-        load: Workload::of_equal_kernels(if rig.is_simulated() { 24 } else { 96 }),
+        load: Workload::of_equal_kernels(if fixture.is_simulated() { 24 } else { 96 }),
     };
     let mixed = Load {
         name: "mixed",
         what: "long runs of kernels and short copies",
-        load: Workload::of_kernels_and_copies(if rig.is_simulated() { 16 } else { 32 }),
+        load: Workload::of_kernels_and_copies(if fixture.is_simulated() { 16 } else { 32 }),
     };
-    let answers = [learnt(rig, &alike)?, learnt(rig, &mixed)?];
+    let answers = [learnt(fixture, &alike)?, learnt(fixture, &mixed)?];
     let [to_alike, to_mixed] = &answers;
     let differ = (to_alike.strategy, to_alike.split) != (to_mixed.strategy, to_mixed.split);
-    ensure!(differ || rig.is_simulated(), "both loads got the same answer: {}", to_alike.reason);
-    let mut rows = judged(rig, &alike, to_alike, to_mixed)?;
-    rows.extend(judged(rig, &mixed, to_mixed, to_alike)?);
+    ensure!(differ || fixture.is_simulated(), "both loads got the same answer: {}", to_alike.reason);
+    let mut rows = judged(fixture, &alike, to_alike, to_mixed)?;
+    rows.extend(judged(fixture, &mixed, to_mixed, to_alike)?);
     Ok(rows)
 }
 
-fn pool(rig: &Rig<'_>) -> Result<AdvancedStreamPool> {
-    Ok(AdvancedStreamPool::builder(&rig.device).streams(1..=STREAMS).build()?)
+fn pool(fixture: &Fixture<'_>) -> Result<AdvancedStreamPool> {
+    Ok(AdvancedStreamPool::builder(&fixture.device).streams(1..=STREAMS).build()?)
 }
 
 /// What a fresh pool decides on after a load.
-fn learnt(rig: &Rig<'_>, load: &Load) -> Result<Answer> {
-    let pool = pool(rig)?;
+fn learnt(fixture: &Fixture<'_>, load: &Load) -> Result<Answer> {
+    let pool = pool(fixture)?;
     for _ in 0..LEARNING {
-        replay(&pool, &rig.device, &rig.memory, &load.load)?;
+        run_workload(&pool, &fixture.device, &fixture.memory, &load.load)?;
     }
     let decided = pool.optimize_configuration();
     let (strategy, split) = decided.after;
@@ -67,29 +67,29 @@ fn learnt(rig: &Rig<'_>, load: &Load) -> Result<Answer> {
     Ok(Answer { strategy, split, reason: decided.reason })
 }
 
-fn configured(rig: &Rig<'_>, answer: &Answer) -> Result<AdvancedStreamPool> {
-    let builder = AdvancedStreamPool::builder(&rig.device).streams(1..=STREAMS);
+fn configured(fixture: &Fixture<'_>, answer: &Answer) -> Result<AdvancedStreamPool> {
+    let builder = AdvancedStreamPool::builder(&fixture.device).streams(1..=STREAMS);
     Ok(builder.strategy(answer.strategy).split(answer.split).build()?)
 }
 
 /// One load with both answers.
-fn judged(rig: &Rig<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Vec<Row>> {
-    let pools = [configured(rig, other)?, configured(rig, own)?];
+fn judged(fixture: &Fixture<'_>, load: &Load, own: &Answer, other: &Answer) -> Result<Vec<Row>> {
+    let pools = [configured(fixture, other)?, configured(fixture, own)?];
     let run = |pool: &AdvancedStreamPool| {
-        Ok(replay(pool, &rig.device, &rig.memory, &load.load)?.makespan.as_secs_f64() * 1e6)
+        Ok(run_workload(pool, &fixture.device, &fixture.memory, &load.load)?.makespan.as_secs_f64() * 1e6)
     };
     let [with_other, with_own] = &pools;
     let named = |answer: &Answer, whose: &str| format!("{}, {whose}", answer.strategy);
-    let ways = vec![
-        Way::new("other", &named(other, "the other load's answer"), || run(with_other)),
-        Way::new("own", &named(own, "its own answer"), || run(with_own)).goal(Goal::RatioAtMost(1.0)),
+    let variants = vec![
+        Variant::new("other", &named(other, "the other load's answer"), || run(with_other)),
+        Variant::new("own", &named(own, "its own answer"), || run(with_own)).goal(Goal::RatioAtMost(1.0)),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("optimize/{}", load.name),
         what: format!("a load of {}, until all is done by the device's events", load.what),
         unit: "us",
         bytes: 0,
-        repetitions: rig.repetitions(40),
+        repetitions: fixture.repetitions(40),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }

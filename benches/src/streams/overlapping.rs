@@ -5,8 +5,8 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::{AdvancedStreamPool, CudaEvent, CudaModule, LaunchConfig};
 
 use super::{
-    Rig, SPIN,
-    comparison::{Contest, Way},
+    Fixture, SPIN,
+    comparison::{Comparison, Variant},
 };
 use crate::{
     reference::{RawEvent, RawQueue},
@@ -15,31 +15,31 @@ use crate::{
 
 const NANOSECONDS: u64 = 1_000_000;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
     let queues = [RawQueue::new(0)?, RawQueue::new(0)?];
     let [start, first, second] = [RawEvent::timed()?, RawEvent::timed()?, RawEvent::timed()?];
-    let pool = AdvancedStreamPool::new(&rig.device)?;
+    let pool = AdvancedStreamPool::new(&fixture.device)?;
     let lease = || pool.lease(StreamPriority::Normal, WorkloadType::Compute);
     let leases = [lease()?, lease()?];
     ensure!(leases[0].id() != leases[1].id(), "two leases share a stream");
-    let kernel = CudaModule::from_ptx(&rig.device, SPIN)?.kernel("transload_spin")?;
-    let event = || CudaEvent::new(&rig.device);
+    let kernel = CudaModule::from_ptx(&fixture.device, SPIN)?.kernel("transload_spin")?;
+    let event = || CudaEvent::new(&fixture.device);
     let marks = [event()?, event()?, event()?];
-    let by_hand = |queues: [&RawQueue; 2]| {
+    let raw = |queues: [&RawQueue; 2]| {
         queues[0].record(&start)?;
         queues[1].wait(&start)?;
         for (queue, end) in queues.into_iter().zip([&first, &second]) {
             // SAFETY: the stream is of the module's context.
-            unsafe { rig.spin.launch(queue.raw(), 1, 1, NANOSECONDS) }?;
+            unsafe { fixture.spin.launch(queue.raw(), 1, 1, NANOSECONDS) }?;
             queue.record(end)?;
         }
         first.finish()?;
         second.finish()?;
         Ok(first.since(&start)?.max(second.since(&start)?) * 1e6)
     };
-    let ways = vec![
-        Way::new("raw", "raw driver, two streams", || by_hand([&queues[0], &queues[1]])),
-        Way::new("leases", "two leases", || {
+    let variants = vec![
+        Variant::new("raw", "raw driver, two streams", || raw([&queues[0], &queues[1]])),
+        Variant::new("leases", "two leases", || {
             marks[0].record(&leases[0])?;
             leases[1].wait_event(&marks[0])?;
             for (lease, end) in leases.iter().zip([&marks[1], &marks[2]]) {
@@ -54,14 +54,14 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             Ok(ends[0].max(ends[1]).as_secs_f64() * 1e6)
         })
         .goal(Goal::AtMost(1200.0)),
-        Way::new("one-stream", "the same on one stream, for contrast", || by_hand([&queues[0], &queues[0]])),
+        Variant::new("one-stream", "the same on one stream, for contrast", || raw([&queues[0], &queues[0]])),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: "overlap/1ms".to_owned(),
         what: "two independent kernels of 1 ms, both, by the device's events".to_owned(),
         unit: "us",
         bytes: 0,
-        repetitions: rig.repetitions(100),
+        repetitions: fixture.repetitions(100),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }

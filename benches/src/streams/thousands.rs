@@ -7,8 +7,8 @@ use tokio::task::JoinSet;
 use transload_streams::CudaStream;
 
 use super::{
-    Rig,
-    comparison::{Contest, Way},
+    Fixture,
+    comparison::{Comparison, Variant},
     pairs::Pairs,
 };
 use crate::{reference::RawQueue, row::Row};
@@ -17,18 +17,18 @@ const BYTES: usize = 4096;
 const STREAMS: usize = 4;
 const WORKERS: usize = 4;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let count = rig.amount(4096);
-    let pairs = Arc::new(Pairs::new(rig, count, 256, BYTES)?);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let count = fixture.amount(4096);
+    let pairs = Arc::new(Pairs::new(fixture, count, 256, BYTES)?);
     let queues = (0..STREAMS).map(|_| RawQueue::new(0)).collect::<Result<Vec<_>>>()?;
     let streams: Vec<CudaStream> =
-        (0..STREAMS).map(|_| CudaStream::new(&rig.device)).collect::<Result<_, _>>()?;
+        (0..STREAMS).map(|_| CudaStream::new(&fixture.device)).collect::<Result<_, _>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).build()?;
     let submit = |index: usize, stream: &CudaStream| {
         pairs.list.get(index).map(|pair| stream.copy_from_host_async(&pair.host, &pair.device))
     };
-    let ways = vec![
-        Way::new("raw", "raw driver, 1 thread", || {
+    let variants = vec![
+        Variant::new("raw", "raw driver, 1 thread", || {
             let begun = Instant::now();
             for (pair, queue) in pairs.list.iter().zip(queues.iter().cycle()) {
                 // SAFETY: the pairs live on, and nobody else uses them now.
@@ -37,8 +37,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             queues.iter().try_for_each(RawQueue::finish)?;
             Ok(ms(begun))
         })
-        .proven(&*pairs),
-        Way::new("tasks", "a tokio task for each, which submits and awaits", || {
+        .verified_by(&*pairs),
+        Variant::new("tasks", "a tokio task for each, which submits and awaits", || {
             let begun = Instant::now();
             runtime.block_on(async {
                 let mut tasks = JoinSet::new();
@@ -53,8 +53,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             })?;
             Ok(ms(begun))
         })
-        .proven(&*pairs),
-        Way::new("submitted-first", "submitted by 1 thread, each awaited by a tokio task", || {
+        .verified_by(&*pairs),
+        Variant::new("submitted-first", "submitted by 1 thread, each awaited by a tokio task", || {
             let begun = Instant::now();
             runtime.block_on(async {
                 let mut tasks = JoinSet::new();
@@ -66,16 +66,16 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             })?;
             Ok(ms(begun))
         })
-        .proven(&*pairs),
+        .verified_by(&*pairs),
     ];
-    let contest = Contest {
+    let comparison = Comparison {
         id: format!("await-{count}/{BYTES}"),
         what: format!("{count} uploads of {BYTES} bytes on {STREAMS} streams awaited at once, all of them"),
         unit: "ms",
         bytes: BYTES as u64,
-        repetitions: rig.repetitions(40),
+        repetitions: fixture.repetitions(40),
     };
-    contest.rows(rig, ways)
+    comparison.rows(fixture, variants)
 }
 
 async fn joined(mut tasks: JoinSet<transload_core::Result<()>>) -> Result<()> {

@@ -5,30 +5,32 @@ use transload_core::{StreamPriority, WorkloadType};
 use transload_streams::{AdvancedStreamPool, AllocationStrategy};
 
 use super::{
-    Rig,
-    comparison::Proof as _,
-    concurrent::{Round, together},
+    Fixture,
+    comparison::Verify as _,
+    concurrent::{Round, run_concurrently},
     pairs::Pairs,
 };
 use crate::{
     reference::RawQueue,
     row::{Row, Summary},
-    rows::told,
+    rows::is_verified,
 };
 
 const THREADS: usize = 8;
 const BYTES: usize = 4096;
 
-pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
-    let uploads = rig.amount(500);
+pub(super) fn rows(fixture: &Fixture<'_>) -> Result<Vec<Row>> {
+    let uploads = fixture.amount(500);
     // Each side has memory of its own, poisoned now and looked at in the end.
-    let sides = [Pairs::new(rig, THREADS, THREADS, BYTES)?, Pairs::new(rig, THREADS, THREADS, BYTES)?];
+    let sides =
+        [Pairs::new(fixture, THREADS, THREADS, BYTES)?, Pairs::new(fixture, THREADS, THREADS, BYTES)?];
     sides.iter().try_for_each(|pairs| pairs.poison())?;
     let [theirs, ours] = &sides;
     let strategy = AllocationStrategy::LoadBalanced;
-    let pool = &AdvancedStreamPool::builder(&rig.device).strategy(strategy).streams(1..=THREADS).build()?;
+    let pool =
+        &AdvancedStreamPool::builder(&fixture.device).strategy(strategy).streams(1..=THREADS).build()?;
     let make = |thread: usize| -> Result<Vec<Round<'_>>> {
-        rig.bind()?;
+        fixture.bind()?;
         let (queue, stream) = (RawQueue::new(0)?, pool.lease(StreamPriority::Normal, WorkloadType::Memory)?);
         let raw = theirs.list.get(thread).context("no pair")?;
         let pair = ours.list.get(thread).context("no pair")?;
@@ -48,8 +50,8 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
             }),
         ])
     };
-    let seconds = together(THREADS, 2, rig.repetitions(30), make)?;
-    let verified = sides.iter().all(|pairs| told(pairs.check()));
+    let seconds = run_concurrently(THREADS, 2, fixture.repetitions(30), make)?;
+    let verified = sides.iter().all(|pairs| is_verified(pairs.check()));
     let rates: Vec<Summary> = seconds.iter().map(|seconds| rates(*seconds, THREADS * uploads)).collect();
     let [raw, own] = *rates else { return Ok(Vec::new()) };
     let row = Row::new(
@@ -61,7 +63,7 @@ pub(super) fn rows(rig: &Rig<'_>) -> Result<Vec<Row>> {
         own,
     );
     let row = row.against("raw driver, 8 threads on 8 streams", raw);
-    Ok(vec![row.obtained(rig.is_simulated(), verified)])
+    Ok(vec![row.obtained(fixture.is_simulated(), verified)])
 }
 
 /// Rates of so many in some seconds: what falls where those rise.

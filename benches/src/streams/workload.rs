@@ -105,7 +105,7 @@ impl Workload {
 
 /// What a replay took on the device, by its clock: all items were enqueued before the first began.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Replay {
+pub(crate) struct WorkloadRun {
     /// From the beginning to the end of the last item.
     pub(crate) makespan: Duration,
     /// From the beginning to an item's end, on average over all.
@@ -114,7 +114,7 @@ pub(crate) struct Replay {
     pub(crate) completion: Vec<(WorkloadType, Duration)>,
 }
 
-impl Replay {
+impl WorkloadRun {
     /// From the beginning to an item's end, on average over those of a workload.
     #[must_use]
     pub(crate) fn mean_completion(&self, workload: WorkloadType) -> Option<Duration> {
@@ -122,7 +122,7 @@ impl Replay {
     }
 }
 
-impl fmt::Display for Replay {
+impl fmt::Display for WorkloadRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "all done after {:.1?}, each on average after {:.1?}", self.makespan, self.mean)?;
         for (workload, mean) in &self.completion {
@@ -133,7 +133,7 @@ impl fmt::Display for Replay {
 }
 
 /// Memory of a replay. Every item writes bytes of its own, so that nothing but the streams orders them.
-struct Room {
+struct Buffers {
     src: RawBuffer,
     dst: RawBuffer,
     pinned_src: RawBuffer,
@@ -142,7 +142,7 @@ struct Room {
     narrow: Option<CudaKernel>,
 }
 
-/// An item on its way.
+/// A running item.
 struct Running {
     workload: WorkloadType,
     start: CudaEvent,
@@ -155,19 +155,19 @@ struct Running {
 ///
 /// # Errors
 /// `InvalidArgument` for an empty load or item, or one whose bytes overflow; those of memory and of the driver.
-pub(crate) fn replay(
+pub(crate) fn run_workload(
     pool: &AdvancedStreamPool,
     device: &CudaDevice,
     memory: &CudaMemoryManager,
     load: &Workload,
-) -> Result<Replay> {
+) -> Result<WorkloadRun> {
     let narrow = load.items.iter().any(|item| matches!(item.work, WorkloadOp::NarrowKernels { .. }));
     // The kernel that copies in place, for launches of a shape of one's own.
     let narrow = narrow.then(|| CudaModule::from_ptx(device, COPY)?.kernel(COPY_ENTRY)).transpose()?;
-    let room = Room::for_load(memory, load, narrow)?;
+    let buffers = Buffers::for_load(memory, load, narrow)?;
     pool.prepare_in_place()?;
     let gate = CudaStream::new(device)?;
-    room.warm_up(&gate)?;
+    buffers.warm_up(&gate)?;
     let events = |_: &WorkloadItem| Ok((CudaEvent::new(device)?, CudaEvent::new(device)?));
     let events: Vec<_> = load.items.iter().map(events).collect::<Result<_>>()?;
     let begin = CudaEvent::new(device)?;
@@ -184,19 +184,19 @@ pub(crate) fn replay(
         let stream = pool.lease(item.priority, item.workload)?;
         stream.wait_event(&begin)?;
         start.record(&stream)?;
-        room.enqueue(&stream, item.work, &mut offset)?;
+        buffers.enqueue(&stream, item.work, &mut offset)?;
         end.record(&stream)?;
         running.push(Running { workload: item.workload, start, end });
     }
     let measured = measure(pool, &begin, &running);
     // Pinned memory is freed by waiting for the device. In the middle of the next replay that would let go what waits for its
     // beginning, a part of the load before the rest.
-    drop((running, room, host, held));
+    drop((running, buffers, host, held));
     memory.drain()?;
     measured
 }
 
-fn measure(pool: &AdvancedStreamPool, begin: &CudaEvent, running: &[Running]) -> Result<Replay> {
+fn measure(pool: &AdvancedStreamPool, begin: &CudaEvent, running: &[Running]) -> Result<WorkloadRun> {
     let mut makespan = Duration::ZERO;
     let mut sums = [(Duration::ZERO, 0_u32); WORKLOADS.len()];
     for Running { workload, start, end } in running {
@@ -218,7 +218,7 @@ fn measure(pool: &AdvancedStreamPool, begin: &CudaEvent, running: &[Running]) ->
         .iter()
         .fold((Duration::ZERO, 0), |(sum, count), (of, more)| (sum.saturating_add(*of), count + more));
     let overall = all.0.checked_div(all.1).unwrap_or(Duration::ZERO);
-    Ok(Replay { makespan, mean: overall, completion: WORKLOADS.into_iter().filter_map(mean).collect() })
+    Ok(WorkloadRun { makespan, mean: overall, completion: WORKLOADS.into_iter().filter_map(mean).collect() })
 }
 
 /// What is copied again and again to hold the device up: some 80 µs on a link of 55 GB/s, longer than it takes to enqueue
@@ -230,7 +230,7 @@ const COPY_ENTRY: &str = "transload_copy";
 /// Threads of the one block of a narrow kernel.
 const NARROW_THREADS: u32 = 256;
 
-impl Room {
+impl Buffers {
     fn for_load(memory: &CudaMemoryManager, load: &Workload, narrow: Option<CudaKernel>) -> Result<Self> {
         let invalid = |text| Error::new(ErrorKind::InvalidArgument, text);
         let bytes = || load.items.iter().map(|item| item.work.bytes());

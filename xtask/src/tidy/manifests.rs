@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::Finding;
 
-/// The house: each package's floor. An arrow may only point to a lower one.
-const FLOORS: [(&str, u8); 17] = [
+/// The house: each package's layer. An arrow may only point to a lower one.
+const LAYERS: [(&str, u8); 17] = [
     ("transload-core", 0),
     ("transload-cuda-sys", 0),
     ("transload-executor", 1),
@@ -99,39 +99,41 @@ pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
             if package.license != LICENCE {
                 texts.push(format!("is licensed `{}`, not `{LICENCE}`", package.license));
             }
-            match floor(name) {
-                Some(floor) => {
-                    texts.extend(package.dependencies.iter().filter_map(|to| arrow(name, floor, to)));
+            match layer(name) {
+                Some(layer) => {
+                    texts.extend(
+                        package.dependencies.iter().filter_map(|to| dependency_fault(name, layer, to)),
+                    );
                 }
-                None => texts.push("has no floor in xtask/src/tidy/manifests.rs".to_owned()),
+                None => texts.push("is in no layer of xtask/src/tidy/manifests.rs".to_owned()),
             }
             texts.into_iter().map(|text| Finding::new(name, None, text)).collect::<Vec<_>>()
         })
         .collect()
 }
 
-fn floor(name: &str) -> Option<u8> {
-    FLOORS.iter().find(|(package, _)| *package == name).map(|(_, floor)| *floor)
+fn layer(name: &str) -> Option<u8> {
+    LAYERS.iter().find(|(package, _)| *package == name).map(|(_, layer)| *layer)
 }
 
 /// What is wrong with one dependency of a package.
-fn arrow(from: &str, from_floor: u8, to: &Dependency) -> Option<String> {
+fn dependency_fault(from: &str, from_layer: u8, to: &Dependency) -> Option<String> {
     let name = to.name.as_str();
     // Tests may look sideways and at the software driver.
     if to.is_dev {
-        let is_upward = floor(name).is_some_and(|floor| floor > from_floor);
-        return is_upward.then(|| format!("tests with {name}, which stands on a higher floor"));
+        let is_upward = layer(name).is_some_and(|layer| layer > from_layer);
+        return is_upward.then(|| format!("tests with {name}, of a higher layer"));
     }
-    if floor(name).is_some_and(|floor| floor >= from_floor) {
-        return Some(format!("depends on {name}, which does not stand on a lower floor"));
+    if layer(name).is_some_and(|layer| layer >= from_layer) {
+        return Some(format!("depends on {name}, which is not of a lower layer"));
     }
     if NEUTRAL.contains(&from) && OF_CUDA.contains(&name) {
         return Some(format!("depends on {name}, but must know core's traits only"));
     }
-    if name == "transload-cuda-sim" && from_floor < 5 {
+    if name == "transload-cuda-sim" && from_layer < 5 {
         return Some("depends on the software driver outside tests".to_owned());
     }
-    if name == "anyhow" && from_floor < 5 {
+    if name == "anyhow" && from_layer < 5 {
         return Some("depends on anyhow: libraries have typed errors".to_owned());
     }
     None
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn arrows_point_down() {
+    fn dependencies_point_down() {
         assert_eq!(broken("transload-streams", &[("transload-memory", false), ("parking_lot", false)]), 0);
         assert_eq!(broken("transload-memory", &[("transload-streams", false)]), 1);
         assert_eq!(broken("transload-transfer", &[("transload-profiler", false)]), 1);
@@ -210,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn neutral_packages_stand_on_core_alone() {
+    fn neutral_packages_depend_on_core_alone() {
         assert_eq!(broken("transload-transfer", &[("transload-core", false)]), 0);
         assert_eq!(broken("transload-transfer", &[("transload-cuda-sys", false)]), 1);
         assert_eq!(broken("transload-core", &[("cust", false)]), 1);
     }
 
     #[test]
-    fn the_software_driver_and_anyhow_stay_out_of_libraries() {
+    fn library_with_software_driver_or_anyhow_is_reported() {
         assert_eq!(broken("transload-streams", &[("transload-cuda-sim", false), ("anyhow", false)]), 2);
         assert_eq!(broken("transload-streams", &[("transload-cuda-sim", true)]), 0);
         assert_eq!(broken("transload-cli", &[("transload-cuda-sim", false), ("anyhow", false)]), 0);

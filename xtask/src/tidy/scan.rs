@@ -2,7 +2,7 @@
 
 /// A line of source.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Line {
+pub(super) struct SourceLine {
     /// As written.
     pub(super) raw: String,
     /// Without comments.
@@ -31,7 +31,7 @@ struct Block {
 }
 
 /// Splits a file.
-pub(super) fn lines(text: &str) -> Vec<Line> {
+pub(super) fn lines(text: &str) -> Vec<SourceLine> {
     let mut scanner = Scanner::default();
     text.lines().map(|line| scanner.line(line)).collect()
 }
@@ -50,8 +50,8 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    fn line(&mut self, raw: &str) -> Line {
-        let mut line = Line { raw: raw.to_owned(), ..Line::default() };
+    fn line(&mut self, raw: &str) -> SourceLine {
+        let mut line = SourceLine { raw: raw.to_owned(), ..SourceLine::default() };
         self.note_blocks(&mut line);
         if self.state == State::LineComment {
             self.state = State::Code;
@@ -68,13 +68,13 @@ impl Scanner {
         line
     }
 
-    fn note_blocks(&self, line: &mut Line) {
+    fn note_blocks(&self, line: &mut SourceLine) {
         line.in_test |= self.blocks.iter().any(|block| block.is_test);
         line.in_trait_impl |= self.blocks.iter().any(|block| block.is_trait_impl);
     }
 
     /// Takes the next piece of a line; answers how many characters it was.
-    fn step(&mut self, rest: &[char], line: &mut Line) -> usize {
+    fn step(&mut self, rest: &[char], line: &mut SourceLine) -> usize {
         let starts = |text: &str| text.chars().eq(rest.iter().copied().take(text.len()));
         let first = rest.first().copied().unwrap_or(' ');
         match self.state {
@@ -119,7 +119,7 @@ impl Scanner {
         1
     }
 
-    fn code(&mut self, rest: &[char], first: char, line: &mut Line) -> usize {
+    fn code(&mut self, rest: &[char], first: char, line: &mut SourceLine) -> usize {
         let taken = match first {
             '"' => {
                 self.state = State::Text(None);

@@ -2,7 +2,7 @@
 
 use super::{
     Finding, Source,
-    scan::{self, Line},
+    scan::{self, SourceLine},
 };
 
 /// A file's length from which it should be two.
@@ -86,7 +86,7 @@ fn declares_unsafe_fn(bare: &str) -> bool {
 }
 
 /// Whether the attributes and comments above a line hold a `# Safety`.
-fn has_safety_section(lines: &[Line], index: usize) -> bool {
+fn has_safety_section(lines: &[SourceLine], index: usize) -> bool {
     lines
         .iter()
         .take(index)
@@ -96,13 +96,13 @@ fn has_safety_section(lines: &[Line], index: usize) -> bool {
         .any(|line| line.contains("# Safety"))
 }
 
-fn sleeps(path: &str, line: &Line) -> bool {
+fn sleeps(path: &str, line: &SourceLine) -> bool {
     let is_library =
         path.starts_with("crates/") && path.contains("/src/") && !path.starts_with("crates/cuda-sim/");
     is_library && line.bare.contains("sleep(")
 }
 
-fn opens_driver(path: &str, line: &Line) -> bool {
+fn opens_driver(path: &str, line: &SourceLine) -> bool {
     let is_exempt =
         ["crates/cuda-sys/", "crates/cuda-sim/", "xtask/"].iter().any(|folder| path.starts_with(folder));
     !is_exempt && (line.code.contains("libcuda") || line.code.contains("nvcuda"))

@@ -61,7 +61,7 @@ mod planted {
 
     use anyhow::{Result, ensure};
     use transload_benches::{
-        case::{Case, Kit as _, Side},
+        case::{Case, Side, Testbed as _},
         content::Content,
         cuda::{RawMemory, Session},
         first_use,
@@ -85,16 +85,16 @@ mod planted {
         for path in grid::cuda_paths(session.device()) {
             for point in [Point::aligned(1), Point::aligned(4096), odd, Point::aligned(1 << 20)] {
                 let mut case = Case::new(&manager, &session, path, point)?;
-                for side in [Side::Ours, Side::ByHand] {
+                for side in [Side::Ours, Side::Reference] {
                     let start = content.draw();
                     case.prepare(side, &content, start)?;
                     match side {
                         Side::Ours => {
                             case.ends.submit().wait()?;
                         }
-                        Side::ByHand => {
-                            case.by_hand.submit()?;
-                            case.by_hand.finish()?;
+                        Side::Reference => {
+                            case.reference.submit()?;
+                            case.reference.finish()?;
                         }
                     }
                     case.check(side, &content)?;

@@ -8,20 +8,24 @@ use transload_streams::{AdvancedStreamPool, AllocationStrategy, Optimization, Wo
 use crate::support::setup::Setup;
 
 #[path = "../../../../../benches/src/streams/workload.rs"]
-mod replay;
+mod workload;
 
-use replay::{Replay, Workload, WorkloadItem, WorkloadOp, replay};
+use workload::{Workload, WorkloadItem, WorkloadOp, WorkloadRun, run_workload};
 
 fn pool(setup: &Setup, strategy: AllocationStrategy) -> AdvancedStreamPool {
     AdvancedStreamPool::new_with_strategy(&setup.device, 4, strategy).unwrap()
 }
 
 /// Replays a load on a pool of the strategy, lets it optimise itself, and replays again.
-fn optimized(setup: &Setup, strategy: AllocationStrategy, load: &Workload) -> (Replay, Optimization, Replay) {
+fn optimized(
+    setup: &Setup,
+    strategy: AllocationStrategy,
+    load: &Workload,
+) -> (WorkloadRun, Optimization, WorkloadRun) {
     let pool = pool(setup, strategy);
-    let before = replay(&pool, &setup.device, &setup.memory, load).unwrap();
+    let before = run_workload(&pool, &setup.device, &setup.memory, load).unwrap();
     let optimization = pool.optimize_configuration();
-    let after = replay(&pool, &setup.device, &setup.memory, load).unwrap();
+    let after = run_workload(&pool, &setup.device, &setup.memory, load).unwrap();
     assert_eq!((pool.strategy(), pool.split()), optimization.after);
     assert_eq!(pool.leases(), 0);
     (before, optimization, after)
@@ -48,7 +52,7 @@ fn two_loads_get_different_answers_and_each_is_faster_on_its_own() {
         assert_eq!(answer.after.1.compute, 3, "{answer}");
         assert!(by_workload.makespan < in_turn.makespan, "{by_workload} against {in_turn}");
         // When the small copies end depends on which of the ready streams is served first, so that the mean over all does too.
-        let kernels = |replay: &Replay| replay.mean_completion(WorkloadType::Compute).unwrap();
+        let kernels = |replay: &WorkloadRun| replay.mean_completion(WorkloadType::Compute).unwrap();
         assert!(kernels(&by_workload) < kernels(&in_turn), "{by_workload} against {in_turn}");
     }
     setup.finish();
@@ -102,7 +106,7 @@ fn an_empty_load_is_refused() {
         work: WorkloadOp::Upload { bytes },
     };
     for items in [vec![], vec![item(0)], vec![item(usize::MAX), item(1)]] {
-        let error = replay(&pool, &setup.device, &setup.memory, &Workload { items }).unwrap_err();
+        let error = run_workload(&pool, &setup.device, &setup.memory, &Workload { items }).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
     drop(pool);

@@ -1,0 +1,121 @@
+//! The projects and their sources.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result};
+
+/// A project: its dependency, its library, its program, and what the two print.
+pub(super) struct Project {
+    pub(super) name: &'static str,
+    dependency: &'static str,
+    /// Whether cust is in the dependency tree, which wants a directory that looks like a toolkit.
+    pub(super) with_cust: bool,
+    library: &'static str,
+    program: Program,
+    pub(super) library_prints: &'static str,
+    pub(super) program_prints: &'static str,
+}
+
+enum Program {
+    /// Calls the library.
+    Entry,
+    /// The example in the README, as it stands there.
+    Readme,
+}
+
+const DRIVER: &str = r#"
+#[unsafe(no_mangle)]
+pub extern "C" fn outside_entry() -> i32 {
+    match transload_cuda_sys::Driver::get() {
+        Ok(driver) => println!("outside: CUDA {}", driver.version()),
+        Err(reason) => println!("outside: {reason}"),
+    }
+    let cust = transload_cuda_sys::cust::init(transload_cuda_sys::cust::CudaFlags::empty());
+    println!("outside: cust {cust:?}");
+    0
+}
+"#;
+
+const FACADE: &str = r#"
+#[unsafe(no_mangle)]
+pub extern "C" fn outside_entry() -> i32 {
+    match transload::Runtime::discover() {
+        Ok(runtime) => println!("outside: {} devices", runtime.devices().len()),
+        Err(reason) => println!("outside: {reason}"),
+    }
+    0
+}
+"#;
+
+pub(super) const PROJECTS: &[Project] = &[
+    Project {
+        name: "driver",
+        dependency: r#"transload-cuda-sys = { path = "ROOT/crates/cuda-sys" }"#,
+        with_cust: true,
+        library: DRIVER,
+        program: Program::Entry,
+        library_prints: "outside: cust ",
+        program_prints: "outside: cust ",
+    },
+    Project {
+        name: "facade",
+        dependency: r#"transload = { path = "ROOT/crates/transload" }"#,
+        with_cust: false,
+        library: FACADE,
+        program: Program::Entry,
+        library_prints: "outside: 1 devices",
+        program_prints: "outside: 1 devices",
+    },
+    Project {
+        name: "readme",
+        dependency: r#"transload = { path = "ROOT/crates/transload", features = ["cuda"] }"#,
+        with_cust: true,
+        library: FACADE,
+        program: Program::Readme,
+        library_prints: " devices",
+        program_prints: "cpu/pageable → ",
+    },
+];
+
+pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()> {
+    fs::create_dir_all(folder.join("src"))?;
+    fs::create_dir_all(folder.join("toolkit").join("lib64"))?;
+    let dependency = project.dependency.replace("ROOT", &root.display().to_string().replace('\\', "/"));
+    let manifest = format!(
+        "[package]\nname = \"outside-{0}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
+         [lib]\nname = \"outside_{0}\"\ncrate-type = [\"cdylib\", \"rlib\"]\n\n\
+         [[bin]]\nname = \"outside-{0}\"\npath = \"src/main.rs\"\n\n\
+         [dependencies]\n{dependency}\n\n\
+         [profile.lto]\ninherits = \"release\"\nlto = \"fat\"\nopt-level = 1\n\n[workspace]\n",
+        project.name
+    );
+    let program = match project.program {
+        Program::Entry => format!("fn main() {{ outside_{}::outside_entry(); }}\n", project.name),
+        Program::Readme => example(&fs::read_to_string(root.join("README.md"))?)?.to_owned(),
+    };
+    fs::write(folder.join("Cargo.toml"), manifest)?;
+    fs::write(folder.join("src/lib.rs"), project.library)?;
+    fs::write(folder.join("src/main.rs"), program)?;
+    // The versions that the workspace is tested with.
+    fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    fs::copy(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
+    Ok(())
+}
+
+/// The first block of Rust in a page.
+fn example(page: &str) -> Result<&str> {
+    let block = page.split_once("\n```rust\n").and_then(|(_, rest)| rest.split_once("\n```"));
+    block.map(|(example, _)| example).context("the page has no block of Rust")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_the_first_block_of_rust() {
+        let page = "# A\n\n```console\n$ x\n```\n\n```rust\nfn main() {}\n// end\n```\n\n```rust\nno\n```\n";
+        assert_eq!(example(page).unwrap(), "fn main() {}\n// end");
+        assert!(example("# A\n").is_err());
+    }
+}
