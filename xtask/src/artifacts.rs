@@ -1,4 +1,4 @@
-//! Builds with cargo and finds out where the results lie.
+//! Builds with cargo and locates the results.
 
 use std::path::PathBuf;
 
@@ -6,22 +6,22 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 use xshell::{Shell, cmd};
 
-/// What cargo built.
+/// A build product of cargo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Artifact {
     pub(crate) package: String,
-    /// Where the package lies.
+    /// The package's folder.
     pub(crate) folder: PathBuf,
     pub(crate) target: String,
     /// `bin`, `lib`, `test`, `cdylib`, …
     pub(crate) kind: String,
     /// Whether it is a test runner.
     pub(crate) is_test: bool,
-    /// The file to run or to load.
+    /// The executable or library.
     pub(crate) path: PathBuf,
 }
 
-/// Runs cargo with `arguments` and lists every executable and every C library that it names.
+/// Runs cargo with `arguments` and returns every executable and C library that it built.
 pub(crate) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let output = cmd!(sh, "cargo {arguments...} --locked --message-format json-render-diagnostics").read()?;
     output.lines().filter_map(|line| artifact(line).transpose()).collect()
@@ -35,7 +35,7 @@ pub(crate) fn target_directory(sh: &Shell) -> Result<PathBuf> {
         .context("cargo metadata names no target folder")
 }
 
-/// The libraries of the workspace, as code names them.
+/// Returns the crate names of the workspace's libraries.
 pub(crate) fn libraries(sh: &Shell) -> Result<Vec<String>> {
     let metadata = metadata(sh)?;
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
@@ -44,13 +44,13 @@ pub(crate) fn libraries(sh: &Shell) -> Result<Vec<String>> {
     Ok(libraries.filter_map(|target| target["name"].as_str()).map(|name| name.replace('-', "_")).collect())
 }
 
-/// What cargo knows of the workspace.
+/// Returns `cargo metadata` of the workspace.
 fn metadata(sh: &Shell) -> Result<Value> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
     Ok(serde_json::from_str(&json)?)
 }
 
-/// What one message of cargo says was built, if it is something to run or to load.
+/// Parses one message of cargo; `None` unless it names an executable or a C library.
 fn artifact(line: &str) -> Result<Option<Artifact>> {
     let message: Value = serde_json::from_str(line).with_context(|| format!("cargo printed {line}"))?;
     if message["reason"] != "compiler-artifact" {
@@ -75,8 +75,8 @@ fn artifact(line: &str) -> Result<Option<Artifact>> {
     }))
 }
 
-/// The name in a package identity: `path+file:///x/crates/core#transload-core@0.1.0`, or `…/xtask#0.1.0` where the
-/// folder is called as the package.
+/// Returns the name in a package id: `path+file:///x/crates/core#transload-core@0.1.0`, or `…/xtask#0.1.0` if the folder has
+/// the package's name.
 fn package_name(id: &str) -> &str {
     let (location, fragment) = id.rsplit_once('#').unwrap_or((id, ""));
     match fragment.split_once('@') {
@@ -90,13 +90,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_of_a_package_identity_name_the_package() {
+    fn both_forms_of_a_package_id_name_the_package() {
         assert_eq!(package_name("path+file:///x/crates/core#transload-core@0.1.0"), "transload-core");
         assert_eq!(package_name("path+file:///x/xtask#0.1.0"), "xtask");
     }
 
     #[test]
-    fn only_what_can_be_run_or_loaded_is_listed() {
+    fn only_executables_and_libraries_are_listed() {
         let library =
             r#"{"reason":"compiler-artifact","executable":null,"target":{"kind":["lib"],"name":"a"}}"#;
         assert_eq!(artifact(library).unwrap(), None);

@@ -1,4 +1,4 @@
-//! A folder of stripped programs and tests that runs on a machine without Rust.
+//! Collects stripped programs and tests in a folder that runs on a machine without Rust.
 
 use std::{
     collections::BTreeSet,
@@ -16,31 +16,31 @@ use crate::{
     date,
 };
 
-/// Packages whose programs travel, and a program that must be among them.
+/// Packages whose programs are bundled, each with a program that must exist.
 const PROGRAMS: [(&str, &str); 2] =
     [("transload-cli", "transload"), ("transload-benches", "transload-bench")];
 
-/// What tests of a device depend on; it runs them on the machine's driver or plays one. Every package that has it in its
-/// manifest travels, its own tests among them.
-const DRIVES: &str = "transload-cuda-sim";
+/// The package through which tests use a device, real or simulated. The tests of every package that depends on it are
+/// bundled, and its own.
+const SIMULATOR: &str = "transload-cuda-sim";
 
-/// Packages that know no device, but whose threads meet more processors there than here. Bundled where the workspace has them.
+/// Packages without a device whose threads should be tested on many processors.
 const THREADED: [&str; 2] = ["transload-backend-cpu", "transload-executor"];
 
-/// Test targets that say something there: `it` on one device, `peers` on two, `capture` and `migrations` in a process of their
-/// own, `soak` for as long as is wanted. The others play the driver.
+/// Test targets that run on hardware: `it` on one device, `peers` on two, `capture` and `migrations` in processes of their
+/// own, `soak` for any duration. Other targets simulate the driver.
 const HARDWARE_TESTS: [&str; 5] = ["it", "peers", "capture", "migrations", "soak"];
 
-/// A C library that other programs load, to see that it leaves their CUDA alone. Bundled where the workspace has it.
+/// A C library that other programs load, to test that their own CUDA keeps working.
 const PROBE: &str = "transload-probe";
 
-/// What fits through the narrowest of the ways to a machine.
+/// Maximum size of the bundle in bytes, for machines with a limit on uploads.
 const LARGEST: u64 = 60 << 20;
 
 #[derive(Serialize)]
 struct Manifest {
     commit: String,
-    /// Whether files differed from the commit.
+    /// Whether there were local changes.
     modified: bool,
     date: String,
     rustc: String,
@@ -58,7 +58,7 @@ struct File {
     from: PathBuf,
 }
 
-/// Builds, copies, writes the manifest.
+/// Builds, copies, and writes the manifest.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --no-deps --locked").quiet().read()?;
     let metadata: Value = serde_json::from_str(&json)?;
@@ -76,7 +76,7 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     }
     println!("{:>9.2} MiB  in {} files in {}", mebibytes(total), files.len(), folder.display());
     let manifest = Manifest {
-        commit: cmd!(sh, "git rev-parse HEAD").quiet().read().context("asking git for the commit")?,
+        commit: cmd!(sh, "git rev-parse HEAD").quiet().read().context("reading the commit from git")?,
         modified: !cmd!(sh, "git status --porcelain").quiet().read()?.is_empty(),
         date: date::today(),
         rustc: cmd!(sh, "rustc --version").quiet().read()?,
@@ -85,15 +85,15 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     fs::write(folder.join("manifest.json"), serde_json::to_string_pretty(&manifest)? + "\n")?;
     ensure!(
         total <= LARGEST,
-        "the bundle has {:.1} MiB, more than the {} MiB allowed: leave a test out of it or make one smaller",
+        "the bundle has {:.1} MiB, the limit is {} MiB: omit a test or make one smaller",
         mebibytes(total),
         LARGEST >> 20
     );
     Ok(())
 }
 
-/// The packages whose tests travel: those that can drive a device, and some that run threads. A crate that is added later is
-/// among them by itself. The programs' own tests start what cargo built, and stay.
+/// Returns the packages whose tests are bundled: those that use a device, and `THREADED`. The tests of programs are not,
+/// since they start what cargo built.
 fn tested(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
     let has_test = |package: &Value| {
@@ -101,16 +101,20 @@ fn tested(metadata: &Value) -> Result<Vec<String>> {
             target["kind"][0] == "test" && HARDWARE_TESTS.iter().any(|name| target["name"] == *name)
         })
     };
-    let drives = |package: &Value| {
-        package["name"] == DRIVES
-            || package["dependencies"].as_array().into_iter().flatten().any(|other| other["name"] == DRIVES)
+    let uses_device = |package: &Value| {
+        package["name"] == SIMULATOR
+            || package["dependencies"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|other| other["name"] == SIMULATOR)
     };
-    let travels = |package: &&Value| {
+    let is_bundled = |package: &&Value| {
         let is_program = PROGRAMS.iter().any(|(of, _)| package["name"] == *of);
         let is_threaded = THREADED.iter().any(|name| package["name"] == *name);
-        (drives(package) || is_threaded) && !is_program && has_test(package)
+        (uses_device(package) || is_threaded) && !is_program && has_test(package)
     };
-    let names = packages.iter().filter(travels).filter_map(|package| package["name"].as_str());
+    let names = packages.iter().filter(is_bundled).filter_map(|package| package["name"].as_str());
     Ok(names.map(str::to_owned).collect())
 }
 
@@ -118,7 +122,7 @@ fn built(sh: &Shell, tested: &[String], has_probe: bool) -> Result<Vec<Artifact>
     fn packages<'a>(names: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
         names.flat_map(|name| ["--package", name])
     }
-    // One call for all packages: cargo then unites their features as it does for the whole workspace.
+    // One call for all packages, so that cargo unifies their features as for the whole workspace.
     let programs: BTreeSet<&str> = PROGRAMS.iter().map(|(package, _)| *package).collect();
     eprintln!("building tests (profile dist)");
     let mut arguments = vec!["test", "--no-run", "--profile", "dist"];
@@ -139,16 +143,16 @@ fn has_package(metadata: &Value, name: &str) -> bool {
     metadata["packages"].as_array().into_iter().flatten().any(|package| package["name"] == name)
 }
 
-/// What of all that was built travels, under which name; everything that should travel must be there.
+/// Selects and names the files to bundle; fails if an expected one is missing.
 fn select(built: Vec<Artifact>, tested: &[String]) -> Result<Vec<File>> {
     let mut files = Vec::new();
     let mut names = BTreeSet::new();
     for artifact in built {
         let Some(name) = bundled_name(&artifact, tested) else { continue };
         if !names.insert(name.clone()) {
-            // A program is built for the tests of its package, and again by itself.
+            // A program is built for its package's tests and again on its own.
             if artifact.is_test {
-                bail!("two tests would both be called {name}");
+                bail!("two tests have the name {name}");
             }
             continue;
         }
@@ -161,7 +165,7 @@ fn select(built: Vec<Artifact>, tested: &[String]) -> Result<Vec<File>> {
             files.iter().any(|file| file.package == package && file.target == target && file.kind == "bin");
         ensure!(found, "package {package} built no program {target}");
     }
-    ensure!(tested.iter().any(|package| package == DRIVES), "no package {DRIVES} has tests");
+    ensure!(tested.iter().any(|package| package == SIMULATOR), "no package {SIMULATOR} has tests");
     for package in tested {
         let found = files.iter().any(|file| file.package == *package && file.kind == "test");
         ensure!(found, "package {package} built no test of {}", HARDWARE_TESTS.join(", "));
@@ -183,7 +187,7 @@ fn bundled_name(artifact: &Artifact, tested: &[String]) -> Option<String> {
     is_wanted.then(|| with_extension(&format!("{package}--{target}"), path))
 }
 
-/// `.exe` where the platform has it.
+/// Appends `.exe` if the platform uses it.
 fn with_extension(name: &str, path: &Path) -> String {
     match path.extension() {
         Some(extension) if extension == "exe" => format!("{name}.exe"),
@@ -224,7 +228,7 @@ mod tests {
     }
 
     fn complete() -> (Vec<Artifact>, Vec<String>) {
-        let tested = [DRIVES, "transload-streams", "transload"].map(str::to_owned);
+        let tested = [SIMULATOR, "transload-streams", "transload"].map(str::to_owned);
         let mut all: Vec<Artifact> =
             tested.iter().map(|package| artifact(package, "it", "test", true)).collect();
         all.extend(PROGRAMS.iter().map(|(package, target)| artifact(package, target, "bin", false)));
@@ -232,20 +236,20 @@ mod tests {
     }
 
     #[test]
-    fn what_drives_a_device_travels_without_being_listed() {
+    fn packages_that_use_a_device_are_bundled() {
         let package = |name: &str, dependency: &str, target: &str| {
             serde_json::json!({"name": name, "dependencies": [{"name": dependency}],
                 "targets": [{"name": "lib", "kind": ["lib"]}, {"name": target, "kind": ["test"]}]})
         };
         let metadata = serde_json::json!({"packages": [
-            package("transload-new", DRIVES, "it"),
+            package("transload-new", SIMULATOR, "it"),
             package("transload-old", "transload-core", "it"),
-            package("transload-simulated", DRIVES, "simulated"),
-            package("transload-cli", DRIVES, "it"),
+            package("transload-simulated", SIMULATOR, "simulated"),
+            package("transload-cli", SIMULATOR, "it"),
             package("transload-executor", "parking_lot", "it"),
-            package(DRIVES, "libc", "capture"),
+            package(SIMULATOR, "libc", "capture"),
         ]});
-        assert_eq!(tested(&metadata).unwrap(), ["transload-new", "transload-executor", DRIVES]);
+        assert_eq!(tested(&metadata).unwrap(), ["transload-new", "transload-executor", SIMULATOR]);
     }
 
     #[test]
@@ -260,12 +264,12 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_missing_is_named() {
+    fn missing_file_is_named() {
         for missing in 0..complete().0.len() {
             let (mut built, tested) = complete();
-            let gone = built.remove(missing);
+            let removed = built.remove(missing);
             let error = select(built, &tested).unwrap_err().to_string();
-            assert!(error.contains(&gone.package), "{error}");
+            assert!(error.contains(&removed.package), "{error}");
         }
     }
 }

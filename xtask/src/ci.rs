@@ -1,4 +1,4 @@
-//! Everything that a change must pass, in the order of what fails fastest; the tests come last.
+//! Everything that a change must pass, ordered by how fast it fails; the tests come last.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use xshell::{Shell, cmd};
 
 use crate::{bench, codegen, cross, doc, downstream, mutants, record, test, tidy};
 
-/// Runs every check, then the tests, whose exit code is the answer.
+/// Runs every check, then the tests, and returns their exit code.
 pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     step("format");
     cmd!(sh, "cargo fmt --all -- --check").quiet().run()?;
@@ -20,13 +20,13 @@ pub(crate) fn run(sh: &Shell) -> Result<ExitCode> {
     cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").quiet().run()?;
     step("documentation, warnings and dead links denied");
     doc::run(sh)?;
-    step("projects outside the tree");
+    step("downstream projects outside the tree");
     downstream::run(sh)?;
-    step("other platforms, as far as this machine has what they need");
+    step("other platforms, if their tools are installed");
     cross::run(sh, &cross::Options::for_every_change())?;
-    step("deliberate faults, each found by its test");
+    step("deliberate faults, each caught by its test");
     mutants::run(sh, &mutants::Options::for_every_change())?;
-    step("benchmark, quick, and what must hold of its results");
+    step("quick benchmark and a check of its results");
     let measured = bench::run(sh, &bench::Options::quick())?;
     if measured != ExitCode::SUCCESS {
         return Ok(measured);

@@ -1,7 +1,7 @@
-//! Generates the list of driver functions that stand beneath cust from the source of `cust_raw`.
+//! Generates the list of driver functions that cust calls from the source of `cust_raw`.
 //!
-//! The output is one invocation of a macro that `crates/cuda-sys/src/driver/table.rs` defines; what a shim does
-//! is written there by hand, only the list of names and types is generated.
+//! The output is one invocation of a macro of `crates/cuda-sys/src/driver/table.rs`. Only names and types are generated;
+//! the shims are written by hand there.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, path::Path};
 
@@ -10,18 +10,15 @@ use xshell::{Shell, cmd};
 
 const OUTPUT: &str = "crates/cuda-sys/src/driver/generated.rs";
 
-/// Writes the generated file, or with `check` fails where the committed one differs.
+/// Writes the generated file; with `check`, fails if the committed one differs.
 pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
     let bindings = cust_raw_source(sh)?;
     let text = formatted(sh, &generate(&bindings)?)?;
     let path = sh.current_dir().join(OUTPUT);
     if check {
-        // A checkout may have changed the ends of lines.
+        // A checkout may have converted line endings.
         let committed = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
-        ensure!(
-            committed == text,
-            "{OUTPUT} is not current: run `cargo xtask codegen` and commit the result"
-        );
+        ensure!(committed == text, "{OUTPUT} is stale: run `cargo xtask codegen` and commit the result");
         println!("{OUTPUT} is current");
     } else {
         fs::write(&path, text).with_context(|| format!("writing {OUTPUT}"))?;
@@ -30,12 +27,12 @@ pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// As `cargo fmt` would leave it, so that formatting the workspace changes nothing here.
+/// Formats like `cargo fmt`, so that formatting the workspace does not change the file.
 fn formatted(sh: &Shell, text: &str) -> Result<String> {
     Ok(cmd!(sh, "rustfmt --edition 2024 --emit stdout").quiet().stdin(text).read()? + "\n")
 }
 
-/// The text of `cust_raw/src/cuda.rs` in the version that Cargo.lock names.
+/// Reads `cust_raw/src/cuda.rs` in the version of Cargo.lock.
 fn cust_raw_source(sh: &Shell) -> Result<String> {
     let json = cmd!(sh, "cargo metadata --format-version 1 --locked").quiet().read()?;
     let metadata: serde_json::Value = serde_json::from_str(&json)?;
@@ -49,7 +46,7 @@ fn cust_raw_source(sh: &Shell) -> Result<String> {
     fs::read_to_string(&source).context("reading cust_raw's bindings")
 }
 
-/// Renders the macro invocation from the text of the bindings.
+/// Generates the macro invocation from the bindings.
 fn generate(bindings: &str) -> Result<String> {
     let enums = enum_names(bindings);
     let mut out = String::from(
@@ -69,7 +66,7 @@ fn generate(bindings: &str) -> Result<String> {
             .with_context(|| format!("a declaration without a result: {name}({rest}"))?;
         let parameters = parameters.trim_end().strip_suffix(')').context("parameters without an end")?;
         if result.trim() != "CUresult" {
-            bail!("{name} returns {result}, which the shims do not know");
+            bail!("{name} returns {result}, which the shims do not support");
         }
         write!(out, "    fn {name}(")?;
         for (index, parameter) in parameters.split(',').map(str::trim).filter(|p| !p.is_empty()).enumerate() {
@@ -89,7 +86,7 @@ fn generate(bindings: &str) -> Result<String> {
     Ok(out)
 }
 
-/// The values of the enum that functions return.
+/// Returns the values of the result enum.
 fn result_codes(bindings: &str) -> Result<Vec<u32>> {
     let (_, body) = bindings.split_once("pub enum cudaError_enum {").context("no result enum")?;
     let (body, _) = body.split_once('}').context("the result enum does not end")?;
@@ -102,7 +99,7 @@ fn result_codes(bindings: &str) -> Result<Vec<u32>> {
     Ok(codes)
 }
 
-/// Names of every C enum and of every alias of one.
+/// Returns the names of every C enum and its aliases.
 fn enum_names(bindings: &str) -> BTreeSet<String> {
     let mut names: BTreeSet<String> = bindings
         .lines()
@@ -122,7 +119,7 @@ fn enum_names(bindings: &str) -> BTreeSet<String> {
     names
 }
 
-/// An enum that crosses the boundary is declared as an integer: a newer driver may use values this list lacks.
+/// Declares enums as integers: a newer driver may use values that the enum lacks.
 fn integer_for_enum(ty: &str, enums: &BTreeSet<String>) -> String {
     let ty = ty.replace("::std::os::raw::", "");
     let base = ty.rsplit(' ').next().unwrap_or(&ty);

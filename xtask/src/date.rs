@@ -1,14 +1,14 @@
-//! Today's date, without a dependency on a calendar.
+//! Today's date, without a calendar library.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Today in UTC as `YYYY-MM-DD`.
+/// Returns today in UTC as `YYYY-MM-DD`.
 pub(crate) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     from_days(seconds / 86_400)
 }
 
-/// Whether a text begins with a date as `YYYY-MM-DD`.
+/// Returns whether a text begins with `YYYY-MM-DD`.
 pub(crate) fn begins_with_date(text: &str) -> bool {
     let bytes = text.as_bytes();
     bytes.len() >= 10
@@ -18,9 +18,9 @@ pub(crate) fn begins_with_date(text: &str) -> bool {
         })
 }
 
-/// The date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
+/// Converts days since 1970-01-01 to a date in the proleptic Gregorian calendar.
 fn from_days(days: u64) -> String {
-    // Years begin in March here, so that the leap day is the last of its year; eras are 400 years of 146,097 days.
+    // Years begin in March, so that the leap day ends its year; an era is 400 years of 146,097 days.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_become_dates_also_around_leap_days() {
+    fn dates_around_leap_days_are_correct() {
         for (days, date) in [
             (0, "1970-01-01"),
             (11_016, "2000-02-29"),
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_is_recognised_at_the_beginning() {
+    fn date_prefix_is_recognised() {
         assert!(begins_with_date("2026-11-20-h200-copies.json"));
         assert!(begins_with_date("2026-11-20T10:00:00Z"));
         assert!(!begins_with_date("20-11-2026"));

@@ -1,4 +1,4 @@
-//! Renders the documentation of every crate, and fails where a link in it leads nowhere.
+//! Renders the documentation of every crate and checks its links.
 
 use std::{
     collections::BTreeMap,
@@ -11,14 +11,14 @@ use xshell::{Shell, cmd};
 
 use crate::artifacts;
 
-/// Renders, warnings denied, and checks.
+/// Renders with warnings denied, then fails on dead links.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let folder = artifacts::target_directory(sh)?.join("doc");
-    // Pages of an earlier run would serve links of this one.
+    // Pages of an earlier run would hide dead links.
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
     }
-    // rustdoc links to crates whose folder is there, and cargo removes a crate's folder before its turn: so one after the other.
+    // rustdoc links to crates whose folder exists, and cargo removes a crate's folder before rendering it: so one job only.
     for name in artifacts::libraries(sh)? {
         fs::create_dir_all(folder.join(name))?;
     }
@@ -32,10 +32,10 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     bail!("{} dead links in {}:\n{}", dead.len(), folder.display(), list.join("\n"))
 }
 
-/// Relative links to files that are not there, each with one page that has it.
+/// Returns relative links to missing files, each with one page that contains it.
 fn dead_links(root: &Path) -> Result<BTreeMap<String, String>> {
     let mut dead = BTreeMap::new();
-    // The listings of sources hold whatever strings sources hold.
+    // Source listings contain arbitrary strings.
     let sources = root.join("src");
     let mut folders = vec![root.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -59,8 +59,8 @@ fn dead_links(root: &Path) -> Result<BTreeMap<String, String>> {
     Ok(dead)
 }
 
-/// What the page's links lead to, without those within the page, to other sites, of scripts, and to the list of all crates,
-/// which is not made by default.
+/// Returns the link targets of a page, except fragments, other sites, script templates, and the index of all crates, which
+/// rustdoc does not generate by default.
 fn links(html: &str) -> impl Iterator<Item = &str> {
     html.split("href=\"").skip(1).filter_map(|rest| {
         let link = rest.split('"').next()?.split(['#', '?']).next()?;
@@ -76,7 +76,7 @@ fn links(html: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A link from a page of this folder, as a path without steps back.
+/// Resolves a link relative to a folder, without `..`.
 fn target(folder: &Path, link: &str) -> PathBuf {
     let mut path = PathBuf::new();
     for component in folder.join(link).components() {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_of_a_page_are_those_that_need_a_file() {
+    fn only_links_to_files_are_returned() {
         let html = r##"<a href="a.html#x"><a href="#x"><a href="https://e.org/b"><a href="../c/d.html?q">
             <link href="../static.files/${f}"><a href="Self::len"><a href="transload_core::Loan">"##;
         assert_eq!(
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_links_are_found_with_their_page() {
+    fn dead_links_are_reported_with_their_page() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::create_dir(root.join("one")).unwrap();

@@ -1,4 +1,4 @@
-//! The workspace's own chores. `cargo xtask help` lists them.
+//! Tasks of this workspace. `cargo xtask help` lists them.
 
 mod artifacts;
 mod bench;
@@ -34,39 +34,39 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure copies over a ladder of sizes beside raw ones; table, JSON and an HTML report. Needs no GPU.
+    /// Measure copies of increasing size against raw driver calls; prints a table, writes JSON and an HTML report. Needs no GPU.
     Bench(bench::Options),
-    /// Render the documentation, warnings denied, and fail where a link in it leads nowhere.
+    /// Render the documentation with warnings denied; fails on dead links.
     Doc,
-    /// Build and run small projects outside the tree, with each linker, as programs and as C libraries.
+    /// Build and run small downstream projects outside the tree, with each linker, as programs and as C libraries.
     Outside,
-    /// Collect stripped programs and tests in target/bundle, for a machine without Rust.
+    /// Collect stripped programs and tests in target/bundle, to run on a machine without Rust.
     Bundle,
     /// Merge results of the benchmark into one record under docs/benchmarks.
     Record(Box<record::Options>),
     /// Render docs/benchmarks/*.json into docs/benchmarks/README.md.
     Render {
-        /// Change nothing; fail where the committed page is not current.
+        /// Change nothing; fail if the committed page is stale.
         #[arg(long)]
         check: bool,
     },
-    /// Check what people forget: module headers, arrows between crates, generated files, and the like.
+    /// Check project rules: module headers, dependencies between crates, generated files and others.
     Tidy {
-        /// Change nothing; without it, generated files are brought up to date first.
+        /// Change nothing; by default generated files are updated first.
         #[arg(long)]
         check: bool,
     },
-    /// Generate the list of driver functions beneath cust from cust_raw's source.
+    /// Generate the list of driver functions that cust calls from cust_raw's source.
     Codegen {
-        /// Change nothing; fail where the committed file is not current.
+        /// Change nothing; fail if the committed file is stale.
         #[arg(long)]
         check: bool,
     },
-    /// Check for other platforms, and run the tests where something here can run their programs.
+    /// Check for other platforms, and run their tests if an emulator is installed.
     Cross(cross::Options),
-    /// Leave steps out on purpose, one at a time, and see that the test named for each fails.
+    /// Omit marked steps of the code, one at a time, and check that the test listed for each fails.
     Mutants(mutants::Options),
-    /// Everything a change must pass, the tests last.
+    /// Run everything that a change must pass, the tests last.
     Ci,
 }
 

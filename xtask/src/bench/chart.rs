@@ -1,14 +1,14 @@
-//! One chart as SVG: rate over size, a line for each series, both measured points and labels as plain text.
+//! An SVG chart of rate over size with one line for each series. Labels are plain text.
 
 use std::fmt::Write as _;
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
-/// Room for labels: left, right, top, bottom.
+/// Margins for labels: left, right, top, bottom.
 const MARGIN: (f64, f64, f64, f64) = (64.0, 16.0, 16.0, 44.0);
 const COLOURS: [&str; 6] = ["#1b6ca8", "#c2571a", "#2e7d32", "#7b3fa0", "#a8901b", "#444444"];
 
-/// Sizes in bytes and rates; ascending in size.
+/// Sizes in bytes with rates, ascending in size.
 pub(crate) type Points = Vec<(u64, f64)>;
 
 /// A line of the chart.
@@ -16,11 +16,11 @@ pub(crate) type Points = Vec<(u64, f64)>;
 pub(crate) struct Series {
     pub(crate) label: String,
     pub(crate) points: Points,
-    /// Dashed: what is compared with.
+    /// Whether it is the reference, which is drawn dashed.
     pub(crate) is_reference: bool,
 }
 
-/// The chart of one path.
+/// Returns the chart of one path, empty without points.
 pub(crate) fn svg(title: &str, unit: &str, series: &[Series]) -> String {
     let sizes: Vec<u64> = {
         let mut all: Vec<u64> =
@@ -90,7 +90,7 @@ fn grid(out: &mut String, scale: &Scale, sizes: &[u64], unit: &str) {
     let mut free_from = f64::NEG_INFINITY;
     for &bytes in sizes {
         let x = scale.x(bytes);
-        // A label that would run into its neighbour is left out; the point is still drawn.
+        // Omit a label that would overlap its neighbour; the point is still drawn.
         if x < free_from {
             continue;
         }
@@ -147,7 +147,7 @@ fn log2(bytes: u64) -> f64 {
     (bytes.max(1) as f64).log2()
 }
 
-/// The next round number: 1, 2 or 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn ceiling(value: f64) -> f64 {
     if !value.is_finite() || value <= 0.0 {
         return 1.0;
@@ -156,7 +156,7 @@ fn ceiling(value: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|step| step * power).find(|step| *step >= value).unwrap_or(value)
 }
 
-/// A number with about three digits.
+/// Formats a number with about three digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
@@ -167,7 +167,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A size in the largest unit of which it is a whole number.
+/// Formats a size in the largest unit of which it is a multiple.
 pub(crate) fn size(bytes: u64) -> String {
     let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
@@ -176,7 +176,7 @@ pub(crate) fn size(bytes: u64) -> String {
     }
 }
 
-/// A text inside HTML or SVG, also between quotation marks.
+/// Escapes text for HTML and SVG, including attribute values.
 pub(crate) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chart_has_a_line_for_each_series_and_a_point_for_each_measurement() {
+    fn chart_has_a_line_per_series_and_a_point_per_measurement() {
         let line = |label: &str, is_reference| Series {
             label: label.to_owned(),
             points: vec![(4096, 0.5), (1 << 20, 38.0)],
@@ -200,24 +200,24 @@ mod tests {
     }
 
     #[test]
-    fn one_size_or_none_is_drawn_without_a_number_that_is_none() {
+    fn chart_of_one_size_or_none_contains_no_nan() {
         assert_eq!(svg("t", "GB/s", &[]), "");
         let only = Series { label: "x".to_owned(), points: vec![(4096, 0.0)], is_reference: false };
         assert!(!svg("t", "GB/s", &[only]).contains("NaN"));
     }
 
     #[test]
-    fn sizes_off_the_grid_are_not_rounded() {
+    fn sizes_are_not_rounded() {
         assert_eq!(size(3 << 20), "3 MiB");
         assert_eq!(size(4097), "4097 B");
         assert_eq!(size(1 << 30), "1 GiB");
     }
 
     #[test]
-    fn the_axis_ends_at_a_round_number() {
+    fn axis_ends_at_a_round_number() {
         assert_eq!(ceiling(38.0), 50.0);
         assert_eq!(ceiling(0.0), 1.0);
-        // Not every platform takes the power of ten to the last bit.
+        // Some platforms do not round powers of ten to the last bit.
         assert!((ceiling(0.07) - 0.1).abs() < 1e-12);
     }
 }

@@ -1,4 +1,4 @@
-//! What must hold of every run of the benchmark, on any machine, whatever it measured.
+//! Checks that hold for every run of the benchmark on any machine, whatever it measured.
 
 use std::collections::BTreeSet;
 
@@ -6,9 +6,9 @@ use anyhow::{Result, bail};
 
 use super::results::{ResultRow, Results};
 
-/// Rows of every method on a path begin so.
+/// Prefix of the ids of rows that try every method on a path.
 const METHODS: &str = "methods/";
-/// A run that was asked for everything has rows of every method on these.
+/// Paths on which an unrestricted run has such rows.
 const PATHS: [&str; 7] = [
     "cpu.pinned-to-cuda:0.device",
     "cuda:0.device-to-cpu.pinned",
@@ -19,18 +19,18 @@ const PATHS: [&str; 7] = [
     "cuda:0.device-to-cuda:0.device",
 ];
 
-/// Checks a run; `is_whole` is one that no argument restricts to some rows.
+/// Checks a run. `is_whole` says that no argument restricted it to some rows.
 ///
 /// # Errors
-/// Everything that is wrong: bytes that nobody compared, figures that are none, rows of the software driver that do not say
-/// so, methods that neither ran nor were rejected with a reason, and missing rows.
+/// Lists every fault: bytes that were not compared, values that are not finite, rows of the software driver that are not
+/// marked, methods that neither ran nor were rejected with a reason, and missing rows.
 pub(crate) fn check(results: &Results, is_whole: bool) -> Result<()> {
     let mut wrong = Vec::new();
     let mut ids = BTreeSet::new();
     for row in &results.rows {
         check_row(results, row, &mut wrong);
         if !ids.insert(row.id.as_str()) {
-            wrong.push(format!("{} is there twice", row.id));
+            wrong.push(format!("{} appears twice", row.id));
         }
     }
     if is_whole {
@@ -51,33 +51,33 @@ pub(crate) fn check(results: &Results, is_whole: bool) -> Result<()> {
     for rejection in &results.rejections {
         let id = format!("{METHODS}{}/{}/{}", rejection.path, rejection.method, rejection.bytes);
         if rejection.reason.is_empty() || ids.contains(id.as_str()) {
-            wrong.push(format!("{id} was rejected without a reason, or measured all the same"));
+            wrong.push(format!("{id} was rejected without a reason, or rejected and measured"));
         }
     }
     if wrong.is_empty() {
         return Ok(());
     }
-    bail!("{} things are wrong with the results:\n  {}", wrong.len(), wrong.join("\n  "))
+    bail!("{} faults in the results:\n  {}", wrong.len(), wrong.join("\n  "))
 }
 
 fn check_row(results: &Results, row: &ResultRow, wrong: &mut Vec<String>) {
     let ResultRow { id, value, p10, p50, p90, .. } = row;
     if row.bytes > 0 && !row.verified {
-        wrong.push(format!("{id}: nobody compared its bytes"));
+        wrong.push(format!("{id}: its bytes were not compared"));
     }
     if [value, p10, p50, p90].iter().any(|figure| !figure.is_finite() || **figure < 0.0) {
-        wrong.push(format!("{id}: {value} ({p10}, {p50}, {p90}) is no measurement"));
+        wrong.push(format!("{id}: {value} ({p10}, {p50}, {p90}) is not a measurement"));
     }
-    // A rate's lowest is its slowest, a time's lowest its fastest: the order says no more than that.
+    // Percentiles may descend: those of a rate are computed from times.
     let ordered = [[p10, p50, p90], [p90, p50, p10]];
     if !ordered.iter().any(|figures| figures.is_sorted()) {
         wrong.push(format!("{id}: {p50} is not between {p10} and {p90}"));
     }
     if id.contains("cuda:") && row.simulated != results.simulated {
-        wrong.push(format!("{id}: simulated is {}, of the run {}", row.simulated, results.simulated));
+        wrong.push(format!("{id}: simulated is {}, but {} for the run", row.simulated, results.simulated));
     }
     if row.simulated && row.met.is_some() {
-        wrong.push(format!("{id}: a software driver meets and misses no goal"));
+        wrong.push(format!("{id}: a simulated row must have no goal"));
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::bench::results::{Choice, Rejection, sample};
 
-    /// What is found wrong after a change of results that are right.
+    /// Returns the fault reported after `change` to correct results.
     fn found(change: impl FnOnce(&mut Results)) -> String {
         let mut results = sample();
         results.rows.iter_mut().for_each(|row| (row.simulated, row.met) = (true, None));
@@ -98,13 +98,13 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_of_a_run_is_found() {
-        assert!(found(|results| results.rows[0].verified = false).contains("nobody compared"));
-        assert!(found(|results| results.rows[0].p50 = f64::NAN).contains("no measurement"));
+    fn each_fault_of_a_run_is_reported() {
+        assert!(found(|results| results.rows[0].verified = false).contains("were not compared"));
+        assert!(found(|results| results.rows[0].p50 = f64::NAN).contains("not a measurement"));
         assert!(found(|results| results.rows[0].p50 = results.rows[0].p90 * 2.0).contains("is not between"));
         assert!(found(|results| results.rows[0].simulated = false).contains("simulated is false"));
-        assert!(found(|results| results.rows[0].met = Some(true)).contains("no goal"));
-        assert!(found(|results| results.rows.push(results.rows[0].clone())).contains("is there twice"));
+        assert!(found(|results| results.rows[0].met = Some(true)).contains("must have no goal"));
+        assert!(found(|results| results.rows.push(results.rows[0].clone())).contains("appears twice"));
         let [path, method] = ["p", "DirectCopy"].map(str::to_owned);
         let choice = Choice { path: path.clone(), bytes: 1, method: method.clone() };
         assert!(found(|results| results.choices.push(choice)).contains("has no row"));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_run_without_a_path_is_found() {
+    fn whole_run_without_a_path_is_reported() {
         let error = check(&sample(), true).unwrap_err().to_string();
         assert!(error.contains("no method has rows on cuda:0.device-to-cpu.pageable"), "{error}");
     }

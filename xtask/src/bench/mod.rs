@@ -1,4 +1,4 @@
-//! The main job: builds the benchmark, runs it, and draws what it measured.
+//! Builds and runs the benchmark, draws its report, and checks its results.
 
 pub(crate) mod chart;
 mod check;
@@ -25,30 +25,30 @@ pub(crate) struct Options {
     /// Fewer sizes and repetitions.
     #[arg(long)]
     quick: bool,
-    /// Where the results go as JSON; in the report's folder where not given.
+    /// JSON file of the results; by default in the report's folder.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// The report's folder; target/bench where not given.
+    /// Folder of the report; by default target/bench.
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Further arguments for the benchmark itself.
+    /// Further arguments of the benchmark.
     #[arg(last = true)]
     arguments: Vec<String>,
 }
 
 impl Options {
-    /// Fewer sizes and repetitions, with results where they usually go.
+    /// Fewer sizes and repetitions, results in the default folder.
     pub(crate) fn quick() -> Self {
         Self { quick: true, ..Self::default() }
     }
 }
 
-/// Builds, runs, draws and checks; returns the benchmark's own exit code.
+/// Builds, runs, draws and checks; returns the benchmark's exit code.
 ///
 /// # Errors
-/// Those of building and running; what is wrong with the results.
+/// If building or running fails, or if the results are implausible.
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
-    // Paths on the command line are relative to where the user stands, not to the workspace.
+    // Paths on the command line are relative to the user's directory, not to the workspace.
     let here = std::env::current_dir()?;
     let out = match &options.out {
         Some(out) => here.join(out),
@@ -58,7 +58,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
     for folder in [Some(out.as_path()), json.parent()].into_iter().flatten() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
-    // Results of an earlier run must not pass for this one's.
+    // Results of an earlier run must not be mistaken for this one's.
     if json.exists() {
         fs::remove_file(&json).with_context(|| format!("removing {}", json.display()))?;
     }
@@ -72,16 +72,16 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<ExitCode> {
         .current_dir(sh.current_dir())
         .status()
         .with_context(|| format!("starting {PROGRAM}"))?;
-    // A run that measured everything but missed a goal has results too.
+    // A run that missed a goal has results too.
     if json.exists() {
         let results = Results::read(&json)?;
         draw(&results, &json, &out)?;
         check::check(&results, options.arguments.is_empty())?;
     }
     if !status.success() {
-        eprintln!("{PROGRAM} did not succeed: {status} (`--help` says what its codes mean)");
+        eprintln!("{PROGRAM} failed: {status} (`--help` lists the exit codes)");
     }
-    // A program that a signal ended has no code.
+    // A program ended by a signal has no exit code.
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 

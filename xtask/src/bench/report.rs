@@ -1,4 +1,4 @@
-//! The HTML report of one run: a chart and a table for each path.
+//! The HTML report of one run: charts and a table for each path.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -11,7 +11,7 @@ const STYLE: &str = "body{font-family:sans-serif;max-width:60em;margin:2em auto;
 table{border-collapse:collapse;margin:.5em 0 2em}td,th{padding:.2em .7em;text-align:right;border-bottom:1px solid #ddd}\
 td:first-child,th:first-child,td.text{text-align:left}.simulated{background:#fff3cd;padding:.5em 1em}";
 
-/// The page; complete in itself.
+/// Returns the page, without external resources.
 pub(crate) fn html(results: &Results) -> String {
     let mut out = String::from("<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\">\n");
     let _infallible = writeln!(out, "<title>Transload: measured paths</title><style>{STYLE}</style>");
@@ -20,7 +20,7 @@ pub(crate) fn html(results: &Results) -> String {
     for (path, rows) in by_path(&results.rows) {
         let _infallible = writeln!(out, "<h2>{}</h2>", escape(path));
         for (unit, series) in series_by_unit(&rows) {
-            // Single points make no line.
+            // A chart needs at least two points.
             if series.iter().any(|line| line.points.len() > 1) {
                 out.push_str(&chart::svg(path, unit, &series));
             }
@@ -119,7 +119,7 @@ mod tests {
     use crate::bench::results::sample;
 
     #[test]
-    fn every_simulated_row_is_labelled_in_table_and_chart() {
+    fn simulated_rows_are_labelled_in_table_and_chart() {
         let page = html(&sample());
         assert_eq!(page.matches("<td>simulated</td>").count(), 2);
         assert!(page.contains("DirectCopy (simulated)") && page.contains("raw (simulated)"));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_on_hardware_does_not_speak_of_simulation() {
+    fn hardware_run_does_not_mention_simulation() {
         let mut results = sample();
         results.simulated = false;
         results.rows.iter_mut().for_each(|row| row.simulated = false);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_from_outside_are_escaped() {
+    fn input_text_is_escaped() {
         assert!(html(&sample()).contains("a &lt;machine&gt;"));
     }
 }

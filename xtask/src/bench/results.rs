@@ -1,14 +1,14 @@
-//! What the benchmark writes: one file of results of one run.
+//! The benchmark's results file, one for each run.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-/// The form of the file that is read here.
+/// Version of the file's schema.
 const SCHEMA: u32 = 1;
 
-/// One run.
+/// Results of one run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) schema: u32,
@@ -22,15 +22,15 @@ pub(crate) struct Results {
     pub(crate) commit: Option<String>,
     pub(crate) command: String,
     pub(crate) rows: Vec<ResultRow>,
-    /// What automatic choice took, path by path and size by size.
+    /// Methods that were chosen automatically, by path and size.
     #[serde(default)]
     pub(crate) choices: Vec<Choice>,
-    /// Which methods could not be taken there, and why.
+    /// Methods that were rejected, with the reason.
     #[serde(default)]
     pub(crate) rejections: Vec<Rejection>,
 }
 
-/// What was taken where all methods were allowed.
+/// The method chosen if all are allowed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Choice {
@@ -39,7 +39,7 @@ pub(crate) struct Choice {
     pub(crate) method: String,
 }
 
-/// A method that could not be taken.
+/// A rejected method.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rejection {
@@ -49,7 +49,7 @@ pub(crate) struct Rejection {
     pub(crate) reason: String,
 }
 
-/// One measured thing.
+/// One measurement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ResultRow {
     pub(crate) id: String,
@@ -67,15 +67,15 @@ pub(crate) struct ResultRow {
     pub(crate) goal: Option<String>,
     pub(crate) met: Option<bool>,
     pub(crate) simulated: bool,
-    /// Whether the bytes moved were compared with what was sent.
+    /// Whether the destination's bytes were compared with the source's.
     pub(crate) verified: bool,
 }
 
-/// Rows of another program on the same machine: a JSON object a line, as pytorch.json of benches/on_gpu.sh has them.
-/// Objects without an identity are headers.
+/// Reads rows of another program on the same machine: one JSON object a line, as in pytorch.json of benches/on_gpu.sh.
+/// Objects without an id are headers.
 pub(crate) fn read_lines(path: &Path) -> Result<Vec<ResultRow>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    parse_lines(&text).with_context(|| format!("{} has no rows as lines", path.display()))
+    parse_lines(&text).with_context(|| format!("{} is not a file of rows", path.display()))
 }
 
 fn parse_lines(text: &str) -> Result<Vec<ResultRow>> {
@@ -91,10 +91,10 @@ fn parse_lines(text: &str) -> Result<Vec<ResultRow>> {
 }
 
 impl Results {
-    /// Reads a file and checks what its types do not.
+    /// Reads and validates a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        Self::parse(&text).with_context(|| format!("{} is no file of results", path.display()))
+        Self::parse(&text).with_context(|| format!("{} is not a results file", path.display()))
     }
 
     fn parse(text: &str) -> Result<Self> {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_hides_simulated_rows_is_refused() {
+    fn file_that_hides_simulated_rows_is_refused() {
         let mut results = sample();
         results.simulated = false;
         let error = Results::parse(&serde_json::to_string(&results).unwrap()).unwrap_err();
@@ -165,13 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_survives_writing_and_reading() {
+    fn file_round_trips() {
         let text = serde_json::to_string(&sample()).unwrap();
         assert_eq!(Results::parse(&text).unwrap().rows.len(), 2);
     }
 
     #[test]
-    fn a_file_of_before_there_were_choices_is_still_read() {
+    fn file_without_choices_is_read() {
         let mut value = serde_json::to_value(sample()).unwrap();
         for name in ["choices", "rejections"] {
             value.as_object_mut().unwrap().remove(name).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_with_an_identity_are_rows_and_others_are_headers() {
+    fn lines_with_an_id_are_rows_and_others_are_headers() {
         let row = serde_json::to_string(&sample().rows[0]).unwrap();
         let rows = parse_lines(&format!("{{\"what\": \"a header\"}}\n{row}\n")).unwrap();
         assert_eq!(rows.len(), 1);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn another_schema_is_refused() {
+    fn other_schema_is_refused() {
         let text = serde_json::to_string(&sample()).unwrap().replace("\"schema\":1", "\"schema\":2");
         assert!(Results::parse(&text).unwrap_err().to_string().contains("schema 2"));
     }

@@ -1,4 +1,4 @@
-//! Results on record: merges results of runs into one checked file under docs/benchmarks.
+//! Merges results of several runs into one validated record under docs/benchmarks.
 
 pub(crate) mod render;
 mod schema;
@@ -22,7 +22,7 @@ pub(crate) struct Options {
     /// The record: docs/benchmarks/DATE-HARDWARE-WHAT.json.
     #[arg(long)]
     out: PathBuf,
-    /// Where the files do not say or disagree: the hardware.
+    /// The hardware. Like the following options, required if the files do not say it or disagree.
     #[arg(long)]
     hardware: Option<String>,
     /// The driver's version.
@@ -43,27 +43,27 @@ pub(crate) struct Options {
     /// What was run.
     #[arg(long)]
     command: Option<String>,
-    /// Tests executed on the same machine: the file tests.json that benches/on_gpu.sh leaves.
+    /// Tests run on the same machine: tests.json of benches/on_gpu.sh.
     #[arg(long)]
     tests: Option<PathBuf>,
-    /// Rows of other programs on the same machine, a JSON object a line: the file pytorch.json that benches/on_gpu.sh leaves.
+    /// Rows of other programs on the same machine, one JSON object a line: pytorch.json of benches/on_gpu.sh.
     #[arg(long = "beside")]
     beside: Vec<PathBuf>,
-    /// What a reader must know; may be given several times.
+    /// A note for readers; may be repeated.
     #[arg(long = "note")]
     notes: Vec<String>,
-    /// Results that the benchmark wrote. Of a row measured by several runs each is kept.
+    /// Results files of the benchmark. If several contain a row, all are kept.
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
-/// Merges, checks, writes.
+/// Merges, validates and writes.
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let here = std::env::current_dir()?;
     let out = here.join(&options.out);
     ensure!(
         out.parent() == Some(&sh.current_dir().join("docs/benchmarks")),
-        "a record lies in docs/benchmarks, not in {}",
+        "a record must be in docs/benchmarks, not {}",
         out.display()
     );
     check_file_name(&out)?;
@@ -91,11 +91,12 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
         }
         let mut said = BTreeSet::new();
         for run in &runs {
-            let value = of(run).with_context(|| format!("a file does not say `{name}`: give --{name}"))?;
+            let value =
+                of(run).with_context(|| format!("a file does not contain `{name}`: give --{name}"))?;
             said.insert(value);
         }
         ensure!(said.len() <= 1, "the files disagree on `{name}` ({said:?}): give --{name}");
-        said.pop_first().with_context(|| format!("nothing says `{name}`: give --{name}"))
+        said.pop_first().with_context(|| format!("no file contains `{name}`: give --{name}"))
     };
     let choices = of_all_runs(&runs, |run| &run.choices);
     let rejections = of_all_runs(&runs, |run| &run.rejections);
@@ -115,12 +116,12 @@ fn merge(options: &Options, runs: Vec<Results>, tests: Vec<TestCount>) -> Result
     })
 }
 
-/// What the runs say, each thing once, in order of its path and size.
+/// Returns the items of all runs, sorted and without duplicates.
 fn of_all_runs<T: Clone + Ord>(runs: &[Results], said: fn(&Results) -> &Vec<T>) -> Vec<T> {
     runs.iter().flat_map(said).cloned().collect::<BTreeSet<T>>().into_iter().collect()
 }
 
-/// The rows of all runs. What a later run measured again is kept as `id#2`, so that a reader sees whether runs agree.
+/// Returns the rows of all runs. A row that a later run measured again is kept as `id#2`, to show whether runs agree.
 fn merge_rows(runs: Vec<Results>) -> Result<Vec<Row>> {
     let mut seen: BTreeMap<String, usize> = BTreeMap::new();
     let mut rows = Vec::new();
@@ -138,7 +139,7 @@ fn merge_rows(runs: Vec<Results>) -> Result<Vec<Row>> {
 }
 
 fn checked(row: ResultRow) -> Result<ResultRow> {
-    ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that nobody verified", row.id);
+    ensure!(row.verified || row.bytes == 0, "row `{}` moved bytes that were not verified", row.id);
     Ok(row)
 }
 
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_merged_record_is_valid_and_survives_writing() {
+    fn merged_record_is_valid_and_round_trips() {
         let record = sample();
         record.validate().unwrap();
         let text = serde_json::to_string(&record).unwrap();
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_run_is_kept_beside_the_first() {
+    fn rows_of_a_second_run_are_kept() {
         let rows =
             merge_rows(vec![crate::bench::results::sample(), crate::bench::results::sample()]).unwrap();
         assert_eq!(rows.len(), 4);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_and_rejected_is_kept_once_and_a_run_that_chose_otherwise_shows() {
+    fn choices_are_kept_once_unless_runs_differ() {
         let mut other = crate::bench::results::sample();
         other.choices[0].method = "ZeroCopy".to_owned();
         let record = merge(&options(), vec![crate::bench::results::sample(), other], Vec::new()).unwrap();
@@ -209,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_nobody_verified_do_not_enter_the_record() {
+    fn unverified_bytes_are_refused() {
         let mut run = crate::bench::results::sample();
         run.rows[0].verified = false;
-        assert!(merge_rows(vec![run]).unwrap_err().to_string().contains("nobody verified"));
+        assert!(merge_rows(vec![run]).unwrap_err().to_string().contains("not verified"));
     }
 
     #[test]
-    fn files_that_disagree_need_a_word_from_the_user() {
+    fn files_that_disagree_need_an_option() {
         let mut other = crate::bench::results::sample();
         other.hardware = "another".to_owned();
         let runs = vec![crate::bench::results::sample(), other];

@@ -1,4 +1,4 @@
-//! Renders the records under docs/benchmarks as one page. The page is never typed.
+//! Renders the records under docs/benchmarks as one page.
 
 use std::{
     collections::BTreeMap,
@@ -16,15 +16,15 @@ use crate::bench::chart::number;
 const FOLDER: &str = "docs/benchmarks";
 const PAGE: &str = "docs/benchmarks/README.md";
 
-/// Writes the page, or with `check` fails where the committed one differs.
+/// Writes the page; with `check`, fails if the committed one differs.
 pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
     let root = sh.current_dir();
     let text = page(&records(&root.join(FOLDER))?);
     let path = root.join(PAGE);
     if check {
-        // A checkout may have changed the ends of lines.
+        // A checkout may have converted line endings.
         let committed = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
-        ensure!(committed == text, "{PAGE} is not current: run `cargo xtask render` and commit the result");
+        ensure!(committed == text, "{PAGE} is stale: run `cargo xtask render` and commit the result");
         println!("{PAGE} is current");
     } else {
         fs::create_dir_all(root.join(FOLDER))?;
@@ -34,7 +34,7 @@ pub(crate) fn run(sh: &Shell, check: bool) -> Result<()> {
     Ok(())
 }
 
-/// Every record by its file's name, the newest first.
+/// Returns every record with its file name, newest first.
 fn records(folder: &Path) -> Result<Vec<(String, Record)>> {
     let mut paths: Vec<PathBuf> = match fs::read_dir(folder) {
         Ok(entries) => entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?,
@@ -121,7 +121,7 @@ fn section(out: &mut String, name: &str, record: &Record) {
     }
 }
 
-/// What automatic choice took, a path a line. Why others were rejected stands in the record itself.
+/// Writes the automatic choices, one path a line. Rejections are in the record only.
 fn chosen(out: &mut String, record: &Record) {
     let mut paths: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for choice in &record.choices {
@@ -159,7 +159,7 @@ fn row_line(out: &mut String, row: &Row) {
     );
 }
 
-/// A text that keeps a Markdown table whole.
+/// Escapes text for a cell of a Markdown table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ")
 }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_shows_every_row_every_test_count_and_what_was_missed() {
+    fn page_shows_every_row_test_count_and_missed_goal() {
         let record = crate::record::sample();
         let text = page(&[("2026-11-20-h200-copies.json".to_owned(), record.clone())]);
         for row in &record.rows {
@@ -181,12 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn without_records_the_page_says_so() {
+    fn page_without_records_says_so() {
         assert!(page(&[]).contains("Nothing is on record yet."));
     }
 
     #[test]
-    fn a_bar_in_a_text_does_not_break_the_table() {
+    fn bar_in_a_cell_is_escaped() {
         assert_eq!(cell("a|b"), "a\\|b");
     }
 }

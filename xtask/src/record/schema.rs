@@ -1,4 +1,4 @@
-//! The record that is committed, and what must hold of it.
+//! The schema of a committed record and its validation.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
     date,
 };
 
-/// A record as it is committed.
+/// A committed record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
@@ -22,10 +22,10 @@ pub(crate) struct Record {
     pub(crate) commit: String,
     pub(crate) command: String,
     pub(crate) rows: Vec<Row>,
-    /// What automatic choice took; two lines of one path and size where the runs took different ones.
+    /// Methods chosen automatically; several for one path and size if the runs differed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) choices: Vec<Choice>,
-    /// Which methods could not be taken, and why.
+    /// Rejected methods with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) rejections: Vec<Rejection>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -34,7 +34,7 @@ pub(crate) struct Record {
     pub(crate) notes: Vec<String>,
 }
 
-/// A row of a record. The last five are null where nothing was compared or promised.
+/// A row of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
@@ -52,12 +52,12 @@ pub(crate) struct Row {
     pub(crate) p50: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) p90: Option<f64>,
-    /// Present and true where the software driver played the device.
+    /// Whether the software driver played the device.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) simulated: bool,
 }
 
-/// What a test program did on the machine of the record.
+/// Counts of one test program on the record's machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TestCount {
@@ -65,7 +65,7 @@ pub(crate) struct TestCount {
     pub(crate) executed: u64,
     pub(crate) skipped: u64,
     pub(crate) failed: u64,
-    /// Why tests were skipped, or why the whole program was left out.
+    /// Why tests were skipped, or why the program was not run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) skip_reasons: Vec<String>,
 }
@@ -79,13 +79,13 @@ impl TestCount {
             "{} of its tests were skipped, with a reason given for {reasons}",
             self.skipped
         );
-        ensure!(self.executed > 0 || reasons > 0, "it executed nothing and says no reason");
+        ensure!(self.executed > 0 || reasons > 0, "it executed nothing and gives no reason");
         Ok(())
     }
 }
 
 impl Record {
-    /// Reads a record and checks it.
+    /// Reads and validates a record.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         check_file_name(path)?;
@@ -95,7 +95,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Checks what the types do not.
+    /// Validates the contents.
     pub(crate) fn validate(&self) -> Result<()> {
         let Self { hardware, driver, cuda, cpu, date, commit, command, rows, .. } = self;
         let texts =
@@ -106,7 +106,7 @@ impl Record {
         ensure!(date::begins_with_date(date), "`date` is `{date}`, not YYYY-MM-DD");
         ensure!(
             !commit.ends_with("-modified"),
-            "`commit` is `{commit}`: files differed from the commit, so it is not what was measured; commit, and measure again"
+            "`commit` is `{commit}`: it was measured with local changes; commit, and measure again"
         );
         let is_hash = (7..=40).contains(&commit.len()) && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
         ensure!(is_hash, "`commit` is `{commit}`, not a commit's hash");
@@ -136,7 +136,7 @@ impl Row {
             (Some(_), None) => bail!("`ratio` without a reference"),
             (Some(ratio), Some(reference)) => {
                 let expected = self.value / reference;
-                // A ratio may be the median of ratios taken in pairs, which is not quite the ratio of medians.
+                // A ratio may be the median of paired ratios, which differs slightly from the ratio of medians.
                 let is_near = (ratio - expected).abs() <= 0.05 * expected.abs();
                 ensure!(is_near, "`ratio` is {ratio}, but value over reference is {expected:.4}");
             }
@@ -162,12 +162,12 @@ mod tests {
     use crate::record::sample;
 
     #[test]
-    fn an_invalid_record_says_what_is_wrong() {
+    fn invalid_record_names_the_fault() {
         type Spoil = fn(&mut Record);
         let broken: [(Spoil, &str); 10] = [
             (|record| record.date = "yesterday".to_owned(), "date"),
             (|record| record.commit = "HEAD".to_owned(), "commit"),
-            (|record| record.commit += "-modified", "files differed"),
+            (|record| record.commit += "-modified", "local changes"),
             (|record| record.tests[0].failed = 1, "failed"),
             (|record| record.tests[0].skipped = 1, "skipped"),
             (|record| record.driver.clear(), "driver"),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_named_by_date_hardware_and_subject() {
+    fn record_is_named_by_date_hardware_and_subject() {
         assert!(check_file_name(Path::new("docs/benchmarks/2026-11-20-h200-copies.json")).is_ok());
         for name in
             ["h200-copies.json", "2026-11-20.json", "2026-11-20-h200.json", "2026-11-20-h200-copies.txt"]

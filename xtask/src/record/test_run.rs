@@ -1,4 +1,4 @@
-//! Reads what a run of the bundled tests left behind: the file tests.json of benches/on_gpu.sh.
+//! Reads tests.json, which benches/on_gpu.sh writes after running the bundled tests.
 
 use std::{fs, path::Path};
 
@@ -7,12 +7,12 @@ use serde::Deserialize;
 
 use super::TestCount;
 
-/// The file. What else stands in it is for people.
+/// The file. Its other fields are for people.
 #[derive(Deserialize)]
 struct TestRun {
     driver: String,
     binaries: Vec<Binary>,
-    /// Programs that this machine cannot run.
+    /// Programs that the machine cannot run.
     #[serde(default)]
     left_out: Vec<LeftOut>,
 }
@@ -35,13 +35,13 @@ struct LeftOut {
     reason: String,
 }
 
-/// The counts of each program, those left out at the end.
+/// Returns the counts of each program, then those not run.
 ///
-/// Fails for a run that is no evidence: a failure, a skipped test without a reason, a program that did not finish, or a
-/// driver that is not the machine's.
+/// Fails for a run that is no evidence: a failure, a skip without a reason, a program that did not finish, or the software
+/// driver.
 pub(crate) fn read(path: &Path) -> Result<Vec<TestCount>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    parse(&text).with_context(|| format!("{} is no run of tests to go on record", path.display()))
+    parse(&text).with_context(|| format!("{} is not evidence for a record", path.display()))
 }
 
 fn parse(text: &str) -> Result<Vec<TestCount>> {
@@ -76,7 +76,7 @@ mod tests {
         "left_out": [{"name": "transload--peers", "reason": "needs 2 devices, this machine has 1"}]}"#;
 
     #[test]
-    fn what_the_script_writes_is_read_with_its_reasons() {
+    fn script_output_is_read_with_its_reasons() {
         let counts = parse(RUN).unwrap();
         assert_eq!((counts[0].executed, counts[0].skipped, counts[0].failed), (11, 1, 0));
         assert_eq!(counts[1].binary, "transload--peers");
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_no_evidence_is_refused() {
+    fn run_without_evidence_is_refused() {
         for (was, is, said) in [
             ("\"failed\": 0", "\"failed\": 1", "failed"),
             ("\"skipped\": 1", "\"skipped\": 2", "2 tests of transload--it were skipped, 1 with a reason"),
