@@ -87,7 +87,7 @@ impl fmt::Display for Race {
 
 /// An access with its place in the order.
 #[derive(Clone, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct ClockedAccess {
     pub(crate) record: AccessRecord,
     pub(crate) by: ActorId,
     pub(crate) step: u64,
@@ -95,7 +95,7 @@ pub(crate) struct Placed {
     pub(crate) clock: Option<Arc<Clock>>,
 }
 
-impl Placed {
+impl ClockedAccess {
     /// Whether this access and a later checked one are ordered, one way or the other.
     fn is_ordered_with(&self, later: &Self, later_clock: &Clock) -> bool {
         let before = later_clock.of(self.by) >= self.step;
@@ -108,13 +108,13 @@ impl Placed {
 #[derive(Clone, Debug, Default)]
 struct Segment {
     end: u64,
-    write: Option<Placed>,
-    reads: Vec<Placed>,
+    write: Option<ClockedAccess>,
+    reads: Vec<ClockedAccess>,
 }
 
 /// The accesses of one device's memory.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
+pub(crate) struct AccessLog {
     on: bool,
     records: VecDeque<AccessRecord>,
     shadow: BTreeMap<u64, Segment>,
@@ -124,7 +124,7 @@ pub(crate) struct Log {
 const RECORDS_KEPT: usize = 65_536;
 const RACES_KEPT: usize = 1_024;
 
-impl Log {
+impl AccessLog {
     pub(crate) fn new(on: bool) -> Self {
         Self { on, ..Self::default() }
     }
@@ -145,7 +145,7 @@ impl Log {
     }
 
     /// Keeps a record and compares it with what came before.
-    pub(crate) fn check(&mut self, access: Placed, clock: &Clock) {
+    pub(crate) fn check(&mut self, access: ClockedAccess, clock: &Clock) {
         if !self.on || access.record.bytes == 0 {
             return;
         }
@@ -218,7 +218,7 @@ impl Log {
     }
 }
 
-fn note(segment: &mut Segment, access: &Placed) {
+fn note(segment: &mut Segment, access: &ClockedAccess) {
     match access.record.kind {
         AccessKind::Write => {
             segment.reads.clear();

@@ -10,7 +10,7 @@ const PAGE: u64 = 4096;
 
 /// A place as the driver keeps it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Spot {
+pub(crate) enum MemLocation {
     #[default]
     None,
     Device(u32),
@@ -19,9 +19,9 @@ pub(crate) enum Spot {
     Node(u32),
 }
 
-impl Spot {
+impl MemLocation {
     /// `CU_DEVICE_INVALID`, a device, or `CU_DEVICE_CPU`.
-    pub(crate) fn older(self) -> i32 {
+    pub(crate) fn legacy_id(self) -> i32 {
         match self {
             Self::None => -2,
             Self::Device(ordinal) => ordinal.cast_signed(),
@@ -52,9 +52,9 @@ impl Spot {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page {
     pub(crate) read_mostly: bool,
-    pub(crate) preferred: Spot,
-    pub(crate) last_prefetch: Spot,
-    pub(crate) accessed_by: Vec<Spot>,
+    pub(crate) preferred: MemLocation,
+    pub(crate) last_prefetch: MemLocation,
+    pub(crate) accessed_by: Vec<MemLocation>,
 }
 
 /// The pages of one allocation; none are kept until something is advised.
@@ -83,14 +83,14 @@ fn indices(range: &Range<u64>, pages: usize) -> Range<usize> {
 }
 
 /// The place that all pages agree on.
-pub(crate) fn common(pages: &[Page], which: impl Fn(&Page) -> Spot) -> Spot {
+pub(crate) fn common_location(pages: &[Page], which: impl Fn(&Page) -> MemLocation) -> MemLocation {
     let first = pages.first().map(&which).unwrap_or_default();
-    if pages.iter().all(|page| which(page) == first) { first } else { Spot::None }
+    if pages.iter().all(|page| which(page) == first) { first } else { MemLocation::None }
 }
 
 /// The places that every page is accessed by.
-pub(crate) fn accessors(pages: &[Page]) -> Vec<Spot> {
+pub(crate) fn accessors(pages: &[Page]) -> Vec<MemLocation> {
     let mut all = pages.first().map(|page| page.accessed_by.clone()).unwrap_or_default();
-    all.retain(|spot| pages.iter().all(|page| page.accessed_by.contains(spot)));
+    all.retain(|location| pages.iter().all(|page| page.accessed_by.contains(location)));
     all
 }

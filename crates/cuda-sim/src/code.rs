@@ -5,7 +5,7 @@
 use std::ffi::CStr;
 
 /// What a driver function answers inside this crate: a value, or a code.
-pub(crate) type Answer<T = ()> = Result<T, u32>;
+pub(crate) type CuResult<T = ()> = Result<T, u32>;
 
 macro_rules! codes {
     ($( $name:ident = $code:literal, $full:literal, $text:literal; )*) => {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     op::{Point, Work},
     state::{State, StreamKind},
 };
@@ -45,7 +45,7 @@ const UNSAFE: &[&str] = &[
 ];
 
 /// Calls on a stream that only look at it, or that see to the capture themselves.
-const HARMLESS: &[&str] = &[
+const ALLOWED: &[&str] = &[
     "cuStreamGetPriority",
     "cuStreamGetFlags",
     "cuStreamGetCtx",
@@ -73,7 +73,7 @@ const CAPTURABLE: &[&str] = &[
 ];
 
 /// What no driver takes into a graph, and refuses without harm to the capture: seen on CUDA 13.
-const REFUSED: &[&str] = &["cuMemcpyBatchAsync_v2"];
+const NOT_CAPTURABLE: &[&str] = &["cuMemcpyBatchAsync_v2"];
 
 /// What a real driver makes a node of, and this one does not.
 const NOT_SIMULATED: &[&str] =
@@ -122,7 +122,7 @@ struct Capture {
 
 /// A place in a capture: the nodes that what comes next depends on.
 #[derive(Clone, Debug)]
-struct Front {
+struct CapturePoint {
     capture: u64,
     nodes: BTreeSet<usize>,
 }
@@ -132,9 +132,9 @@ pub(crate) struct Graphs {
     captures: BTreeMap<u64, Capture>,
     last_capture: u64,
     /// The streams that are part of a capture.
-    streams: BTreeMap<u64, Front>,
+    streams: BTreeMap<u64, CapturePoint>,
     /// The events whose last record was captured.
-    events: BTreeMap<u64, Front>,
+    events: BTreeMap<u64, CapturePoint>,
     pub(crate) graphs: BTreeMap<u64, Graph>,
     pub(crate) execs: BTreeMap<u64, Exec>,
 }
@@ -142,20 +142,20 @@ pub(crate) struct Graphs {
 impl Graphs {
     /// Refuses a call that may wait for a device while a capture forbids it to this thread, whose mode is `mode`; the
     /// capture is invalid then.
-    pub(crate) fn admit(&mut self, name: &str, thread: u64, mode: u32) -> Answer {
+    pub(crate) fn check_unsafe_call(&mut self, name: &str, thread: u64, mode: u32) -> CuResult {
         if self.captures.is_empty() || mode == RELAXED || !UNSAFE.contains(&name) {
             return Ok(());
         }
-        let mut answer = Ok(());
+        let mut result = Ok(());
         for capture in self.captures.values_mut() {
             let own = capture.thread == thread && capture.mode != RELAXED;
             let others = mode == GLOBAL && capture.thread != thread && capture.mode == GLOBAL;
             if own || others {
                 capture.valid = false;
-                answer = Err(code::STREAM_CAPTURE_UNSUPPORTED);
+                result = Err(code::STREAM_CAPTURE_UNSUPPORTED);
             }
         }
-        answer
+        result
     }
 
     fn invalidate(&mut self, capture: u64) {
@@ -176,15 +176,15 @@ impl Graphs {
     pub(crate) fn status(&self, stream: u64) -> u32 {
         match self.streams.get(&stream) {
             None => 0,
-            Some(front) if self.is_valid(front.capture) => 1,
+            Some(point) if self.is_valid(point.capture) => 1,
             Some(_) => 2,
         }
     }
 
     /// Makes the capture of a stream invalid; answers what the call that did it answers.
-    pub(crate) fn forbid(&mut self, stream: u64) -> u32 {
-        if let Some(front) = self.streams.get(&stream) {
-            let capture = front.capture;
+    pub(crate) fn invalidate_capture_of(&mut self, stream: u64) -> u32 {
+        if let Some(point) = self.streams.get(&stream) {
+            let capture = point.capture;
             self.invalidate(capture);
         }
         code::STREAM_CAPTURE_UNSUPPORTED
@@ -192,42 +192,42 @@ impl Graphs {
 
     /// Puts a node behind what the stream captured last.
     pub(crate) fn append(&mut self, stream: u64, mut node: Node) {
-        let Some(front) = self.streams.get_mut(&stream) else { return };
-        let Some(capture) = self.captures.get_mut(&front.capture) else { return };
-        node.after = std::mem::replace(&mut front.nodes, BTreeSet::from([capture.nodes.len()]));
+        let Some(point) = self.streams.get_mut(&stream) else { return };
+        let Some(capture) = self.captures.get_mut(&point.capture) else { return };
+        node.after = std::mem::replace(&mut point.nodes, BTreeSet::from([capture.nodes.len()]));
         capture.nodes.push(node);
     }
 
-    pub(crate) fn begin(&mut self, stream: u64, thread: u64, mode: u32) -> Answer {
+    pub(crate) fn begin(&mut self, stream: u64, thread: u64, mode: u32) -> CuResult {
         if self.is_capturing(stream) {
             return Err(code::ILLEGAL_STATE);
         }
         self.last_capture += 1;
         let capture = Capture { origin: stream, thread, mode, valid: true, nodes: Vec::new() };
         self.captures.insert(self.last_capture, capture);
-        self.streams.insert(stream, Front { capture: self.last_capture, nodes: BTreeSet::new() });
+        self.streams.insert(stream, CapturePoint { capture: self.last_capture, nodes: BTreeSet::new() });
         Ok(())
     }
 
     /// Ends the capture that began on `stream`; its streams run their work again.
-    pub(crate) fn end(&mut self, stream: u64, thread: u64) -> Answer<Vec<Node>> {
-        let front = self.streams.get(&stream).cloned().ok_or(code::ILLEGAL_STATE)?;
-        let capture = self.captures.get(&front.capture).ok_or(code::ILLEGAL_STATE)?;
+    pub(crate) fn end(&mut self, stream: u64, thread: u64) -> CuResult<Vec<Node>> {
+        let point = self.streams.get(&stream).cloned().ok_or(code::ILLEGAL_STATE)?;
+        let capture = self.captures.get(&point.capture).ok_or(code::ILLEGAL_STATE)?;
         if capture.origin != stream {
-            self.invalidate(front.capture);
+            self.invalidate(point.capture);
             return Err(code::STREAM_CAPTURE_UNMATCHED);
         }
         if capture.mode != RELAXED && capture.thread != thread {
             // Seen on driver 580: the capture is gone afterwards all the same.
-            self.streams.retain(|_, other| other.capture != front.capture);
-            self.captures.remove(&front.capture);
+            self.streams.retain(|_, other| other.capture != point.capture);
+            self.captures.remove(&point.capture);
             return Err(code::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let before = ancestors(&capture.nodes, &front.nodes);
-        let of_it = |(_, other): &(&u64, &Front)| other.capture == front.capture;
+        let before = ancestors(&capture.nodes, &point.nodes);
+        let of_it = |(_, other): &(&u64, &CapturePoint)| other.capture == point.capture;
         let joined = self.streams.iter().filter(of_it).all(|(_, other)| other.nodes.is_subset(&before));
-        self.streams.retain(|_, other| other.capture != front.capture);
-        let capture = self.captures.remove(&front.capture).ok_or(code::ILLEGAL_STATE)?;
+        self.streams.retain(|_, other| other.capture != point.capture);
+        let capture = self.captures.remove(&point.capture).ok_or(code::ILLEGAL_STATE)?;
         match (capture.valid, joined) {
             (false, _) => Err(code::STREAM_CAPTURE_INVALIDATED),
             (true, false) => Err(code::STREAM_CAPTURE_UNJOINED),
@@ -236,14 +236,14 @@ impl Graphs {
     }
 
     /// Records an event on a stream: `true` where the stream is captured, so that the record is, too.
-    pub(crate) fn record(&mut self, event: u64, stream: u64) -> Answer<bool> {
+    pub(crate) fn record(&mut self, event: u64, stream: u64) -> CuResult<bool> {
         match self.streams.get(&stream) {
             None => {
                 self.events.remove(&event);
                 Ok(false)
             }
-            Some(front) if self.is_valid(front.capture) => {
-                self.events.insert(event, front.clone());
+            Some(point) if self.is_valid(point.capture) => {
+                self.events.insert(event, point.clone());
                 Ok(true)
             }
             Some(_) => Err(code::STREAM_CAPTURE_INVALIDATED),
@@ -252,8 +252,8 @@ impl Graphs {
 
     /// Makes a stream wait for an event: `true` where that is a matter of a capture. `recorded` says whether the event was
     /// ever recorded.
-    pub(crate) fn wait(&mut self, stream: u64, event: u64, recorded: bool) -> Answer<bool> {
-        let ours = self.streams.get(&stream).map(|front| front.capture);
+    pub(crate) fn wait(&mut self, stream: u64, event: u64, recorded: bool) -> CuResult<bool> {
+        let ours = self.streams.get(&stream).map(|point| point.capture);
         let theirs = self.events.get(&event).cloned();
         if ours.is_some_and(|capture| !self.is_valid(capture)) {
             return Err(code::STREAM_CAPTURE_INVALIDATED);
@@ -265,32 +265,32 @@ impl Graphs {
                 self.invalidate(capture);
                 Err(code::STREAM_CAPTURE_ISOLATION)
             }
-            (ours, Some(front)) if !self.captures.contains_key(&front.capture) => {
+            (ours, Some(point)) if !self.captures.contains_key(&point.capture) => {
                 ours.into_iter().for_each(|capture| self.invalidate(capture));
                 Err(code::CAPTURED_EVENT)
             }
-            (_, Some(front)) if !self.is_valid(front.capture) => Err(code::STREAM_CAPTURE_INVALIDATED),
-            (Some(capture), Some(front)) if capture != front.capture => {
+            (_, Some(point)) if !self.is_valid(point.capture) => Err(code::STREAM_CAPTURE_INVALIDATED),
+            (Some(capture), Some(point)) if capture != point.capture => {
                 self.invalidate(capture);
-                self.invalidate(front.capture);
+                self.invalidate(point.capture);
                 Err(code::STREAM_CAPTURE_MERGE)
             }
             // A stream that waits for a captured event becomes part of the capture.
-            (_, Some(front)) => {
+            (_, Some(point)) => {
                 let entry = self
                     .streams
                     .entry(stream)
-                    .or_insert_with(|| Front { capture: front.capture, nodes: BTreeSet::new() });
-                entry.nodes.extend(front.nodes);
+                    .or_insert_with(|| CapturePoint { capture: point.capture, nodes: BTreeSet::new() });
+                entry.nodes.extend(point.nodes);
                 Ok(true)
             }
         }
     }
 
     /// Refuses a question about an event whose last record was captured: it never happens by itself.
-    pub(crate) fn ask(&mut self, event: u64) -> Answer {
-        let Some(front) = self.events.get(&event) else { return Ok(()) };
-        let capture = front.capture;
+    pub(crate) fn check_event_query(&mut self, event: u64) -> CuResult {
+        let Some(point) = self.events.get(&event) else { return Ok(()) };
+        let capture = point.capture;
         self.invalidate(capture);
         Err(code::CAPTURED_EVENT)
     }
@@ -326,52 +326,52 @@ fn ancestors(nodes: &[Node], of: &BTreeSet<usize>) -> BTreeSet<usize> {
 }
 
 /// Checks a call on a stream against the captures: its own, and those that the legacy default stream would have to wait for.
-pub(crate) fn admit_on_stream(state: &mut State, name: &str, stream: u64) -> Answer {
+pub(crate) fn check_stream_call(state: &mut State, name: &str, stream: u64) -> CuResult {
     let graphs = &mut state.graphs;
-    if graphs.captures.is_empty() || HARMLESS.contains(&name) {
+    if graphs.captures.is_empty() || ALLOWED.contains(&name) {
         return Ok(());
     }
-    if let Some(front) = graphs.streams.get(&stream) {
-        let capture = front.capture;
+    if let Some(point) = graphs.streams.get(&stream) {
+        let capture = point.capture;
         if !graphs.is_valid(capture) {
             return Err(code::STREAM_CAPTURE_INVALIDATED);
         }
         if CAPTURABLE.contains(&name) {
             return Ok(());
         }
-        if REFUSED.contains(&name) {
+        if NOT_CAPTURABLE.contains(&name) {
             return Err(code::STREAM_CAPTURE_UNSUPPORTED);
         }
         graphs.invalidate(capture);
         let known = NOT_SIMULATED.contains(&name);
         return Err(if known { code::NOT_SUPPORTED } else { code::STREAM_CAPTURE_UNSUPPORTED });
     }
-    let dragged = dragged_by_legacy(state, stream);
-    if dragged.is_empty() {
+    let joined = implicit_captures(state, stream);
+    if joined.is_empty() {
         return Ok(());
     }
-    dragged.into_iter().for_each(|capture| state.graphs.invalidate(capture));
+    joined.into_iter().for_each(|capture| state.graphs.invalidate(capture));
     Err(code::STREAM_CAPTURE_IMPLICIT)
 }
 
 /// The captures that work on `stream`, where it is a legacy default stream, would have to wait for.
-pub(crate) fn dragged_by_legacy(state: &State, stream: u64) -> BTreeSet<u64> {
+pub(crate) fn implicit_captures(state: &State, stream: u64) -> BTreeSet<u64> {
     let State { graphs, streams, .. } = state;
     let own = streams.get(&stream).filter(|own| own.kind == StreamKind::Legacy);
     let Some(own) = own else { return BTreeSet::new() };
     let waits =
         |other: &crate::state::Stream| other.context == own.context && other.kind == StreamKind::Blocking;
     let captured = graphs.streams.iter().filter(|(id, _)| streams.get(*id).is_some_and(waits));
-    captured.map(|(_, front)| front.capture).collect()
+    captured.map(|(_, point)| point.capture).collect()
 }
 
 /// Refuses to wait for a whole context while any stream of it is captured, in whatever mode by whomever: that stream's work
 /// never happens by itself.
-pub(crate) fn admit_context(state: &mut State, context: u64) -> Answer {
+pub(crate) fn check_context_wait(state: &mut State, context: u64) -> CuResult {
     let State { graphs, streams, .. } = state;
     let of_it = |id: &u64| streams.get(id).is_some_and(|stream| stream.context == context);
     let captured: BTreeSet<u64> =
-        graphs.streams.iter().filter(|(id, _)| of_it(id)).map(|(_, front)| front.capture).collect();
+        graphs.streams.iter().filter(|(id, _)| of_it(id)).map(|(_, point)| point.capture).collect();
     if captured.is_empty() {
         return Ok(());
     }
@@ -393,12 +393,12 @@ pub(crate) fn difference(state: &State, old: &[Node], new: &[Node]) -> u32 {
         return NODE_TYPE_CHANGED;
     }
     // Where an operand's memory is may not change, nor may a node change its context.
-    let lies = |node: &Node| -> Vec<Option<u32>> {
+    let devices = |node: &Node| -> Vec<Option<u32>> {
         let accesses = node.work.accesses();
         let device =
             |address| state.memory.find(address).filter(|found| found.is_device()).map(|found| found.device);
         accesses.into_iter().map(|(address, ..)| device(address)).collect()
     };
-    let moved = |(old, new): (&Node, &Node)| old.context != new.context || lies(old) != lies(new);
+    let moved = |(old, new): (&Node, &Node)| old.context != new.context || devices(old) != devices(new);
     if old.iter().zip(new).any(moved) { PARAMETERS_CHANGED } else { 0 }
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::{
     access::AccessKind,
-    code::{self, Answer},
+    code::{self, CuResult},
     memory::Memory,
 };
 
@@ -146,7 +146,7 @@ pub fn register_host_kernel(entry: &str, kernel: HostKernel) {
 }
 
 /// Returns the host kernels of a module, by entry name.
-pub(crate) fn of_module(text: &str) -> Answer<BTreeMap<String, HostKernel>> {
+pub(crate) fn of_module(text: &str) -> CuResult<BTreeMap<String, HostKernel>> {
     if !text.contains(".version") {
         return Err(code::INVALID_PTX);
     }

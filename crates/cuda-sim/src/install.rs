@@ -73,7 +73,7 @@ pub fn install_with(options: DriverOptions) -> Result<(), InstallError> {
 
 /// The host is about to touch memory.
 fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
-    if !state::WATCHED.load(std::sync::atomic::Ordering::Acquire) || bytes == 0 {
+    if !state::TRACKS_HOST_ACCESSES.load(std::sync::atomic::Ordering::Acquire) || bytes == 0 {
         return;
     }
     let mut state = state::lock();
@@ -82,7 +82,7 @@ fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
     let device = allocation.device;
     let offset = address - allocation.base;
     let managed = if let Kind::Managed(managed) = &mut allocation.kind {
-        managed.bring(allocation.base, offset, bytes as u64, Residency::Host, Cause::Touch);
+        managed.migrate(allocation.base, offset, bytes as u64, Residency::Host, Cause::Access);
         true
     } else {
         false

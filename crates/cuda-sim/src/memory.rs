@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     advice::Advice,
-    code::{self, Answer},
+    code::{self, CuResult},
     device::Residency,
     migrations::Migrations,
 };
@@ -22,24 +22,24 @@ pub(crate) const PAGE: u64 = 65_536;
 
 /// Host memory that stands behind an allocation.
 #[derive(Debug)]
-pub(crate) struct Block {
+pub(crate) struct Backing {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the block owns its memory; nothing about it belongs to a thread.
-unsafe impl Send for Block {}
+// SAFETY: the backing owns its memory; nothing about it belongs to a thread.
+unsafe impl Send for Backing {}
 
-impl Block {
-    pub(crate) fn new(bytes: usize) -> Answer<Self> {
+impl Backing {
+    pub(crate) fn new(bytes: usize) -> CuResult<Self> {
         // Whole pages: nothing of the process's own lies beside it in its last one.
         let whole = bytes.max(1).checked_next_multiple_of(4096).ok_or(code::OUT_OF_MEMORY)?;
         let layout = Layout::from_size_align(whole, 4096).map_err(|_| code::OUT_OF_MEMORY)?;
         // SAFETY: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc::alloc(layout) }).ok_or(code::OUT_OF_MEMORY)?;
-        let block = Self { start, layout };
-        block.fill(FRESH);
-        Ok(block)
+        let backing = Self { start, layout };
+        backing.fill(FRESH);
+        Ok(backing)
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
@@ -47,22 +47,22 @@ impl Block {
     }
 
     fn fill(&self, byte: u8) {
-        // SAFETY: the block owns `layout.size()` bytes from `start`.
+        // SAFETY: the backing owns `layout.size()` bytes from `start`.
         unsafe { self.start.as_ptr().write_bytes(byte, self.layout.size()) };
     }
 
-    pub(crate) fn kill(&self) {
+    pub(crate) fn fill_dead(&self) {
         self.fill(DEAD);
     }
 
-    pub(crate) fn revive(&self) {
+    pub(crate) fn fill_fresh(&self) {
         self.fill(FRESH);
     }
 }
 
-impl Drop for Block {
+impl Drop for Backing {
     fn drop(&mut self) {
-        self.kill();
+        self.fill_dead();
         // SAFETY: allocated by `new` with this layout, and not used after this.
         unsafe { alloc::dealloc(self.start.as_ptr(), self.layout) };
     }
@@ -132,12 +132,12 @@ pub(crate) struct Allocation {
     pub(crate) kind: Kind,
     pub(crate) life: Life,
     /// Absent for registered memory, which is the caller's.
-    pub(crate) block: Option<Block>,
+    pub(crate) backing: Option<Backing>,
     /// Where the bytes are in the host's address space.
     start: NonNull<u8>,
 }
 
-// SAFETY: `start` points to memory that is not bound to a thread: the block's, or registered memory of the process.
+// SAFETY: `start` points to memory that is not bound to a thread: the backing's, or registered memory of the process.
 unsafe impl Send for Allocation {}
 
 impl Allocation {
@@ -206,11 +206,11 @@ impl Memory {
         self.by_base.range(address..).next().map(|(_, next)| (next.base, next.end()))
     }
 
-    /// Enters an allocation whose bytes stand in `block`, under `base` or under the block's own address.
-    pub(crate) fn insert(&mut self, base: Option<u64>, block: Block, entry: Entry) -> u64 {
-        let start = block.start();
+    /// Enters an allocation whose bytes stand in `backing`, under `base` or under the backing's own address.
+    pub(crate) fn insert(&mut self, base: Option<u64>, backing: Backing, entry: Entry) -> u64 {
+        let start = backing.start();
         let base = base.unwrap_or(start.as_ptr().addr() as u64);
-        self.enter(base, start, Some(block), entry);
+        self.enter(base, start, Some(backing), entry);
         base
     }
 
@@ -219,11 +219,12 @@ impl Memory {
         self.enter(start.as_ptr().addr() as u64, start, None, entry);
     }
 
-    fn enter(&mut self, base: u64, start: NonNull<u8>, block: Option<Block>, entry: Entry) {
+    fn enter(&mut self, base: u64, start: NonNull<u8>, backing: Option<Backing>, entry: Entry) {
         let Entry { bytes, device, context, kind, life } = entry;
         self.last_id += 1;
         let id = self.last_id;
-        self.by_base.insert(base, Allocation { id, base, bytes, device, context, kind, life, block, start });
+        self.by_base
+            .insert(base, Allocation { id, base, bytes, device, context, kind, life, backing, start });
     }
 
     pub(crate) fn remove(&mut self, base: u64) -> Option<Allocation> {
@@ -231,7 +232,7 @@ impl Memory {
     }
 
     /// Where the bytes of a range are that queued work touches now: an illegal address unless all of it is live.
-    pub(crate) fn touch(&self, address: u64, bytes: usize) -> Answer<NonNull<u8>> {
+    pub(crate) fn touch(&self, address: u64, bytes: usize) -> CuResult<NonNull<u8>> {
         let allocation = self.find(address).ok_or(code::ILLEGAL_ADDRESS)?;
         let fits = address.checked_add(bytes as u64).is_some_and(|end| end <= allocation.end());
         let live = matches!(allocation.life, Life::Live | Life::FreeQueued { reached: true });
@@ -243,7 +244,7 @@ impl Memory {
     }
 
     /// Refuses a range that leaves the allocation it begins in; `None` for memory that the driver does not know.
-    pub(crate) fn resolve(&self, address: u64, bytes: usize) -> Answer<Option<&Allocation>> {
+    pub(crate) fn resolve(&self, address: u64, bytes: usize) -> CuResult<Option<&Allocation>> {
         let end = address.checked_add(bytes as u64).ok_or(code::INVALID_VALUE)?;
         match self.find(address) {
             Some(found) if end <= found.end() => Ok(Some(found)),

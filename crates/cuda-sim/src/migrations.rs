@@ -8,7 +8,7 @@ use crate::{
     memory::{Managed, PAGE},
 };
 
-/// What happened to pages of managed memory since it was allocated. A page of the software driver has 64 KiB.
+/// What delta to pages of managed memory since it was allocated. A page of the software driver has 64 KiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migrations {
     /// Pages that moved from the host to a device.
@@ -34,36 +34,36 @@ impl AddAssign for Migrations {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// Somebody touched them: each page that is elsewhere is a fault.
-    Touch,
+    Access,
     /// A prefetch, or a driver that moves everything before a launch.
-    Beforehand,
+    Prefetch,
 }
 
 impl Managed {
     /// Moves the pages of a range, and counts them. `base` is the allocation's address.
-    pub(crate) fn bring(&mut self, base: u64, offset: u64, bytes: u64, to: Residency, cause: Cause) {
+    pub(crate) fn migrate(&mut self, base: u64, offset: u64, bytes: u64, to: Residency, cause: Cause) {
         for page in self.pages_of(offset, bytes) {
             let from = self.at(page as u64 * PAGE);
             if from == to {
                 continue;
             }
-            let mut happened = Migrations::default();
+            let mut delta = Migrations::default();
             match (from, to) {
-                (Residency::Host, Residency::Device(_)) => happened.to_device = 1,
-                (Residency::Device(_), Residency::Host) => happened.to_host = 1,
+                (Residency::Host, Residency::Device(_)) => delta.to_device = 1,
+                (Residency::Device(_), Residency::Host) => delta.to_host = 1,
                 _ => {}
             }
             match (cause, to) {
-                (Cause::Touch, Residency::Device(_)) => happened.gpu_faults = 1,
-                (Cause::Touch, Residency::Host) => happened.cpu_faults = 1,
+                (Cause::Access, Residency::Device(_)) => delta.gpu_faults = 1,
+                (Cause::Access, Residency::Host) => delta.cpu_faults = 1,
                 _ => {}
             }
             let device = match (from, to) {
                 (_, Residency::Device(device)) | (Residency::Device(device), _) => device,
                 _ => 0,
             };
-            cupti::note(base + page as u64 * PAGE, device, happened);
-            self.counted[page] += happened;
+            cupti::record_migration(base + page as u64 * PAGE, device, delta);
+            self.counted[page] += delta;
             self.pages[page] = to;
         }
     }

@@ -69,9 +69,9 @@ pub(crate) enum Work {
 
 /// One side of a copy.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Operand {
     /// Memory that the driver knows, looked up when the bytes move.
-    Known(u64),
+    Address(u64),
     /// The caller's ordinary memory; the call that enqueued it does not return before the bytes moved.
     Pageable(usize),
     /// Bytes that were read from the caller's memory during the call.
@@ -81,8 +81,8 @@ pub(crate) enum Place {
 /// A copy of `height` rows of `width` bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Copy {
-    pub(crate) from: Place,
-    pub(crate) to: Place,
+    pub(crate) from: Operand,
+    pub(crate) to: Operand,
     pub(crate) width: usize,
     pub(crate) height: usize,
     pub(crate) from_pitch: usize,
@@ -94,7 +94,7 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    pub(crate) fn linear(from: Place, to: Place, bytes: usize) -> Self {
+    pub(crate) fn linear(from: Operand, to: Operand, bytes: usize) -> Self {
         Self { from, to, width: bytes, height: 1, from_pitch: 0, to_pitch: 0, done: 0, corrupts: false }
     }
 
@@ -148,11 +148,11 @@ impl Work {
 
 fn copy_accesses(copy: &Copy) -> Vec<(u64, usize, AccessKind)> {
     let mut found = Vec::new();
-    let mut side = |place: &Place, pitch: usize, kind| {
+    let mut side = |place: &Operand, pitch: usize, kind| {
         let start = match place {
-            Place::Known(address) => *address,
-            Place::Pageable(address) => *address as u64,
-            Place::Staged(_) => return,
+            Operand::Address(address) => *address,
+            Operand::Pageable(address) => *address as u64,
+            Operand::Staged(_) => return,
         };
         found.extend((0..copy.height as u64).map(|row| (start + row * pitch as u64, copy.width, kind)));
     };

@@ -14,13 +14,13 @@ use std::{
 use parking_lot::MutexGuard;
 
 use crate::{
-    access::{AccessKind, AccessRecord, Actor, Placed},
+    access::{AccessKind, AccessRecord, Actor, ClockedAccess},
     api,
     clock::Clock,
     code,
+    execute::{self, Progress},
     graph::Node,
     op::{Op, Point, Work},
-    perform::{self, Progress},
     state::{CHANGED, Guard, State, Stream, StreamKind},
     timing,
 };
@@ -44,7 +44,7 @@ pub(crate) fn enqueue_after(
     {
         let depth = guard.device(own.device).options.launch_queue;
         let position = (own.enqueued + 1).saturating_sub(depth);
-        force(guard, Point { stream, position });
+        run_until(guard, Point { stream, position });
     }
     append(guard, stream, name, work, after, known)
 }
@@ -123,9 +123,13 @@ fn check(state: &mut State, stream: u64, name: &'static str, sequence: u64, work
         let owner = state.memory.find(address).map(|found| found.device);
         match owner {
             Some(owner) => {
-                let placed =
-                    Placed { record, by: stream, step: clock.of(stream), clock: Some(Arc::clone(clock)) };
-                state.device_mut(owner).log.check(placed, clock);
+                let access = ClockedAccess {
+                    record,
+                    by: stream,
+                    step: clock.of(stream),
+                    clock: Some(Arc::clone(clock)),
+                };
+                state.device_mut(owner).log.check(access, clock);
             }
             None => state.device_mut(acting).log.record(record),
         }
@@ -156,19 +160,19 @@ pub(crate) fn host_access(
         host_clock.tick(by);
     }
     let current = clock.as_deref().unwrap_or(host_clock);
-    let placed = Placed { record, by, step: current.of(by), clock: clock.clone() };
+    let access = ClockedAccess { record, by, step: current.of(by), clock: clock.clone() };
     if let Some(device) = devices.get_mut(owner as usize) {
-        device.log.check(placed, current);
+        device.log.check(access, current);
     }
 }
 
 /// What a host that waits for everything in a stream so far comes to know.
-pub(crate) fn knowledge(state: &State, stream: u64) -> Option<Clock> {
+pub(crate) fn stream_clock(state: &State, stream: u64) -> Option<Clock> {
     state.recording.then(|| state.streams.get(&stream).map(|own| own.clock.clone())).flatten()
 }
 
 /// The host has waited: what `known` had happened after has happened before whatever the host does next.
-pub(crate) fn learn(state: &mut State, known: Option<&Clock>) {
+pub(crate) fn join_host_clock(state: &mut State, known: Option<&Clock>) {
     if let Some(known) = known {
         state.host_clock.join(known);
     }
@@ -184,23 +188,23 @@ pub(crate) fn end_of(state: &State, stream: u64) -> Point {
 }
 
 /// What has to happen next for a point to be reached.
-enum Needed {
+enum NextStep {
     /// The head of this stream has to run.
-    Step(u64),
+    Run(u64),
     /// The host function at the head of this stream, which another thread runs, has to return.
     Return(u64),
 }
 
-fn needed(state: &State, mut point: Point) -> Option<Needed> {
+fn next_step(state: &State, mut point: Point) -> Option<NextStep> {
     loop {
         let stream = state.streams.get(&point.stream)?;
         if stream.busy {
-            return Some(Needed::Return(point.stream));
+            return Some(NextStep::Return(point.stream));
         }
         let head = stream.queue.front()?;
         match head.after.iter().find(|other| !is_reached(state, **other)) {
             Some(other) => point = *other,
-            None => return Some(Needed::Step(point.stream)),
+            None => return Some(NextStep::Run(point.stream)),
         }
     }
 }
@@ -226,13 +230,13 @@ fn any_ready(state: &mut State, device: u32) -> Option<u64> {
 }
 
 /// Runs until `point` is reached, or a host function that it comes after is given up.
-pub(crate) fn force(guard: &mut Guard, point: Point) {
+pub(crate) fn run_until(guard: &mut Guard, point: Point) {
     let mut eagerness = None;
     let mut awaited = None;
     while !is_reached(guard, point) {
-        let next = match needed(guard, point) {
-            Some(Needed::Step(next)) => next,
-            Some(Needed::Return(running)) => {
+        let next = match next_step(guard, point) {
+            Some(NextStep::Run(next)) => next,
+            Some(NextStep::Return(running)) => {
                 if wait_for_return(guard, running, &mut awaited) {
                     continue;
                 }
@@ -293,27 +297,27 @@ fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> boo
 
 /// Runs everything that is enqueued on a device's streams, as calls do that free memory. That they wait is not documented,
 /// so the host learns nothing by it.
-pub(crate) fn force_device(guard: &mut Guard, device: u32) {
-    force_streams(guard, device, |stream| stream.device == device);
+pub(crate) fn run_device(guard: &mut Guard, device: u32) {
+    run_streams(guard, device, |stream| stream.device == device);
 }
 
 /// Runs everything that is enqueued in a context, and lets the host know.
-pub(crate) fn force_context(guard: &mut Guard, context: u64) {
+pub(crate) fn synchronize_context(guard: &mut Guard, context: u64) {
     let Some(device) = guard.contexts.get(&context).map(|found| found.device) else { return };
-    for clock in force_streams(guard, device, |stream| stream.context == context) {
-        learn(guard, Some(&clock));
+    for clock in run_streams(guard, device, |stream| stream.context == context) {
+        join_host_clock(guard, Some(&clock));
     }
 }
 
 /// Runs everything that is enqueued on some of a device's streams; returns what is known of each by then.
-fn force_streams(guard: &mut Guard, device: u32, which: impl Fn(&Stream) -> bool) -> Vec<Clock> {
+fn run_streams(guard: &mut Guard, device: u32, which: impl Fn(&Stream) -> bool) -> Vec<Clock> {
     let chosen = guard.streams.iter().filter(|(_, stream)| which(stream));
     let mut points: Vec<Point> =
         chosen.map(|(id, stream)| Point { stream: *id, position: stream.enqueued }).collect();
-    let known = points.iter().filter_map(|point| knowledge(guard, point.stream)).collect();
+    let known = points.iter().filter_map(|point| stream_clock(guard, point.stream)).collect();
     guard.device_mut(device).rng.shuffle(&mut points);
     for point in points {
-        force(guard, point);
+        run_until(guard, point);
     }
     known
 }
@@ -338,7 +342,7 @@ pub(crate) fn query(guard: &mut Guard, point: Point) -> bool {
             break;
         }
         guard.device_mut(device).idle_queries = 0;
-        let Some(Needed::Step(next)) = needed(guard, point) else { break };
+        let Some(NextStep::Run(next)) = next_step(guard, point) else { break };
         // The first turn always brings the answer nearer.
         let other = if turn > 0 { any_ready(guard, device) } else { None };
         step(guard, other.unwrap_or(next));
@@ -360,7 +364,7 @@ fn step(guard: &mut Guard, stream: u64) {
     let progress = if state.device(device).faults.sticky.is_some() {
         Progress::Done
     } else {
-        perform::perform(state, stream, &mut op)
+        execute::execute(state, stream, &mut op)
     };
     match progress {
         Progress::Partly => {
@@ -383,7 +387,7 @@ fn step(guard: &mut Guard, stream: u64) {
             };
             MutexGuard::unlocked(guard, || api::call_host(call, running));
             // Whatever the function told other threads, they know what it knew.
-            learn(guard, op.clock.as_deref());
+            join_host_clock(guard, op.clock.as_deref());
         }
     }
     complete(guard, stream, &op, timed);
@@ -392,7 +396,7 @@ fn step(guard: &mut Guard, stream: u64) {
 
 /// The engine and duration of an operation, before its pieces change it.
 fn timing_of(state: &State, stream: u64, op: &Op) -> (timing::Engine, u64) {
-    let Some(own) = state.streams.get(&stream) else { return (timing::Engine::Nothing, 0) };
+    let Some(own) = state.streams.get(&stream) else { return (timing::Engine::None, 0) };
     let peers = state.contexts.get(&own.context).is_some_and(|context| !context.peers.is_empty());
     timing::cost(op, &state.device(own.device).options, &state.memory, peers)
 }
@@ -403,14 +407,14 @@ fn complete(state: &mut State, stream: u64, op: &Op, (engine, duration): (timing
     let waited =
         op.after.iter().filter_map(|point| state.streams.get(&point.stream)).map(|other| other.time).max();
     let ready = own.time.max(op.enqueued_at).max(waited.unwrap_or(0));
-    let end = state.device_mut(device).engines.serve(engine, ready, duration);
+    let end = state.device_mut(device).engines.reserve(engine, ready, duration);
     if let Work::Record { event, generation } = op.work
         && let Some(event) = state.events.get_mut(&event)
         && event.generation == generation
     {
         event.time = Some(end);
     }
-    state.finished(device, number, op.name);
+    state.record_executed(device, number, op.name);
     if let Some(own) = state.streams.get_mut(&stream) {
         own.busy = false;
         own.completed = op.position;

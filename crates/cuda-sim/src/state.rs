@@ -12,10 +12,10 @@ use std::{
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
-    access::Log,
+    access::AccessLog,
     address_space::AddressSpace,
     clock::Clock,
-    code::{self, Answer},
+    code::{self, CuResult},
     faults::Faults,
     graph::Graphs,
     host_kernel::HostKernel,
@@ -39,7 +39,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 pub(crate) static CHANGED: Condvar = Condvar::new();
 
 /// Whether any device needs to hear of the host's accesses.
-pub(crate) static WATCHED: AtomicBool = AtomicBool::new(false);
+pub(crate) static TRACKS_HOST_ACCESSES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn lock() -> Guard {
     STATE.lock()
@@ -77,7 +77,7 @@ pub(crate) struct Device {
     pub(crate) now: u64,
     pub(crate) engines: Engines,
     pub(crate) faults: Faults,
-    pub(crate) log: Log,
+    pub(crate) log: AccessLog,
     pub(crate) executed: VecDeque<(u32, &'static str)>,
     pub(crate) next_stream_number: u32,
     pub(crate) forbidden_touches: Vec<usize>,
@@ -194,7 +194,7 @@ impl State {
         self.recording |= options.record;
         // Residency follows the host's touches as well.
         if options.record || options.managed || !options.concurrent_managed {
-            WATCHED.store(true, Ordering::Release);
+            TRACKS_HOST_ACCESSES.store(true, Ordering::Release);
         }
         self.devices.push(Device {
             rng: Rng::new(options.seed),
@@ -205,7 +205,7 @@ impl State {
             now: 0,
             engines: Engines::default(),
             faults: Faults::default(),
-            log: Log::new(options.record),
+            log: AccessLog::new(options.record),
             executed: VecDeque::new(),
             next_stream_number: 0,
             forbidden_touches: Vec::new(),
@@ -320,10 +320,10 @@ impl State {
             },
             _ => return,
         };
-        *taken = taken.saturating_sub(charged(gone.bytes));
+        *taken = taken.saturating_sub(charged_bytes(gone.bytes));
     }
 
-    pub(crate) fn stream(&self, stream: u64) -> Answer<&Stream> {
+    pub(crate) fn stream(&self, stream: u64) -> CuResult<&Stream> {
         self.streams.get(&stream).ok_or(code::INVALID_HANDLE)
     }
 
@@ -336,15 +336,15 @@ impl State {
         }
     }
 
-    pub(crate) fn event(&self, event: u64) -> Answer<&Event> {
+    pub(crate) fn event(&self, event: u64) -> CuResult<&Event> {
         self.events.get(&event).ok_or(code::INVALID_HANDLE)
     }
 
-    pub(crate) fn function(&self, function: u64) -> Answer<&Function> {
+    pub(crate) fn function(&self, function: u64) -> CuResult<&Function> {
         self.functions.get(&function).ok_or(code::INVALID_HANDLE)
     }
 
-    pub(crate) fn pool(&self, pool: u64) -> Answer<&Pool> {
+    pub(crate) fn pool(&self, pool: u64) -> CuResult<&Pool> {
         self.pools.get(&pool).ok_or(code::INVALID_VALUE)
     }
 
@@ -353,7 +353,7 @@ impl State {
         one != other && self.device(one).options.peers && self.device(other).options.peers
     }
 
-    pub(crate) fn finished(&mut self, device: u32, stream: u32, name: &'static str) {
+    pub(crate) fn record_executed(&mut self, device: u32, stream: u32, name: &'static str) {
         let executed = &mut self.device_mut(device).executed;
         if executed.len() == EXECUTED_KEPT {
             executed.pop_front();
@@ -362,7 +362,7 @@ impl State {
     }
 
     /// The default stream that a null, legacy or per-thread handle means in a context, or the handle itself.
-    pub(crate) fn stream_of(&mut self, context: Option<u64>, handle: u64, thread: u64) -> Answer<u64> {
+    pub(crate) fn resolve_stream(&mut self, context: Option<u64>, handle: u64, thread: u64) -> CuResult<u64> {
         if handle > 2 {
             let known = self.streams.get(&handle).filter(|stream| !stream.destroyed);
             return known.map(|_| handle).ok_or(code::INVALID_HANDLE);
@@ -427,6 +427,6 @@ impl Pool {
 }
 
 /// What an allocation takes of the device's memory.
-pub(crate) fn charged(bytes: usize) -> u64 {
+pub(crate) fn charged_bytes(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(crate::address_space::ALIGNMENT)
 }

@@ -2,16 +2,16 @@
 
 use crate::{
     memory::{Allocation, Memory},
-    op::{Copy, Op, Place, Work},
+    op::{Copy, Op, Operand, Work},
     options::SimDeviceBuilder,
 };
 
 /// Gigabytes per second within a device's own memory.
 const LOCAL_GBPS: f64 = 2_000.0;
 /// What ordinary host memory reaches of the link, because the driver stages it.
-const PAGEABLE_SHARE: f64 = 0.3;
+const PAGEABLE_FRACTION: f64 = 0.3;
 /// What an operation takes that moves nothing.
-const MARK_NS: u64 = 500;
+const EVENT_NS: u64 = 500;
 
 /// What serves an operation; each serves one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) enum Engine {
     ToHost,
     Peer,
     Compute,
-    Nothing,
+    None,
 }
 
 /// Until when each engine of a device is taken, in nanoseconds.
@@ -32,18 +32,18 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    fn slot(&mut self, engine: Engine) -> Option<&mut u64> {
+    fn free_at(&mut self, engine: Engine) -> Option<&mut u64> {
         match engine {
             Engine::ToDevice => Some(&mut self.to_device),
             Engine::ToHost => Some(&mut self.to_host),
             Engine::Peer => Some(&mut self.peer),
-            Engine::Compute | Engine::Nothing => None,
+            Engine::Compute | Engine::None => None,
         }
     }
 
     /// Serves an operation that could begin at `ready`; answers when it ends.
-    pub(crate) fn serve(&mut self, engine: Engine, ready: u64, duration: u64) -> u64 {
-        match self.slot(engine) {
+    pub(crate) fn reserve(&mut self, engine: Engine, ready: u64, duration: u64) -> u64 {
+        match self.free_at(engine) {
             Some(free_at) => {
                 *free_at = ready.max(*free_at).saturating_add(duration);
                 *free_at
@@ -87,31 +87,31 @@ pub(crate) fn cost(
             let engine = if host { Engine::ToHost } else { Engine::ToDevice };
             (engine, device.latency_ns + time(*bytes, device.host_gbps))
         }
-        Work::Allocate { .. } | Work::Free { .. } => (Engine::Nothing, 1_000),
-        Work::Wait | Work::Host(_) => (Engine::Nothing, 0),
-        Work::Record { .. } => (Engine::Nothing, MARK_NS),
+        Work::Allocate { .. } | Work::Free { .. } => (Engine::None, 1_000),
+        Work::Wait | Work::Host(_) => (Engine::None, 0),
+        Work::Record { .. } => (Engine::None, EVENT_NS),
     }
 }
 
 fn link(copy: &Copy, device: &SimDeviceBuilder, memory: &Memory, peers_enabled: bool) -> (Engine, f64) {
-    let on = |place: &Place| match place {
-        Place::Known(address) => {
+    let on = |place: &Operand| match place {
+        Operand::Address(address) => {
             memory.find(*address).filter(|found| found.is_device()).map(|found| found.device)
         }
-        Place::Pageable(_) | Place::Staged(_) => None,
+        Operand::Pageable(_) | Operand::Staged(_) => None,
     };
-    let pageable = |place: &Place| !matches!(place, Place::Known(_));
+    let pageable = |place: &Operand| !matches!(place, Operand::Address(_));
     match (on(&copy.from), on(&copy.to)) {
         (Some(from), Some(to)) if from == to => (Engine::Compute, LOCAL_GBPS),
         (Some(_), Some(_)) if peers_enabled => (Engine::Peer, device.peer_gbps),
         // Through the host: the bytes travel both links, one after the other.
         (Some(_), Some(_)) => (Engine::Peer, device.host_gbps / 2.0),
         (None, Some(_)) => {
-            (Engine::ToDevice, device.host_gbps * if pageable(&copy.from) { PAGEABLE_SHARE } else { 1.0 })
+            (Engine::ToDevice, device.host_gbps * if pageable(&copy.from) { PAGEABLE_FRACTION } else { 1.0 })
         }
         (Some(_), None) => {
-            (Engine::ToHost, device.host_gbps * if pageable(&copy.to) { PAGEABLE_SHARE } else { 1.0 })
+            (Engine::ToHost, device.host_gbps * if pageable(&copy.to) { PAGEABLE_FRACTION } else { 1.0 })
         }
-        (None, None) => (Engine::Nothing, 10.0),
+        (None, None) => (Engine::None, 10.0),
     }
 }

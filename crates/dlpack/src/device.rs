@@ -12,9 +12,9 @@ pub(crate) const CUDA_HOST: DLDevice = DLDevice { device_type: DLDeviceType::CUD
 pub(crate) const CUDA_MANAGED: DLDevice = DLDevice { device_type: DLDeviceType::CUDAMANAGED, device_id: 0 };
 
 /// As DLPack's documentation names it.
-pub(crate) struct Named(pub(crate) DLDevice);
+pub(crate) struct DeviceName(pub(crate) DLDevice);
 
-impl fmt::Display for Named {
+impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let id = self.0.device_id;
         match self.0.device_type {
@@ -28,12 +28,12 @@ impl fmt::Display for Named {
 }
 
 /// Whether its consumers are on the host, which no stream makes wait.
-pub(crate) fn is_of_host(device: DLDevice) -> bool {
+pub(crate) fn is_host_device(device: DLDevice) -> bool {
     matches!(device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST)
 }
 
 /// What a buffer may be called, the proper name first.
-fn names(buffer: &RawBuffer) -> Vec<DLDevice> {
+fn device_names(buffer: &RawBuffer) -> Vec<DLDevice> {
     let Place { device, kind } = buffer.place();
     match (device, kind) {
         (DeviceId::Cpu, MemoryKind::Pageable) => vec![DLDevice::CPU],
@@ -54,8 +54,8 @@ fn names(buffer: &RawBuffer) -> Vec<DLDevice> {
 }
 
 /// The device under which a buffer is exported, and its address there.
-pub(crate) fn of(buffer: &RawBuffer, asked: Option<DLDevice>) -> Result<(DLDevice, *mut c_void)> {
-    let names = names(buffer);
+pub(crate) fn export_device(buffer: &RawBuffer, asked: Option<DLDevice>) -> Result<(DLDevice, *mut c_void)> {
+    let names = device_names(buffer);
     let place = buffer.place();
     let Some(proper) = names.first() else {
         let text = format!("DLPack has no device for {place} memory of this library");
@@ -63,15 +63,15 @@ pub(crate) fn of(buffer: &RawBuffer, asked: Option<DLDevice>) -> Result<(DLDevic
     };
     let device = asked.unwrap_or(*proper);
     if !names.contains(&device) {
-        let valid: Vec<String> = names.iter().map(|name| Named(*name).to_string()).collect();
+        let valid: Vec<String> = names.iter().map(|name| DeviceName(*name).to_string()).collect();
         let text = format!(
             "{place} memory cannot be shown as {} without a copy; valid is {}",
-            Named(device),
+            DeviceName(device),
             valid.join(", ")
         );
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let address = if is_of_host(device) {
+    let address = if is_host_device(device) {
         buffer.host_address().map(|address| address.as_ptr().cast())
     } else {
         let address = buffer.device_address().and_then(|address| usize::try_from(address).ok());

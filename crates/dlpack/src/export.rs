@@ -8,8 +8,9 @@ use transload_core::{
 
 use crate::{
     DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, Element, Flags, Form, ManagedTensor,
-    device, layout,
-    lent::{Back, Lent},
+    device,
+    exported_loan::{ExportedLoan, ReturnMode},
+    layout,
 };
 
 /// An export to be: what the consumer sees, and how it is put behind work in flight. The buffer is lent until the tensor's
@@ -122,9 +123,9 @@ impl<'a> Export<'a> {
 
     fn make<M: Form + 'static>(self) -> Result<ManagedTensor<M>> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_ends();
+        crate::cuda::retry_pending_ends();
         let (shape, strides, bytes) = self.layout()?;
-        let (device, data) = device::of(self.buffer, self.device)?;
+        let (device, data) = device::export_device(self.buffer, self.device)?;
         // The standard wants no address where there are no bytes.
         let data = if bytes == 0 { std::ptr::null_mut() } else { data };
         let element = layout::element_bits(self.dtype).div_ceil(8);
@@ -145,30 +146,31 @@ impl<'a> Export<'a> {
         let weak = read_only || transload_core::mutant!("dlpack/export-claims-reading-only");
         let access = if weak { Access::Read } else { Access::Write };
         let loan = self.buffer.lend(access)?;
-        let (back, behind) = match self.order {
+        let (return_mode, fences) = match self.order {
             Order::Host => {
                 loan.wait_for_earlier_work();
-                (Back::AtOnce, Vec::new())
+                (ReturnMode::Immediate, Vec::new())
             }
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
             Order::Streams(consumer, back) => {
-                if device::is_of_host(device) {
+                if device::is_host_device(device) {
                     loan.wait_for_earlier_work();
-                    (Back::Behind(back), Vec::new())
+                    (ReturnMode::AfterStream(back), Vec::new())
                 } else {
                     consumer.wait_fences(loan.after())?;
-                    (Back::Behind(back), loan.after().to_vec())
+                    (ReturnMode::AfterStream(back), loan.after().to_vec())
                 }
             }
             #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-            Order::Consumer => (Back::AtOnce, loan.after().to_vec()),
+            Order::Consumer => (ReturnMode::Immediate, loan.after().to_vec()),
         };
-        if device::is_of_host(device) && bytes > 0 {
+        if device::is_host_device(device) && bytes > 0 {
             let used = if read_only { HostAccess::Read } else { HostAccess::Write };
             host_access::note(data.addr(), self.buffer.len(), used);
         }
 
-        let mut tensor = room.initialize(Box::new(Lent::new(loan, back)), rank).map_err(too_large)?;
+        let mut tensor =
+            room.initialize(Box::new(ExportedLoan::new(loan, return_mode)), rank).map_err(too_large)?;
         let numbers = tensor.extra_mut().as_mut_ptr();
         tensor.set_data(data).set_device(device).set_dtype(self.dtype);
         if rank > 0 {
@@ -185,7 +187,7 @@ impl<'a> Export<'a> {
             tensor.finish()
         };
         // SAFETY: just made, and owned; what was checked above is true of it until the deleter ends the loan.
-        unsafe { ManagedTensor::from_raw(made.into_raw(), &behind) }
+        unsafe { ManagedTensor::from_raw(made.into_raw(), &fences) }
     }
 
     /// Shape and strides, and the bytes that they reach, within the buffer.
@@ -203,7 +205,7 @@ impl<'a> Export<'a> {
             Some(strides) => strides.clone(),
             None => layout::compact(&shape)?,
         };
-        let bytes = layout::reach(&shape, &strides, self.dtype)?;
+        let bytes = layout::span_bytes(&shape, &strides, self.dtype)?;
         if bytes > length {
             let text = format!(
                 "a tensor of shape {shape:?} with strides {strides:?} reaches {bytes} bytes far, the buffer has {length}"

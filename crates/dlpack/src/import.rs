@@ -13,8 +13,8 @@ use transload_core::{
 use crate::{
     DLDataType, DLDevice, DLDeviceType, DLPackVersion, Element, Flags, Form, ImportError, Imported,
     ManagedTensor,
-    device::Named,
-    foreign::{Foreign, Location, Tally},
+    device::DeviceName,
+    imported_storage::{ImportCounts, ImportedStorage, Location},
     layout,
 };
 
@@ -26,7 +26,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub struct Importer {
     reclaimer: Arc<Reclaimer>,
-    tally: Arc<Tally>,
+    counts: Arc<ImportCounts>,
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     pub(crate) devices: Vec<transload_memory::CudaDevice>,
 }
@@ -57,7 +57,7 @@ impl Importer {
     /// [`ErrorKind::InvalidArgument`] for a description that cannot be, or that the driver contradicts;
     /// [`ErrorKind::OutOfRange`] for one that does not fit the address space.
     pub fn import<M: Form + 'static>(&self, tensor: ManagedTensor<M>) -> Result<Imported, ImportError<M>> {
-        self.take(tensor, None)
+        self.import_inner(tensor, None)
     }
 
     /// As [`import`](Self::import), only for elements of this type, aligned as it is.
@@ -68,15 +68,15 @@ impl Importer {
         &self,
         tensor: ManagedTensor<M>,
     ) -> Result<Imported, ImportError<M>> {
-        self.take(tensor, Some((T::DTYPE, align_of::<T>())))
+        self.import_inner(tensor, Some((T::DTYPE, align_of::<T>())))
     }
 
     /// What was taken in and not given back yet; `parked` of it waits for work in flight.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
-        ledger.allocations = self.tally.tensors.load(Ordering::Acquire);
-        ledger.bytes = self.tally.bytes.load(Ordering::Acquire);
+        ledger.allocations = self.counts.tensors.load(Ordering::Acquire);
+        ledger.bytes = self.counts.bytes.load(Ordering::Acquire);
         ledger.parked = self.reclaimer.len() as u64;
         ledger
     }
@@ -88,28 +88,28 @@ impl Importer {
     /// The first error of work that failed; all are given back all the same.
     pub fn drain(&self) -> Result<()> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_ends();
+        crate::cuda::retry_pending_ends();
         self.reclaimer.drain()
     }
 
-    fn take<M: Form + 'static>(
+    fn import_inner<M: Form + 'static>(
         &self,
         tensor: ManagedTensor<M>,
         wanted: Option<(DLDataType, usize)>,
     ) -> Result<Imported, ImportError<M>> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
-        crate::cuda::retry_ends();
+        crate::cuda::retry_pending_ends();
         self.reclaimer.sweep();
         let found = match self.describe(&tensor, wanted) {
             Ok(found) => found,
             Err(error) => return Err(ImportError::new(error, tensor)),
         };
         let Description { location, bytes, shape, strides, dtype, flags } = found;
-        let (version, behind) = (tensor.version(), tensor.behind().to_vec());
+        let (version, fences) = (tensor.version(), tensor.fences().to_vec());
         let writable = !flags.contains(Flags::READ_ONLY);
-        let storage = Foreign::new(Box::new(tensor), location, bytes, writable, &self.tally);
-        let behind = if transload_core::mutant!("dlpack/import-after-producer") { &[] } else { &behind[..] };
-        let buffer = RawBuffer::new_after(Box::new(storage), &self.reclaimer, behind);
+        let storage = ImportedStorage::new(Box::new(tensor), location, bytes, writable, &self.counts);
+        let fences = if transload_core::mutant!("dlpack/import-after-producer") { &[] } else { &fences[..] };
+        let buffer = RawBuffer::new_after(Box::new(storage), &self.reclaimer, fences);
         Ok(Imported { buffer, shape, strides, dtype, version, copied: flags.contains(Flags::IS_COPIED) })
     }
 
@@ -154,7 +154,7 @@ impl Importer {
             DLDeviceType::CPU if device.device_id == 0 => {
                 let pinned = self.is_pinned(address, bytes)?;
                 let kind = if pinned { MemoryKind::Pinned } else { MemoryKind::Pageable };
-                Ok(on_host(kind, address))
+                Ok(host_location(kind, address))
             }
             DLDeviceType::CUDA | DLDeviceType::CUDAHOST | DLDeviceType::CUDAMANAGED => {
                 self.locate_cuda(device, address, bytes)
@@ -168,7 +168,7 @@ impl Importer {
         let more: String = self.devices.iter().map(|own| format!(", kDLCUDA {}", own.ordinal())).collect();
         #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
         let more = "";
-        let text = format!("no device here is {}; valid are kDLCPU 0{more}", Named(device));
+        let text = format!("no device here is {}; valid are kDLCPU 0{more}", DeviceName(device));
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
@@ -182,13 +182,13 @@ impl Importer {
     #[allow(clippy::unused_self, reason = "as with CUDA")]
     fn locate_cuda(&self, device: DLDevice, _: usize, _: usize) -> Result<Location> {
         let text =
-            format!("{} is CUDA's memory, and this build is without the feature `cuda`", Named(device));
+            format!("{} is CUDA's memory, and this build is without the feature `cuda`", DeviceName(device));
         Err(Error::new(ErrorKind::Unsupported, text))
     }
 }
 
 /// Host memory of a kind. An empty tensor has an address that is never used.
-pub(crate) fn on_host(kind: MemoryKind, address: usize) -> Location {
+pub(crate) fn host_location(kind: MemoryKind, address: usize) -> Location {
     let host = NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling());
-    Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None, known: None }
+    Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None, backend_data: None }
 }

@@ -36,7 +36,7 @@ fn count(shape: &[i64]) -> Result<usize> {
 }
 
 /// How many bytes from the first element's beginning an exported tensor reaches.
-pub(crate) fn reach(shape: &[i64], strides: &[i64], dtype: DLDataType) -> Result<usize> {
+pub(crate) fn span_bytes(shape: &[i64], strides: &[i64], dtype: DLDataType) -> Result<usize> {
     if shape.len() != strides.len() {
         let text = format!("{} strides do not fit {} dimensions", strides.len(), shape.len());
         return Err(Error::new(ErrorKind::InvalidArgument, text));

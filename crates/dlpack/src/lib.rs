@@ -52,12 +52,12 @@
 mod cuda;
 mod device;
 mod export;
-mod foreign;
+mod exported_loan;
 mod import;
 mod imported;
+mod imported_storage;
 mod layout;
-mod lent;
-mod live;
+mod registry;
 mod stream;
 mod tensor;
 

@@ -4,14 +4,14 @@ use std::{fmt, ptr::NonNull};
 
 use transload_core::{Error, ErrorKind, Fence, Result};
 
-use crate::{DLPackVersion, Form, live};
+use crate::{DLPackVersion, Form, registry};
 
 /// An owned DLPack tensor of either form. Dropped, it calls the deleter (a null one means that there is nothing to call);
 /// [`into_raw`](Self::into_raw) hands that duty on with the pointer.
 pub struct ManagedTensor<M: Form + 'static> {
     raw: NonNull<M>,
     /// The work that whoever uses the memory comes after.
-    behind: Vec<Fence>,
+    fences: Vec<Fence>,
 }
 
 // SAFETY: the standard lets a tensor be deleted from any thread, and nothing of it is bound to one.
@@ -23,7 +23,7 @@ impl<M: Form> ManagedTensor<M> {
     /// Takes a tensor from its pointer, as it comes out of a capsule. Where this fails nothing was taken: the tensor is still
     /// the caller's.
     ///
-    /// `behind` is how far the producer's own work is known: fences that are over only when it is. For a CUDA tensor pass
+    /// `fences` is how far the producer's own work is known: fences that are over only when it is. For a CUDA tensor pass
     /// your stream to the producer (`protocol_stream`), which puts it behind its work, and then that stream's
     /// `fence()`. None for memory that is at rest.
     ///
@@ -35,10 +35,10 @@ impl<M: Form> ManagedTensor<M> {
     ///   Of another major version only the fields up to the deleter need be valid.
     /// * Its description (shape, strides, type, device) is readable and true, and its memory is valid and, for the host,
     ///   initialised, until the deleter was called, which may happen on any thread.
-    /// * From the end of `behind` until the deleter was called nobody else writes the memory, nor, unless the tensor is
+    /// * From the end of `fences` until the deleter was called nobody else writes the memory, nor, unless the tensor is
     ///   read-only, reads it, except in an order with the buffer made of it that the caller sees to. Two tensors over one
     ///   memory are two buffers that know nothing of each other.
-    pub unsafe fn from_raw(raw: *mut M, behind: &[Fence]) -> Result<Self> {
+    pub unsafe fn from_raw(raw: *mut M, fences: &[Fence]) -> Result<Self> {
         let Some(raw) = NonNull::new(raw) else {
             return Err(Error::new(ErrorKind::InvalidArgument, "a null pointer is no DLPack tensor"));
         };
@@ -46,11 +46,11 @@ impl<M: Form> ManagedTensor<M> {
             let text = format!("a DLPack tensor is aligned to {} bytes, {raw:p} is not", align_of::<M>());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        if !live::enter(raw.addr().get()) {
+        if !registry::insert(raw.addr().get()) {
             let text = format!("the DLPack tensor at {raw:p} was taken in already; it can be consumed once");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(Self { raw, behind: behind.to_vec() })
+        Ok(Self { raw, fences: fences.to_vec() })
     }
 
     /// Gives the pointer away: who has it calls the deleter, once. Until then the memory lives, also where the process ends
@@ -59,8 +59,8 @@ impl<M: Form> ManagedTensor<M> {
     #[must_use = "who takes the pointer has to call the deleter"]
     pub fn into_raw(self) -> *mut M {
         let mut this = std::mem::ManuallyDrop::new(self);
-        live::leave(this.raw.addr().get());
-        drop(std::mem::take(&mut this.behind));
+        registry::remove(this.raw.addr().get());
+        drop(std::mem::take(&mut this.fences));
         this.raw.as_ptr()
     }
 
@@ -75,15 +75,15 @@ impl<M: Form> ManagedTensor<M> {
         unsafe { self.raw.as_ref() }
     }
 
-    pub(crate) fn behind(&self) -> &[Fence] {
-        &self.behind
+    pub(crate) fn fences(&self) -> &[Fence] {
+        &self.fences
     }
 }
 
 impl<M: Form> Drop for ManagedTensor<M> {
     fn drop(&mut self) {
         // Before the deleter: the address may be another tensor's right after it.
-        live::leave(self.raw.addr().get());
+        registry::remove(self.raw.addr().get());
         if transload_core::mutant!("dlpack/deleter-called") {
             return;
         }

@@ -3,7 +3,7 @@
 use super::{Handle, Pointer, on_current_stream};
 use crate::{
     code,
-    op::{Copy, Place, Work},
+    op::{Copy, Operand, Work},
     scheduler,
 };
 
@@ -51,7 +51,7 @@ driver! {
                 // Ordinary memory in a batch is not simulated.
                 return Err(code::NOT_SUPPORTED);
             }
-            copies.push(Copy::linear(Place::Known(from), Place::Known(to), bytes));
+            copies.push(Copy::linear(Operand::Address(from), Operand::Address(to), bytes));
         }
         scheduler::enqueue(&mut state, handle, NAME, Work::Copies(copies));
         Ok(())

@@ -1,55 +1,58 @@
 //! The thread's stack of contexts, and what is asked of the current one.
 
-use super::{CONTEXTS, Handle, Pointer, after_wait, attribute_calmly, begin, current_scope, on_current, top};
+use super::{
+    CONTEXTS, Handle, Pointer, count_call_despite_error, current_scope, lock_driver, on_current,
+    sticky_error, top,
+};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     graph, scheduler,
     state::{CHANGED, Guard, State},
 };
 
 /// Counts a call that only looks at or moves the stack, for the device of a context if it still is there.
-fn note(state: &mut State, name: &str, context: u64) -> Answer {
+fn note(state: &mut State, name: &str, context: u64) -> CuResult {
     match state.contexts.get(&context).map(|found| found.device) {
-        Some(device) => attribute_calmly(state, name, device, false),
+        Some(device) => count_call_despite_error(state, name, device, false),
         None => Ok(()),
     }
 }
 
 /// A context by its handle, which must be alive.
-fn alive(state: &State, context: u64) -> Answer {
+fn alive(state: &State, context: u64) -> CuResult {
     state.contexts.get(&context).map(|_| ()).ok_or(code::INVALID_CONTEXT)
 }
 
 /// Waits for everything in a context, and lets its device's pools give back what they keep beyond their thresholds.
-pub(crate) fn synchronize(state: &mut Guard, context: u64, device: u32) -> Answer {
-    scheduler::force_context(state, context);
-    super::pool::settle(state, device);
-    after_wait(state, device)
+pub(crate) fn synchronize(state: &mut Guard, context: u64, device: u32) -> CuResult {
+    scheduler::synchronize_context(state, context);
+    super::pool::trim_to_thresholds(state, device);
+    sticky_error(state, device)
 }
 
 /// Waits for all work of the current device and of the one that memory to be freed belongs to, gated streams included, as
 /// driver 580 does. For most seeds the calls of other threads stand still meanwhile, as they do there.
-pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> Answer {
+pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> CuResult {
     for device in [Some(device), Some(owner).filter(|owner| *owner != device)].into_iter().flatten() {
         let own = state.device_mut(device);
         own.freeing = own.rng.chance(75).then(|| std::thread::current().id());
-        scheduler::force_device(state, device);
+        scheduler::run_device(state, device);
         state.device_mut(device).freeing = None;
         CHANGED.notify_all();
-        super::pool::settle(state, device);
+        super::pool::trim_to_thresholds(state, device);
     }
-    after_wait(state, device)
+    sticky_error(state, device)
 }
 
 driver! {
     fn cuCtxGetCurrent(context: Pointer<usize>) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         note(&mut state, NAME, top())?;
         context.set(top() as usize)
     }
 
     fn cuCtxSetCurrent(context: Handle) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let context = context.addr() as u64;
         if context != 0 {
             alive(&state, context)?;
@@ -65,7 +68,7 @@ driver! {
     }
 
     fn cuCtxPushCurrent_v2(context: Handle) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let context = context.addr() as u64;
         alive(&state, context)?;
         note(&mut state, NAME, context)?;
@@ -74,16 +77,16 @@ driver! {
     }
 
     fn cuCtxPopCurrent_v2(context: Pointer<usize>) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         note(&mut state, NAME, top())?;
         let popped = CONTEXTS.with_borrow_mut(Vec::pop).ok_or(code::INVALID_CONTEXT)?;
         if context.is_null() { Ok(()) } else { context.set(popped as usize) }
     }
 
     fn cuCtxGetDevice(device: Pointer<i32>) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let scope = current_scope(&state)?;
-        attribute_calmly(&mut state, NAME, scope.device, true)?;
+        count_call_despite_error(&mut state, NAME, scope.device, true)?;
         device.set(i32::try_from(scope.device).unwrap_or(i32::MAX))
     }
 
@@ -98,7 +101,7 @@ driver! {
 
     fn cuCtxSynchronize() {
         let (mut state, scope) = on_current(NAME)?;
-        graph::admit_context(&mut state, scope.context)?;
+        graph::check_context_wait(&mut state, scope.context)?;
         synchronize(&mut state, scope.context, scope.device)
     }
 

@@ -2,23 +2,23 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, Scope, after_wait, on_current, on_current_stream, on_stream, top};
+use super::{Handle, Pointer, Scope, on_current, on_current_stream, on_stream, sticky_error, top};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     memory::{Kind, Memory},
-    op::{Copy, Place, Work},
+    op::{Copy, Operand, Work},
     scheduler,
     state::{Guard, State},
 };
 
-/// Ordinary memory up to this size is always read into a buffer of the driver's, and the call returns before the copy.
-const STAGED: usize = 64 << 10;
+/// Pageable memory up to this size is always read into a buffer of the driver's, and the call returns before the copy.
+const ALWAYS_STAGED: usize = 64 << 10;
 /// More than this is never held in such a buffer.
-const STAGED_AT_MOST: usize = 16 << 20;
+const MAX_STAGED: usize = 16 << 20;
 
 /// What an argument may name.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub(crate) enum CopyPointer {
     /// A host pointer.
     Host(u64),
     /// A device pointer; with unified addressing also page-locked or managed host memory.
@@ -41,7 +41,7 @@ impl Shape {
         Self { width: bytes, height: 1, from_pitch: 0, to_pitch: 0 }
     }
 
-    fn span(&self, pitch: usize) -> Answer<usize> {
+    fn span(&self, pitch: usize) -> CuResult<usize> {
         let rows = self.height.saturating_sub(1).checked_mul(pitch).ok_or(code::INVALID_VALUE)?;
         rows.checked_add(self.width).ok_or(code::INVALID_VALUE)
     }
@@ -49,19 +49,21 @@ impl Shape {
 
 /// What memory an argument turned out to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum MemoryClass {
     Device(u32),
-    Locked,
+    Pinned,
     Managed,
-    Ordinary,
+    Pageable,
 }
 
-fn classify(state: &State, side: Side, bytes: usize) -> Answer<Found> {
-    let (Side::Host(address) | Side::Device(address) | Side::Any(address)) = side;
+fn classify(state: &State, side: CopyPointer, bytes: usize) -> CuResult<MemoryClass> {
+    let (CopyPointer::Host(address) | CopyPointer::Device(address) | CopyPointer::Any(address)) = side;
     let found = classify_at(&state.memory, address, bytes)?;
     match (side, found) {
-        (Side::Host(_), Found::Device(_)) | (Side::Device(_), Found::Ordinary) => Err(code::INVALID_VALUE),
-        (_, Found::Ordinary) => {
+        (CopyPointer::Host(_), MemoryClass::Device(_)) | (CopyPointer::Device(_), MemoryClass::Pageable) => {
+            Err(code::INVALID_VALUE)
+        }
+        (_, MemoryClass::Pageable) => {
             let unmapped = address == 0 || state.devices.iter().any(|device| device.space.contains(address));
             if unmapped { Err(code::INVALID_VALUE) } else { Ok(found) }
         }
@@ -69,12 +71,12 @@ fn classify(state: &State, side: Side, bytes: usize) -> Answer<Found> {
     }
 }
 
-fn classify_at(memory: &Memory, address: u64, bytes: usize) -> Answer<Found> {
+fn classify_at(memory: &Memory, address: u64, bytes: usize) -> CuResult<MemoryClass> {
     Ok(match memory.resolve(address, bytes)? {
-        Some(allocation) if allocation.is_device() => Found::Device(allocation.device),
-        Some(allocation) if matches!(allocation.kind, Kind::Managed(_)) => Found::Managed,
-        Some(_) => Found::Locked,
-        None => Found::Ordinary,
+        Some(allocation) if allocation.is_device() => MemoryClass::Device(allocation.device),
+        Some(allocation) if matches!(allocation.kind, Kind::Managed(_)) => MemoryClass::Managed,
+        Some(_) => MemoryClass::Pinned,
+        None => MemoryClass::Pageable,
     })
 }
 
@@ -90,10 +92,10 @@ pub(crate) fn copy(
     state: &mut Guard,
     name: &'static str,
     stream: u64,
-    (to, from): (Side, Side),
+    (to, from): (CopyPointer, CopyPointer),
     shape: Shape,
     mode: Mode,
-) -> Answer {
+) -> CuResult {
     if shape.width == 0 || shape.height == 0 {
         return Ok(());
     }
@@ -101,90 +103,91 @@ pub(crate) fn copy(
     let source = classify(state, from, shape.span(shape.from_pitch)?)?;
     let target = classify(state, to, shape.span(shape.to_pitch)?)?;
     let captured = state.graphs.is_capturing(stream);
-    if captured && [source, target].contains(&Found::Ordinary) {
-        return Err(state.graphs.forbid(stream));
+    if captured && [source, target].contains(&MemoryClass::Pageable) {
+        return Err(state.graphs.invalidate_capture_of(stream));
     }
-    let (Side::Host(from) | Side::Device(from) | Side::Any(from)) = from;
-    let (Side::Host(to) | Side::Device(to) | Side::Any(to)) = to;
-    let on_host = |found| !matches!(found, Found::Device(_));
+    let (CopyPointer::Host(from) | CopyPointer::Device(from) | CopyPointer::Any(from)) = from;
+    let (CopyPointer::Host(to) | CopyPointer::Device(to) | CopyPointer::Any(to)) = to;
+    let on_host = |found| !matches!(found, MemoryClass::Device(_));
     let device = state.stream(stream)?.device;
-    let pinned = |found| matches!(found, Found::Locked | Found::Ordinary);
+    let pinned = |found| matches!(found, MemoryClass::Pinned | MemoryClass::Pageable);
     let mut waits = match mode {
         // A node of a graph runs when the graph does.
-        _ if captured => Wait::No,
+        _ if captured => HostWait::None,
         // Between two places of a device nothing makes the host wait.
-        Mode::Synchronous if on_host(source) || on_host(target) => Wait::Promised,
+        Mode::Synchronous if on_host(source) || on_host(target) => HostWait::Ordered,
         // Between two places of the host nothing is asynchronous; ordinary memory is written before the call returns.
-        _ if target == Found::Ordinary || (pinned(source) && pinned(target)) => Wait::Promised,
+        _ if target == MemoryClass::Pageable || (pinned(source) && pinned(target)) => HostWait::Ordered,
         _ if on_host(source) && on_host(target) && state.device_mut(device).rng.chance(50) => {
-            Wait::Unpromised
+            HostWait::Unordered
         }
-        _ => Wait::No,
+        _ => HostWait::None,
     };
     let mut shape = shape;
     let corrupts = match (source, target) {
-        (Found::Device(from), Found::Device(to)) if from != to => {
+        (MemoryClass::Device(from), MemoryClass::Device(to)) if from != to => {
             [from, to].into_iter().any(|device| state.device(device).options.corrupts_peers)
         }
         _ => false,
     };
     let place = match source {
-        Found::Ordinary if !pinned(target) => {
+        MemoryClass::Pageable if !pinned(target) => {
             if mode == Mode::Synchronous {
                 let before = scheduler::end_of(state, stream);
                 wait(state, stream, before)?;
             }
             // The call may return once the source was read. When it does beyond that is not promised.
-            let staged = bytes <= STAGED && !on_host(target);
+            let staged = bytes <= ALWAYS_STAGED && !on_host(target);
             let drawn = if staged { 0 } else { state.device_mut(device).rng.below(3) };
-            waits = Wait::No;
-            if drawn == 2 || bytes > STAGED_AT_MOST {
-                waits = Wait::Unpromised;
-                Place::Pageable(from as usize)
+            waits = HostWait::None;
+            if drawn == 2 || bytes > MAX_STAGED {
+                waits = HostWait::Unordered;
+                Operand::Pageable(from as usize)
             } else {
                 if drawn == 1 {
-                    scheduler::force(state, scheduler::end_of(state, stream));
+                    scheduler::run_until(state, scheduler::end_of(state, stream));
                 }
                 let staged = stage(from, shape);
                 shape.from_pitch = shape.width;
-                Place::Staged(staged)
+                Operand::Staged(staged)
             }
         }
-        Found::Ordinary => Place::Pageable(from as usize),
-        _ => Place::Known(from),
+        MemoryClass::Pageable => Operand::Pageable(from as usize),
+        _ => Operand::Address(from),
     };
-    let target = if target == Found::Ordinary { Place::Pageable(to as usize) } else { Place::Known(to) };
+    let target =
+        if target == MemoryClass::Pageable { Operand::Pageable(to as usize) } else { Operand::Address(to) };
     let Shape { width, height, from_pitch, to_pitch } = shape;
     let copy = Copy { from: place, to: target, width, height, from_pitch, to_pitch, done: 0, corrupts };
     let work = Work::Copies(vec![copy]);
     let point = scheduler::enqueue(state, stream, name, work);
     match waits {
-        Wait::No => Ok(()),
-        Wait::Unpromised => {
-            scheduler::force(state, point);
-            after_wait(state, device)
+        HostWait::None => Ok(()),
+        HostWait::Unordered => {
+            scheduler::run_until(state, point);
+            sticky_error(state, device)
         }
-        Wait::Promised => wait(state, stream, point),
+        HostWait::Ordered => wait(state, stream, point),
     }
 }
 
 /// Whether the host waits for a copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
-    No,
+enum HostWait {
+    None,
     /// It blocks, but a driver need not: what the host does next is not ordered behind the copy.
-    Unpromised,
+    Unordered,
     /// As the documentation says.
-    Promised,
+    Ordered,
 }
 
 /// Waits for a place in a stream.
-pub(crate) fn wait(state: &mut Guard, stream: u64, point: crate::op::Point) -> Answer {
+pub(crate) fn wait(state: &mut Guard, stream: u64, point: crate::op::Point) -> CuResult {
     let device = state.streams.get(&stream).map(|own| own.device);
-    let known = scheduler::knowledge(state, stream);
-    scheduler::force(state, point);
-    scheduler::learn(state, known.as_ref());
-    device.map_or(Ok(()), |device| after_wait(state, device))
+    let known = scheduler::stream_clock(state, stream);
+    scheduler::run_until(state, point);
+    scheduler::join_host_clock(state, known.as_ref());
+    device.map_or(Ok(()), |device| sticky_error(state, device))
 }
 
 /// Reads ordinary memory of the caller's, row by row.
@@ -198,13 +201,18 @@ fn stage(from: u64, shape: Shape) -> Vec<u8> {
     staged
 }
 
-fn host(pointer: *const c_void) -> Side {
-    Side::Host(pointer.expose_provenance() as u64)
+fn host(pointer: *const c_void) -> CopyPointer {
+    CopyPointer::Host(pointer.expose_provenance() as u64)
 }
 
 /// Between host and device: driver 580 finds the context by the stream where none is current, and refuses memory of another device
 /// than the current context's.
-fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), bytes: usize) -> Answer {
+fn enqueue_host_copy(
+    name: &'static str,
+    stream: Handle,
+    sides: (CopyPointer, CopyPointer),
+    bytes: usize,
+) -> CuResult {
     let (mut state, stream) = on_stream(name, stream)?;
     let own = state.streams.get(&stream).map(|stream| stream.device);
     let current = state.contexts.get(&top()).map(|context| context.device);
@@ -215,19 +223,19 @@ fn enqueued_anywhere(name: &'static str, stream: Handle, sides: (Side, Side), by
 }
 
 /// Synchronous copies go by way of the default stream.
-fn at_once(name: &'static str, sides: (Side, Side), bytes: usize) -> Answer {
+fn synchronous(name: &'static str, sides: (CopyPointer, CopyPointer), bytes: usize) -> CuResult {
     let (mut state, scope) = on_current(name)?;
     let stream = legacy(&state, scope)?;
     copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Synchronous)
 }
 
 /// The default stream of a context.
-pub(crate) fn legacy(state: &State, scope: Scope) -> Answer<u64> {
+pub(crate) fn legacy(state: &State, scope: Scope) -> CuResult<u64> {
     state.contexts.get(&scope.context).map(|context| context.legacy).ok_or(code::INVALID_CONTEXT)
 }
 
 /// A device-to-device copy of one context reaches another device's memory only as a peer's.
-fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> Answer {
+fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
     let own = state.contexts.get(&scope.context).ok_or(code::INVALID_CONTEXT)?;
     let reaches = [to, from].into_iter().all(|address| {
         state.memory.find(address).is_none_or(|found| {
@@ -241,15 +249,15 @@ fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> Answer {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Copy2D {
-    from: Side2D,
-    to: Side2D,
+    from: Operand2D,
+    to: Operand2D,
     width: usize,
     height: usize,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Side2D {
+struct Operand2D {
     x_in_bytes: usize,
     y: usize,
     memory_type: u32,
@@ -259,9 +267,9 @@ struct Side2D {
     pitch: usize,
 }
 
-impl Side2D {
+impl Operand2D {
     /// Where the first row begins, with the pitch. Memory types: 1 host, 2 device, 4 unified.
-    fn begin(&self, width: usize, height: usize) -> Answer<(Side, usize)> {
+    fn first_row(&self, width: usize, height: usize) -> CuResult<(CopyPointer, usize)> {
         let pitch = if self.pitch == 0 && height == 1 { width } else { self.pitch };
         if pitch < width.saturating_add(self.x_in_bytes) && height > 1 {
             return Err(code::INVALID_VALUE);
@@ -269,9 +277,9 @@ impl Side2D {
         let offset = self.y.checked_mul(pitch).and_then(|rows| rows.checked_add(self.x_in_bytes));
         let offset = offset.ok_or(code::INVALID_VALUE)? as u64;
         let side = match self.memory_type {
-            1 => Side::Host(self.host.expose_provenance() as u64 + offset),
-            2 => Side::Device(self.device + offset),
-            4 => Side::Any(self.device + offset),
+            1 => CopyPointer::Host(self.host.expose_provenance() as u64 + offset),
+            2 => CopyPointer::Device(self.device + offset),
+            4 => CopyPointer::Any(self.device + offset),
             _ => return Err(code::NOT_SUPPORTED),
         };
         Ok((side, pitch))
@@ -284,33 +292,33 @@ fn copy_2d(
     stream: u64,
     wanted: Pointer<Copy2D>,
     mode: Mode,
-) -> Answer {
+) -> CuResult {
     let wanted = wanted.get()?;
-    let (from, from_pitch) = wanted.from.begin(wanted.width, wanted.height)?;
-    let (to, to_pitch) = wanted.to.begin(wanted.width, wanted.height)?;
+    let (from, from_pitch) = wanted.from.first_row(wanted.width, wanted.height)?;
+    let (to, to_pitch) = wanted.to.first_row(wanted.width, wanted.height)?;
     let shape = Shape { width: wanted.width, height: wanted.height, from_pitch, to_pitch };
     copy(state, name, stream, (to, from), shape, mode)
 }
 
 driver! {
     fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: Handle) {
-        enqueued_anywhere(NAME, stream, (Side::Device(to), host(from)), bytes)
+        enqueue_host_copy(NAME, stream, (CopyPointer::Device(to), host(from)), bytes)
     }
 
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: Handle) {
-        enqueued_anywhere(NAME, stream, (host(to), Side::Device(from)), bytes)
+        enqueue_host_copy(NAME, stream, (host(to), CopyPointer::Device(from)), bytes)
     }
 
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) {
         let (mut state, scope, stream) = on_current_stream(NAME, stream)?;
         reachable(&state, scope, to, from)?;
-        let sides = (Side::Device(to), Side::Device(from));
+        let sides = (CopyPointer::Device(to), CopyPointer::Device(from));
         copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     }
 
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle) {
         let (mut state, _, stream) = on_current_stream(NAME, stream)?;
-        let sides = (Side::Any(to), Side::Any(from));
+        let sides = (CopyPointer::Any(to), CopyPointer::Any(from));
         copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     }
 
@@ -333,30 +341,30 @@ driver! {
         }
         if state.graphs.is_capturing(stream) {
             // Seen on driver 580.
-            return Err(state.graphs.forbid(stream));
+            return Err(state.graphs.invalidate_capture_of(stream));
         }
-        let sides = (Side::Device(to), Side::Device(from));
+        let sides = (CopyPointer::Device(to), CopyPointer::Device(from));
         copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
     }
 
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) {
-        at_once(NAME, (Side::Device(to), host(from)), bytes)
+        synchronous(NAME, (CopyPointer::Device(to), host(from)), bytes)
     }
 
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) {
-        at_once(NAME, (host(to), Side::Device(from)), bytes)
+        synchronous(NAME, (host(to), CopyPointer::Device(from)), bytes)
     }
 
     fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) {
         let (mut state, scope) = on_current(NAME)?;
         reachable(&state, scope, to, from)?;
         let stream = legacy(&state, scope)?;
-        let sides = (Side::Device(to), Side::Device(from));
+        let sides = (CopyPointer::Device(to), CopyPointer::Device(from));
         copy(&mut state, NAME, stream, sides, Shape::linear(bytes), Mode::Synchronous)
     }
 
     fn cuMemcpy(to: u64, from: u64, bytes: usize) {
-        at_once(NAME, (Side::Any(to), Side::Any(from)), bytes)
+        synchronous(NAME, (CopyPointer::Any(to), CopyPointer::Any(from)), bytes)
     }
 
     fn cuMemcpy2DAsync_v2(wanted: Pointer<Copy2D>, stream: Handle) {

@@ -8,7 +8,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::Pointer;
-use crate::{code::Answer, memory::PAGE, migrations::Migrations, symbols::in_table};
+use crate::{code::CuResult, memory::PAGE, migrations::Migrations, symbols::in_table};
 
 const SUCCESS: u32 = 0;
 const INVALID_PARAMETER: u32 = 1;
@@ -23,7 +23,7 @@ const VERSION: u32 = 130_001;
 /// What an H200's driver puts where the host is meant.
 const HOST: u32 = 0;
 /// How many records are usually kept for a flush; more are dropped and counted.
-const MOST: usize = 1 << 20;
+const MAX_RECORDS: usize = 1 << 20;
 
 /// `CUpti_ActivityUnifiedMemoryCounter3`.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ pub(crate) struct Config {
 type Requested = extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Completed = extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
-struct Tool {
+struct Cupti {
     subscribed: bool,
     callbacks: Option<(Requested, Completed)>,
     counters: [bool; 5],
@@ -66,10 +66,10 @@ struct Tool {
     dropped: usize,
     refusal: Option<u32>,
     silent: bool,
-    most: usize,
+    max_records: usize,
 }
 
-static TOOL: Mutex<Tool> = Mutex::new(Tool {
+static CUPTI: Mutex<Cupti> = Mutex::new(Cupti {
     subscribed: false,
     callbacks: None,
     counters: [false; 5],
@@ -78,39 +78,39 @@ static TOOL: Mutex<Tool> = Mutex::new(Tool {
     dropped: 0,
     refusal: None,
     silent: false,
-    most: MOST,
+    max_records: MAX_RECORDS,
 });
 
 /// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
 /// `None` lets them again. It holds for the whole process.
 pub fn refuse_migration_counters(code: Option<u32>) {
-    TOOL.lock().refusal = code;
+    CUPTI.lock().refusal = code;
 }
 
 /// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
 /// context; `false` ends that. It holds for the whole process.
 pub fn silence_migration_counters(silent: bool) {
-    TOOL.lock().silent = silent;
+    CUPTI.lock().silent = silent;
 }
 
 /// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
 /// as usual. It holds for the whole process.
 pub fn keep_migration_records(most: Option<usize>) {
-    TOOL.lock().most = most.unwrap_or(MOST);
+    CUPTI.lock().max_records = most.unwrap_or(MAX_RECORDS);
 }
 
 /// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_USER`.
-const ASKED_FOR: u32 = 1;
+const CAUSE_USER: u32 = 1;
 /// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_COHERENCE`.
-const BY_TOUCH: u32 = 2;
+const CAUSE_COHERENCE: u32 = 2;
 
 /// Something happened to the page at `address`, between the host and the device.
-pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
-    let mut tool = TOOL.lock();
-    if !tool.enabled || tool.silent {
+pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
+    let mut cupti = CUPTI.lock();
+    if !cupti.enabled || cupti.silent {
         return;
     }
-    let Migrations { to_device, to_host, gpu_faults, cpu_faults } = happened;
+    let Migrations { to_device, to_host, gpu_faults, cpu_faults } = delta;
     let events = [
         (1, to_device, PAGE, HOST, device),
         (2, to_host, PAGE, device, HOST),
@@ -118,14 +118,14 @@ pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
         (4, gpu_faults, 1, device, 0),
     ];
     for (counter, _, value, source, destination) in events.into_iter().filter(|event| event.1 > 0) {
-        if !tool.counters[counter] {
+        if !cupti.counters[counter] {
             continue;
         }
-        if tool.records.len() >= tool.most {
-            tool.dropped += 1;
+        if cupti.records.len() >= cupti.max_records {
+            cupti.dropped += 1;
             continue;
         }
-        tool.records.push(Record {
+        cupti.records.push(Record {
             kind: KIND,
             counter: counter as u32,
             value,
@@ -136,7 +136,7 @@ pub(crate) fn note(address: u64, device: u32, happened: Migrations) {
             destination,
             stream: 0,
             process: std::process::id(),
-            flags: if gpu_faults + cpu_faults > 0 { BY_TOUCH } else { ASKED_FOR },
+            flags: if gpu_faults + cpu_faults > 0 { CAUSE_COHERENCE } else { CAUSE_USER },
             pad: 0,
             processors: [0; 5],
         });
@@ -148,11 +148,11 @@ pub(crate) fn find(name: &CStr) -> Option<NonNull<c_void>> {
     in_table(SYMBOLS.iter(), name.to_str().ok()?)
 }
 
-fn switch(kind: u32, on: bool) -> Answer {
+fn switch(kind: u32, on: bool) -> CuResult {
     if kind != KIND {
         return Err(INVALID_KIND);
     }
-    TOOL.lock().enabled = on;
+    CUPTI.lock().enabled = on;
     Ok(())
 }
 
@@ -172,27 +172,27 @@ driver! {
     }
 
     fn cuptiSubscribe(subscriber: Pointer<*mut c_void>, _callback: *mut c_void, _user: *mut c_void) {
-        let mut tool = TOOL.lock();
-        if tool.subscribed {
+        let mut cupti = CUPTI.lock();
+        if cupti.subscribed {
             return Err(MULTIPLE_SUBSCRIBERS);
         }
-        tool.subscribed = true;
+        cupti.subscribed = true;
         subscriber.set(NonNull::<c_void>::dangling().as_ptr())
     }
 
     fn cuptiUnsubscribe(_subscriber: *mut c_void) {
-        let was = std::mem::take(&mut TOOL.lock().subscribed);
+        let was = std::mem::take(&mut CUPTI.lock().subscribed);
         if was { Ok(()) } else { Err(INVALID_PARAMETER) }
     }
 
     fn cuptiActivityRegisterCallbacks(requested: Requested, completed: Completed) {
-        TOOL.lock().callbacks = Some((requested, completed));
+        CUPTI.lock().callbacks = Some((requested, completed));
         Ok(())
     }
 
     fn cuptiActivityConfigureUnifiedMemoryCounter(configs: *const Config, count: u32) {
-        let mut tool = TOOL.lock();
-        if let Some(code) = tool.refusal {
+        let mut cupti = CUPTI.lock();
+        if let Some(code) = cupti.refusal {
             return Err(code);
         }
         if configs.is_null() {
@@ -200,7 +200,7 @@ driver! {
         }
         // SAFETY: the caller gives so many.
         for config in unsafe { std::slice::from_raw_parts(configs, count as usize) } {
-            match tool.counters.get_mut(config.kind as usize) {
+            match cupti.counters.get_mut(config.kind as usize) {
                 Some(counter) if config.kind > 0 && matches!(config.scope, 1 | 2) => {
                     *counter = config.enable != 0
                 }
@@ -220,8 +220,8 @@ driver! {
 
     fn cuptiActivityFlushAll(_forced: u32) {
         let (records, callbacks) = {
-            let mut tool = TOOL.lock();
-            (std::mem::take(&mut tool.records), tool.callbacks)
+            let mut cupti = CUPTI.lock();
+            (std::mem::take(&mut cupti.records), cupti.callbacks)
         };
         let Some((requested, completed)) = callbacks else { return Err(INVALID_OPERATION) };
         let mut left = &records[..];
@@ -230,7 +230,7 @@ driver! {
             requested(&mut buffer, &mut size, &mut most);
             let fit = left.len().min(size / size_of::<Record>());
             if buffer.is_null() || fit == 0 {
-                TOOL.lock().dropped += left.len();
+                CUPTI.lock().dropped += left.len();
                 return Ok(());
             }
             let (now, later) = left.split_at(fit);
@@ -252,7 +252,7 @@ driver! {
     }
 
     fn cuptiActivityGetNumDroppedRecords(_context: *mut c_void, _stream: u32, dropped: Pointer<usize>) {
-        let count = std::mem::take(&mut TOOL.lock().dropped);
+        let count = std::mem::take(&mut CUPTI.lock().dropped);
         dropped.set(count)
     }
 }

@@ -2,14 +2,14 @@
 
 use std::ffi::c_char;
 
-use super::{Pointer, begin, device_of, on_device};
+use super::{Pointer, device_of, lock_driver, on_device};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     install,
     state::{self, Device},
 };
 
-fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>) -> Answer {
+fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>) -> CuResult {
     match found {
         Some(found) => text.set(found.as_ptr()),
         None => {
@@ -20,7 +20,7 @@ fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>
 }
 
 /// Stores a text with its terminator, cut to what fits.
-fn put_text(to: Pointer<u8>, length: i32, text: &str) -> Answer {
+fn put_text(to: Pointer<u8>, length: i32, text: &str) -> CuResult {
     let room = usize::try_from(length).ok().filter(|room| *room > 0).ok_or(code::INVALID_VALUE)?;
     let bytes = &text.as_bytes()[..text.len().min(room - 1)];
     for (index, byte) in bytes.iter().enumerate() {
@@ -30,7 +30,7 @@ fn put_text(to: Pointer<u8>, length: i32, text: &str) -> Answer {
 }
 
 /// The same in every process, as a real device's is: made of the name and the ordinal.
-fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> Answer {
+fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> CuResult {
     let (_state, device) = on_device(name, device)?;
     let mut bytes = *b"SIMULATED-00\0\0\0\0";
     bytes[12..].copy_from_slice(&device.to_be_bytes());
@@ -38,7 +38,7 @@ fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> Answer {
 }
 
 /// An attribute by its number (`CUdevice_attribute`).
-fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> Answer<i32> {
+fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> CuResult<i32> {
     let options = &device.options;
     Ok(match attribute {
         // Threads of a block, its dimensions, and those of a grid.
@@ -115,7 +115,7 @@ driver! {
     }
 
     fn cuDeviceGetCount(count: Pointer<i32>) {
-        let state = begin()?;
+        let state = lock_driver()?;
         count.set(i32::try_from(state.devices.len()).unwrap_or(i32::MAX))
     }
 
@@ -164,7 +164,7 @@ driver! {
         primary.retained -= 1;
         if primary.retained == 0 {
             let context = primary.context;
-            crate::scheduler::force_context(&mut state, context);
+            crate::scheduler::synchronize_context(&mut state, context);
             // Another thread may have retained it again while a host function ran.
             if state.device(device).primary.as_ref().is_some_and(|primary| primary.retained == 0) {
                 state.destroy_context(context);

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Handle, Pointer, after_wait, attribute, begin, find_stream, on_current, wait_for_free};
+use super::{Handle, Pointer, count_call, find_stream, lock_driver, on_current, sticky_error, wait_for_free};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     op::Work,
     scheduler,
     state::{Event, Guard},
@@ -13,12 +13,12 @@ use crate::{
 const DISABLE_TIMING: u32 = 2;
 
 /// A call about an event; it needs no current context.
-fn on_event(name: &str, event: Handle) -> Answer<(Guard, u64)> {
-    let mut state = begin()?;
+fn on_event(name: &str, event: Handle) -> CuResult<(Guard, u64)> {
+    let mut state = lock_driver()?;
     let event = event.addr() as u64;
     let device = state.event(event)?.device;
     wait_for_free(&mut state, device);
-    attribute(&mut state, name, device)?;
+    count_call(&mut state, name, device)?;
     Ok((state, event))
 }
 
@@ -58,7 +58,7 @@ driver! {
         found.time = None;
         let work = Work::Record { event, generation: found.generation };
         let point = scheduler::enqueue(&mut state, stream, NAME, work);
-        let clock = scheduler::knowledge(&state, stream).map(Arc::new);
+        let clock = scheduler::stream_clock(&state, stream).map(Arc::new);
         if let Some(found) = state.events.get_mut(&event) {
             found.record = Some(point);
             found.clock = clock;
@@ -68,35 +68,35 @@ driver! {
 
     fn cuEventQuery(event: Handle) {
         let (mut state, event) = on_event(NAME, event)?;
-        state.graphs.ask(event)?;
+        state.graphs.check_event_query(event)?;
         let found = state.event(event)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
         let done = scheduler::query(&mut state, point);
-        after_wait(&state, device)?;
+        sticky_error(&state, device)?;
         if !done {
             return Err(code::NOT_READY);
         }
-        scheduler::learn(&mut state, known.as_deref());
+        scheduler::join_host_clock(&mut state, known.as_deref());
         Ok(())
     }
 
     fn cuEventSynchronize(event: Handle) {
         let (mut state, event) = on_event(NAME, event)?;
-        state.graphs.ask(event)?;
+        state.graphs.check_event_query(event)?;
         let found = state.event(event)?;
         let Some(point) = found.record else { return Ok(()) };
         let (device, known) = (found.device, found.clock.clone());
-        scheduler::force(&mut state, point);
-        scheduler::learn(&mut state, known.as_deref());
-        super::pool::settle(&mut state, device);
-        after_wait(&state, device)
+        scheduler::run_until(&mut state, point);
+        scheduler::join_host_clock(&mut state, known.as_deref());
+        super::pool::trim_to_thresholds(&mut state, device);
+        sticky_error(&state, device)
     }
 
     fn cuEventElapsedTime(milliseconds: Pointer<f32>, start: Handle, end: Handle) {
         let (mut state, start) = on_event(NAME, start)?;
-        state.graphs.ask(start)?;
-        state.graphs.ask(end.addr() as u64)?;
+        state.graphs.check_event_query(start)?;
+        state.graphs.check_event_query(end.addr() as u64)?;
         let first = state.event(start)?;
         let second = state.event(end.addr() as u64)?;
         let usable = |event: &Event| event.timing && event.record.is_some();

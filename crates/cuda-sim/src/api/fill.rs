@@ -2,13 +2,13 @@
 
 use super::{Handle, copy, on_current, on_current_stream};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     op::{Fill, Work},
     scheduler,
     state::Guard,
 };
 
-fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchronous: bool) -> Answer {
+fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchronous: bool) -> CuResult {
     let bytes = fill.width.checked_mul(fill.element).ok_or(code::INVALID_VALUE)?;
     if bytes == 0 {
         return Ok(());
@@ -23,13 +23,13 @@ fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchron
     if waits { copy::wait(state, stream, point) } else { Ok(()) }
 }
 
-fn at_once(name: &'static str, wanted: Fill) -> Answer {
+fn synchronous(name: &'static str, wanted: Fill) -> CuResult {
     let (mut state, scope) = on_current(name)?;
     let stream = copy::legacy(&state, scope)?;
     fill(&mut state, name, stream, wanted, true)
 }
 
-fn enqueued(name: &'static str, wanted: Fill, stream: Handle) -> Answer {
+fn asynchronous(name: &'static str, wanted: Fill, stream: Handle) -> CuResult {
     let (mut state, _, stream) = on_current_stream(name, stream)?;
     fill(&mut state, name, stream, wanted, false)
 }
@@ -49,26 +49,26 @@ fn words(address: u64, value: u32, width: usize) -> Fill {
 
 driver! {
     fn cuMemsetD8_v2(address: u64, value: u8, count: usize) {
-        at_once(NAME, bytes(address, value, count))
+        synchronous(NAME, bytes(address, value, count))
     }
 
     fn cuMemsetD16_v2(address: u64, value: u16, count: usize) {
-        at_once(NAME, shorts(address, value, count))
+        synchronous(NAME, shorts(address, value, count))
     }
 
     fn cuMemsetD32_v2(address: u64, value: u32, count: usize) {
-        at_once(NAME, words(address, value, count))
+        synchronous(NAME, words(address, value, count))
     }
 
     fn cuMemsetD8Async(address: u64, value: u8, count: usize, stream: Handle) {
-        enqueued(NAME, bytes(address, value, count), stream)
+        asynchronous(NAME, bytes(address, value, count), stream)
     }
 
     fn cuMemsetD16Async(address: u64, value: u16, count: usize, stream: Handle) {
-        enqueued(NAME, shorts(address, value, count), stream)
+        asynchronous(NAME, shorts(address, value, count), stream)
     }
 
     fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: Handle) {
-        enqueued(NAME, words(address, value, count), stream)
+        asynchronous(NAME, words(address, value, count), stream)
     }
 }

@@ -1,9 +1,11 @@
 //! Capturing streams into graphs, and running graphs.
 
-use super::{CAPTURE_MODE, Handle, Pointer, attribute, begin, current_scope, on_stream, thread_number};
+use super::{
+    CAPTURE_MODE, Handle, Pointer, count_call, current_scope, lock_driver, on_stream, thread_number,
+};
 use crate::{
     clock::Clock,
-    code::{self, Answer},
+    code::{self, CuResult},
     graph::{self, Exec, Graph, Node},
     op::{Point, Work},
     scheduler,
@@ -11,20 +13,20 @@ use crate::{
 };
 
 /// A call about a graph; it needs no current context.
-fn on_graph(name: &str, graph: Handle) -> Answer<(Guard, u64)> {
-    let mut state = begin()?;
+fn on_graph(name: &str, graph: Handle) -> CuResult<(Guard, u64)> {
+    let mut state = lock_driver()?;
     let graph = graph.addr() as u64;
     let device = state.graphs.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.device;
-    attribute(&mut state, name, device)?;
+    count_call(&mut state, name, device)?;
     Ok((state, graph))
 }
 
 /// A call about an executable graph.
-fn on_exec(name: &str, exec: Handle) -> Answer<(Guard, u64)> {
-    let mut state = begin()?;
+fn on_exec(name: &str, exec: Handle) -> CuResult<(Guard, u64)> {
+    let mut state = lock_driver()?;
     let exec = exec.addr() as u64;
     let device = state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?.device;
-    attribute(&mut state, name, device)?;
+    count_call(&mut state, name, device)?;
     Ok((state, exec))
 }
 
@@ -47,7 +49,7 @@ fn launch(
         before.into_iter().collect(),
         known.as_ref(),
     );
-    let started = scheduler::knowledge(state, stream);
+    let started = scheduler::stream_clock(state, stream);
     let mut ends: Vec<(Point, Option<Clock>)> = Vec::with_capacity(nodes.len());
     for (node, lane) in nodes.iter().zip(streams) {
         let mut after = vec![start];
@@ -57,7 +59,7 @@ fn launch(
             clock.join(known.as_ref().unwrap_or(&Clock::new()));
         }
         let point = scheduler::append(state, *lane, node.name, node.work.clone(), after, Some(&clock));
-        ends.push((point, scheduler::knowledge(state, *lane)));
+        ends.push((point, scheduler::stream_clock(state, *lane)));
     }
     let mut clock = Clock::new();
     for (_, known) in &ends {
@@ -65,11 +67,11 @@ fn launch(
     }
     let after = ends.iter().map(|(point, _)| *point).collect();
     let end = scheduler::append(state, stream, name, Work::Wait, after, Some(&clock));
-    (end, scheduler::knowledge(state, stream))
+    (end, scheduler::stream_clock(state, stream))
 }
 
 /// Gives an executable the nodes of a graph, and tells how they differ, 0 where it could.
-fn update(state: &mut State, exec: u64, graph: Handle, tell: impl FnOnce(u32) -> Answer) -> Answer {
+fn update(state: &mut State, exec: u64, graph: Handle, tell: impl FnOnce(u32) -> CuResult) -> CuResult {
     let graph = state.graphs.graphs.get(&(graph.addr() as u64)).ok_or(code::INVALID_VALUE)?;
     let nodes = graph.nodes.clone();
     let old = &state.graphs.execs.get(&exec).ok_or(code::INVALID_VALUE)?.nodes;
@@ -93,7 +95,7 @@ pub(crate) struct UpdateResult {
 
 driver! {
     fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) {
-        let _state = begin()?;
+        let _state = lock_driver()?;
         let wanted = mode.get()?;
         // Global, thread-local, relaxed.
         if wanted > graph::RELAXED {
@@ -132,7 +134,7 @@ driver! {
     fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) {
         let (state, stream) = on_stream(NAME, stream)?;
         // The question itself harms no capture.
-        if !graph::dragged_by_legacy(&state, stream).is_empty() {
+        if !graph::implicit_captures(&state, stream).is_empty() {
             return Err(code::STREAM_CAPTURE_IMPLICIT);
         }
         status.set(state.graphs.status(stream))

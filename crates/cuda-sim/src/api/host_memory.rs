@@ -5,7 +5,7 @@ use std::{ffi::c_void, ptr::NonNull};
 use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
     code,
-    memory::{Block, Kind},
+    memory::{Backing, Kind},
 };
 
 driver! {
@@ -16,10 +16,10 @@ driver! {
         if pointer.is_null() || bytes == 0 || flags & !KNOWN != 0 {
             return Err(code::INVALID_VALUE);
         }
-        let block = Block::new(bytes)?;
-        let start = block.start().as_ptr();
+        let backing = Backing::new(bytes)?;
+        let start = backing.start().as_ptr();
         // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
-        state.memory.insert(None, block, scope.entry(bytes, Kind::Pinned { flags }));
+        state.memory.insert(None, backing, scope.entry(bytes, Kind::Pinned { flags }));
         pointer.set(start.cast())
     }
 

@@ -4,57 +4,59 @@ use std::ops::Range;
 
 use super::{Handle, Pointer, device_of, on_current, on_current_stream};
 use crate::{
-    advice::{Spot, accessors, common},
-    code::{self, Answer},
+    advice::{MemLocation, accessors, common_location},
+    code::{self, CuResult},
     device::Residency,
     install,
-    memory::{Block, Kind, Managed},
+    memory::{Backing, Kind, Managed},
     op::Work,
     scheduler,
     state::State,
 };
 
 /// The first version whose driver names places by type and number.
-const LOCATIONS: i32 = 12_020;
+const LOCATION_VERSION: i32 = 12_020;
 /// The host has one NUMA node.
-const NODES: i32 = 1;
+const NUMA_NODES: i32 = 1;
 
 /// `CUmemLocation` as newer drivers define it.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Location {
+pub(crate) struct CuMemLocation {
     kind: u32,
     id: i32,
 }
 
-impl Location {
-    fn spot(self, state: &State) -> Answer<Spot> {
+impl CuMemLocation {
+    fn resolve(self, state: &State) -> CuResult<MemLocation> {
         match self.kind {
-            1 => device_of(state, self.id).map(Spot::Device),
-            2 => Ok(Spot::Host),
-            3 if (0..NODES).contains(&self.id) => Ok(Spot::Node(self.id.cast_unsigned())),
+            1 => device_of(state, self.id).map(MemLocation::Device),
+            2 => Ok(MemLocation::Host),
+            3 if (0..NUMA_NODES).contains(&self.id) => Ok(MemLocation::Node(self.id.cast_unsigned())),
             // The node that the calling thread runs on.
-            4 => Ok(Spot::Node(0)),
+            4 => Ok(MemLocation::Node(0)),
             _ => Err(code::INVALID_VALUE),
         }
     }
 }
 
-/// A place in the older encoding: a device's number, or `CU_DEVICE_CPU`.
-fn older(state: &State, place: i32) -> Answer<Spot> {
-    if place == -1 { Ok(Spot::Host) } else { device_of(state, place).map(Spot::Device) }
+/// A location in the older encoding: a device's number, or `CU_DEVICE_CPU`.
+fn legacy_location(state: &State, location: i32) -> CuResult<MemLocation> {
+    if location == -1 { Ok(MemLocation::Host) } else { device_of(state, location).map(MemLocation::Device) }
 }
 
 /// Refuses a device that cannot use managed memory while the host does.
-fn admit(state: &State, spot: Spot) -> Answer<Spot> {
-    match spot {
-        Spot::Device(device) if !state.device(device).options.concurrent_managed => Err(code::INVALID_DEVICE),
+fn admit(state: &State, location: MemLocation) -> CuResult<MemLocation> {
+    match location {
+        MemLocation::Device(device) if !state.device(device).options.concurrent_managed => {
+            Err(code::INVALID_DEVICE)
+        }
         other => Ok(other),
     }
 }
 
 /// The managed allocation that a whole range lies in, its length, and where in it the range is.
-fn managed(state: &mut State, address: u64, bytes: usize) -> Answer<(&mut Managed, usize, Range<u64>)> {
+fn managed(state: &mut State, address: u64, bytes: usize) -> CuResult<(&mut Managed, usize, Range<u64>)> {
     let found = state.memory.find_mut(address).ok_or(code::INVALID_VALUE)?;
     let end = address.checked_add(bytes as u64).filter(|end| bytes > 0 && *end <= found.end());
     let range = address - found.base..end.ok_or(code::INVALID_VALUE)? - found.base;
@@ -69,20 +71,20 @@ fn prefetch(
     address: u64,
     bytes: usize,
     stream: Handle,
-    to: impl FnOnce(&State) -> Answer<Spot>,
-) -> Answer {
+    to: impl FnOnce(&State) -> CuResult<MemLocation>,
+) -> CuResult {
     let (mut state, _, stream) = on_current_stream(name, stream)?;
     let to = to(&state)?;
-    let spot = admit(&state, to)?;
+    let location = admit(&state, to)?;
     managed(&mut state, address, bytes)?;
     let owner = state.stream(stream)?.device;
-    admit(&state, Spot::Device(owner))?;
+    admit(&state, MemLocation::Device(owner))?;
     let (found, whole, range) = managed(&mut state, address, bytes)?;
     for page in found.advice.pages_mut(whole, range) {
-        page.last_prefetch = spot;
+        page.last_prefetch = location;
     }
-    let to = match spot {
-        Spot::Device(ordinal) => Residency::Device(ordinal),
+    let to = match location {
+        MemLocation::Device(ordinal) => Residency::Device(ordinal),
         _ => Residency::Host,
     };
     scheduler::enqueue(&mut state, stream, name, Work::Prefetch { address, bytes, to });
@@ -94,14 +96,14 @@ fn advise(
     address: u64,
     bytes: usize,
     advice: u32,
-    place: impl FnOnce(&State) -> Answer<Spot>,
-) -> Answer {
+    location: impl FnOnce(&State) -> CuResult<MemLocation>,
+) -> CuResult {
     let (mut state, _) = on_current(name)?;
-    // Marking a range as mostly read, and taking back a preferred place, look at no place.
-    let spot = match advice {
-        1 | 2 | 4 => Spot::None,
+    // Marking a range as mostly read, and taking back a preferred location, look at no location.
+    let location = match advice {
+        1 | 2 | 4 => MemLocation::None,
         3 | 5 | 6 => {
-            let asked = place(&state)?;
+            let asked = location(&state)?;
             admit(&state, asked)?
         }
         _ => return Err(code::INVALID_VALUE),
@@ -110,10 +112,10 @@ fn advise(
     for page in found.advice.pages_mut(whole, range) {
         match advice {
             1 | 2 => page.read_mostly = advice == 1,
-            3 | 4 => page.preferred = spot,
-            5 if page.accessed_by.contains(&spot) => {}
-            5 => page.accessed_by.push(spot),
-            _ => page.accessed_by.retain(|other| *other != spot),
+            3 | 4 => page.preferred = location,
+            5 if page.accessed_by.contains(&location) => {}
+            5 => page.accessed_by.push(location),
+            _ => page.accessed_by.retain(|other| *other != location),
         }
     }
     Ok(())
@@ -129,31 +131,31 @@ driver! {
         if !state.device(scope.device).options.managed {
             return Err(code::NOT_SUPPORTED);
         }
-        let block = Block::new(bytes)?;
+        let backing = Backing::new(bytes)?;
         let kind = Kind::Managed(Managed::new(bytes));
-        pointer.set(state.memory.insert(None, block, scope.entry(bytes, kind)))
+        pointer.set(state.memory.insert(None, backing, scope.entry(bytes, kind)))
     }
 
     fn cuMemPrefetchAsync(pointer: u64, bytes: usize, device: i32, stream: Handle) {
-        prefetch(NAME, pointer, bytes, stream, |state| older(state, device))
+        prefetch(NAME, pointer, bytes, stream, |state| legacy_location(state, device))
     }
 
-    fn cuMemPrefetchAsync_v2(pointer: u64, bytes: usize, location: Location, flags: u32, stream: Handle) {
+    fn cuMemPrefetchAsync_v2(pointer: u64, bytes: usize, location: CuMemLocation, flags: u32, stream: Handle) {
         prefetch(NAME, pointer, bytes, stream, |state| match flags {
-            0 => location.spot(state),
+            0 => location.resolve(state),
             _ => Err(code::INVALID_VALUE),
         })
     }
 
     fn cuMemAdvise(pointer: u64, bytes: usize, advice: u32, device: i32) {
-        advise(NAME, pointer, bytes, advice, |state| older(state, device))
+        advise(NAME, pointer, bytes, advice, |state| legacy_location(state, device))
     }
 
-    fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: Location) {
+    fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: CuMemLocation) {
         advise(NAME, pointer, bytes, advice, |state| match (advice, location.kind) {
             // Who accesses is a device or the host, never one of its nodes.
             (5 | 6, 3 | 4) => Err(code::INVALID_VALUE),
-            _ => location.spot(state),
+            _ => location.resolve(state),
         })
     }
 
@@ -163,22 +165,22 @@ driver! {
         if slots == 0 || !size.is_multiple_of(4) || (attribute != 3 && slots != 1) {
             return Err(code::INVALID_VALUE);
         }
-        if attribute > 4 && install::options().version < LOCATIONS {
+        if attribute > 4 && install::options().version < LOCATION_VERSION {
             return Err(code::INVALID_VALUE);
         }
         let (found, _, range) = managed(&mut state, pointer, bytes)?;
         let pages = found.advice.pages(range);
-        let preferred = common(pages, |page| page.preferred);
-        let prefetched = common(pages, |page| page.last_prefetch);
+        let preferred = common_location(pages, |page| page.preferred);
+        let prefetched = common_location(pages, |page| page.last_prefetch);
         match attribute {
             1 => data.set(i32::from(!pages.is_empty() && pages.iter().all(|page| page.read_mostly))),
-            2 => data.set(preferred.older()),
+            2 => data.set(preferred.legacy_id()),
             3 => {
                 let mut everywhere = accessors(pages).into_iter();
                 (0..slots)
-                    .try_for_each(|slot| data.set_at(slot, everywhere.next().unwrap_or_default().older()))
+                    .try_for_each(|slot| data.set_at(slot, everywhere.next().unwrap_or_default().legacy_id()))
             }
-            4 => data.set(prefetched.older()),
+            4 => data.set(prefetched.legacy_id()),
             5 => data.set(preferred.kind()),
             6 => data.set(preferred.number()),
             7 => data.set(prefetched.kind()),

@@ -2,27 +2,27 @@
 
 use super::{Pointer, context::wait_to_free, on_current};
 use crate::{
-    code::{self, Answer},
-    memory::{Block, Entry, Kind, Life},
-    state::{State, charged},
+    code::{self, CuResult},
+    memory::{Backing, Entry, Kind, Life},
+    state::{State, charged_bytes},
 };
 
 /// What an allocation would take, if the device has that much left.
-pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> Answer<u64> {
+pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> CuResult<u64> {
     let device = state.device(device);
     let total = device.options.total_memory as u64;
-    let fits = (bytes as u64) <= total && device.used + charged(bytes) <= total;
-    if fits { Ok(charged(bytes)) } else { Err(code::OUT_OF_MEMORY) }
+    let fits = (bytes as u64) <= total && device.used + charged_bytes(bytes) <= total;
+    if fits { Ok(charged_bytes(bytes)) } else { Err(code::OUT_OF_MEMORY) }
 }
 
 /// Finds addresses and backing for a device allocation, and enters it.
-pub(crate) fn place(state: &mut State, entry: Entry) -> Answer<u64> {
+pub(crate) fn insert_device_allocation(state: &mut State, entry: Entry) -> CuResult<u64> {
     let State { devices, memory, .. } = state;
     let device = devices.get_mut(entry.device as usize).ok_or(code::INVALID_DEVICE)?;
-    let block = Block::new(entry.bytes)?;
+    let backing = Backing::new(entry.bytes)?;
     let base =
         device.space.take(entry.bytes as u64, |from| memory.next_taken(from)).ok_or(code::OUT_OF_MEMORY)?;
-    Ok(memory.insert(Some(base), block, entry))
+    Ok(memory.insert(Some(base), backing, entry))
 }
 
 driver! {
@@ -32,7 +32,7 @@ driver! {
             return Err(code::INVALID_VALUE);
         }
         let charge = charge(&state, scope.device, bytes)?;
-        let base = place(&mut state, scope.entry(bytes, Kind::Device))?;
+        let base = insert_device_allocation(&mut state, scope.entry(bytes, Kind::Device))?;
         state.device_mut(scope.device).used += charge;
         pointer.set(base)
     }

@@ -1,6 +1,6 @@
 //! The driver's functions. Each finds what it is about, is counted, may be hit by a fault, and then does its work.
 
-/// Functions that the driver exports: each body returns an [`Answer`], of which the caller gets the code, and may use its function's
+/// Functions that the driver exports: each body returns an [`CuResult`], of which the caller gets the code, and may use its function's
 /// `NAME`. `SYMBOLS` lists the file's functions.
 macro_rules! driver {
     ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block )*) => {
@@ -8,7 +8,7 @@ macro_rules! driver {
         pub(crate) extern "C" fn $name($($argument: $type),*) -> u32 {
             #[allow(dead_code, reason = "few bodies have no use for it")]
             const NAME: &str = stringify!($name);
-            let body = || -> $crate::code::Answer { $body };
+            let body = || -> $crate::code::CuResult { $body };
             body().err().unwrap_or($crate::code::SUCCESS)
         } )*
 
@@ -44,7 +44,7 @@ use std::{
 use crate::{
     access::Actor,
     clock::{ActorId, Clock},
-    code::{self, Answer},
+    code::{self, CuResult},
     memory::{Entry, Kind, Life},
     op::HostCall,
     state::{self, Guard, State},
@@ -60,12 +60,12 @@ pub(crate) struct Pointer<T>(*mut T);
 
 impl<T: Copy> Pointer<T> {
     /// Stores the answer.
-    pub(crate) fn set(self, value: T) -> Answer {
+    pub(crate) fn set(self, value: T) -> CuResult {
         self.set_at(0, value)
     }
 
     /// Stores one element of an answer that is an array.
-    pub(crate) fn set_at(self, index: usize, value: T) -> Answer {
+    pub(crate) fn set_at(self, index: usize, value: T) -> CuResult {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -75,12 +75,12 @@ impl<T: Copy> Pointer<T> {
     }
 
     /// Reads what the caller passed.
-    pub(crate) fn get(self) -> Answer<T> {
+    pub(crate) fn get(self) -> CuResult<T> {
         self.get_at(0)
     }
 
     /// Reads one element of an array that the caller passed.
-    pub(crate) fn get_at(self, index: usize) -> Answer<T> {
+    pub(crate) fn get_at(self, index: usize) -> CuResult<T> {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
         }
@@ -135,7 +135,7 @@ pub(crate) fn call_host(HostCall { function, data }: HostCall, running: Running)
 }
 
 /// Locks the driver for a call that no device is blamed for.
-pub(crate) fn begin() -> Answer<Guard> {
+pub(crate) fn lock_driver() -> CuResult<Guard> {
     if RUNNING.with_borrow(Option::is_some) {
         return Err(code::NOT_PERMITTED);
     }
@@ -166,31 +166,36 @@ impl Scope {
 }
 
 /// Counts a call for a device; answers the fault that hits it, or the error that stuck to the context.
-pub(crate) fn attribute(state: &mut State, name: &str, device: u32) -> Answer {
+pub(crate) fn count_call(state: &mut State, name: &str, device: u32) -> CuResult {
     let faults = &mut state.device_mut(device).faults;
     if let Some(code) = faults.hit(name, true) {
         return Err(code);
     }
     faults.sticky.map_or(Ok(()), Err)?;
-    state.graphs.admit(name, thread_number(), CAPTURE_MODE.get())
+    state.graphs.check_unsafe_call(name, thread_number(), CAPTURE_MODE.get())
 }
 
 /// Counts a call that an error of the context does not make fail.
-pub(crate) fn attribute_calmly(state: &mut State, name: &str, device: u32, countable: bool) -> Answer {
+pub(crate) fn count_call_despite_error(
+    state: &mut State,
+    name: &str,
+    device: u32,
+    countable: bool,
+) -> CuResult {
     state.device_mut(device).faults.hit(name, countable).map_or(Ok(()), Err)
 }
 
 /// A device by its handle.
-pub(crate) fn device_of(state: &State, handle: i32) -> Answer<u32> {
+pub(crate) fn device_of(state: &State, handle: i32) -> CuResult<u32> {
     let ordinal = u32::try_from(handle).map_err(|_| code::INVALID_DEVICE)?;
     state.devices.get(ordinal as usize).map(|_| ordinal).ok_or(code::INVALID_DEVICE)
 }
 
 /// A call about a device that needs no context.
-pub(crate) fn on_device(name: &str, handle: i32) -> Answer<(Guard, u32)> {
-    let mut state = begin()?;
+pub(crate) fn on_device(name: &str, handle: i32) -> CuResult<(Guard, u32)> {
+    let mut state = lock_driver()?;
     let device = device_of(&state, handle)?;
-    attribute_calmly(&mut state, name, device, true)?;
+    count_call_despite_error(&mut state, name, device, true)?;
     Ok((state, device))
 }
 
@@ -200,7 +205,7 @@ pub(crate) fn top() -> u64 {
 }
 
 /// The calling thread's current context; refuses where there is none or it is gone.
-pub(crate) fn current_scope(state: &State) -> Answer<Scope> {
+pub(crate) fn current_scope(state: &State) -> CuResult<Scope> {
     let context = top();
     if context == 0 {
         return Err(code::INVALID_CONTEXT);
@@ -210,39 +215,39 @@ pub(crate) fn current_scope(state: &State) -> Answer<Scope> {
 }
 
 /// A call that works on the current context.
-pub(crate) fn on_current(name: &str) -> Answer<(Guard, Scope)> {
-    let mut state = begin()?;
+pub(crate) fn on_current(name: &str) -> CuResult<(Guard, Scope)> {
+    let mut state = lock_driver()?;
     let scope = current_scope(&state)?;
     wait_for_free(&mut state, scope.device);
-    attribute(&mut state, name, scope.device)?;
+    count_call(&mut state, name, scope.device)?;
     Ok((state, scope))
 }
 
 /// A stream by its handle; default streams are those of the current context.
-pub(crate) fn find_stream(state: &mut State, handle: Handle) -> Answer<u64> {
+pub(crate) fn find_stream(state: &mut State, handle: Handle) -> CuResult<u64> {
     let context = (top() != 0).then(top);
-    state.stream_of(context, handle.addr() as u64, thread_number())
+    state.resolve_stream(context, handle.addr() as u64, thread_number())
 }
 
 /// A call about a stream; blamed on the stream's device.
-pub(crate) fn on_stream(name: &str, handle: Handle) -> Answer<(Guard, u64)> {
-    let mut state = begin()?;
+pub(crate) fn on_stream(name: &str, handle: Handle) -> CuResult<(Guard, u64)> {
+    let mut state = lock_driver()?;
     let stream = find_stream(&mut state, handle)?;
     let device = state.stream(stream)?.device;
     wait_for_free(&mut state, device);
-    attribute(&mut state, name, device)?;
-    crate::graph::admit_on_stream(&mut state, name, stream)?;
+    count_call(&mut state, name, device)?;
+    crate::graph::check_stream_call(&mut state, name, stream)?;
     Ok((state, stream))
 }
 
 /// A call that needs a current context and enqueues on a stream, which may be another context's.
-pub(crate) fn on_current_stream(name: &str, handle: Handle) -> Answer<(Guard, Scope, u64)> {
-    let scope = current_scope(&*begin()?)?;
+pub(crate) fn on_current_stream(name: &str, handle: Handle) -> CuResult<(Guard, Scope, u64)> {
+    let scope = current_scope(&*lock_driver()?)?;
     let (state, stream) = on_stream(name, handle)?;
     Ok((state, scope, stream))
 }
 
 /// The error that stuck to a device while work was being waited for.
-pub(crate) fn after_wait(state: &State, device: u32) -> Answer {
+pub(crate) fn sticky_error(state: &State, device: u32) -> CuResult {
     state.device(device).faults.sticky.map_or(Ok(()), Err)
 }

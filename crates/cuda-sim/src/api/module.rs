@@ -2,16 +2,16 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::{Handle, Pointer, attribute, begin, on_current, on_current_stream};
+use super::{Handle, Pointer, count_call, lock_driver, on_current, on_current_stream};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     host_kernel::{self, Launch},
     op::{KernelRun, Work},
     scheduler,
     state::{Function, Guard, Module},
 };
 
-fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> Answer {
+fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> CuResult {
     let (mut state, scope) = on_current(name)?;
     if module.is_null() || image.is_null() {
         return Err(code::INVALID_VALUE);
@@ -38,7 +38,7 @@ fn load_now(state: &mut Guard, module: u64, device: u32) {
     if let Some(found) = state.modules.get_mut(&module)
         && !std::mem::replace(&mut found.is_loaded, true)
     {
-        scheduler::force_device(state, device);
+        scheduler::run_device(state, device);
     }
 }
 
@@ -58,11 +58,11 @@ driver! {
     }
 
     fn cuModuleUnload(module: Handle) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let module = module.addr() as u64;
         let context = state.modules.get(&module).ok_or(code::INVALID_HANDLE)?.context;
         let device = state.contexts.get(&context).ok_or(code::INVALID_HANDLE)?.device;
-        attribute(&mut state, NAME, device)?;
+        count_call(&mut state, NAME, device)?;
         // Launches in flight have what they need.
         state.modules.remove(&module);
         state.functions.retain(|_, function| function.module != module);
@@ -132,7 +132,7 @@ driver! {
         let mut values = Vec::with_capacity(host_kernel.parameters.len());
         for (index, size) in host_kernel.parameters.iter().enumerate() {
             let value = parameters.get_at(index)?;
-            let bytes: Answer<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
+            let bytes: CuResult<Vec<u8>> = (0..*size).map(|byte| value.get_at(byte)).collect();
             values.push(bytes?);
         }
         let launch = Launch { grid, block, shared_bytes, parameters: values };

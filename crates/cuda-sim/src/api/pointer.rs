@@ -1,13 +1,13 @@
 //! What the driver knows of a pointer.
 
-use super::{Pointer, attribute_calmly, begin};
-use crate::{code, memory::Kind, perform};
+use super::{Pointer, count_call_despite_error, lock_driver};
+use crate::{code, execute, memory::Kind};
 
 driver! {
     fn cuPointerGetAttribute(data: Pointer<u64>, attribute: u32, pointer: u64) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let device = state.memory.find(pointer).map(|found| found.device).ok_or(code::INVALID_VALUE)?;
-        attribute_calmly(&mut state, NAME, device, true)?;
+        count_call_despite_error(&mut state, NAME, device, true)?;
         let found = state.memory.find(pointer).ok_or(code::INVALID_VALUE)?;
         match attribute {
             1 => data.set(found.context),
@@ -29,7 +29,7 @@ driver! {
             // Read and write, or nothing, for the device of the current context.
             16 => {
                 let granted = super::current_scope(&state)
-                    .is_ok_and(|own| perform::reaches(&state, own.device, own.context, found));
+                    .is_ok_and(|own| execute::reaches(&state, own.device, own.context, found));
                 data.cast::<u32>().set(if granted { 3 } else { 0 })
             }
             17 => data.set(match found.kind {

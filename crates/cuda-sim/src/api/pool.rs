@@ -1,17 +1,18 @@
 //! Stream-ordered memory and its pools.
 
 use super::{
-    Handle, Pointer, Scope, attribute, begin, device_of, memory::place, on_current_stream, on_device,
+    Handle, Pointer, Scope, count_call, device_of, lock_driver, memory::insert_device_allocation,
+    on_current_stream, on_device,
 };
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     memory::{Entry, Kind, Life},
     op::Work,
     scheduler,
-    state::{Guard, Pool, State, charged},
+    state::{Guard, Pool, State, charged_bytes},
 };
 
-fn find(state: &State, pool: Handle) -> Answer<u64> {
+fn find(state: &State, pool: Handle) -> CuResult<u64> {
     let pool = pool.addr() as u64;
     state.pools.get(&pool).filter(|found| !found.destroyed).map(|_| pool).ok_or(code::INVALID_VALUE)
 }
@@ -24,7 +25,7 @@ fn allocate(
     bytes: usize,
     pool: u64,
     stream: u64,
-) -> Answer {
+) -> CuResult {
     let device = state.pool(pool)?.device;
     if !state.device(device).options.pools {
         return Err(code::NOT_SUPPORTED);
@@ -41,20 +42,20 @@ fn allocate(
             .map(|(id, _)| *id)
             .collect();
         for context in contexts {
-            scheduler::force_context(state, context);
+            scheduler::synchronize_context(state, context);
         }
-        settle(state, device);
+        trim_to_thresholds(state, device);
         reserve(state, pool, bytes)?;
     }
     let entry = Scope { device, ..scope }.entry(bytes, Kind::Pool(pool));
-    let base = place(state, Entry { life: Life::Pending, ..entry })?;
+    let base = insert_device_allocation(state, Entry { life: Life::Pending, ..entry })?;
     let id = state.memory.at(base).map_or(0, |found| found.id);
     scheduler::enqueue(state, stream, name, Work::Allocate { base, id, bytes });
     pointer.set(base)
 }
 
 /// Takes room from a pool, which takes more of the device's memory where its own does not suffice.
-fn reserve(state: &mut State, pool: u64, bytes: usize) -> Answer {
+fn reserve(state: &mut State, pool: u64, bytes: usize) -> CuResult {
     let State { pools, devices, .. } = state;
     let pool = pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
     let device = devices.get_mut(pool.device as usize).ok_or(code::INVALID_DEVICE)?;
@@ -62,7 +63,7 @@ fn reserve(state: &mut State, pool: u64, bytes: usize) -> Answer {
     if bytes as u64 > total {
         return Err(code::OUT_OF_MEMORY);
     }
-    let used = pool.used + charged(bytes);
+    let used = pool.used + charged_bytes(bytes);
     let more = used.saturating_sub(pool.reserved);
     if device.used + more > total {
         return Err(code::OUT_OF_MEMORY);
@@ -76,7 +77,7 @@ fn reserve(state: &mut State, pool: u64, bytes: usize) -> Answer {
 }
 
 /// After a synchronisation, pools give back what they keep beyond their thresholds.
-pub(crate) fn settle(state: &mut State, device: u32) {
+pub(crate) fn trim_to_thresholds(state: &mut State, device: u32) {
     let pools: Vec<u64> =
         state.pools.iter().filter(|(_, pool)| pool.device == device).map(|(id, _)| *id).collect();
     for pool in pools {
@@ -110,11 +111,11 @@ pub(crate) struct Properties {
 }
 
 /// A call about a pool.
-fn on_pool(name: &str, pool: Handle) -> Answer<(Guard, u64)> {
-    let mut state = begin()?;
+fn on_pool(name: &str, pool: Handle) -> CuResult<(Guard, u64)> {
+    let mut state = lock_driver()?;
     let pool = find(&state, pool)?;
     let device = state.pool(pool)?.device;
-    attribute(&mut state, name, device)?;
+    count_call(&mut state, name, device)?;
     Ok((state, pool))
 }
 
@@ -159,14 +160,14 @@ driver! {
     }
 
     fn cuMemPoolCreate(pool: Pointer<usize>, properties: Pointer<Properties>) {
-        let mut state = begin()?;
+        let mut state = lock_driver()?;
         let wanted = properties.get()?;
         // Pinned memory (the only kind there is), on a device.
         if pool.is_null() || wanted.allocation_type != 1 || wanted.location_type != 1 {
             return Err(code::INVALID_VALUE);
         }
         let device = device_of(&state, wanted.location_id)?;
-        attribute(&mut state, NAME, device)?;
+        count_call(&mut state, NAME, device)?;
         if !state.device(device).options.pools || wanted.handle_types != 0 {
             return Err(code::NOT_SUPPORTED);
         }

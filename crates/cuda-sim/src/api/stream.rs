@@ -2,9 +2,9 @@
 
 use std::ffi::c_void;
 
-use super::{Handle, Pointer, after_wait, on_current, on_stream, pool};
+use super::{Handle, Pointer, on_current, on_stream, pool, sticky_error};
 use crate::{
-    code::{self, Answer},
+    code::{self, CuResult},
     op::{HostCall, HostFunction, Work},
     scheduler,
     state::StreamKind,
@@ -12,7 +12,7 @@ use crate::{
 
 const NON_BLOCKING: u32 = 1;
 
-fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> Answer {
+fn create(name: &str, stream: Pointer<usize>, flags: u32, priority: i32) -> CuResult {
     let (mut state, scope) = on_current(name)?;
     if stream.is_null() || flags & !NON_BLOCKING != 0 {
         return Err(code::INVALID_VALUE);
@@ -49,13 +49,13 @@ driver! {
         let (mut state, stream) = on_stream(NAME, stream)?;
         let device = state.stream(stream)?.device;
         let point = scheduler::end_of(&state, stream);
-        let known = scheduler::knowledge(&state, stream);
+        let known = scheduler::stream_clock(&state, stream);
         let done = scheduler::query(&mut state, point);
-        after_wait(&state, device)?;
+        sticky_error(&state, device)?;
         if !done {
             return Err(code::NOT_READY);
         }
-        scheduler::learn(&mut state, known.as_ref());
+        scheduler::join_host_clock(&mut state, known.as_ref());
         Ok(())
     }
 
@@ -64,7 +64,7 @@ driver! {
         let device = state.stream(stream)?.device;
         let point = scheduler::end_of(&state, stream);
         let waited = super::copy::wait(&mut state, stream, point);
-        pool::settle(&mut state, device);
+        pool::trim_to_thresholds(&mut state, device);
         waited
     }
 

@@ -6,12 +6,12 @@ use parking_lot::Mutex;
 use transload_cuda_sys::trace;
 
 /// How many are alive of each class. Modules are left out: one whose kernel may still run is left to its context.
-pub(super) type Live = BTreeMap<&'static str, i64>;
+pub(super) type LiveCounts = BTreeMap<&'static str, i64>;
 
-static LIVE: Mutex<Live> = Mutex::new(BTreeMap::new());
+static LIVE: Mutex<LiveCounts> = Mutex::new(BTreeMap::new());
 
 /// The class of handle that a driver function makes (1) or gives back (-1).
-fn change(function: &str) -> Option<(&'static str, i64)> {
+fn class_change(function: &str) -> Option<(&'static str, i64)> {
     Some(match function {
         "cuDevicePrimaryCtxRetain" => ("references to contexts", 1),
         "cuDevicePrimaryCtxRelease_v2" => ("references to contexts", -1),
@@ -33,23 +33,23 @@ fn change(function: &str) -> Option<(&'static str, i64)> {
     })
 }
 
-fn note(function: &'static str, code: u32) {
+fn record(function: &'static str, code: u32) {
     if code == 0
-        && let Some((class, by)) = change(function)
+        && let Some((class, by)) = class_change(function)
     {
         *LIVE.lock().entry(class).or_default() += by;
     }
 }
 
 /// What is alive now; counts from the first call on.
-pub(super) fn count() -> Live {
+pub(super) fn count() -> LiveCounts {
     static BEGUN: Once = Once::new();
-    BEGUN.call_once(|| trace::observe(note));
+    BEGUN.call_once(|| trace::observe(record));
     LIVE.lock().clone()
 }
 
 /// How many checks are open, and what was alive before the first of them.
-static OPEN: Mutex<(usize, Live)> = Mutex::new((0, BTreeMap::new()));
+static OPEN: Mutex<(usize, LiveCounts)> = Mutex::new((0, BTreeMap::new()));
 
 /// Opens a check. What is alive belongs to no single fixture, so checks that overlap are one.
 pub(super) fn begin() {
@@ -62,14 +62,14 @@ pub(super) fn begin() {
 }
 
 /// Closes a check. Returns what was alive before the first one if this is the last.
-pub(super) fn end() -> Option<Live> {
+pub(super) fn end() -> Option<LiveCounts> {
     let mut open = OPEN.lock();
     open.0 -= 1;
     (open.0 == 0).then(|| std::mem::take(&mut open.1))
 }
 
 /// What there is more of now than before.
-pub(super) fn more_than(before: &Live) -> Live {
+pub(super) fn excess_over(before: &LiveCounts) -> LiveCounts {
     let mut now = count();
     now.retain(|class, alive| *alive > before.get(class).copied().unwrap_or(0));
     now

@@ -139,8 +139,8 @@ impl Drop for EndCheck {
             && alone
             && !thread::panicking()
         {
-            self.wait(|| live::more_than(&before).is_empty());
-            let more = live::more_than(&before);
+            self.wait(|| live::excess_over(&before).is_empty());
+            let more = live::excess_over(&before);
             assert!(more.is_empty(), "still alive on the real device: {more:?}");
         }
     }

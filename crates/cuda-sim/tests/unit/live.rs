@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{LIVE, begin, change, end, more_than};
+use super::{LIVE, begin, class_change, end, excess_over};
 
 #[test]
 fn of_checks_that_overlap_the_last_one_decides() {
@@ -11,15 +11,15 @@ fn of_checks_that_overlap_the_last_one_decides() {
     begin();
     assert!(end().is_none(), "the first check is still open");
     let before = end().unwrap();
-    assert_eq!(more_than(&before), BTreeMap::from([("streams", 1)]));
+    assert_eq!(excess_over(&before), BTreeMap::from([("streams", 1)]));
     *LIVE.lock().entry("streams").or_default() -= 1;
-    assert!(more_than(&before).is_empty());
+    assert!(excess_over(&before).is_empty());
 }
 
 #[test]
 fn every_class_has_functions_of_the_driver_that_make_it_and_that_give_it_back() {
     let mut classes = BTreeMap::<&str, [usize; 2]>::new();
-    for (class, by) in crate::implemented().iter().filter_map(|function| change(function)) {
+    for (class, by) in crate::implemented().iter().filter_map(|function| class_change(function)) {
         classes.entry(class).or_default()[usize::from(by < 0)] += 1;
     }
     assert_eq!(classes.len(), 7, "{classes:?}");

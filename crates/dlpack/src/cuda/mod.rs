@@ -1,8 +1,8 @@
 //! CUDA's part: streams that wait before and after a consumer, and what the driver knows of a pointer.
 
-mod ending;
+mod loan_end;
 mod order;
 mod pointer;
 
-pub(crate) use ending::{end_after, retry_ends};
+pub(crate) use loan_end::{end_after_stream, retry_pending_ends};
 pub use order::protocol_stream;

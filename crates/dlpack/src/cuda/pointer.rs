@@ -6,11 +6,13 @@ use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, Place, Result};
 use transload_cuda_sys::{Context, RelaxedCapture, check, ffi};
 use transload_memory::{CudaDevice, CudaFeature, InContext, lift};
 
-use crate::{DLDevice, DLDeviceType, Importer, device::Named, foreign::Location, import::on_host};
+use crate::{
+    DLDevice, DLDeviceType, Importer, device::DeviceName, import::host_location, imported_storage::Location,
+};
 
 /// What the driver knows of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
+struct PointerInfo {
     is_host: bool,
     is_managed: bool,
     ordinal: u64,
@@ -27,7 +29,7 @@ impl Importer {
     /// Whether the driver knows the host memory, so that copy engines reach it.
     pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> Result<bool> {
         let Some(device) = self.devices.first().filter(|_| bytes > 0) else { return Ok(false) };
-        let known = both_ends(device.context()?, address, bytes)?;
+        let known = range_info(device.context()?, address, bytes)?;
         Ok(known.is_some_and(|known| known.is_host))
     }
 
@@ -41,10 +43,10 @@ impl Importer {
             return Err(self.unknown(device));
         };
         if bytes == 0 {
-            return located(device, asked, address);
+            return location_of(device, asked, address);
         }
-        let Some(known) = both_ends(asked.context()?, address, bytes)? else {
-            return Err(contradicted(
+        let Some(known) = range_info(asked.context()?, address, bytes)? else {
+            return Err(contradiction(
                 device,
                 address,
                 bytes,
@@ -53,14 +55,14 @@ impl Importer {
         };
         let own = self.devices.iter().find(|own| u64::from(own.ordinal()) == known.ordinal);
         match device.device_type {
-            DLDeviceType::CUDAHOST if known.is_host => located(device, asked, address),
-            DLDeviceType::CUDAHOST => Err(contradicted(device, address, bytes, "it is a device's memory")),
-            _ if known.is_host => Err(contradicted(device, address, bytes, "it is the host's memory")),
+            DLDeviceType::CUDAHOST if known.is_host => location_of(device, asked, address),
+            DLDeviceType::CUDAHOST => Err(contradiction(device, address, bytes, "it is a device's memory")),
+            _ if known.is_host => Err(contradiction(device, address, bytes, "it is the host's memory")),
             DLDeviceType::CUDAMANAGED if !known.is_managed => {
-                Err(contradicted(device, address, bytes, "it is not managed"))
+                Err(contradiction(device, address, bytes, "it is not managed"))
             }
             DLDeviceType::CUDAMANAGED => match own {
-                Some(own) => located(device, own, address),
+                Some(own) => location_of(device, own, address),
                 None => {
                     let ordinal = i32::try_from(known.ordinal).unwrap_or(i32::MAX);
                     Err(self.unknown(DLDevice::cuda(ordinal)))
@@ -68,48 +70,48 @@ impl Importer {
             },
             _ if known.ordinal != u64::from(asked.ordinal()) => {
                 let text = format!("it is the memory of device {}", known.ordinal);
-                Err(contradicted(device, address, bytes, &text))
+                Err(contradiction(device, address, bytes, &text))
             }
-            _ => located(device, asked, address),
+            _ => location_of(device, asked, address),
         }
     }
 }
 
-fn located(device: DLDevice, own: &CudaDevice, address: usize) -> Result<Location> {
+fn location_of(device: DLDevice, own: &CudaDevice, address: usize) -> Result<Location> {
     let id = DeviceId::Cuda(own.ordinal());
     let there = Some(address as u64);
     Ok(match device.device_type {
-        DLDeviceType::CUDAHOST => on_host(MemoryKind::Pinned, address),
+        DLDeviceType::CUDAHOST => host_location(MemoryKind::Pinned, address),
         DLDeviceType::CUDAMANAGED => {
             let beside = own.supports_feature(CudaFeature::ConcurrentManagedAccess)?;
-            let host = on_host(MemoryKind::Unified, address).host.filter(|_| beside);
-            Location { place: Place::new(id, MemoryKind::Unified), host, device: there, known: None }
+            let host = host_location(MemoryKind::Unified, address).host.filter(|_| beside);
+            Location { place: Place::new(id, MemoryKind::Unified), host, device: there, backend_data: None }
         }
         _ => {
             let known: Box<dyn Any + Send + Sync> = Box::new(InContext::new(own.context()?));
             let place = Place::new(id, MemoryKind::Device);
-            Location { place, host: None, device: there, known: Some(known) }
+            Location { place, host: None, device: there, backend_data: Some(known) }
         }
     })
 }
 
-fn contradicted(device: DLDevice, address: usize, bytes: usize, truth: &str) -> Error {
+fn contradiction(device: DLDevice, address: usize, bytes: usize, truth: &str) -> Error {
     let text = format!(
         "the tensor says that {bytes} bytes at {address:#x} are {}, but the driver says: {truth}",
-        Named(device)
+        DeviceName(device)
     );
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
 /// What the driver knows of a range by its first and its last byte: memory of several mappings is one tensor, too. `None`
 /// where it knows nothing of either, or the two differ.
-fn both_ends(context: &Context, address: usize, bytes: usize) -> Result<Option<Known>> {
-    let first = ask(context, address as u64)?;
-    let last = ask(context, (address + (bytes - 1)) as u64)?;
+fn range_info(context: &Context, address: usize, bytes: usize) -> Result<Option<PointerInfo>> {
+    let first = query(context, address as u64)?;
+    let last = query(context, (address + (bytes - 1)) as u64)?;
     Ok(first.filter(|first| Some(*first) == last))
 }
 
-fn ask(context: &Context, address: u64) -> Result<Option<Known>> {
+fn query(context: &Context, address: u64) -> Result<Option<PointerInfo>> {
     /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; the answer 1 is host memory.
     const MEMORY_TYPE: u32 = 2;
     /// `CU_POINTER_ATTRIBUTE_IS_MANAGED`.
@@ -122,7 +124,7 @@ fn ask(context: &Context, address: u64) -> Result<Option<Known>> {
     let Some(ordinal) = attribute(context, DEVICE_ORDINAL, address)? else { return Ok(None) };
     // Managed memory counts as a device's, whatever its kind says of where it is just now.
     let is_managed = managed & 1 == 1;
-    Ok(Some(Known { is_host: kind == 1 && !is_managed, is_managed, ordinal }))
+    Ok(Some(PointerInfo { is_host: kind == 1 && !is_managed, is_managed, ordinal }))
 }
 
 /// `None` for an address that is not the driver's.

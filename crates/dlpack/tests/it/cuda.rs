@@ -8,8 +8,8 @@ use transload_dlpack::{
 use transload_streams::{CudaEvent, CudaStream};
 
 use crate::{
-    foreign::{Deleted, Said, delete},
     gate::{Gate, limited},
+    producer::{Deleted, Said, delete},
     setup::Setup,
 };
 

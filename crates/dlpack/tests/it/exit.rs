@@ -6,7 +6,7 @@ use transload_backend_cpu::CpuBackend;
 use transload_core::{Backend, DeviceId, MemoryKind};
 use transload_dlpack::{Export, Importer, ManagedTensor};
 
-use crate::foreign::Said;
+use crate::producer::Said;
 
 const INSIDE: &str = "TRANSLOAD_DLPACK_EXITS";
 

@@ -6,7 +6,7 @@ use transload_backend_cpu::CpuBackend;
 use transload_core::{Backend, DeviceId, ErrorKind, MemoryKind, RawBuffer};
 use transload_dlpack::{DLDataType, DLDevice, DLDeviceType, Export, Flags};
 
-use crate::foreign::delete;
+use crate::producer::delete;
 
 fn host(bytes: usize) -> RawBuffer {
     CpuBackend::new().unwrap().allocate(DeviceId::Cpu, MemoryKind::Pageable, bytes).unwrap()

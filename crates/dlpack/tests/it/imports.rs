@@ -8,7 +8,7 @@ use transload_dlpack::{
     ManagedTensor,
 };
 
-use crate::foreign::Said;
+use crate::producer::Said;
 
 fn take(raw: *mut DLManagedTensorVersioned) -> ManagedTensor<DLManagedTensorVersioned> {
     // SAFETY: made by the test, which keeps the data to its end and uses it by the buffer only.

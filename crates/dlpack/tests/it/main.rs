@@ -13,19 +13,19 @@ mod cuda;
 mod examples;
 mod exit;
 mod exports;
-mod foreign;
 #[cfg(any(target_os = "linux", windows))]
 #[path = "../../../streams/tests/it/support/gate.rs"]
 mod gate;
 mod imports;
 #[cfg(any(target_os = "linux", windows))]
-mod kinds;
+mod memory_kinds;
 #[cfg(any(target_os = "linux", windows))]
-mod liars;
-#[cfg(any(target_os = "linux", windows))]
-mod order_more;
+mod order_edge_cases;
 mod ownership;
+mod producer;
 #[path = "../../../streams/tests/it/support/programs.rs"]
 mod programs;
 #[cfg(any(target_os = "linux", windows))]
 mod setup;
+#[cfg(any(target_os = "linux", windows))]
+mod wrong_descriptions;

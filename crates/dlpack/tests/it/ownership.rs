@@ -11,7 +11,7 @@ use transload_core::{
 };
 use transload_dlpack::{DLManagedTensor, DLManagedTensorVersioned, Export, Importer, ManagedTensor};
 
-use crate::foreign::{Said, delete};
+use crate::producer::{Said, delete};
 
 #[test]
 fn a_null_pointer_and_a_tensor_taken_already_are_refused() {

@@ -7,10 +7,10 @@
     reason = "helpers of tests fail their tests"
 )]
 
-#[path = "../it/foreign.rs"]
-#[allow(dead_code, reason = "shared with the tests of one device")]
-mod foreign;
 mod lost;
+#[path = "../it/producer.rs"]
+#[allow(dead_code, reason = "shared with the tests of one device")]
+mod producer;
 #[path = "../it/setup.rs"]
 #[allow(dead_code, reason = "shared with the tests of one device")]
 mod setup;
@@ -23,7 +23,7 @@ use transload_dlpack::{
 use transload_streams::CudaStream;
 
 use crate::{
-    foreign::{Said, delete},
+    producer::{Said, delete},
     setup::Setup,
 };
 
@@ -40,7 +40,7 @@ fn use_it(stream: &CudaStream, at: u64, byte: u8) -> Result<()> {
     unsafe { stream.memset_raw_async(at, Pattern::U8(byte), BYTES) }
 }
 
-fn import(setup: &Setup, stream: &CudaStream, owner: &RawBuffer) -> Result<(RawBuffer, foreign::Deleted)> {
+fn import(setup: &Setup, stream: &CudaStream, owner: &RawBuffer) -> Result<(RawBuffer, producer::Deleted)> {
     let data = std::ptr::without_provenance_mut(owner.device_address().unwrap() as usize);
     let device = DLDevice::cuda(i32::try_from(setup.device.ordinal()).unwrap());
     let said = Said { device, dtype: DLDataType::U8, ..Said::floats(data, BYTES as i64) };

@@ -7,12 +7,12 @@ use parking_lot::Mutex;
 static HELD: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
 /// Notes a tensor; `false` where it is held already.
-pub(crate) fn enter(address: usize) -> bool {
+pub(crate) fn insert(address: usize) -> bool {
     HELD.lock().insert(address)
 }
 
 /// Forgets a tensor, before its memory can become another one's.
-pub(crate) fn leave(address: usize) {
+pub(crate) fn remove(address: usize) {
     if transload_core::mutant!("dlpack/address-forgotten") {
         return;
     }

@@ -6,7 +6,7 @@ use crate::{
     host_kernel::KernelMemory,
     memory::{Allocation, Kind, Life, Memory},
     migrations::Cause,
-    op::{Copy, Fill, HostCall, KernelRun, Op, Place, Work},
+    op::{Copy, Fill, HostCall, KernelRun, Op, Operand, Work},
     rng::Rng,
     state::State,
 };
@@ -25,7 +25,7 @@ pub(crate) enum Progress {
     Call(HostCall),
 }
 
-pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
+pub(crate) fn execute(state: &mut State, stream: u64, op: &mut Op) -> Progress {
     let Some(own) = state.streams.get(&stream) else { return Progress::Done };
     let (device, context) = (own.device, own.context);
     let result = match &mut op.work {
@@ -48,8 +48,8 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
                     Life::FreeQueued { .. } => Life::FreeQueued { reached: true },
                     Life::Pending | Life::Live => Life::Live,
                 };
-                if let Some(block) = &allocation.block {
-                    block.revive();
+                if let Some(backing) = &allocation.backing {
+                    backing.fill_fresh();
                 }
             }
             Ok(())
@@ -65,7 +65,7 @@ pub(crate) fn perform(state: &mut State, stream: u64, op: &mut Op) -> Progress {
             if let Some(allocation) = state.memory.find_mut(address) {
                 let offset = address - allocation.base;
                 if let Kind::Managed(managed) = &mut allocation.kind {
-                    managed.bring(allocation.base, offset, bytes as u64, to, Cause::Beforehand);
+                    managed.migrate(allocation.base, offset, bytes as u64, to, Cause::Prefetch);
                 }
             }
             Ok(())
@@ -108,8 +108,8 @@ fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<b
 }
 
 /// Changes the first byte of a copy's destination.
-fn flip_a_byte(memory: &Memory, to: &Place) -> Result<(), u32> {
-    let Place::Known(address) = to else { return Ok(()) };
+fn flip_a_byte(memory: &Memory, to: &Operand) -> Result<(), u32> {
+    let Operand::Address(address) = to else { return Ok(()) };
     let byte = memory.touch(*address, 1)?.as_ptr();
     // SAFETY: the byte was just found live, and the copy that runs now may write it.
     unsafe { byte.write(!byte.read()) };
@@ -121,14 +121,14 @@ fn move_row(memory: &Memory, copy: &Copy, (from, to): (usize, usize), bytes: usi
         return Ok(());
     }
     let source: *const u8 = match &copy.from {
-        Place::Known(address) => memory.touch(address + from as u64, bytes)?.as_ptr(),
-        Place::Pageable(address) => std::ptr::with_exposed_provenance(address + from),
-        Place::Staged(held) => held.get(from..from + bytes).ok_or(code::UNKNOWN)?.as_ptr(),
+        Operand::Address(address) => memory.touch(address + from as u64, bytes)?.as_ptr(),
+        Operand::Pageable(address) => std::ptr::with_exposed_provenance(address + from),
+        Operand::Staged(held) => held.get(from..from + bytes).ok_or(code::UNKNOWN)?.as_ptr(),
     };
     let target: *mut u8 = match &copy.to {
-        Place::Known(address) => memory.touch(address + to as u64, bytes)?.as_ptr(),
-        Place::Pageable(address) => std::ptr::with_exposed_provenance_mut(address + to),
-        Place::Staged(_) => return Err(code::UNKNOWN),
+        Operand::Address(address) => memory.touch(address + to as u64, bytes)?.as_ptr(),
+        Operand::Pageable(address) => std::ptr::with_exposed_provenance_mut(address + to),
+        Operand::Staged(_) => return Err(code::UNKNOWN),
     };
     // SAFETY: known ranges were just found live; ordinary memory is the caller's, who promised it for the call, and the
     // call does not return before the bytes moved. `copy` allows overlap.
@@ -169,7 +169,7 @@ fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> 
     let options = &state.device(device).options;
     let pageable = options.pageable_access;
     // Without concurrent access the driver moves everything before the launch, and nothing faults.
-    let cause = if options.concurrent_managed { Cause::Touch } else { Cause::Beforehand };
+    let cause = if options.concurrent_managed { Cause::Access } else { Cause::Prefetch };
     for access in &declared {
         let Some(allocation) = state.memory.find(access.address) else { continue };
         if !reaches(state, device, context, allocation) {
@@ -179,7 +179,7 @@ fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> 
         if let Some(allocation) = state.memory.at_mut(base)
             && let Kind::Managed(managed) = &mut allocation.kind
         {
-            managed.bring(base, address - base, bytes as u64, Residency::Device(device), cause);
+            managed.migrate(base, address - base, bytes as u64, Residency::Device(device), cause);
         }
     }
     let mut view = KernelMemory { memory: &state.memory, declared, pageable };

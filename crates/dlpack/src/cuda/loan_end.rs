@@ -6,10 +6,10 @@ use transload_streams::CudaStream;
 
 /// Loans whose consumer is done, on streams that someone captures just now: nothing can tell the end of such work before the
 /// capture ends.
-static OPEN: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
+static PENDING: Mutex<Vec<(Loan, CudaStream)>> = Mutex::new(Vec::new());
 
 /// Ends a loan behind everything enqueued on the stream so far. Does not wait.
-pub(crate) fn end_after(loan: Loan, stream: &CudaStream) {
+pub(crate) fn end_after_stream(loan: Loan, stream: &CudaStream) {
     match stream.fence() {
         Ok(_) if transload_core::mutant!("dlpack/loan-ends-after-consumer") => drop(loan),
         // SAFETY: the stream was put behind the work before the loan when it was made, or the host had waited for that, and
@@ -17,14 +17,14 @@ pub(crate) fn end_after(loan: Loan, stream: &CudaStream) {
         Ok(fence) => unsafe { loan.end_after(&fence) },
         // Nothing runs there any more.
         Err(error) if error.kind() == ErrorKind::DeviceLost => drop(loan),
-        Err(_) => OPEN.lock().push((loan, stream.clone())),
+        Err(_) => PENDING.lock().push((loan, stream.clone())),
     }
 }
 
 /// Tries again what could not be ended.
-pub(crate) fn retry_ends() {
-    let open = std::mem::take(&mut *OPEN.lock());
-    for (loan, stream) in open {
-        end_after(loan, &stream);
+pub(crate) fn retry_pending_ends() {
+    let pending = std::mem::take(&mut *PENDING.lock());
+    for (loan, stream) in pending {
+        end_after_stream(loan, &stream);
     }
 }

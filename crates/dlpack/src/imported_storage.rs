@@ -18,61 +18,61 @@ pub(crate) struct Location {
     pub(crate) host: Option<NonNull<u8>>,
     pub(crate) device: Option<u64>,
     /// What the device's queues want to know of it.
-    pub(crate) known: Option<Box<dyn Any + Send + Sync>>,
+    pub(crate) backend_data: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What an importer has taken in and not given back.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ImportCounts {
     pub(crate) tensors: AtomicU64,
     pub(crate) bytes: AtomicU64,
 }
 
-struct Counted {
-    tally: Arc<Tally>,
+struct CountGuard {
+    counts: Arc<ImportCounts>,
     bytes: u64,
 }
 
-impl Drop for Counted {
+impl Drop for CountGuard {
     fn drop(&mut self) {
-        self.tally.tensors.fetch_sub(1, Ordering::Release);
-        self.tally.bytes.fetch_sub(self.bytes, Ordering::Release);
+        self.counts.tensors.fetch_sub(1, Ordering::Release);
+        self.counts.bytes.fetch_sub(self.bytes, Ordering::Release);
     }
 }
 
 /// The memory of an imported tensor. The fields are dropped in this order.
-pub(crate) struct Foreign {
+pub(crate) struct ImportedStorage {
     /// Its drop calls the deleter.
     _tensor: Box<dyn Any + Send + Sync>,
     location: Location,
     bytes: usize,
     writable: bool,
-    _counted: Counted,
+    _count_guard: CountGuard,
 }
 
 // SAFETY: the tensor may be deleted on any thread, and the addresses are plain numbers.
-unsafe impl Send for Foreign {}
+unsafe impl Send for ImportedStorage {}
 // SAFETY: as above; access to the bytes is ordered by the buffer over them.
-unsafe impl Sync for Foreign {}
+unsafe impl Sync for ImportedStorage {}
 
-impl Foreign {
+impl ImportedStorage {
     pub(crate) fn new(
         tensor: Box<dyn Any + Send + Sync>,
         location: Location,
         bytes: usize,
         writable: bool,
-        tally: &Arc<Tally>,
+        counts: &Arc<ImportCounts>,
     ) -> Self {
-        tally.tensors.fetch_add(1, Ordering::Relaxed);
-        tally.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
-        let counted = Counted { tally: Arc::clone(tally), bytes: bytes as u64 };
-        Self { _tensor: tensor, location, bytes, writable, _counted: counted }
+        counts.tensors.fetch_add(1, Ordering::Relaxed);
+        counts.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        let guard = CountGuard { counts: Arc::clone(counts), bytes: bytes as u64 };
+        Self { _tensor: tensor, location, bytes, writable, _count_guard: guard }
     }
 }
 
 // SAFETY: the tensor's description is true, by the promise of `ManagedTensor::from_raw`, and of CUDA memory the driver
 // confirmed it; the memory lives until the deleter is called, in the drop of this.
-unsafe impl Storage for Foreign {
+unsafe impl Storage for ImportedStorage {
     fn place(&self) -> Place {
         self.location.place
     }
@@ -94,8 +94,8 @@ unsafe impl Storage for Foreign {
     }
 
     fn as_any(&self) -> &dyn Any {
-        match &self.location.known {
-            Some(known) => &**known,
+        match &self.location.backend_data {
+            Some(backend_data) => &**backend_data,
             None => self,
         }
     }

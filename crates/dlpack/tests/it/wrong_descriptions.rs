@@ -6,7 +6,7 @@ use transload_core::{ErrorKind, MemoryKind};
 use transload_cuda_sim::harness;
 use transload_dlpack::{DLDevice, DLDeviceType, Importer, ManagedTensor};
 
-use crate::{foreign::Said, setup::Setup};
+use crate::{producer::Said, setup::Setup};
 
 fn at(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(usize::try_from(address).unwrap())
