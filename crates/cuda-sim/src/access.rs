@@ -1,7 +1,7 @@
-//! Who touched which bytes, and which conflicting accesses nothing ordered.
+//! Records accesses to memory and reports data races: conflicting accesses that nothing orders.
 //!
-//! The check is by vector clocks, not by the order in which work happened to run: a missing wait is reported also by a
-//! run in which the bytes came out right. Operations are checked as they are enqueued, in the order of the calls.
+//! The check uses vector clocks, not the order of execution, so a missing wait is reported even if the bytes happen to
+//! be right. Operations are checked when they are enqueued, in the order of the calls.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,24 +12,24 @@ use std::{
 
 use crate::clock::{ActorId, Clock, HOST};
 
-/// Who made an access.
+/// The originator of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Actor {
-    /// Work of a stream.
+    /// Work on a stream.
     Stream {
-        /// The device's ordinal.
+        /// Device ordinal.
         device: u32,
-        /// The stream's number on its device, in the order of creation.
+        /// Stream number on its device, in creation order.
         stream: u32,
     },
-    /// A thread of the host.
+    /// A host thread.
     Host(ThreadId),
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessKind {
-    /// Reads.
+    /// Reads only.
     Read,
     /// Writes, allocates or frees.
     Write,
@@ -38,17 +38,17 @@ pub enum AccessKind {
 /// One access to one range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessRecord {
-    /// Who.
+    /// Originator of the access.
     pub actor: Actor,
-    /// The driver function that enqueued it, or what the host did.
+    /// Driver function that enqueued the access, or the host's operation.
     pub operation: &'static str,
-    /// Grows by one with every operation enqueued and every access of the host, in the order of the calls.
+    /// Position in the order of all enqueued operations and host accesses.
     pub sequence: u64,
-    /// First byte; a device address where the memory is a device's.
+    /// First byte. For device memory, a device address.
     pub address: u64,
     /// Length in bytes.
     pub bytes: usize,
-    /// What it does.
+    /// Whether the range is read or written.
     pub kind: AccessKind,
 }
 
@@ -73,9 +73,9 @@ impl fmt::Display for AccessRecord {
 /// Two conflicting accesses that nothing orders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Race {
-    /// The one whose call came first.
+    /// The access whose call came first.
     pub first: AccessRecord,
-    /// The other.
+    /// The access whose call came second.
     pub second: AccessRecord,
 }
 
@@ -85,21 +85,22 @@ impl fmt::Display for Race {
     }
 }
 
-/// An access with its place in the order.
+/// An access with its vector clock.
 #[derive(Clone, Debug)]
 pub(crate) struct ClockedAccess {
     pub(crate) record: AccessRecord,
     pub(crate) by: ActorId,
     pub(crate) step: u64,
-    /// What happened before it; `None` for the host, which is asked for its clock as it is now.
+    /// The clock of the access; `None` for the host, whose current clock applies.
     pub(crate) clock: Option<Arc<Clock>>,
 }
 
 impl ClockedAccess {
-    /// Whether this access and a later checked one are ordered, one way or the other.
+    /// Returns whether this access and `later`, which was checked later, are ordered in either direction.
     fn is_ordered_with(&self, later: &Self, later_clock: &Clock) -> bool {
         let before = later_clock.of(self.by) >= self.step;
-        // Work of a host function is checked when it runs, after operations that were enqueued behind it.
+        // An access in a host function is checked when the function runs, which is after later operations were
+        // enqueued.
         let after = self.clock.as_ref().is_some_and(|mine| mine.of(later.by) >= later.step);
         (self.by == HOST && later.by == HOST) || before || after
     }
@@ -112,7 +113,7 @@ struct Segment {
     reads: Vec<ClockedAccess>,
 }
 
-/// The accesses of one device's memory.
+/// The accesses to one device's memory.
 #[derive(Debug, Default)]
 pub(crate) struct AccessLog {
     on: bool,
@@ -133,7 +134,7 @@ impl AccessLog {
         self.records.iter().cloned().collect()
     }
 
-    /// Keeps a record without a check: memory that the driver does not own may be anything next.
+    /// Records an access without checking it: memory that the driver does not own may be reused for anything.
     pub(crate) fn record(&mut self, record: AccessRecord) {
         if !self.on {
             return;
@@ -144,7 +145,7 @@ impl AccessLog {
         self.records.push_back(record);
     }
 
-    /// Keeps a record and compares it with what came before.
+    /// Records an access and checks it against earlier ones.
     pub(crate) fn check(&mut self, access: ClockedAccess, clock: &Clock) {
         if !self.on || access.record.bytes == 0 {
             return;
@@ -185,7 +186,7 @@ impl AccessLog {
         self.races.extend(found.into_iter().take(room));
     }
 
-    /// Makes `at` a boundary between segments.
+    /// Splits the segment that contains `at`.
     fn split(&mut self, at: u64) {
         let Some((_, before)) = self.shadow.range_mut(..at).next_back() else { return };
         if before.end > at {
@@ -196,7 +197,7 @@ impl AccessLog {
         }
     }
 
-    /// Forgets a range whose memory is gone.
+    /// Forgets the accesses to a freed range.
     pub(crate) fn forget_range(&mut self, start: u64, bytes: usize) {
         let end = start.saturating_add(bytes as u64);
         self.split(start);
@@ -207,7 +208,7 @@ impl AccessLog {
         }
     }
 
-    /// Forgets the accesses of a stream that is gone and done.
+    /// Forgets the accesses of destroyed streams.
     pub(crate) fn forget_actors(&mut self, actors: &BTreeSet<ActorId>) {
         for segment in self.shadow.values_mut() {
             segment.reads.retain(|read| !actors.contains(&read.by));

@@ -1,14 +1,14 @@
-//! Addresses for device memory that the host cannot dereference.
+//! Virtual addresses for device memory, which the host cannot dereference.
 
-/// Where device addresses are taken from if the system gives no reservation: no host mapping lies there unless asked
-/// for by address, on any of our targets.
+/// First address if the system reserves no range. No host mapping is placed here unless requested by address, on any of
+/// our targets.
 const FALLBACK_BASE: u64 = 0x00F0_0000_0000_0000;
 
-/// Alignment of every device allocation (the driver promises 256).
+/// Alignment of device allocations in bytes (CUDA guarantees 256).
 pub(crate) const ALIGNMENT: u64 = 512;
 
-/// A range of virtual addresses of one device. Addresses are handed out upwards and reused only after a whole round, so
-/// that a stale pointer meets nothing.
+/// A device's range of virtual addresses. Addresses increase and are reused only after wrapping around, so that a stale
+/// pointer finds no allocation.
 #[derive(Debug)]
 pub(crate) struct AddressSpace {
     base: u64,
@@ -17,7 +17,7 @@ pub(crate) struct AddressSpace {
 }
 
 impl AddressSpace {
-    /// Reserves a range with room for many times the device's memory.
+    /// Reserves a range many times larger than the device's memory.
     pub(crate) fn reserve(total_memory: u64, ordinal: u32) -> Self {
         let bytes =
             total_memory.saturating_mul(16).clamp(1 << 34, 1 << 42).max(total_memory.saturating_mul(2));
@@ -30,9 +30,10 @@ impl AddressSpace {
         (self.base..self.end).contains(&address)
     }
 
-    /// Finds room for `bytes`; `next_taken` gives the first taken range that ends after an address, as (start, end).
+    /// Finds a free range of `bytes`. `next_taken` returns the first allocation that ends after an address, as (start,
+    /// end).
     pub(crate) fn take(&mut self, bytes: u64, next_taken: impl Fn(u64) -> Option<(u64, u64)>) -> Option<u64> {
-        // A gap between neighbours, so that running over an allocation's end meets nothing.
+        // Leave a gap after each allocation, so that an overrun hits no allocation.
         let wanted = bytes.next_multiple_of(ALIGNMENT).checked_add(ALIGNMENT)?;
         for start in [self.cursor, self.base] {
             let mut candidate = start;
@@ -52,8 +53,8 @@ impl AddressSpace {
     }
 }
 
-/// Set to anything, it keeps the software driver from reserving address space. Some emulators of processors (qemu-user
-/// before version 8) keep a record of every reserved page, which costs them seconds and memory for each device.
+/// If set, the software driver reserves no address space. Some CPU emulators (qemu-user before version 8) track every
+/// reserved page, which costs seconds and memory per device.
 #[cfg(target_os = "linux")]
 const UNRESERVED: &str = "TRANSLOAD_SIM_UNRESERVED";
 

@@ -1,14 +1,15 @@
-//! What a managed allocation was advised, page by page of the host, and where it was last sent.
+//! Advice and last prefetch location of managed memory, per host page.
 //!
-//! Source: `cuMemAdvise`, `cuMemPrefetchAsync` and `CUmem_range_attribute` in the CUDA driver API: ranges are rounded out to the
-//! host's pages; an answer is what all pages of a range agree on; the last prefetch is what was asked for, done or not.
+//! Source: `cuMemAdvise`, `cuMemPrefetchAsync` and `CUmem_range_attribute` in the CUDA driver API. Ranges are rounded
+//! out to host pages. A query returns the value that all pages of the range share. The last prefetch is the one
+//! requested, completed or not.
 
 use std::ops::Range;
 
-/// The host's page.
+/// Size of a host page in bytes.
 const PAGE: u64 = 4096;
 
-/// A place as the driver keeps it.
+/// A location of managed memory, as in `CUmemLocation`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MemLocation {
     #[default]
@@ -20,7 +21,7 @@ pub(crate) enum MemLocation {
 }
 
 impl MemLocation {
-    /// `CU_DEVICE_INVALID`, a device, or `CU_DEVICE_CPU`.
+    /// Returns the location as an `int`: `CU_DEVICE_INVALID`, a device ordinal, or `CU_DEVICE_CPU`.
     pub(crate) fn legacy_id(self) -> i32 {
         match self {
             Self::None => -2,
@@ -29,7 +30,7 @@ impl MemLocation {
         }
     }
 
-    /// `CUmemLocationType`.
+    /// Returns the `CUmemLocationType`.
     pub(crate) fn kind(self) -> i32 {
         match self {
             Self::None => 0,
@@ -39,7 +40,8 @@ impl MemLocation {
         }
     }
 
-    /// The number that goes with [`kind`](Self::kind); where a kind has none it is not defined, and here no valid one.
+    /// Returns the id that belongs to [`kind`](Self::kind). CUDA leaves it undefined for kinds without an id; here it
+    /// is invalid.
     pub(crate) fn number(self) -> i32 {
         match self {
             Self::Device(number) | Self::Node(number) => number.cast_signed(),
@@ -48,7 +50,7 @@ impl MemLocation {
     }
 }
 
-/// What is kept of one page.
+/// The advice for one page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Page {
     pub(crate) read_mostly: bool,
@@ -57,21 +59,21 @@ pub(crate) struct Page {
     pub(crate) accessed_by: Vec<MemLocation>,
 }
 
-/// The pages of one allocation; none are kept until something is advised.
+/// The pages of one allocation; empty until advice is given.
 #[derive(Debug, Default)]
 pub(crate) struct Advice {
     pages: Vec<Page>,
 }
 
 impl Advice {
-    /// The pages that a range touches, in an allocation of `whole` bytes.
+    /// Returns the pages that a range touches, in an allocation of `whole` bytes.
     pub(crate) fn pages_mut(&mut self, whole: usize, range: Range<u64>) -> &mut [Page] {
         self.pages.resize((whole as u64).div_ceil(PAGE) as usize, Page::default());
         let range = indices(&range, self.pages.len());
         &mut self.pages[range]
     }
 
-    /// As [`pages_mut`](Self::pages_mut), to be read: empty where nothing was advised yet.
+    /// Like [`pages_mut`](Self::pages_mut), but shared. Empty if no advice was given yet.
     pub(crate) fn pages(&self, range: Range<u64>) -> &[Page] {
         &self.pages[indices(&range, self.pages.len())]
     }
@@ -82,13 +84,13 @@ fn indices(range: &Range<u64>, pages: usize) -> Range<usize> {
     ((range.start / PAGE) as usize).min(end)..end
 }
 
-/// The place that all pages agree on.
+/// Returns the location that all pages share, else `None`.
 pub(crate) fn common_location(pages: &[Page], which: impl Fn(&Page) -> MemLocation) -> MemLocation {
     let first = pages.first().map(&which).unwrap_or_default();
     if pages.iter().all(|page| which(page) == first) { first } else { MemLocation::None }
 }
 
-/// The places that every page is accessed by.
+/// Returns the locations that are set as accessors of every page.
 pub(crate) fn accessors(pages: &[Page]) -> Vec<MemLocation> {
     let mut all = pages.first().map(|page| page.accessed_by.clone()).unwrap_or_default();
     all.retain(|location| pages.iter().all(|page| page.accessed_by.contains(location)));

@@ -1,14 +1,14 @@
-//! Vector clocks: what has happened before what, as far as driver calls order it.
+//! Vector clocks: the happens-before order that driver calls establish.
 
-/// Who acts: a stream by its handle, or the host.
+/// An actor of the clock: a stream's handle, or [`HOST`].
 pub(crate) type ActorId = u64;
 
-/// The host is one actor: order among its threads comes from Rust's own synchronisation, which the driver cannot see, so
-/// the order in which their calls arrive is taken for it. This may miss a race between threads and never invents one.
+/// The host. All its threads are one actor, because the driver cannot see how they synchronise; the order of their
+/// calls stands in for it. This can miss a race between threads but never reports a false one.
 pub(crate) const HOST: ActorId = 0;
 
-/// For each actor, how many of its steps have happened before. Sorted by actor and without gaps in memory: clocks are
-/// cloned and joined with every operation, and rarely have more than some dozen actors.
+/// The number of steps of each actor that happened before. A sorted vector: clocks are cloned and joined for every
+/// operation and rarely have more than a few dozen actors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock(Vec<(ActorId, u64)>);
 
@@ -32,7 +32,7 @@ impl Clock {
         }
     }
 
-    /// Learns what the other one knows. Both are walked once.
+    /// Takes the maximum of both clocks for each actor, in one pass.
     pub(crate) fn join(&mut self, other: &Self) {
         let mut at = 0;
         for &(actor, step) in &other.0 {
@@ -46,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// Whom it knows of.
+    /// Returns the actors in the clock.
     pub(crate) fn actors(&self) -> impl Iterator<Item = ActorId> {
         self.0.iter().map(|(actor, _)| *actor)
     }

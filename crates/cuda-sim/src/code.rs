@@ -1,10 +1,10 @@
-//! The driver's result codes, their names and their descriptions.
+//! CUDA result codes with their names and descriptions.
 //!
 //! Source: `CUresult` in the CUDA driver API.
 
 use std::ffi::CStr;
 
-/// What a driver function answers inside this crate: a value, or a code.
+/// Result of a driver function inside this crate; the error is a `CUresult` code.
 pub(crate) type CuResult<T = ()> = Result<T, u32>;
 
 macro_rules! codes {
@@ -12,12 +12,12 @@ macro_rules! codes {
         $( #[allow(dead_code, reason = "the list is the driver's, not only what this crate returns")]
            pub(crate) const $name: u32 = $code; )*
 
-        /// The driver's name of a code, for example `CUDA_ERROR_OUT_OF_MEMORY`.
+        /// Returns the name of a code, for example `CUDA_ERROR_OUT_OF_MEMORY`.
         pub(crate) fn name(code: u32) -> Option<&'static CStr> {
             match code { $( $code => Some($full), )* _ => None }
         }
 
-        /// The driver's description of a code.
+        /// Returns the description of a code.
         pub(crate) fn text(code: u32) -> Option<&'static CStr> {
             match code { $( $code => Some($text), )* _ => None }
         }

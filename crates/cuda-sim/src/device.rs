@@ -1,4 +1,4 @@
-//! A simulated device, as a test sees it.
+//! A simulated device, as tests see it.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -11,18 +11,18 @@ use crate::{
     state,
 };
 
-/// A device of the software driver. Devices never disappear; a copy of this handle costs nothing.
+/// A handle of a device of the software driver. Cheap to copy. Devices are never removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SimDevice {
     ordinal: u32,
 }
 
-/// Where a page of managed memory is.
+/// Location of a page of managed memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Residency {
-    /// Never touched.
+    /// Not populated: never accessed.
     Nowhere,
-    /// In the host's memory.
+    /// In host memory.
     Host,
     /// In the memory of the device with this ordinal.
     Device(u32),
@@ -33,50 +33,50 @@ impl SimDevice {
         Self { ordinal }
     }
 
-    /// The properties of a device to add; it appears with [`SimDeviceBuilder::build`].
+    /// Returns the default properties of a device. [`SimDeviceBuilder::build`] adds the device.
     pub fn builder() -> SimDeviceBuilder {
         SimDeviceBuilder::new()
     }
 
-    /// The ordinal to ask the driver for.
+    /// Returns the device ordinal for driver calls.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// The seed of this device's scheduling; print it when a test fails.
+    /// Returns the seed of this device's scheduling. Print it if a test fails.
     #[must_use]
     pub fn seed(&self) -> u64 {
         state::lock().device(self.ordinal).options.seed
     }
 
-    /// What is alive on the device.
+    /// Returns counts of the objects and allocations that are alive on the device.
     #[must_use]
     pub fn live_objects(&self) -> LiveObjects {
         state::lock().live_objects(self.ordinal)
     }
 
-    /// How many driver calls were attributed to the device: those that name it, its context, or a handle of it, and
-    /// those made while its context was current. Calls that only read or move the thread's stack of contexts are not
-    /// counted (a driver cannot fail them), nor are the error names.
+    /// Returns the number of driver calls attributed to the device: those that name it, its context or a handle of it,
+    /// and those made while its context was current. Not counted are error names and calls that only read or change the
+    /// thread's context stack, which a driver cannot fail.
     #[must_use]
     pub fn calls(&self) -> u64 {
         state::lock().device(self.ordinal).faults.calls
     }
 
-    /// The `nth` call from now on (1 is the next) that is called `name`, or any counted one (see [`calls`](Self::calls))
-    /// for `None`, answers `code` and does nothing. It hits once. Names are as exported, with their version:
+    /// Makes a call fail with `code` once, without effect. Selects the `nth` call from now (1 is the next) named
+    /// `name`, or the `nth` counted call (see [`calls`](Self::calls)) if `name` is `None`. Names include their version:
     /// `cuMemAlloc_v2`.
     pub fn fail_call(&self, name: Option<&str>, nth: u64, code: u32) {
         state::lock().device_mut(self.ordinal).faults.add(name, nth, code);
     }
 
-    /// A sticky error: every call on the device's context answers `code` until the context is destroyed.
+    /// Sets a sticky error: every call on the device's context returns `code` until the context is destroyed.
     pub fn poison(&self, code: u32) {
         state::lock().device_mut(self.ordinal).faults.sticky = Some(code);
     }
 
-    /// How many operations are enqueued on the device and have not run.
+    /// Returns the number of operations that are enqueued on the device and have not run.
     #[must_use]
     pub fn queued(&self) -> usize {
         let state = state::lock();
@@ -88,41 +88,42 @@ impl SimDevice {
             .sum()
     }
 
-    /// The names of the operations that ran on the device, with the number of the stream each ran on, in the order in
-    /// which they finished. Streams are numbered in the order of their creation on this device.
+    /// Returns the operations that ran on the device, as stream number and name, in completion order. Streams are
+    /// numbered in creation order.
     #[must_use]
     pub fn executed(&self) -> Vec<(u32, &'static str)> {
         state::lock().device(self.ordinal).executed.iter().copied().collect()
     }
 
-    /// The recorded accesses of work on this device, and of the host to memory that belongs to it, oldest first; the
-    /// last 65,536 are kept. Empty unless the device was built with `record_accesses(true)`.
+    /// Returns the last 65,536 recorded accesses, oldest first: those of work on this device, and those of the host to
+    /// its memory. Empty unless the device was built with `record_accesses(true)`.
     #[must_use]
     pub fn accesses(&self) -> Vec<AccessRecord> {
         state::lock().device(self.ordinal).log.records()
     }
 
-    /// Pairs of conflicting accesses to memory of this device that nothing orders (the first 1,024). Empty unless the
-    /// device was built with `record_accesses(true)`.
+    /// Returns the first 1,024 pairs of conflicting accesses to memory of this device that nothing orders. Empty unless
+    /// the device was built with `record_accesses(true)`.
     #[must_use]
     pub fn races(&self) -> Vec<Race> {
         state::lock().device(self.ordinal).log.races.clone()
     }
 
-    /// Addresses of managed memory that the host touched (as far as accesses are announced) while the device, which does
-    /// not support that, had work queued. Real hardware raises a segmentation fault there.
+    /// Returns addresses of managed memory that the host accessed (if announced) while this device had work queued and
+    /// does not support concurrent managed access. On real hardware, such an access is a segmentation fault.
     #[must_use]
     pub fn forbidden_touches(&self) -> Vec<usize> {
         state::lock().device(self.ordinal).forbidden_touches.clone()
     }
 
-    /// Reports of driver calls that waited too long for a host function (see [`SimDeviceBuilder::patience`]).
+    /// Returns a report for each driver call that waited too long for a host function (see
+    /// [`SimDeviceBuilder::patience`]).
     #[must_use]
     pub fn deadlocks(&self) -> Vec<String> {
         state::lock().device(self.ordinal).deadlocks.iter().map(|(_, text)| text.clone()).collect()
     }
 
-    /// Where the page of managed memory at `address` is; `None` where the address is not managed memory.
+    /// Returns the location of the page of managed memory at `address`; `None` if it is not managed memory.
     #[must_use]
     pub fn residency(&self, address: u64) -> Option<Residency> {
         let state = state::lock();
@@ -133,8 +134,8 @@ impl SimDevice {
         }
     }
 
-    /// What happened to the pages that a range of managed memory touches, since it was allocated; `None` where its first
-    /// address is not managed memory. The host's touches count as far as they are announced.
+    /// Returns the migrations of the pages that a range of managed memory touches, since its allocation; `None` if the
+    /// range does not start in managed memory. Host accesses count only if announced.
     #[must_use]
     pub fn migrations(&self, range: Range<u64>) -> Option<Migrations> {
         let state = state::lock();
@@ -144,7 +145,7 @@ impl SimDevice {
         Some(managed.migrations(managed.pages_of(range.start - allocation.base, bytes)))
     }
 
-    /// Which devices this device's context enabled peer access to.
+    /// Returns the devices to which this device's context enabled peer access.
     #[must_use]
     pub fn enabled_peers(&self) -> BTreeSet<u32> {
         let state = state::lock();

@@ -12,7 +12,7 @@ pub(crate) fn register() {
     register_host_kernel("transload_spin", SPIN);
 }
 
-/// How many bytes so many `f32` have; more than there can be where that overflows.
+/// Returns the size of `count` `f32` values in bytes, saturating on overflow.
 fn bytes_of(count: u64) -> usize {
     usize::try_from(count.saturating_mul(4)).unwrap_or(usize::MAX)
 }
@@ -56,7 +56,7 @@ fn each(
     count: u64,
     of: impl Fn(f32, f32) -> f32,
 ) -> Result<(), IllegalAddress> {
-    /// Elements at a time.
+    /// Elements per iteration.
     const CHUNK: u64 = 4_096;
     let mut done = 0;
     while done < count {
@@ -74,7 +74,7 @@ fn each(
     Ok(())
 }
 
-/// `transload_spin(nanoseconds, out)`: takes no time here; its stamps increase by what it was to spin.
+/// `transload_spin(nanoseconds, out)`: takes no time here, but advances the timestamps that it writes.
 const SPIN: HostKernel = HostKernel {
     parameters: &[8, 8],
     accesses: |launch| match launch.number(1) {
@@ -85,7 +85,7 @@ const SPIN: HostKernel = HostKernel {
 };
 
 fn spin(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
-    /// The timer: it goes on only while kernels spin.
+    /// Simulated clock; advances only while kernels spin.
     static TIMER: AtomicU64 = AtomicU64::new(1);
     let nanoseconds = launch.number(0);
     let start = TIMER.fetch_add(nanoseconds.saturating_add(1), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What each kind of operation does when its turn comes.
+//! Executes operations.
 
 use crate::{
     code,
@@ -11,17 +11,17 @@ use crate::{
     state::State,
 };
 
-/// Copies up to this size land at once.
+/// Copies up to this size, in bytes, run in one step.
 const WHOLE: usize = 256 << 10;
 
-/// How far an operation came.
+/// Progress of an operation after a step.
 pub(crate) enum Progress {
     Done,
-    /// More is left; other work may come in between.
+    /// Not complete; other work may run in between.
     Partly,
-    /// An asynchronous error.
+    /// Failed with an asynchronous error.
     Failed(u32),
-    /// A host function is to be called, without the lock.
+    /// A host function must be called, without the lock.
     Call(HostCall),
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn execute(state: &mut State, stream: u64, op: &mut Op) -> Progress {
     }
 }
 
-/// Moves some bytes; answers whether all are moved.
+/// Copies some of the bytes. Returns whether all copies are complete.
 fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<bool, u32> {
     let drawn = rng.below(copies.len());
     let Some(copy) = copies.get_mut(drawn) else { return Ok(true) };
@@ -87,7 +87,7 @@ fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<b
     let piece = if copy.bytes() <= WHOLE {
         left
     } else {
-        // Between a sixteenth and a half, at any byte.
+        // A piece is between a sixteenth and about half of the copy, and starts at any byte.
         (total / 16 + rng.below(total / 2 + 1)).clamp(1, left.max(1)).min(left)
     };
     if linear {
@@ -107,7 +107,7 @@ fn copy_some(memory: &Memory, copies: &mut Vec<Copy>, rng: &mut Rng) -> Result<b
     Ok(copies.is_empty())
 }
 
-/// Changes the first byte of a copy's destination.
+/// Inverts the first byte of a copy's destination.
 fn flip_a_byte(memory: &Memory, to: &Operand) -> Result<(), u32> {
     let Operand::Address(address) = to else { return Ok(()) };
     let byte = memory.touch(*address, 1)?.as_ptr();
@@ -151,7 +151,8 @@ fn fill_now(memory: &Memory, fill: &Fill) -> Result<(), u32> {
     Ok(())
 }
 
-/// Whether kernels of a device's context may use an allocation: its own, the host's, or a peer's that was opened to it.
+/// Returns whether kernels in a context of `device` may access an allocation: the device's own, host memory, or peer
+/// memory with access enabled.
 pub(crate) fn reaches(state: &State, device: u32, context: u64, allocation: &Allocation) -> bool {
     if !allocation.is_device() || allocation.device == device {
         return true;
@@ -168,7 +169,7 @@ fn run_kernel(state: &mut State, device: u32, context: u64, run: &KernelRun) -> 
     let declared = (run.host_kernel.accesses)(&run.launch);
     let options = &state.device(device).options;
     let pageable = options.pageable_access;
-    // Without concurrent access the driver moves everything before the launch, and nothing faults.
+    // Without concurrent access, the driver migrates everything before the launch and nothing faults.
     let cause = if options.concurrent_managed { Cause::Access } else { Cause::Prefetch };
     for access in &declared {
         let Some(allocation) = state.memory.find(access.address) else { continue };

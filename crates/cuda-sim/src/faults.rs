@@ -1,21 +1,21 @@
-//! Errors that a test asks for: the N-th call, and errors that stay.
+//! Injected errors: the Nth call, and sticky errors.
 
-/// One call that is to fail.
+/// One call to fail.
 #[derive(Debug)]
 pub(crate) struct Fault {
     name: Option<String>,
-    /// Matching calls still to let through.
+    /// Matching calls to skip first.
     before: u64,
     code: u32,
 }
 
-/// The faults and the call count of one device.
+/// Pending faults and call count of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     pending: Vec<Fault>,
     /// Calls attributed to the device so far.
     pub(crate) calls: u64,
-    /// The error that every call on the device's context answers from now on.
+    /// The sticky error: returned by every call on the device's context.
     pub(crate) sticky: Option<u32>,
 }
 
@@ -24,8 +24,8 @@ impl Faults {
         self.pending.push(Fault { name: name.map(str::to_owned), before: nth.saturating_sub(1), code });
     }
 
-    /// Counts a call and answers the code of the fault that hits it, if one does. Calls that only look at or move the
-    /// thread's stack of contexts are `countable = false`: only a fault that names them hits them.
+    /// Counts a call and returns the code of the fault that applies, if any. Calls that only read or change the
+    /// thread's context stack are not `countable`: only faults that name them apply.
     pub(crate) fn hit(&mut self, name: &str, countable: bool) -> Option<u32> {
         self.calls += u64::from(countable);
         let mut hit = None;

@@ -1,7 +1,7 @@
-//! Streams that are being captured, the graphs that come of it, and what a capture forbids.
+//! Stream capture, graphs, and the calls that a capture forbids.
 //!
-//! Source of the rules: the CUDA driver API on `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and the codes
-//! 900 to 910, and what driver 580 answered.
+//! Source: the CUDA driver API on `cuStreamBeginCapture`, `cuThreadExchangeStreamCaptureMode` and the codes 900 to 910,
+//! and the behaviour of driver 580.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const GLOBAL: u32 = 0;
 pub(crate) const RELAXED: u32 = 2;
 
-/// Calls that may wait for a device or depend on all of its work, which a capture that is not relaxed forbids.
+/// Calls that may wait for a device or depend on all of its work: forbidden during a capture unless in relaxed mode.
 const UNSAFE: &[&str] = &[
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -32,7 +32,7 @@ const UNSAFE: &[&str] = &[
     "cuModuleLoadData",
     "cuModuleLoadDataEx",
     "cuModuleUnload",
-    // It loads the kernel if no launch has yet ("Lazy Loading" in the CUDA Programming Guide).
+    // Loads the kernel if no launch has ("Lazy Loading" in the CUDA Programming Guide).
     "cuFuncGetAttribute",
     "cuMemcpyHtoD_v2",
     "cuMemcpyDtoH_v2",
@@ -44,7 +44,7 @@ const UNSAFE: &[&str] = &[
     "cuMemsetD32_v2",
 ];
 
-/// Calls on a stream that only look at it, or that see to the capture themselves.
+/// Calls on a capturing stream that only query it or control the capture.
 const ALLOWED: &[&str] = &[
     "cuStreamGetPriority",
     "cuStreamGetFlags",
@@ -56,7 +56,7 @@ const ALLOWED: &[&str] = &[
     "cuStreamWaitEvent",
 ];
 
-/// What becomes a node of a graph.
+/// Calls that become graph nodes.
 const CAPTURABLE: &[&str] = &[
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
@@ -72,25 +72,25 @@ const CAPTURABLE: &[&str] = &[
     "cuLaunchHostFunc",
 ];
 
-/// What no driver takes into a graph, and refuses without harm to the capture: seen on CUDA 13.
+/// Calls that drivers refuse on a capturing stream without invalidating the capture, as seen on CUDA 13.
 const NOT_CAPTURABLE: &[&str] = &["cuMemcpyBatchAsync_v2"];
 
-/// What a real driver makes a node of, and this one does not.
+/// Calls that become graph nodes on a real driver but are not simulated.
 const NOT_SIMULATED: &[&str] =
     &["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuGraphLaunch"];
 
-/// One node of a graph.
+/// A node of a graph.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) name: &'static str,
     pub(crate) work: Work,
-    /// The nodes before it.
+    /// Indices of the nodes that this node depends on.
     pub(crate) after: BTreeSet<usize>,
     pub(crate) context: u64,
     pub(crate) device: u32,
 }
 
-/// A graph of a finished capture.
+/// A graph from a completed capture.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) context: u64,
@@ -98,15 +98,14 @@ pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
 }
 
-/// An executable graph. Each node runs in a stream of its own, which nobody else sees: so nothing orders two nodes but the
-/// graph.
+/// An executable graph. Each node runs on an internal stream of its own, so that only the graph's edges order nodes.
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) context: u64,
     pub(crate) device: u32,
     pub(crate) nodes: Vec<Node>,
     pub(crate) streams: Vec<u64>,
-    /// The end of its last launch.
+    /// End of the last launch.
     pub(crate) end: Option<Point>,
     pub(crate) clock: Option<crate::clock::Clock>,
 }
@@ -120,7 +119,7 @@ struct Capture {
     nodes: Vec<Node>,
 }
 
-/// A place in a capture: the nodes that what comes next depends on.
+/// A position in a capture: the nodes that the next node depends on.
 #[derive(Clone, Debug)]
 struct CapturePoint {
     capture: u64,
@@ -140,8 +139,8 @@ pub(crate) struct Graphs {
 }
 
 impl Graphs {
-    /// Refuses a call that may wait for a device while a capture forbids it to this thread, whose mode is `mode`; the
-    /// capture is invalid then.
+    /// Refuses a call that may wait for a device if a capture forbids it on this thread, whose capture mode is `mode`.
+    /// Invalidates that capture.
     pub(crate) fn check_unsafe_call(&mut self, name: &str, thread: u64, mode: u32) -> CuResult {
         if self.captures.is_empty() || mode == RELAXED || !UNSAFE.contains(&name) {
             return Ok(());
@@ -172,7 +171,7 @@ impl Graphs {
         self.streams.contains_key(&stream)
     }
 
-    /// As `cuStreamIsCapturing` says it: 0 no, 1 yes, 2 it was, and is invalid.
+    /// Returns the status as `cuStreamIsCapturing` does: 0 none, 1 active, 2 invalidated.
     pub(crate) fn status(&self, stream: u64) -> u32 {
         match self.streams.get(&stream) {
             None => 0,
@@ -181,7 +180,7 @@ impl Graphs {
         }
     }
 
-    /// Makes the capture of a stream invalid; answers what the call that did it answers.
+    /// Invalidates the capture of a stream and returns the error code for the offending call.
     pub(crate) fn invalidate_capture_of(&mut self, stream: u64) -> u32 {
         if let Some(point) = self.streams.get(&stream) {
             let capture = point.capture;
@@ -190,7 +189,7 @@ impl Graphs {
         code::STREAM_CAPTURE_UNSUPPORTED
     }
 
-    /// Puts a node behind what the stream captured last.
+    /// Adds a node that depends on the stream's last captured work.
     pub(crate) fn append(&mut self, stream: u64, mut node: Node) {
         let Some(point) = self.streams.get_mut(&stream) else { return };
         let Some(capture) = self.captures.get_mut(&point.capture) else { return };
@@ -209,7 +208,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Ends the capture that began on `stream`; its streams run their work again.
+    /// Ends the capture that began on `stream`.
     pub(crate) fn end(&mut self, stream: u64, thread: u64) -> CuResult<Vec<Node>> {
         let point = self.streams.get(&stream).cloned().ok_or(code::ILLEGAL_STATE)?;
         let capture = self.captures.get(&point.capture).ok_or(code::ILLEGAL_STATE)?;
@@ -218,7 +217,7 @@ impl Graphs {
             return Err(code::STREAM_CAPTURE_UNMATCHED);
         }
         if capture.mode != RELAXED && capture.thread != thread {
-            // Seen on driver 580: the capture is gone afterwards all the same.
+            // Driver 580 ends the capture nevertheless.
             self.streams.retain(|_, other| other.capture != point.capture);
             self.captures.remove(&point.capture);
             return Err(code::STREAM_CAPTURE_WRONG_THREAD);
@@ -235,7 +234,7 @@ impl Graphs {
         }
     }
 
-    /// Records an event on a stream: `true` where the stream is captured, so that the record is, too.
+    /// Records an event. Returns whether the record is captured because the stream is capturing.
     pub(crate) fn record(&mut self, event: u64, stream: u64) -> CuResult<bool> {
         match self.streams.get(&stream) {
             None => {
@@ -250,8 +249,8 @@ impl Graphs {
         }
     }
 
-    /// Makes a stream wait for an event: `true` where that is a matter of a capture. `recorded` says whether the event was
-    /// ever recorded.
+    /// Makes a stream wait for an event. Returns whether the wait is part of a capture. `recorded` tells whether the
+    /// event was ever recorded.
     pub(crate) fn wait(&mut self, stream: u64, event: u64, recorded: bool) -> CuResult<bool> {
         let ours = self.streams.get(&stream).map(|point| point.capture);
         let theirs = self.events.get(&event).cloned();
@@ -275,7 +274,7 @@ impl Graphs {
                 self.invalidate(point.capture);
                 Err(code::STREAM_CAPTURE_MERGE)
             }
-            // A stream that waits for a captured event becomes part of the capture.
+            // A stream that waits for a captured event joins the capture.
             (_, Some(point)) => {
                 let entry = self
                     .streams
@@ -287,7 +286,7 @@ impl Graphs {
         }
     }
 
-    /// Refuses a question about an event whose last record was captured: it never happens by itself.
+    /// Refuses a query of an event whose last record was captured: it would never complete. Invalidates the capture.
     pub(crate) fn check_event_query(&mut self, event: u64) -> CuResult {
         let Some(point) = self.events.get(&event) else { return Ok(()) };
         let capture = point.capture;
@@ -299,7 +298,7 @@ impl Graphs {
         self.events.remove(&event);
     }
 
-    /// What a context that goes takes along.
+    /// Removes the graphs of a destroyed context.
     pub(crate) fn forget_context(&mut self, context: u64) {
         self.graphs.retain(|_, graph| graph.context != context);
         self.execs.retain(|_, exec| exec.context != context);
@@ -311,7 +310,7 @@ impl Graphs {
     }
 }
 
-/// The nodes in `of` and everything before them.
+/// Returns the nodes in `of` and all their ancestors.
 fn ancestors(nodes: &[Node], of: &BTreeSet<usize>) -> BTreeSet<usize> {
     let mut found = BTreeSet::new();
     let mut open: Vec<usize> = of.iter().copied().collect();
@@ -325,7 +324,8 @@ fn ancestors(nodes: &[Node], of: &BTreeSet<usize>) -> BTreeSet<usize> {
     found
 }
 
-/// Checks a call on a stream against the captures: its own, and those that the legacy default stream would have to wait for.
+/// Checks a call against the capture of its stream and against captures that the legacy default stream would implicitly
+/// wait for.
 pub(crate) fn check_stream_call(state: &mut State, name: &str, stream: u64) -> CuResult {
     let graphs = &mut state.graphs;
     if graphs.captures.is_empty() || ALLOWED.contains(&name) {
@@ -354,7 +354,7 @@ pub(crate) fn check_stream_call(state: &mut State, name: &str, stream: u64) -> C
     Err(code::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// The captures that work on `stream`, where it is a legacy default stream, would have to wait for.
+/// Returns the captures that work on `stream` would implicitly wait for if it is a legacy default stream.
 pub(crate) fn implicit_captures(state: &State, stream: u64) -> BTreeSet<u64> {
     let State { graphs, streams, .. } = state;
     let own = streams.get(&stream).filter(|own| own.kind == StreamKind::Legacy);
@@ -365,8 +365,8 @@ pub(crate) fn implicit_captures(state: &State, stream: u64) -> BTreeSet<u64> {
     captured.map(|(_, point)| point.capture).collect()
 }
 
-/// Refuses to wait for a whole context while any stream of it is captured, in whatever mode by whomever: that stream's work
-/// never happens by itself.
+/// Refuses to wait for a context while any of its streams is captured, in any mode and by any thread: captured work
+/// never runs by itself.
 pub(crate) fn check_context_wait(state: &mut State, context: u64) -> CuResult {
     let State { graphs, streams, .. } = state;
     let of_it = |id: &u64| streams.get(id).is_some_and(|stream| stream.context == context);
@@ -379,8 +379,8 @@ pub(crate) fn check_context_wait(state: &mut State, context: u64) -> CuResult {
     Err(code::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// How a changed graph differs from the one that an executable was made of; 0 where only addresses, sizes and values do.
-/// The numbers are `CUgraphExecUpdateResult`'s.
+/// Returns the `CUgraphExecUpdateResult` for updating an executable graph; 0 if only addresses, sizes and values
+/// differ.
 pub(crate) fn difference(state: &State, old: &[Node], new: &[Node]) -> u32 {
     const TOPOLOGY_CHANGED: u32 = 2;
     const NODE_TYPE_CHANGED: u32 = 3;
@@ -392,7 +392,7 @@ pub(crate) fn difference(state: &State, old: &[Node], new: &[Node]) -> u32 {
     if old.iter().zip(new).any(|(old, new)| discriminant(old) != discriminant(new)) {
         return NODE_TYPE_CHANGED;
     }
-    // Where an operand's memory is may not change, nor may a node change its context.
+    // Neither the device of an operand nor the context of a node may change.
     let devices = |node: &Node| -> Vec<Option<u32>> {
         let accesses = node.work.accesses();
         let device =

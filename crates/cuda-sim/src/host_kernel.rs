@@ -12,57 +12,57 @@ use crate::{
 
 /// A Rust implementation of a device kernel. Register it under the kernel's entry name with [`register_host_kernel`].
 ///
-/// Its functions run under the driver's lock: they must not call the driver, nor announce host accesses.
+/// The functions run under the driver's lock: they must not call the driver or announce host accesses.
 #[derive(Clone, Copy, Debug)]
 pub struct HostKernel {
-    /// The size in bytes of each parameter, in order.
+    /// Size of each parameter in bytes, in order.
     pub parameters: &'static [usize],
-    /// Every range that this launch reads or writes. The kernel cannot touch anything else.
+    /// Returns every range that a launch reads or writes. The kernel cannot access other memory.
     pub accesses: fn(&Launch) -> Vec<KernelAccess>,
-    /// Does what the kernel does.
+    /// Runs the kernel.
     pub run: fn(&Launch, &mut KernelMemory<'_>) -> Result<(), IllegalAddress>,
 }
 
-/// A range that a launch declares.
+/// A range that a launch accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelAccess {
-    /// First byte, as the kernel sees it.
+    /// First byte, in the kernel's address space.
     pub address: u64,
     /// Length in bytes.
     pub bytes: usize,
-    /// Whether it is only read.
+    /// Whether the range is read or written.
     pub kind: AccessKind,
 }
 
 impl KernelAccess {
-    /// A range that is only read.
+    /// Returns a range that is only read.
     #[must_use]
     pub fn read(address: u64, bytes: usize) -> Self {
         Self { address, bytes, kind: AccessKind::Read }
     }
 
-    /// A range that is written.
+    /// Returns a range that is written, and may be read.
     #[must_use]
     pub fn written(address: u64, bytes: usize) -> Self {
         Self { address, bytes, kind: AccessKind::Write }
     }
 }
 
-/// The parameters of one launch.
+/// The launch parameters of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// Blocks in each dimension.
     pub grid: (u32, u32, u32),
-    /// Threads of a block in each dimension.
+    /// Threads per block in each dimension.
     pub block: (u32, u32, u32),
-    /// Bytes of dynamic shared memory.
+    /// Dynamic shared memory per block in bytes.
     pub shared_bytes: u32,
-    /// The parameters' bytes, with the sizes that [`HostKernel::parameters`] declares.
+    /// The bytes of each parameter, with the sizes that [`HostKernel::parameters`] declares.
     pub parameters: Vec<Vec<u8>>,
 }
 
 impl Launch {
-    /// A parameter as an unsigned number (little endian, up to 8 bytes); 0 where there is none.
+    /// Returns a parameter as an unsigned integer (little endian, up to 8 bytes); 0 if it does not exist.
     #[must_use]
     pub fn number(&self, index: usize) -> u64 {
         let bytes = self.parameters.get(index).map_or(&[][..], Vec::as_slice);
@@ -70,7 +70,7 @@ impl Launch {
     }
 }
 
-/// The kernel touched memory that is not there, not live, not its to reach, or not declared.
+/// The kernel accessed memory that is not allocated, not accessible from its device, or not declared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IllegalAddress;
 
@@ -79,7 +79,7 @@ pub struct IllegalAddress;
 pub struct KernelMemory<'a> {
     pub(crate) memory: &'a Memory,
     pub(crate) declared: Vec<KernelAccess>,
-    /// Whether ordinary host memory may be used as it is.
+    /// Whether pageable host memory is accessible.
     pub(crate) pageable: bool,
 }
 
@@ -87,7 +87,7 @@ impl KernelMemory<'_> {
     /// Reads `into.len()` bytes.
     ///
     /// # Errors
-    /// [`IllegalAddress`] where the range was not declared or is not live.
+    /// [`IllegalAddress`] if the range was not declared or is not live.
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), IllegalAddress> {
         let from = self.reach(address, into.len(), AccessKind::Read)?;
         // SAFETY: `reach` found the whole range live; `into` is of this length.
@@ -98,7 +98,7 @@ impl KernelMemory<'_> {
     /// Writes `from`.
     ///
     /// # Errors
-    /// [`IllegalAddress`] where the range was not declared for writing or is not live.
+    /// [`IllegalAddress`] if the range was not declared for writing or is not live.
     pub fn write(&mut self, address: u64, from: &[u8]) -> Result<(), IllegalAddress> {
         let to = self.reach(address, from.len(), AccessKind::Write)?;
         // SAFETY: as in `read`.
@@ -106,10 +106,10 @@ impl KernelMemory<'_> {
         Ok(())
     }
 
-    /// Copies within what the kernel reaches; the ranges may overlap.
+    /// Copies between two declared ranges, which may overlap.
     ///
     /// # Errors
-    /// [`IllegalAddress`] where a range was not declared or is not live.
+    /// [`IllegalAddress`] if a range was not declared or is not live.
     pub fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<(), IllegalAddress> {
         let source = self.reach(from, bytes, AccessKind::Read)?;
         let target = self.reach(to, bytes, AccessKind::Write)?;

@@ -1,4 +1,4 @@
-//! Putting the software driver in the place of the system's.
+//! Installs the software driver in place of the system's CUDA driver.
 
 use std::{
     ffi::{CStr, c_void},
@@ -14,7 +14,7 @@ use crate::{
     options::DriverOptions, scheduler, state, symbols,
 };
 
-/// What `Driver::origin` says of this driver.
+/// The name that `Driver::origin` returns for this driver.
 pub const NAME: &str = "transload-cuda-sim";
 
 struct Sim;
@@ -22,13 +22,13 @@ struct Sim;
 static SIM: Sim = Sim;
 static OPTIONS: OnceLock<DriverOptions> = OnceLock::new();
 
-/// How the driver was installed.
+/// Returns the options the driver was installed with.
 pub(crate) fn options() -> &'static DriverOptions {
     OPTIONS.get_or_init(DriverOptions::default)
 }
 
-// SAFETY: `symbols::find` answers functions of this crate that have the C ABI and the signatures of the driver API
-// (the test `symbols_have_the_signatures_of_cuda_sys` compares them); code is never unloaded. Unknown names answer `None`.
+// SAFETY: `symbols::find` returns functions of this crate that have the C ABI and the signatures of the driver API (the
+// test `symbols_have_the_signatures_of_cuda_sys` compares them); code is never unloaded. Unknown names return `None`.
 unsafe impl SymbolSource for Sim {
     fn name(&self) -> &'static str {
         NAME
@@ -49,20 +49,20 @@ unsafe impl SymbolSource for Sim {
     }
 }
 
-/// Makes the software driver the driver of this process, and listens to the host's own accesses. Calling it again is
-/// fine; options that came first stay.
+/// Makes the software driver the CUDA driver of this process, and subscribes to announced host accesses. Repeated calls
+/// have no effect and do not change the options.
 ///
 /// # Errors
-/// [`InstallError`] where a driver was used before.
+/// [`InstallError`] if a driver was used before.
 pub fn install() -> Result<(), InstallError> {
     install_with(DriverOptions::default())
 }
 
-/// As [`install`], as a variant of the driver. It holds for the whole process, so a test of a variant has a test binary
-/// of its own.
+/// Like [`install`], but with driver options. They hold for the whole process, so a test that needs other options must
+/// be a test binary of its own.
 ///
 /// # Errors
-/// [`InstallError`] where a driver was used before.
+/// [`InstallError`] if a driver was used before.
 pub fn install_with(options: DriverOptions) -> Result<(), InstallError> {
     OPTIONS.get_or_init(|| options);
     transload_cuda_sys::install(&SIM)?;
@@ -71,7 +71,7 @@ pub fn install_with(options: DriverOptions) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// The host is about to touch memory.
+/// Handles an announced host access, before it happens.
 fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
     if !state::TRACKS_HOST_ACCESSES.load(std::sync::atomic::Ordering::Acquire) || bytes == 0 {
         return;

@@ -42,7 +42,7 @@ const FILL: HostKernel = HostKernel {
 };
 
 fn fill(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
-    /// Patterns at a time.
+    /// Patterns per write.
     const CHUNK: usize = 4_096;
     let (mut address, mut left) = (launch.number(0), launch.number(1));
     let pattern = [launch.number(2).to_le_bytes(), launch.number(3).to_le_bytes()].concat();

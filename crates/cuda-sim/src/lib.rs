@@ -1,7 +1,7 @@
-//! A software CUDA driver, in process, for tests and for machines without a GPU. Everything about it is **simulated**.
+//! A software CUDA driver that runs in the process, for tests and for machines without a GPU. Everything is **simulated**.
 //!
-//! [`install`] puts it in the place of the system's driver before the first driver call; from then on all of
-//! `transload-cuda-sys`, and `cust` above it, runs on it. A test builds its own devices:
+//! Call [`install`] before the first driver call: `transload-cuda-sys`, and `cust` on top of it, then use the software
+//! driver instead of the system's. A test builds its own devices:
 //!
 //! ```
 //! # #[cfg(any(target_os = "linux", windows))] {
@@ -17,22 +17,22 @@
 //! # }
 //! ```
 //!
-//! # What it promises
-//! * Work runs **late**: enqueueing runs nothing. When something is waited for, work runs in an order drawn from the
-//!   device's seed among those that streams, events and the legacy default stream allow; a query lets a little of it
-//!   happen. Large copies land in pieces. A seed that failed fails again.
-//! * Device addresses cannot be dereferenced by the host. Fresh memory holds `0xCD`, memory that goes is overwritten with
-//!   `0xDE`, and work that touches what is not live makes the error 700 stick to the context.
-//! * Handles are looked up in tables; stale and unknown ones are refused with the driver's own codes.
-//! * A function that is not implemented is absent.
-//! * With [`record_accesses`](SimDeviceBuilder::record_accesses) every access of queued work, and of the host as far as it
-//!   is announced through `transload_core::host_access`, is checked for a happens-before order;
-//!   [`SimDevice::races`] names both operations of each pair that lacks one.
-//! * Event times are virtual: made of the device's link speed and latency, the same in every run of a seed.
+//! # Behaviour
+//! * Work runs **late**: enqueueing runs nothing. When a call waits, work runs in a random order drawn from the device's
+//!   seed, among the orders that streams, events and the legacy default stream allow. A query may run a few operations.
+//!   Large copies run in pieces. A seed that fails is reproducible.
+//! * The host cannot dereference device addresses. Fresh memory contains `0xCD`, freed memory `0xDE`. Work that accesses
+//!   memory that is not live sets the sticky error 700.
+//! * Handles are looked up in tables; stale and unknown ones give CUDA's own error codes.
+//! * Functions that are not implemented are not exported.
+//! * With [`record_accesses`](SimDeviceBuilder::record_accesses), all accesses of queued work, and host accesses that are
+//!   announced through `transload_core::host_access`, are checked for a happens-before order; [`SimDevice::races`] names
+//!   both operations of each unordered pair.
+//! * Event times are virtual: computed from the device's link speed and latency, and the same in every run of a seed.
 //!
 //! # Threads
-//! Every driver function may be called from any thread. Host functions run on the thread that waits, without any lock;
-//! driver calls inside them answer `CUDA_ERROR_NOT_PERMITTED`.
+//! Every driver function may be called from any thread. A host function runs on the thread that waits, without a lock;
+//! driver calls inside it return `CUDA_ERROR_NOT_PERMITTED`.
 //!
 //! On macOS this crate is empty.
 #![cfg(any(target_os = "linux", windows))]
@@ -73,8 +73,7 @@ pub use migrations::Migrations;
 pub use options::{DriverOptions, SimDeviceBuilder};
 pub use transload_cuda_sys::InstallError;
 
-/// The seed of devices that are given none: the variable `TRANSLOAD_SIM_SEED`, else a fixed number. Print it where a test
-/// fails.
+/// Returns the default seed of devices: the variable `TRANSLOAD_SIM_SEED`, else a constant. Print it if a test fails.
 #[must_use]
 pub fn seed() -> u64 {
     static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
@@ -84,7 +83,7 @@ pub fn seed() -> u64 {
     })
 }
 
-/// The names of all driver functions that are implemented.
+/// Returns the names of all implemented driver functions.
 #[must_use]
 pub fn implemented() -> Vec<&'static str> {
     symbols::names().collect()

@@ -1,9 +1,9 @@
-//! What is alive on a device.
+//! Counts of the live objects of a device.
 
 use std::fmt;
 
-/// Counts of what is alive and belongs to one device. Pinned and registered memory belongs to the device whose context
-/// was current when it was made. Default memory pools and default streams are not counted: nobody made them.
+/// Counts of the live objects and allocations of one device. Pinned and registered memory belongs to the device whose
+/// context was current at its creation. Default memory pools and default streams are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveObjects {
     /// Contexts.
@@ -12,11 +12,11 @@ pub struct LiveObjects {
     pub streams: usize,
     /// Events.
     pub events: usize,
-    /// Allocations of device memory, also from pools.
+    /// Allocations of device memory, including those from pools.
     pub device_allocations: usize,
-    /// Bytes in those allocations, as they were asked for.
+    /// Total bytes of those allocations, as requested.
     pub bytes: usize,
-    /// Allocations of page-locked host memory.
+    /// Allocations of pinned host memory.
     pub pinned: usize,
     /// Registered ranges of host memory.
     pub registered: usize,
@@ -33,7 +33,7 @@ pub struct LiveObjects {
 }
 
 impl LiveObjects {
-    /// Whether nothing at all is alive.
+    /// Returns whether nothing is alive.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -1,4 +1,4 @@
-//! Everything that the driver allocated or was told of, by address.
+//! The driver's allocations and registrations, by address.
 
 use std::{
     alloc::{self, Layout},
@@ -13,14 +13,14 @@ use crate::{
     migrations::Migrations,
 };
 
-/// What fresh memory holds.
+/// Byte that fills fresh memory.
 const FRESH: u8 = 0xCD;
-/// What memory is overwritten with before it goes.
+/// Byte that fills freed memory.
 const DEAD: u8 = 0xDE;
-/// Granularity of residency.
+/// Granularity of residency in bytes.
 pub(crate) const PAGE: u64 = 65_536;
 
-/// Host memory that stands behind an allocation.
+/// Host memory that backs an allocation.
 #[derive(Debug)]
 pub(crate) struct Backing {
     start: NonNull<u8>,
@@ -32,7 +32,7 @@ unsafe impl Send for Backing {}
 
 impl Backing {
     pub(crate) fn new(bytes: usize) -> CuResult<Self> {
-        // Whole pages: nothing of the process's own lies beside it in its last one.
+        // Whole pages, so that no other data of the process shares the last one.
         let whole = bytes.max(1).checked_next_multiple_of(4096).ok_or(code::OUT_OF_MEMORY)?;
         let layout = Layout::from_size_align(whole, 4096).map_err(|_| code::OUT_OF_MEMORY)?;
         // SAFETY: the layout's size is not 0.
@@ -68,20 +68,20 @@ impl Drop for Backing {
     }
 }
 
-/// Whether an allocation may be used by queued work.
+/// Whether queued work may use an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Life {
-    /// `cuMemAllocAsync` was called but its place in the stream was not reached.
+    /// `cuMemAllocAsync` was called; its stream has not reached it.
     Pending,
     Live,
-    /// `cuMemFreeAsync` was called; queued work before it may still use the memory.
+    /// `cuMemFreeAsync` was called; earlier queued work may still use the memory.
     FreeQueued {
-        /// Whether the allocation's own place in the stream was reached.
+        /// Whether the stream has reached the allocation itself.
         reached: bool,
     },
 }
 
-/// Residency and advice of one managed allocation.
+/// Residency, advice and migrations of one managed allocation.
 #[derive(Debug)]
 pub(crate) struct Managed {
     pub(crate) pages: Vec<Residency>,
@@ -103,7 +103,7 @@ impl Managed {
         self.pages.get((offset / PAGE) as usize).copied().unwrap_or(Residency::Nowhere)
     }
 
-    /// The pages that a range of the allocation touches.
+    /// Returns the pages that a range of the allocation touches.
     pub(crate) fn pages_of(&self, offset: u64, bytes: u64) -> std::ops::Range<usize> {
         let first = (offset / PAGE) as usize;
         let last = (offset + bytes).div_ceil(PAGE) as usize;
@@ -111,7 +111,7 @@ impl Managed {
     }
 }
 
-/// What kind of memory an allocation is.
+/// The kind of memory of an allocation.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Device,
@@ -121,7 +121,7 @@ pub(crate) enum Kind {
     Managed(Managed),
 }
 
-/// One allocation or registration.
+/// An allocation or registration.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     pub(crate) id: u64,
@@ -131,9 +131,9 @@ pub(crate) struct Allocation {
     pub(crate) context: u64,
     pub(crate) kind: Kind,
     pub(crate) life: Life,
-    /// Absent for registered memory, which is the caller's.
+    /// `None` for registered memory, which belongs to the caller.
     pub(crate) backing: Option<Backing>,
-    /// Where the bytes are in the host's address space.
+    /// The bytes' address in the host's address space.
     start: NonNull<u8>,
 }
 
@@ -145,7 +145,7 @@ impl Allocation {
         self.base + self.bytes as u64
     }
 
-    /// Whether the memory lies on a device, out of the host's reach.
+    /// Returns whether the memory is device memory, which the host cannot access.
     pub(crate) fn is_device(&self) -> bool {
         matches!(self.kind, Kind::Device | Kind::Pool(_))
     }
@@ -160,7 +160,7 @@ pub(crate) struct Entry {
     pub(crate) life: Life,
 }
 
-/// All allocations by their first address.
+/// All allocations, by base address.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     by_base: BTreeMap<u64, Allocation>,
@@ -172,7 +172,7 @@ impl Memory {
         self.by_base.values()
     }
 
-    /// The allocation that `address` lies in.
+    /// Returns the allocation that contains `address`.
     pub(crate) fn find(&self, address: u64) -> Option<&Allocation> {
         let (_, found) = self.by_base.range(..=address).next_back()?;
         (address < found.end()).then_some(found)
@@ -183,7 +183,7 @@ impl Memory {
         (address < found.end()).then_some(found)
     }
 
-    /// The allocation that begins at `base`.
+    /// Returns the allocation that begins at `base`.
     pub(crate) fn at(&self, base: u64) -> Option<&Allocation> {
         self.by_base.get(&base)
     }
@@ -192,13 +192,13 @@ impl Memory {
         self.by_base.get_mut(&base)
     }
 
-    /// Whether any part of a range is known.
+    /// Returns whether any allocation overlaps a range.
     pub(crate) fn overlaps(&self, address: u64, bytes: usize) -> bool {
         let end = address.saturating_add(bytes as u64);
         self.by_base.range(..end).next_back().is_some_and(|(_, last)| last.end() > address)
     }
 
-    /// The first allocation that ends after `address`, as (start, end).
+    /// Returns the first allocation that ends after `address`, as (start, end).
     pub(crate) fn next_taken(&self, address: u64) -> Option<(u64, u64)> {
         if let Some(inside) = self.find(address) {
             return Some((inside.base, inside.end()));
@@ -206,7 +206,8 @@ impl Memory {
         self.by_base.range(address..).next().map(|(_, next)| (next.base, next.end()))
     }
 
-    /// Enters an allocation whose bytes stand in `backing`, under `base` or under the backing's own address.
+    /// Adds an allocation backed by `backing`, at `base` or else at the backing's own address. Returns its base
+    /// address.
     pub(crate) fn insert(&mut self, base: Option<u64>, backing: Backing, entry: Entry) -> u64 {
         let start = backing.start();
         let base = base.unwrap_or(start.as_ptr().addr() as u64);
@@ -214,7 +215,7 @@ impl Memory {
         base
     }
 
-    /// Enters memory of the caller's.
+    /// Adds memory that belongs to the caller.
     pub(crate) fn insert_foreign(&mut self, start: NonNull<u8>, entry: Entry) {
         self.enter(start.as_ptr().addr() as u64, start, None, entry);
     }
@@ -231,7 +232,7 @@ impl Memory {
         self.by_base.remove(&base)
     }
 
-    /// Where the bytes of a range are that queued work touches now: an illegal address unless all of it is live.
+    /// Returns the host address of a range for executing work; `ILLEGAL_ADDRESS` unless all of it is live.
     pub(crate) fn touch(&self, address: u64, bytes: usize) -> CuResult<NonNull<u8>> {
         let allocation = self.find(address).ok_or(code::ILLEGAL_ADDRESS)?;
         let fits = address.checked_add(bytes as u64).is_some_and(|end| end <= allocation.end());
@@ -243,7 +244,8 @@ impl Memory {
         Ok(unsafe { allocation.start.add((address - allocation.base) as usize) })
     }
 
-    /// Refuses a range that leaves the allocation it begins in; `None` for memory that the driver does not know.
+    /// Returns the allocation that contains a range, or `None` for unknown memory. Fails if the range is only partly
+    /// within an allocation.
     pub(crate) fn resolve(&self, address: u64, bytes: usize) -> CuResult<Option<&Allocation>> {
         let end = address.checked_add(bytes as u64).ok_or(code::INVALID_VALUE)?;
         match self.find(address) {

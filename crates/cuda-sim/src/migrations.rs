@@ -1,4 +1,4 @@
-//! Which pages of managed memory moved, and which accesses had to wait for that: counted page by page.
+//! Counts migrations and page faults of managed memory, per page.
 
 use std::ops::{AddAssign, Range};
 
@@ -8,16 +8,16 @@ use crate::{
     memory::{Managed, PAGE},
 };
 
-/// What delta to pages of managed memory since it was allocated. A page of the software driver has 64 KiB.
+/// Migrations and page faults since the allocation. A page has 64 KiB on the software driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Migrations {
-    /// Pages that moved from the host to a device.
+    /// Pages migrated from the host to a device.
     pub to_device: u64,
-    /// Pages that moved from a device to the host.
+    /// Pages migrated from a device to the host.
     pub to_host: u64,
-    /// Pages that were not on the device when a kernel touched them.
+    /// Pages not resident on the device when a kernel accessed them.
     pub gpu_faults: u64,
-    /// Pages that were not on the host when the host touched them.
+    /// Pages not resident on the host when the host accessed them.
     pub cpu_faults: u64,
 }
 
@@ -30,17 +30,17 @@ impl AddAssign for Migrations {
     }
 }
 
-/// Who wants the pages elsewhere.
+/// The cause of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// Somebody touched them: each page that is elsewhere is a fault.
+    /// An access: each page that is not resident is a page fault.
     Access,
-    /// A prefetch, or a driver that moves everything before a launch.
+    /// A prefetch, or a driver that migrates everything before a launch.
     Prefetch,
 }
 
 impl Managed {
-    /// Moves the pages of a range, and counts them. `base` is the allocation's address.
+    /// Migrates the pages of a range and counts the migrations. `base` is the allocation's address.
     pub(crate) fn migrate(&mut self, base: u64, offset: u64, bytes: u64, to: Residency, cause: Cause) {
         for page in self.pages_of(offset, bytes) {
             let from = self.at(page as u64 * PAGE);

@@ -1,4 +1,4 @@
-//! Work that waits in a stream.
+//! Operations in stream queues.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -10,56 +10,56 @@ use crate::{
     timing::Engine,
 };
 
-/// A place in a stream: reached when the stream has completed the operation at that position.
+/// A position in a stream: reached when the stream has completed the operation there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) stream: u64,
     pub(crate) position: u64,
 }
 
-/// One operation of a stream.
+/// An operation in a stream.
 #[derive(Debug)]
 pub(crate) struct Op {
     pub(crate) name: &'static str,
     pub(crate) position: u64,
     pub(crate) after: Vec<Point>,
-    /// Virtual time at which it was enqueued.
+    /// Virtual time of the call.
     pub(crate) enqueued_at: u64,
-    /// What happened before it, where that is recorded.
+    /// Vector clock of the operation, if accesses are recorded.
     pub(crate) clock: Option<Arc<Clock>>,
     pub(crate) work: Work,
-    /// What it takes, known from its first piece on.
+    /// Engine and duration; set when the first piece runs.
     pub(crate) cost: Option<(Engine, u64)>,
 }
 
-/// What an operation does.
+/// The kind of an operation, with its parameters.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
-    /// Nothing beside what it waits for.
+    /// Only waits for its dependencies.
     Wait,
-    /// Copies; several of one operation are in no order.
+    /// Copies, in no particular order.
     Copies(Vec<Copy>),
     Fill(Fill),
-    /// Gives an event its time.
+    /// Sets an event's time.
     Record {
         event: u64,
         generation: u64,
     },
     Host(HostCall),
     Kernel(Box<KernelRun>),
-    /// Memory of `cuMemAllocAsync` comes into being.
+    /// Makes memory of `cuMemAllocAsync` live.
     Allocate {
         base: u64,
         id: u64,
         bytes: usize,
     },
-    /// Memory of `cuMemFreeAsync` goes.
+    /// Frees memory of `cuMemFreeAsync`.
     Free {
         base: u64,
         id: u64,
         bytes: usize,
     },
-    /// Pages move.
+    /// Migrates pages.
     Prefetch {
         address: u64,
         bytes: usize,
@@ -67,14 +67,14 @@ pub(crate) enum Work {
     },
 }
 
-/// One side of a copy.
+/// The source or destination of a copy.
 #[derive(Clone, Debug)]
 pub(crate) enum Operand {
-    /// Memory that the driver knows, looked up when the bytes move.
+    /// An address known to the driver, resolved when the copy runs.
     Address(u64),
-    /// The caller's ordinary memory; the call that enqueued it does not return before the bytes moved.
+    /// The caller's pageable memory. The call does not return before the copy is complete.
     Pageable(usize),
-    /// Bytes that were read from the caller's memory during the call.
+    /// Bytes read from the caller's memory during the call.
     Staged(Vec<u8>),
 }
 
@@ -87,9 +87,9 @@ pub(crate) struct Copy {
     pub(crate) height: usize,
     pub(crate) from_pitch: usize,
     pub(crate) to_pitch: usize,
-    /// Bytes (of a single row) or rows done.
+    /// Bytes (of a single row) or rows copied.
     pub(crate) done: usize,
-    /// The link between the two devices changes a byte.
+    /// Whether the peer link corrupts a byte.
     pub(crate) corrupts: bool,
 }
 
@@ -114,14 +114,14 @@ pub(crate) struct Fill {
 
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
-/// A function of the host's to call.
+/// A host function to call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostCall {
     pub(crate) function: HostFunction,
     pub(crate) data: usize,
 }
 
-/// A kernel to run.
+/// A kernel launch.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelRun {
     pub(crate) host_kernel: HostKernel,
@@ -129,7 +129,7 @@ pub(crate) struct KernelRun {
 }
 
 impl Work {
-    /// The ranges that the operation touches, as far as they are at addresses.
+    /// Returns the ranges that the operation accesses, except staged bytes.
     pub(crate) fn accesses(&self) -> Vec<(u64, usize, AccessKind)> {
         match self {
             Self::Wait | Self::Record { .. } | Self::Host(_) | Self::Prefetch { .. } => Vec::new(),

@@ -1,6 +1,6 @@
-//! The seeded source of every choice that the scheduler makes.
+//! Seeded random numbers for the scheduler.
 
-/// A small deterministic generator (SplitMix64): the same seed gives the same choices on every machine.
+/// A SplitMix64 generator: the same seed gives the same sequence on every machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
@@ -17,13 +17,13 @@ impl Rng {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; 0 where the bound is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let bound = bound as u64;
         if bound == 0 { 0 } else { (self.next() % bound) as usize }
     }
 
-    /// True in `percent` of a hundred cases.
+    /// Returns true with a probability of `percent`.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

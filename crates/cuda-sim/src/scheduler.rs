@@ -1,7 +1,7 @@
-//! Runs enqueued work late, in an order drawn from the seed among those that the rules allow.
+//! Runs enqueued work late, in a seeded random order among those that CUDA's ordering rules allow.
 //!
-//! Enqueueing runs nothing. Work runs when somebody waits for it, and then other work of the same device that is free to
-//! run gets its turn as well, as much as the seed says. A large copy lands in pieces, with other work in between.
+//! Enqueueing runs nothing. Work runs when a call waits for it; other ready work of the device then runs too, as drawn
+//! from the seed. A large copy runs in pieces, interleaved with other work.
 
 use std::{
     backtrace::Backtrace,
@@ -25,12 +25,12 @@ use crate::{
     timing,
 };
 
-/// Like [`enqueue_after`], behind nothing but the stream's own order.
+/// Like [`enqueue_after`], but without further dependencies.
 pub(crate) fn enqueue(guard: &mut Guard, stream: u64, name: &'static str, work: Work) -> Point {
     enqueue_after(guard, stream, name, work, Vec::new(), None)
 }
 
-/// Like [`append`], but waits first while as much is in flight on the stream as its device's launch queue holds.
+/// Like [`append`], but first blocks while the stream's launch queue is full.
 pub(crate) fn enqueue_after(
     guard: &mut Guard,
     stream: u64,
@@ -49,8 +49,8 @@ pub(crate) fn enqueue_after(
     append(guard, stream, name, work, after, known)
 }
 
-/// Puts work at the end of a stream and returns its place. `after` adds to the stream's own order, `known` is what the
-/// waited-for work had happened after.
+/// Appends an operation to a stream and returns its position. `after` lists dependencies besides the stream's order,
+/// `known` is their vector clock.
 pub(crate) fn append(
     state: &mut State,
     stream: u64,
@@ -81,7 +81,8 @@ pub(crate) fn append(
     Point { stream, position }
 }
 
-/// What the legacy default stream makes an operation of `stream` wait for.
+/// Returns the points that the legacy default stream's implicit synchronisation makes an operation of `stream` wait
+/// for.
 fn implicit_barrier(state: &State, stream: u64) -> Vec<Point> {
     let Some(own) = state.streams.get(&stream) else { return Vec::new() };
     let wanted = match own.kind {
@@ -106,7 +107,7 @@ fn step_clock(state: &mut State, stream: u64, barrier: &[Point], known: Option<&
         clock.join(known);
     }
     clock.tick(stream);
-    // What the host does from here on does not happen before this operation.
+    // Later host accesses do not happen before this operation.
     state.host_clock.tick(crate::clock::HOST);
     if let Some(own) = state.streams.get_mut(&stream) {
         own.clock = clock.clone();
@@ -136,7 +137,7 @@ fn check(state: &mut State, stream: u64, name: &'static str, sequence: u64, work
     }
 }
 
-/// An access of the host, now. Inside a host function of a stream it is an access of that stream.
+/// Records and checks a host access. In a host function it counts as an access of the stream.
 pub(crate) fn host_access(
     state: &mut State,
     operation: &'static str,
@@ -166,12 +167,12 @@ pub(crate) fn host_access(
     }
 }
 
-/// What a host that waits for everything in a stream so far comes to know.
+/// Returns the clock of all work enqueued on a stream, which a host that waits for the stream then joins.
 pub(crate) fn stream_clock(state: &State, stream: u64) -> Option<Clock> {
     state.recording.then(|| state.streams.get(&stream).map(|own| own.clock.clone())).flatten()
 }
 
-/// The host has waited: what `known` had happened after has happened before whatever the host does next.
+/// Joins the host's clock with that of the work it waited for.
 pub(crate) fn join_host_clock(state: &mut State, known: Option<&Clock>) {
     if let Some(known) = known {
         state.host_clock.join(known);
@@ -182,16 +183,16 @@ pub(crate) fn is_reached(state: &State, point: Point) -> bool {
     state.streams.get(&point.stream).is_none_or(|stream| stream.completed >= point.position)
 }
 
-/// The place of the last operation enqueued on a stream.
+/// Returns the position of the last operation enqueued on a stream.
 pub(crate) fn end_of(state: &State, stream: u64) -> Point {
     Point { stream, position: state.streams.get(&stream).map_or(0, |own| own.enqueued) }
 }
 
-/// What has to happen next for a point to be reached.
+/// The next step towards reaching a point.
 enum NextStep {
-    /// The head of this stream has to run.
+    /// Run the head of this stream.
     Run(u64),
-    /// The host function at the head of this stream, which another thread runs, has to return.
+    /// Wait for another thread to return from the host function at the head of this stream.
     Return(u64),
 }
 
@@ -229,7 +230,7 @@ fn any_ready(state: &mut State, device: u32) -> Option<u64> {
     ready.get(drawn).copied()
 }
 
-/// Runs until `point` is reached, or a host function that it comes after is given up.
+/// Runs work until `point` is reached, or a host function that it depends on has timed out.
 pub(crate) fn run_until(guard: &mut Guard, point: Point) {
     let mut eagerness = None;
     let mut awaited = None;
@@ -262,8 +263,8 @@ pub(crate) fn run_until(guard: &mut Guard, point: Point) {
 /// The host function that a thread waits for, and since when.
 type Awaited = Option<((u64, u64), Instant)>;
 
-/// Waits for a host function that another thread runs; returns `false` if it has not returned for as long as the device's
-/// patience. Its device is lost then, and what is known of the two threads is reported.
+/// Waits for a host function that another thread runs. Returns `false` once the device's `patience` has passed: the
+/// device is then lost, and a report names the threads.
 fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> bool {
     let Some(own) = guard.streams.get(&stream) else { return true };
     let (device, number, head) = (own.device, own.number, (stream, own.completed));
@@ -295,13 +296,13 @@ fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> boo
     false
 }
 
-/// Runs everything that is enqueued on a device's streams, as calls do that free memory. That they wait is not documented,
-/// so the host learns nothing by it.
+/// Runs all work enqueued on a device, as calls that free memory do. CUDA does not document that they wait, so the
+/// host's clock does not advance.
 pub(crate) fn run_device(guard: &mut Guard, device: u32) {
     run_streams(guard, device, |stream| stream.device == device);
 }
 
-/// Runs everything that is enqueued in a context, and lets the host know.
+/// Runs all work enqueued in a context, and joins the host's clock with it.
 pub(crate) fn synchronize_context(guard: &mut Guard, context: u64) {
     let Some(device) = guard.contexts.get(&context).map(|found| found.device) else { return };
     for clock in run_streams(guard, device, |stream| stream.context == context) {
@@ -309,7 +310,7 @@ pub(crate) fn synchronize_context(guard: &mut Guard, context: u64) {
     }
 }
 
-/// Runs everything that is enqueued on some of a device's streams; returns what is known of each by then.
+/// Runs all work enqueued on the selected streams of a device. Returns their clocks.
 fn run_streams(guard: &mut Guard, device: u32, which: impl Fn(&Stream) -> bool) -> Vec<Clock> {
     let chosen = guard.streams.iter().filter(|(_, stream)| which(stream));
     let mut points: Vec<Point> =
@@ -322,8 +323,8 @@ fn run_streams(guard: &mut Guard, device: u32, which: impl Fn(&Stream) -> bool) 
     known
 }
 
-/// A question about `point`: gives the device some time, as much as the seed says but never nothing three times in a
-/// row, and answers whether the point is reached.
+/// Polls `point`: runs some steps, as many as the seed gives but at least one in every three polls, and returns whether
+/// the point is reached.
 pub(crate) fn query(guard: &mut Guard, point: Point) -> bool {
     if is_reached(guard, point) {
         return true;
@@ -343,7 +344,7 @@ pub(crate) fn query(guard: &mut Guard, point: Point) -> bool {
         }
         guard.device_mut(device).idle_queries = 0;
         let Some(NextStep::Run(next)) = next_step(guard, point) else { break };
-        // The first turn always brings the answer nearer.
+        // The first step always advances towards the point.
         let other = if turn > 0 { any_ready(guard, device) } else { None };
         step(guard, other.unwrap_or(next));
     }
@@ -357,10 +358,10 @@ fn step(guard: &mut Guard, stream: u64) {
     let Some(mut op) = own.queue.pop_front() else { return };
     let (device, number) = (own.device, own.number);
     own.busy = true;
-    // Drawn up before the first piece: a copy in pieces takes as long as one in one piece.
+    // Computed before the first piece, so that pieces do not change the duration.
     let timed = op.cost.unwrap_or_else(|| timing_of(state, stream, &op));
     op.cost = Some(timed);
-    // On a context that an error made unusable nothing happens.
+    // Nothing runs on a context with a sticky error.
     let progress = if state.device(device).faults.sticky.is_some() {
         Progress::Done
     } else {
@@ -386,7 +387,7 @@ fn step(guard: &mut Guard, stream: u64) {
                 clock: op.clock.clone(),
             };
             MutexGuard::unlocked(guard, || api::call_host(call, running));
-            // Whatever the function told other threads, they know what it knew.
+            // Merge the clock: threads that synchronised with the host function know what it knew.
             join_host_clock(guard, op.clock.as_deref());
         }
     }
@@ -394,7 +395,7 @@ fn step(guard: &mut Guard, stream: u64) {
     CHANGED.notify_all();
 }
 
-/// The engine and duration of an operation, before its pieces change it.
+/// Returns the engine and duration of an operation that has not started.
 fn timing_of(state: &State, stream: u64, op: &Op) -> (timing::Engine, u64) {
     let Some(own) = state.streams.get(&stream) else { return (timing::Engine::None, 0) };
     let peers = state.contexts.get(&own.context).is_some_and(|context| !context.peers.is_empty());

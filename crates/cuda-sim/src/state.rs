@@ -1,4 +1,4 @@
-//! Everything the driver knows, behind one lock.
+//! The driver's state, behind one lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,18 +27,18 @@ use crate::{
     timing::Engines,
 };
 
-/// How many finished operations [`SimDevice::executed`](crate::SimDevice::executed) remembers.
+/// Number of completed operations that [`SimDevice::executed`](crate::SimDevice::executed) keeps.
 const EXECUTED_KEPT: usize = 65_536;
 
-/// The locked state. The lock is never held while a host function of the caller's runs.
+/// The locked state. The lock is never held while a host function runs.
 pub(crate) type Guard = MutexGuard<'static, State>;
 
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 
-/// Woken when a host function of a stream has returned.
+/// Notified when a host function returns, work completes or a free has finished.
 pub(crate) static CHANGED: Condvar = Condvar::new();
 
-/// Whether any device needs to hear of the host's accesses.
+/// Whether any device needs announced host accesses.
 pub(crate) static TRACKS_HOST_ACCESSES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn lock() -> Guard {
@@ -69,11 +69,11 @@ pub(crate) struct Device {
     pub(crate) options: SimDeviceBuilder,
     pub(crate) rng: Rng,
     pub(crate) space: AddressSpace,
-    /// Bytes of device memory taken.
+    /// Bytes of device memory in use.
     pub(crate) used: u64,
     pub(crate) primary: Option<Primary>,
     pub(crate) default_pool: u64,
-    /// The host's virtual time as far as this device saw it, in nanoseconds.
+    /// The host's virtual time as this device last saw it, in nanoseconds.
     pub(crate) now: u64,
     pub(crate) engines: Engines,
     pub(crate) faults: Faults,
@@ -81,11 +81,11 @@ pub(crate) struct Device {
     pub(crate) executed: VecDeque<(u32, &'static str)>,
     pub(crate) next_stream_number: u32,
     pub(crate) forbidden_touches: Vec<usize>,
-    /// Host functions that a thread waited for too long, by stream and position, with the report of each.
+    /// Host functions that a thread waited for too long, by stream and position, with their reports.
     pub(crate) deadlocks: Vec<((u64, u64), String)>,
-    /// The thread whose call frees memory, waits for the device, and keeps the calls of other threads waiting.
+    /// The thread whose call frees memory and waits for the device; calls of other threads block meanwhile.
     pub(crate) freeing: Option<ThreadId>,
-    /// Queries in a row that ran nothing.
+    /// Consecutive queries that ran nothing.
     pub(crate) idle_queries: u32,
 }
 
@@ -100,14 +100,14 @@ pub(crate) struct Context {
     pub(crate) device: u32,
     pub(crate) legacy: u64,
     pub(crate) per_thread: BTreeMap<u64, u64>,
-    /// Devices whose memory this context may use directly.
+    /// Devices to whose memory this context enabled peer access.
     pub(crate) peers: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKind {
     Legacy,
-    /// Takes part in the legacy stream's implicit ordering.
+    /// Synchronises implicitly with the legacy default stream.
     Blocking,
     NonBlocking,
 }
@@ -119,15 +119,15 @@ pub(crate) struct Stream {
     pub(crate) number: u32,
     pub(crate) kind: StreamKind,
     pub(crate) priority: i32,
-    /// Whether the caller created it.
+    /// Whether `cuStreamCreate` created it.
     pub(crate) created: bool,
     pub(crate) destroyed: bool,
     pub(crate) queue: VecDeque<Op>,
     pub(crate) enqueued: u64,
     pub(crate) completed: u64,
-    /// A host function of its head is running.
+    /// Whether a step of its head is running.
     pub(crate) busy: bool,
-    /// Virtual time at which its last finished operation ended.
+    /// Virtual time at which its last completed operation ended.
     pub(crate) time: u64,
     pub(crate) clock: Clock,
 }
@@ -153,7 +153,7 @@ pub(crate) struct Pool {
     pub(crate) reserved_high: u64,
     pub(crate) used: u64,
     pub(crate) used_high: u64,
-    /// The reuse switches (attributes 1 to 3); kept for asking back, this pool never reuses out of order.
+    /// The reuse attributes (1 to 3). Stored only: this pool never reuses memory out of order.
     pub(crate) reuse: [i32; 3],
     pub(crate) access: BTreeMap<u32, u32>,
 }
@@ -161,7 +161,7 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 pub(crate) struct Module {
     pub(crate) context: u64,
-    /// Whether its code is on the device.
+    /// Whether its code is loaded on the device.
     pub(crate) is_loaded: bool,
     pub(crate) host_kernels: BTreeMap<String, HostKernel>,
 }
@@ -175,8 +175,8 @@ pub(crate) struct Function {
 }
 
 impl State {
-    /// A handle that no object had before, far from the small numbers that name default streams. Handles are looked up
-    /// in tables and never dereferenced.
+    /// Returns a new handle. Handles are never dereferenced or reused, and differ from the small numbers of default
+    /// streams.
     pub(crate) fn new_handle(&mut self) -> u64 {
         self.next_handle += 1;
         0x00E0_0000_0000_0000 + self.next_handle * 16
@@ -192,7 +192,7 @@ impl State {
         let pool = self.new_handle();
         self.pools.insert(pool, Pool::new(ordinal, false));
         self.recording |= options.record;
-        // Residency follows the host's touches as well.
+        // Residency depends on host accesses, too.
         if options.record || options.managed || !options.concurrent_managed {
             TRACKS_HOST_ACCESSES.store(true, Ordering::Release);
         }
@@ -259,7 +259,7 @@ impl State {
         handle
     }
 
-    /// Makes the primary context of a device, or hands out the one that is there.
+    /// Retains the primary context of a device; creates it if necessary.
     pub(crate) fn retain_primary(&mut self, device: u32) -> u64 {
         if let Some(primary) = &mut self.device_mut(device).primary {
             primary.retained += 1;
@@ -273,11 +273,11 @@ impl State {
         context
     }
 
-    /// Removes a context, whose work is done, with everything in it.
+    /// Removes a context, whose work is complete, and everything in it.
     pub(crate) fn destroy_context(&mut self, context: u64) {
         let Some(gone) = self.contexts.remove(&context) else { return };
         let device = gone.device;
-        // With its streams go those that were destroyed before, of which only the host's clock tells still.
+        // Include streams destroyed earlier, which only the host's clock still contains.
         let is_gone = |id: &u64| self.streams.get(id).is_none_or(|stream| stream.context == context);
         let known = self.host_clock.actors().filter(|actor| *actor != crate::clock::HOST);
         let streams: BTreeSet<u64> = self.streams.keys().copied().chain(known).filter(is_gone).collect();
@@ -292,7 +292,7 @@ impl State {
         self.modules.retain(|_, module| module.context != context);
         self.functions.retain(|_, function| function.context != context);
         self.graphs.forget_context(context);
-        // Memory of pools outlives a context: it belongs to the device.
+        // Pool memory belongs to the device and outlives the context.
         let own = self.memory.iter().filter(|one| one.context == context);
         let own = own.filter(|one| !matches!(one.kind, Kind::Pool(_))).map(|one| one.base);
         for base in own.collect::<Vec<_>>() {
@@ -303,13 +303,13 @@ impl State {
         owner.faults.sticky = None;
     }
 
-    /// Removes an allocation. Memory that a pool reserved stays with the pool until a synchronisation.
+    /// Removes an allocation. Memory reserved by a pool stays in the pool until a synchronisation.
     pub(crate) fn release(&mut self, base: u64) {
         let Some(gone) = self.memory.remove(base) else { return };
         let recording = self.recording;
         let owner = self.device_mut(gone.device);
         if recording {
-            // The next owner of the range starts afresh.
+            // The range is reused without history.
             owner.log.forget_range(gone.base, gone.bytes);
         }
         let taken = match gone.kind {
@@ -327,7 +327,7 @@ impl State {
         self.streams.get(&stream).ok_or(code::INVALID_HANDLE)
     }
 
-    /// Gives a stream up; what is in flight on it runs to its end.
+    /// Destroys a stream; work in flight on it still completes.
     pub(crate) fn destroy_stream(&mut self, stream: u64) {
         let Some(own) = self.streams.get_mut(&stream) else { return };
         own.destroyed = true;
@@ -348,7 +348,7 @@ impl State {
         self.pools.get(&pool).ok_or(code::INVALID_VALUE)
     }
 
-    /// Whether the devices can reach each other's memory.
+    /// Returns whether the devices can access each other's memory.
     pub(crate) fn are_peers(&self, one: u32, other: u32) -> bool {
         one != other && self.device(one).options.peers && self.device(other).options.peers
     }
@@ -361,7 +361,7 @@ impl State {
         executed.push_back((stream, name));
     }
 
-    /// The default stream that a null, legacy or per-thread handle means in a context, or the handle itself.
+    /// Resolves a stream handle: null, legacy and per-thread handles refer to default streams of the context.
     pub(crate) fn resolve_stream(&mut self, context: Option<u64>, handle: u64, thread: u64) -> CuResult<u64> {
         if handle > 2 {
             let known = self.streams.get(&handle).filter(|stream| !stream.destroyed);
@@ -426,7 +426,7 @@ impl Pool {
     }
 }
 
-/// What an allocation takes of the device's memory.
+/// Returns the device memory that an allocation occupies, in bytes.
 pub(crate) fn charged_bytes(bytes: usize) -> u64 {
     (bytes as u64).next_multiple_of(crate::address_space::ALIGNMENT)
 }

@@ -1,4 +1,4 @@
-//! The driver's exported names.
+//! Table of the exported driver functions.
 
 use std::{ffi::c_void, ptr::NonNull};
 
@@ -7,7 +7,7 @@ use crate::api::{
     stream,
 };
 
-/// The functions of all files.
+/// Returns the functions of all modules.
 fn symbols() -> impl Iterator<Item = &'static (&'static str, *const ())> {
     [
         batch::SYMBOLS,
@@ -29,17 +29,17 @@ fn symbols() -> impl Iterator<Item = &'static (&'static str, *const ())> {
     .flatten()
 }
 
-/// Every exported name.
+/// Returns all exported names.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     symbols().map(|(name, _)| *name)
 }
 
-/// The function exported under a name.
+/// Returns the function exported under a name.
 pub(crate) fn find(wanted: &str) -> Option<NonNull<c_void>> {
     in_table(symbols(), wanted)
 }
 
-/// A function of a table by its name.
+/// Looks a function up by name in a table.
 pub(crate) fn in_table<'a>(
     mut table: impl Iterator<Item = &'a (&'static str, *const ())>,
     wanted: &str,

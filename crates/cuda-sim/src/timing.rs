@@ -1,4 +1,4 @@
-//! Virtual time: how long an operation would take on the described hardware.
+//! Virtual time: the duration of operations on the simulated hardware.
 
 use crate::{
     memory::{Allocation, Memory},
@@ -6,14 +6,14 @@ use crate::{
     options::SimDeviceBuilder,
 };
 
-/// Gigabytes per second within a device's own memory.
+/// Bandwidth within a device's memory in GB/s.
 const LOCAL_GBPS: f64 = 2_000.0;
-/// What ordinary host memory reaches of the link, because the driver stages it.
+/// Fraction of the link's speed for pageable memory, which the driver stages.
 const PAGEABLE_FRACTION: f64 = 0.3;
-/// What an operation takes that moves nothing.
+/// Duration in nanoseconds of recording an event.
 const EVENT_NS: u64 = 500;
 
-/// What serves an operation; each serves one at a time.
+/// A hardware engine; processes one operation at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     ToDevice,
@@ -23,7 +23,7 @@ pub(crate) enum Engine {
     None,
 }
 
-/// Until when each engine of a device is taken, in nanoseconds.
+/// Time until which each engine of a device is busy, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Engines {
     to_device: u64,
@@ -41,7 +41,7 @@ impl Engines {
         }
     }
 
-    /// Serves an operation that could begin at `ready`; answers when it ends.
+    /// Schedules an operation that is ready at `ready`. Returns its end time.
     pub(crate) fn reserve(&mut self, engine: Engine, ready: u64, duration: u64) -> u64 {
         match self.free_at(engine) {
             Some(free_at) => {
@@ -53,7 +53,7 @@ impl Engines {
     }
 }
 
-/// Which engine an operation needs, and for how many nanoseconds.
+/// Returns the engine an operation uses and its duration in nanoseconds.
 pub(crate) fn cost(
     op: &Op,
     device: &SimDeviceBuilder,
@@ -104,7 +104,7 @@ fn link(copy: &Copy, device: &SimDeviceBuilder, memory: &Memory, peers_enabled: 
     match (on(&copy.from), on(&copy.to)) {
         (Some(from), Some(to)) if from == to => (Engine::Compute, LOCAL_GBPS),
         (Some(_), Some(_)) if peers_enabled => (Engine::Peer, device.peer_gbps),
-        // Through the host: the bytes travel both links, one after the other.
+        // Through the host: both links in sequence.
         (Some(_), Some(_)) => (Engine::Peer, device.host_gbps / 2.0),
         (None, Some(_)) => {
             (Engine::ToDevice, device.host_gbps * if pageable(&copy.from) { PAGEABLE_FRACTION } else { 1.0 })

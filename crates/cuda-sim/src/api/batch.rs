@@ -1,4 +1,4 @@
-//! Many copies in one call.
+//! Batched copies.
 
 use super::{Handle, Pointer, on_current_stream};
 use crate::{
@@ -7,8 +7,7 @@ use crate::{
     scheduler,
 };
 
-/// The attributes of a part of a batch; only their number matters here, because every copy is between memory that the
-/// driver knows.
+/// `CUmemcpyAttributes`. Has no effect here, because every copy is between memory that the driver knows.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Attributes {
@@ -30,7 +29,7 @@ driver! {
         stream: Handle,
     ) {
         let (mut state, _, handle) = on_current_stream(NAME, stream)?;
-        // The default stream is documented as refused.
+        // The default stream is documented as invalid.
         if stream.addr() <= 1 || count == 0 || attribute_count == 0 || attribute_count > count {
             return Err(code::INVALID_VALUE);
         }
@@ -48,7 +47,7 @@ driver! {
             }
             let known = |address| state.memory.resolve(address, bytes).map(|found| found.is_some());
             if !known(to)? || !known(from)? {
-                // Ordinary memory in a batch is not simulated.
+                // Pageable memory in a batch is not simulated.
                 return Err(code::NOT_SUPPORTED);
             }
             copies.push(Copy::linear(Operand::Address(from), Operand::Address(to), bytes));

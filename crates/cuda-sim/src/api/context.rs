@@ -1,4 +1,4 @@
-//! The thread's stack of contexts, and what is asked of the current one.
+//! The thread's context stack, and calls on the current context.
 
 use super::{
     CONTEXTS, Handle, Pointer, count_call_despite_error, current_scope, lock_driver, on_current,
@@ -10,7 +10,7 @@ use crate::{
     state::{CHANGED, Guard, State},
 };
 
-/// Counts a call that only looks at or moves the stack, for the device of a context if it still is there.
+/// Counts a call that only reads or changes the context stack, if the context is alive.
 fn note(state: &mut State, name: &str, context: u64) -> CuResult {
     match state.contexts.get(&context).map(|found| found.device) {
         Some(device) => count_call_despite_error(state, name, device, false),
@@ -18,20 +18,20 @@ fn note(state: &mut State, name: &str, context: u64) -> CuResult {
     }
 }
 
-/// A context by its handle, which must be alive.
+/// Fails unless the context is alive.
 fn alive(state: &State, context: u64) -> CuResult {
     state.contexts.get(&context).map(|_| ()).ok_or(code::INVALID_CONTEXT)
 }
 
-/// Waits for everything in a context, and lets its device's pools give back what they keep beyond their thresholds.
+/// Waits for all work in a context, then trims its device's pools to their release thresholds.
 pub(crate) fn synchronize(state: &mut Guard, context: u64, device: u32) -> CuResult {
     scheduler::synchronize_context(state, context);
     super::pool::trim_to_thresholds(state, device);
     sticky_error(state, device)
 }
 
-/// Waits for all work of the current device and of the one that memory to be freed belongs to, gated streams included, as
-/// driver 580 does. For most seeds the calls of other threads stand still meanwhile, as they do there.
+/// Waits for all work of the current device and of the freed memory's device, including work behind a gate, as driver
+/// 580 does. With most seeds, calls of other threads block meanwhile, as they do there.
 pub(crate) fn wait_to_free(state: &mut Guard, device: u32, owner: u32) -> CuResult {
     for device in [Some(device), Some(owner).filter(|owner| *owner != device)].into_iter().flatten() {
         let own = state.device_mut(device);

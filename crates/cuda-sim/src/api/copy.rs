@@ -1,4 +1,4 @@
-//! Copies: which kinds of memory they run between decides whether the call returns early.
+//! Copies. The kinds of memory decide whether a call returns before its copy is complete.
 
 use std::ffi::c_void;
 
@@ -11,23 +11,23 @@ use crate::{
     state::{Guard, State},
 };
 
-/// Pageable memory up to this size is always read into a buffer of the driver's, and the call returns before the copy.
+/// Pageable sources up to this size in bytes are always staged: the call returns before the copy.
 const ALWAYS_STAGED: usize = 64 << 10;
-/// More than this is never held in such a buffer.
+/// Larger pageable sources, in bytes, are never staged.
 const MAX_STAGED: usize = 16 << 20;
 
-/// What an argument may name.
+/// A source or destination pointer, by the kinds of memory that the call accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CopyPointer {
     /// A host pointer.
     Host(u64),
-    /// A device pointer; with unified addressing also page-locked or managed host memory.
+    /// A device pointer, or pinned or managed host memory.
     Device(u64),
-    /// Any pointer of the unified address space.
+    /// A pointer to any memory.
     Any(u64),
 }
 
-/// A rectangle to copy; a plain range is one row.
+/// The rectangle of a copy; a linear copy is one row.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) width: usize,
@@ -47,7 +47,7 @@ impl Shape {
     }
 }
 
-/// What memory an argument turned out to be.
+/// The memory that a pointer refers to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MemoryClass {
     Device(u32),
@@ -80,14 +80,14 @@ fn classify_at(memory: &Memory, address: u64, bytes: usize) -> CuResult<MemoryCl
     })
 }
 
-/// Whether the host waits for the copy whatever memory it is between.
+/// The variant of the copy function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Asynchronous,
     Synchronous,
 }
 
-/// Checks a copy and puts it in a stream, and waits as the driver would.
+/// Checks a copy, enqueues it and waits like the driver.
 pub(crate) fn copy(
     state: &mut Guard,
     name: &'static str,
@@ -112,11 +112,11 @@ pub(crate) fn copy(
     let device = state.stream(stream)?.device;
     let pinned = |found| matches!(found, MemoryClass::Pinned | MemoryClass::Pageable);
     let mut waits = match mode {
-        // A node of a graph runs when the graph does.
+        // A graph node runs when the graph does.
         _ if captured => HostWait::None,
-        // Between two places of a device nothing makes the host wait.
+        // Copies within device memory are asynchronous to the host even in the synchronous functions.
         Mode::Synchronous if on_host(source) || on_host(target) => HostWait::Ordered,
-        // Between two places of the host nothing is asynchronous; ordinary memory is written before the call returns.
+        // Copies between host memory are synchronous, as are copies to pageable memory.
         _ if target == MemoryClass::Pageable || (pinned(source) && pinned(target)) => HostWait::Ordered,
         _ if on_host(source) && on_host(target) && state.device_mut(device).rng.chance(50) => {
             HostWait::Unordered
@@ -136,7 +136,7 @@ pub(crate) fn copy(
                 let before = scheduler::end_of(state, stream);
                 wait(state, stream, before)?;
             }
-            // The call may return once the source was read. When it does beyond that is not promised.
+            // The call may return once the source is read. Whether it waits longer is unspecified.
             let staged = bytes <= ALWAYS_STAGED && !on_host(target);
             let drawn = if staged { 0 } else { state.device_mut(device).rng.below(3) };
             waits = HostWait::None;
@@ -175,13 +175,13 @@ pub(crate) fn copy(
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HostWait {
     None,
-    /// It blocks, but a driver need not: what the host does next is not ordered behind the copy.
+    /// It waits, but CUDA does not guarantee that: later host accesses are not ordered after the copy.
     Unordered,
-    /// As the documentation says.
+    /// It waits, as documented.
     Ordered,
 }
 
-/// Waits for a place in a stream.
+/// Waits until a stream has reached a point.
 pub(crate) fn wait(state: &mut Guard, stream: u64, point: crate::op::Point) -> CuResult {
     let device = state.streams.get(&stream).map(|own| own.device);
     let known = scheduler::stream_clock(state, stream);
@@ -190,7 +190,7 @@ pub(crate) fn wait(state: &mut Guard, stream: u64, point: crate::op::Point) -> C
     device.map_or(Ok(()), |device| sticky_error(state, device))
 }
 
-/// Reads ordinary memory of the caller's, row by row.
+/// Reads pageable memory of the caller, row by row.
 fn stage(from: u64, shape: Shape) -> Vec<u8> {
     let mut staged = Vec::with_capacity(shape.width * shape.height);
     for row in 0..shape.height {
@@ -205,8 +205,8 @@ fn host(pointer: *const c_void) -> CopyPointer {
     CopyPointer::Host(pointer.expose_provenance() as u64)
 }
 
-/// Between host and device: driver 580 finds the context by the stream where none is current, and refuses memory of another device
-/// than the current context's.
+/// Enqueues a copy between host and device. Without a current context, driver 580 uses the stream's; otherwise it
+/// refuses a stream of another device.
 fn enqueue_host_copy(
     name: &'static str,
     stream: Handle,
@@ -222,19 +222,19 @@ fn enqueue_host_copy(
     copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Asynchronous)
 }
 
-/// Synchronous copies go by way of the default stream.
+/// Runs a synchronous copy on the default stream.
 fn synchronous(name: &'static str, sides: (CopyPointer, CopyPointer), bytes: usize) -> CuResult {
     let (mut state, scope) = on_current(name)?;
     let stream = legacy(&state, scope)?;
     copy(&mut state, name, stream, sides, Shape::linear(bytes), Mode::Synchronous)
 }
 
-/// The default stream of a context.
+/// Returns the legacy default stream of a context.
 pub(crate) fn legacy(state: &State, scope: Scope) -> CuResult<u64> {
     state.contexts.get(&scope.context).map(|context| context.legacy).ok_or(code::INVALID_CONTEXT)
 }
 
-/// A device-to-device copy of one context reaches another device's memory only as a peer's.
+/// Fails if a device-to-device copy accesses another device's memory without peer access.
 fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
     let own = state.contexts.get(&scope.context).ok_or(code::INVALID_CONTEXT)?;
     let reaches = [to, from].into_iter().all(|address| {
@@ -245,7 +245,7 @@ fn reachable(state: &State, scope: Scope, to: u64, from: u64) -> CuResult {
     if reaches { Ok(()) } else { Err(code::INVALID_VALUE) }
 }
 
-/// `CUDA_MEMCPY2D`, its enums as integers.
+/// `CUDA_MEMCPY2D`, with its enums as integers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Copy2D {
@@ -268,7 +268,7 @@ struct Operand2D {
 }
 
 impl Operand2D {
-    /// Where the first row begins, with the pitch. Memory types: 1 host, 2 device, 4 unified.
+    /// Returns the address of the first row, and the pitch. Memory types: 1 host, 2 device, 4 unified.
     fn first_row(&self, width: usize, height: usize) -> CuResult<(CopyPointer, usize)> {
         let pitch = if self.pitch == 0 && height == 1 { width } else { self.pitch };
         if pitch < width.saturating_add(self.x_in_bytes) && height > 1 {
@@ -340,7 +340,7 @@ driver! {
             }
         }
         if state.graphs.is_capturing(stream) {
-            // Seen on driver 580.
+            // As on driver 580.
             return Err(state.graphs.invalidate_capture_of(stream));
         }
         let sides = (CopyPointer::Device(to), CopyPointer::Device(from));

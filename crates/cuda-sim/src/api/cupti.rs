@@ -1,4 +1,4 @@
-//! The part of CUPTI that counts migrations and faults of managed memory: records in buffers of the caller's.
+//! The part of CUPTI that records migrations and page faults of managed memory.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -20,9 +20,9 @@ const MULTIPLE_SUBSCRIBERS: u32 = 39;
 /// `CUPTI_ACTIVITY_KIND_UNIFIED_MEMORY_COUNTER`.
 const KIND: u32 = 25;
 const VERSION: u32 = 130_001;
-/// What an H200's driver puts where the host is meant.
+/// The id that an H200's driver reports for the host.
 const HOST: u32 = 0;
-/// How many records are usually kept for a flush; more are dropped and counted.
+/// Default number of records kept until a flush; further ones are dropped and counted.
 const MAX_RECORDS: usize = 1 << 20;
 
 /// `CUpti_ActivityUnifiedMemoryCounter3`.
@@ -81,20 +81,20 @@ static CUPTI: Mutex<Cupti> = Mutex::new(Cupti {
     max_records: MAX_RECORDS,
 });
 
-/// From now on CUPTI's counters of the software driver answer this code when they are to be configured (28: not supported);
-/// `None` lets them again. It holds for the whole process.
+/// Makes configuring the software driver's CUPTI counters fail with a code (28: not supported); `None` allows it again.
+/// Process-wide.
 pub fn refuse_migration_counters(code: Option<u32>) {
     CUPTI.lock().refusal = code;
 }
 
-/// From now on CUPTI of the software driver takes every call and delivers nothing, as a real one does that was loaded after the
-/// context; `false` ends that. It holds for the whole process.
+/// Makes the software driver's CUPTI accept every call but deliver no records, like a real one that was loaded after
+/// the context was created; `false` ends that. Process-wide.
 pub fn silence_migration_counters(silent: bool) {
     CUPTI.lock().silent = silent;
 }
 
-/// From now on CUPTI of the software driver keeps so many records between two flushes, and loses more of them; `None` for as many
-/// as usual. It holds for the whole process.
+/// Limits how many records the software driver's CUPTI keeps between two flushes; further ones are dropped. `None`
+/// restores the default. Process-wide.
 pub fn keep_migration_records(most: Option<usize>) {
     CUPTI.lock().max_records = most.unwrap_or(MAX_RECORDS);
 }
@@ -104,7 +104,7 @@ const CAUSE_USER: u32 = 1;
 /// `CUPTI_ACTIVITY_UNIFIED_MEMORY_MIGRATION_CAUSE_COHERENCE`.
 const CAUSE_COHERENCE: u32 = 2;
 
-/// Something happened to the page at `address`, between the host and the device.
+/// Records migrations and faults of the page at `address`, between the host and the device.
 pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
     let mut cupti = CUPTI.lock();
     if !cupti.enabled || cupti.silent {
@@ -143,7 +143,7 @@ pub(crate) fn record_migration(address: u64, device: u32, delta: Migrations) {
     }
 }
 
-/// The function exported under a name.
+/// Returns the CUPTI function exported under a name.
 pub(crate) fn find(name: &CStr) -> Option<NonNull<c_void>> {
     in_table(SYMBOLS.iter(), name.to_str().ok()?)
 }
@@ -198,7 +198,7 @@ driver! {
         if configs.is_null() {
             return Err(INVALID_PARAMETER);
         }
-        // SAFETY: the caller gives so many.
+        // SAFETY: the caller passes `count` elements.
         for config in unsafe { std::slice::from_raw_parts(configs, count as usize) } {
             match cupti.counters.get_mut(config.kind as usize) {
                 Some(counter) if config.kind > 0 && matches!(config.scope, 1 | 2) => {
@@ -234,7 +234,7 @@ driver! {
                 return Ok(());
             }
             let (now, later) = left.split_at(fit);
-            // SAFETY: the caller's buffer has room for so many bytes; it needs no alignment beyond bytes for this.
+            // SAFETY: the caller's buffer has room for `size` bytes; bytes need no alignment.
             unsafe { std::ptr::copy_nonoverlapping(now.as_ptr().cast::<u8>(), buffer, size_of_val(now)) };
             completed(std::ptr::null_mut(), 0, buffer, size, size_of_val(now));
             left = later;

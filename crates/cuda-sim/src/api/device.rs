@@ -19,7 +19,7 @@ fn describe(found: Option<&'static std::ffi::CStr>, text: Pointer<*const c_char>
     }
 }
 
-/// Stores a text with its terminator, cut to what fits.
+/// Stores a string with its terminator, truncated to `length`.
 fn put_text(to: Pointer<u8>, length: i32, text: &str) -> CuResult {
     let room = usize::try_from(length).ok().filter(|room| *room > 0).ok_or(code::INVALID_VALUE)?;
     let bytes = &text.as_bytes()[..text.len().min(room - 1)];
@@ -29,7 +29,7 @@ fn put_text(to: Pointer<u8>, length: i32, text: &str) -> CuResult {
     to.set_at(bytes.len(), 0)
 }
 
-/// The same in every process, as a real device's is: made of the name and the ordinal.
+/// Stores a UUID made of a constant and the ordinal: the same in every process, like a real device's.
 fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> CuResult {
     let (_state, device) = on_device(name, device)?;
     let mut bytes = *b"SIMULATED-00\0\0\0\0";
@@ -37,26 +37,26 @@ fn put_uuid(name: &str, uuid: Pointer<[u8; 16]>, device: i32) -> CuResult {
     uuid.set(bytes)
 }
 
-/// An attribute by its number (`CUdevice_attribute`).
+/// Returns a `CUdevice_attribute`.
 fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> CuResult<i32> {
     let options = &device.options;
     Ok(match attribute {
-        // Threads of a block, its dimensions, and those of a grid.
+        // Maximum threads per block; block and grid dimensions.
         1..=3 => 1024,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65_535,
-        // Shared memory of a block, constant memory, warp size, pitch, registers of a block, clock rate.
+        // Shared memory per block, constant memory, warp size, pitch, registers per block, clock rate.
         8 => 49_152,
         9 | 12 => 65_536,
         10 => 32,
         11 => i32::MAX,
         13 => 1_980_000,
         16 => options.multiprocessors,
-        // No time limit on kernels; not integrated; can map host memory; default compute mode.
+        // No kernel timeout; not integrated; can map host memory; default compute mode.
         17 | 18 | 20 => 0,
         19 => 1,
-        // PCI bus and device numbers, and the domain.
+        // PCI bus and device ids, and the domain.
         33 => (ordinal & 0xFF) as i32,
         34 => 0,
         50 => (0xF000 + (ordinal >> 8)) as i32,
@@ -66,18 +66,18 @@ fn attribute_of(device: &Device, ordinal: u32, attribute: u32) -> CuResult<i32> 
         76 => options.capability.1,
         78 => i32::from(options.priorities.0 != options.priorities.1),
         83 => i32::from(options.managed),
-        // Atomics over the link, page tables of the host, direct managed access from the host.
+        // Native host atomics, host page tables, direct managed memory access from the host.
         86 | 100 | 101 => i32::from(options.coherent),
         88 => i32::from(options.pageable_access),
         89 => i32::from(options.concurrent_managed),
-        // A registered host pointer is the device's pointer too.
+        // A registered host pointer is valid on the device.
         91 => 1,
         99 => i32::from(options.host_register),
         // Virtual memory management.
         102 => 0,
         113 => i32::from(options.read_only_register),
         115 => i32::from(options.pools),
-        // No NUMA node is near.
+        // No closest NUMA node.
         134 => -1,
         _ => return Err(code::INVALID_VALUE),
     })
@@ -165,7 +165,7 @@ driver! {
         if primary.retained == 0 {
             let context = primary.context;
             crate::scheduler::synchronize_context(&mut state, context);
-            // Another thread may have retained it again while a host function ran.
+            // Another thread may have retained it while a host function ran.
             if state.device(device).primary.as_ref().is_some_and(|primary| primary.retained == 0) {
                 state.destroy_context(context);
             }

@@ -12,7 +12,7 @@ use crate::{
 
 const DISABLE_TIMING: u32 = 2;
 
-/// A call about an event; it needs no current context.
+/// Starts a call on an event; needs no current context.
 fn on_event(name: &str, event: Handle) -> CuResult<(Guard, u64)> {
     let mut state = lock_driver()?;
     let event = event.addr() as u64;
@@ -25,7 +25,7 @@ fn on_event(name: &str, event: Handle) -> CuResult<(Guard, u64)> {
 driver! {
     fn cuEventCreate(event: Pointer<usize>, flags: u32) {
         let (mut state, scope) = on_current(NAME)?;
-        // Blocking waits and disabled timing; events of other processes are not simulated.
+        // Blocking synchronisation and disabled timing; interprocess events are not simulated.
         if event.is_null() || flags & !(1 | DISABLE_TIMING) != 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -105,7 +105,7 @@ driver! {
         }
         let (Some(first), Some(second)) = (first.time, second.time) else { return Err(code::NOT_READY) };
         let nanoseconds = second as f64 - first as f64;
-        // The resolution that the driver promises is about half a microsecond.
+        // CUDA documents a resolution of about half a microsecond.
         milliseconds.set(((nanoseconds / 500.0).round() * 500.0 / 1e6) as f32)
     }
 }

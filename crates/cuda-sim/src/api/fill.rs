@@ -1,4 +1,4 @@
-//! Fills with a repeated pattern of 1, 2 or 4 bytes.
+//! Fills with patterns of 1, 2 or 4 bytes.
 
 use super::{Handle, copy, on_current, on_current_stream};
 use crate::{
@@ -17,7 +17,7 @@ fn fill(state: &mut Guard, name: &'static str, stream: u64, fill: Fill, synchron
         return Err(code::INVALID_VALUE);
     }
     let target = state.memory.resolve(fill.address, bytes)?.ok_or(code::INVALID_VALUE)?;
-    // Only a fill of host memory makes the host wait.
+    // Only fills of host memory are synchronous.
     let waits = synchronous && !target.is_device();
     let point = scheduler::enqueue(state, stream, name, Work::Fill(fill));
     if waits { copy::wait(state, stream, point) } else { Ok(()) }

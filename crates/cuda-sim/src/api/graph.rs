@@ -1,4 +1,4 @@
-//! Capturing streams into graphs, and running graphs.
+//! Stream capture and graph execution.
 
 use super::{
     CAPTURE_MODE, Handle, Pointer, count_call, current_scope, lock_driver, on_stream, thread_number,
@@ -12,7 +12,7 @@ use crate::{
     state::{Guard, State, StreamKind},
 };
 
-/// A call about a graph; it needs no current context.
+/// Starts a call on a graph; needs no current context.
 fn on_graph(name: &str, graph: Handle) -> CuResult<(Guard, u64)> {
     let mut state = lock_driver()?;
     let graph = graph.addr() as u64;
@@ -21,7 +21,7 @@ fn on_graph(name: &str, graph: Handle) -> CuResult<(Guard, u64)> {
     Ok((state, graph))
 }
 
-/// A call about an executable graph.
+/// Starts a call on an executable graph.
 fn on_exec(name: &str, exec: Handle) -> CuResult<(Guard, u64)> {
     let mut state = lock_driver()?;
     let exec = exec.addr() as u64;
@@ -30,8 +30,8 @@ fn on_exec(name: &str, exec: Handle) -> CuResult<(Guard, u64)> {
     Ok((state, exec))
 }
 
-/// Enqueues every node behind its own predecessors, all behind the stream's work so far and the graph's last launch, and
-/// the stream's later work behind all.
+/// Enqueues the nodes after their dependencies. All run after the stream's earlier work and the graph's last launch,
+/// and before the stream's later work.
 fn launch(
     state: &mut Guard,
     stream: u64,
@@ -70,7 +70,8 @@ fn launch(
     (end, scheduler::stream_clock(state, stream))
 }
 
-/// Gives an executable the nodes of a graph, and tells how they differ, 0 where it could.
+/// Replaces the nodes of an executable graph by those of `graph`, if they are compatible, and passes the update result
+/// to `tell`.
 fn update(state: &mut State, exec: u64, graph: Handle, tell: impl FnOnce(u32) -> CuResult) -> CuResult {
     let graph = state.graphs.graphs.get(&(graph.addr() as u64)).ok_or(code::INVALID_VALUE)?;
     let nodes = graph.nodes.clone();
@@ -97,7 +98,7 @@ driver! {
     fn cuThreadExchangeStreamCaptureMode(mode: Pointer<u32>) {
         let _state = lock_driver()?;
         let wanted = mode.get()?;
-        // Global, thread-local, relaxed.
+        // Modes: global, thread-local, relaxed.
         if wanted > graph::RELAXED {
             return Err(code::INVALID_VALUE);
         }
@@ -133,7 +134,7 @@ driver! {
 
     fn cuStreamIsCapturing(stream: Handle, status: Pointer<u32>) {
         let (state, stream) = on_stream(NAME, stream)?;
-        // The question itself harms no capture.
+        // The query itself invalidates no capture.
         if !graph::implicit_captures(&state, stream).is_empty() {
             return Err(code::STREAM_CAPTURE_IMPLICIT);
         }
@@ -146,7 +147,7 @@ driver! {
         Ok(())
     }
 
-    /// Tells how many nodes there are; their handles are not simulated.
+    /// Returns only the number of nodes; node handles are not simulated.
     fn cuGraphGetNodes(graph: Handle, nodes: Pointer<usize>, count: Pointer<usize>) {
         let (state, graph) = on_graph(NAME, graph)?;
         if !nodes.is_null() {
@@ -158,7 +159,7 @@ driver! {
     fn cuGraphInstantiateWithFlags(out: Pointer<usize>, graph: Handle, flags: u64) {
         let (mut state, graph) = on_graph(NAME, graph)?;
         current_scope(&state)?;
-        // 1 frees memory that graphs allocate, which is not simulated.
+        // Flag 1 frees memory allocated by graphs, which is not simulated.
         if out.is_null() || flags != 0 {
             return Err(code::INVALID_VALUE);
         }

@@ -1,4 +1,4 @@
-//! Page-locked host memory: allocated, and registered.
+//! Pinned host memory: allocated and registered.
 
 use std::{ffi::c_void, ptr::NonNull};
 
@@ -18,7 +18,7 @@ driver! {
         }
         let backing = Backing::new(bytes)?;
         let start = backing.start().as_ptr();
-        // With unified addressing all of it is mapped and portable, asked for or not; the flags answer what was asked.
+        // With unified addressing all of it is mapped and portable. Keep the requested flags for queries.
         state.memory.insert(None, backing, scope.entry(bytes, Kind::Pinned { flags }));
         pointer.set(start.cast())
     }
@@ -34,7 +34,7 @@ driver! {
     }
 
     fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) {
-        /// Portable, device-mapped; memory-mapped devices are not simulated.
+        /// Portable, device-mapped; I/O memory is not simulated.
         const KNOWN: u32 = 1 | 2;
         const READ_ONLY: u32 = 8;
         let (mut state, scope) = on_current(NAME)?;
@@ -48,7 +48,7 @@ driver! {
             return Err(code::NOT_SUPPORTED);
         }
         let address = start.addr().get() as u64;
-        // By bytes, not by pages: neighbours in one page are registered by themselves.
+        // By bytes, not by pages: two ranges in one page can be registered separately.
         if state.memory.overlaps(address, bytes) {
             return Err(code::HOST_MEMORY_ALREADY_REGISTERED);
         }
@@ -59,13 +59,14 @@ driver! {
     fn cuMemHostUnregister(pointer: *mut c_void) {
         let (mut state, scope) = on_current(NAME)?;
         let base = pointer.addr() as u64;
-        // What the driver allocated, and the middle of a registration, are other mistakes than memory it does not know, as
-        // users saw of driver 590.
+        // Memory allocated by the driver, and an address inside a registration, give another error than unknown memory,
+        // as reported for driver 590.
         let found = state.memory.find(base).ok_or(code::HOST_MEMORY_NOT_REGISTERED)?;
         if found.base != base || !matches!(found.kind, Kind::Registered { .. }) {
             return Err(code::INVALID_VALUE);
         }
-        // Whether it waits is not documented. Where it does not, work that still uses the range meets an illegal address.
+        // CUDA does not document whether it waits. If it does not, pending work on the range fails with an illegal
+        // address.
         let owner = found.device;
         let waits = state.device_mut(owner).rng.chance(75);
         let waited = if waits { wait_to_free(&mut state, scope.device, owner) } else { Ok(()) };
@@ -88,7 +89,7 @@ driver! {
     fn cuMemHostGetFlags(flags: Pointer<u32>, pointer: *mut c_void) {
         let (state, _) = on_current(NAME)?;
         match state.memory.find(pointer.addr() as u64).map(|found| &found.kind) {
-            // With unified addressing the memory is mapped whether that was asked for or not.
+            // With unified addressing the memory is mapped even if not requested.
             Some(Kind::Pinned { flags: asked }) => flags.set(asked | 2),
             Some(Kind::Registered { flags: asked }) => flags.set(asked | 2),
             _ => Err(code::INVALID_VALUE),

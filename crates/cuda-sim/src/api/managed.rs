@@ -1,4 +1,4 @@
-//! Managed memory: allocation, prefetch, advice, and what is known of a range.
+//! Managed memory: allocation, prefetch, advice and range queries.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ use crate::{
     state::State,
 };
 
-/// The first version whose driver names places by type and number.
+/// The first CUDA version with `CUmemLocation` attributes.
 const LOCATION_VERSION: i32 = 12_020;
-/// The host has one NUMA node.
+/// Number of NUMA nodes of the host.
 const NUMA_NODES: i32 = 1;
 
-/// `CUmemLocation` as newer drivers define it.
+/// `CUmemLocation`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct CuMemLocation {
@@ -33,19 +33,19 @@ impl CuMemLocation {
             1 => device_of(state, self.id).map(MemLocation::Device),
             2 => Ok(MemLocation::Host),
             3 if (0..NUMA_NODES).contains(&self.id) => Ok(MemLocation::Node(self.id.cast_unsigned())),
-            // The node that the calling thread runs on.
+            // The calling thread's node.
             4 => Ok(MemLocation::Node(0)),
             _ => Err(code::INVALID_VALUE),
         }
     }
 }
 
-/// A location in the older encoding: a device's number, or `CU_DEVICE_CPU`.
+/// Returns the location of an `int`: a device ordinal, or `CU_DEVICE_CPU`.
 fn legacy_location(state: &State, location: i32) -> CuResult<MemLocation> {
     if location == -1 { Ok(MemLocation::Host) } else { device_of(state, location).map(MemLocation::Device) }
 }
 
-/// Refuses a device that cannot use managed memory while the host does.
+/// Refuses a device without concurrent managed access.
 fn admit(state: &State, location: MemLocation) -> CuResult<MemLocation> {
     match location {
         MemLocation::Device(device) if !state.device(device).options.concurrent_managed => {
@@ -55,7 +55,7 @@ fn admit(state: &State, location: MemLocation) -> CuResult<MemLocation> {
     }
 }
 
-/// The managed allocation that a whole range lies in, its length, and where in it the range is.
+/// Returns the managed allocation that contains a range, its length, and the range's offsets in it.
 fn managed(state: &mut State, address: u64, bytes: usize) -> CuResult<(&mut Managed, usize, Range<u64>)> {
     let found = state.memory.find_mut(address).ok_or(code::INVALID_VALUE)?;
     let end = address.checked_add(bytes as u64).filter(|end| bytes > 0 && *end <= found.end());
@@ -99,7 +99,7 @@ fn advise(
     location: impl FnOnce(&State) -> CuResult<MemLocation>,
 ) -> CuResult {
     let (mut state, _) = on_current(name)?;
-    // Marking a range as mostly read, and taking back a preferred location, look at no location.
+    // These kinds of advice ignore the location.
     let location = match advice {
         1 | 2 | 4 => MemLocation::None,
         3 | 5 | 6 => {
@@ -124,7 +124,7 @@ fn advise(
 driver! {
     fn cuMemAllocManaged(pointer: Pointer<u64>, bytes: usize, flags: u32) {
         let (mut state, scope) = on_current(NAME)?;
-        // Attached to all, or to the host.
+        // Attached globally, or to the host.
         if pointer.is_null() || bytes == 0 || !matches!(flags, 1 | 2) {
             return Err(code::INVALID_VALUE);
         }
@@ -153,7 +153,7 @@ driver! {
 
     fn cuMemAdvise_v2(pointer: u64, bytes: usize, advice: u32, location: CuMemLocation) {
         advise(NAME, pointer, bytes, advice, |state| match (advice, location.kind) {
-            // Who accesses is a device or the host, never one of its nodes.
+            // An accessor is a device or the host, not a NUMA node.
             (5 | 6, 3 | 4) => Err(code::INVALID_VALUE),
             _ => location.resolve(state),
         })

@@ -7,7 +7,7 @@ use crate::{
     state::{State, charged_bytes},
 };
 
-/// What an allocation would take, if the device has that much left.
+/// Returns the device memory that an allocation of `bytes` would occupy; fails if there is not enough.
 pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> CuResult<u64> {
     let device = state.device(device);
     let total = device.options.total_memory as u64;
@@ -15,7 +15,7 @@ pub(crate) fn charge(state: &State, device: u32, bytes: usize) -> CuResult<u64> 
     if fits { Ok(charged_bytes(bytes)) } else { Err(code::OUT_OF_MEMORY) }
 }
 
-/// Finds addresses and backing for a device allocation, and enters it.
+/// Allocates addresses and backing memory, and inserts the allocation.
 pub(crate) fn insert_device_allocation(state: &mut State, entry: Entry) -> CuResult<u64> {
     let State { devices, memory, .. } = state;
     let device = devices.get_mut(entry.device as usize).ok_or(code::INVALID_DEVICE)?;

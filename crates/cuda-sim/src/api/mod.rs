@@ -1,7 +1,7 @@
-//! The driver's functions. Each finds what it is about, is counted, may be hit by a fault, and then does its work.
+//! The driver functions. Each resolves its objects, counts the call, applies injected faults, and then does its work.
 
-/// Functions that the driver exports: each body returns an [`CuResult`], of which the caller gets the code, and may use its function's
-/// `NAME`. `SYMBOLS` lists the file's functions.
+/// Defines exported functions. Each body returns a [`CuResult`], whose code the function returns, and may use the
+/// function's `NAME`. `SYMBOLS` lists the functions of the file.
 macro_rules! driver {
     ($( $(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block )*) => {
         $( $(#[$attribute])*
@@ -50,21 +50,21 @@ use crate::{
     state::{self, Guard, State},
 };
 
-/// An opaque handle (`CUstream`, `CUevent`, ...), looked up in tables only.
+/// An opaque handle (`CUstream`, `CUevent`, ...), which is looked up but never dereferenced.
 pub(crate) type Handle = *mut c_void;
 
-/// A place for an answer, or a value to read, that a C caller passed: valid for the call, or null.
+/// A pointer argument of a C caller: valid for the call, or null.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Pointer<T>(*mut T);
 
 impl<T: Copy> Pointer<T> {
-    /// Stores the answer.
+    /// Stores a result.
     pub(crate) fn set(self, value: T) -> CuResult {
         self.set_at(0, value)
     }
 
-    /// Stores one element of an answer that is an array.
+    /// Stores an element of a result array.
     pub(crate) fn set_at(self, index: usize, value: T) -> CuResult {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
@@ -74,12 +74,12 @@ impl<T: Copy> Pointer<T> {
         Ok(())
     }
 
-    /// Reads what the caller passed.
+    /// Reads an argument.
     pub(crate) fn get(self) -> CuResult<T> {
         self.get_at(0)
     }
 
-    /// Reads one element of an array that the caller passed.
+    /// Reads an element of an argument array.
     pub(crate) fn get_at(self, index: usize) -> CuResult<T> {
         if self.0.is_null() {
             return Err(code::INVALID_VALUE);
@@ -92,7 +92,7 @@ impl<T: Copy> Pointer<T> {
         self.0.is_null()
     }
 
-    /// The same place for another type.
+    /// Casts the pointer to another type.
     pub(crate) fn cast<U>(self) -> Pointer<U> {
         Pointer(self.0.cast())
     }
@@ -116,25 +116,26 @@ thread_local! {
     };
 }
 
-/// A number of the calling thread's own.
+/// Returns a number unique to the calling thread.
 pub(crate) fn thread_number() -> u64 {
     THREAD.with(|number| *number)
 }
 
-/// The host function of a stream that this thread is running, if it is.
+/// Returns the host function that runs on this thread, if any.
 pub(crate) fn running_callback() -> Option<Running> {
     RUNNING.with_borrow(Option::clone)
 }
 
-/// Calls a host function of a stream. The lock must not be held.
+/// Calls a host function. The lock must not be held.
 pub(crate) fn call_host(HostCall { function, data }: HostCall, running: Running) {
     let before = RUNNING.replace(Some(running));
-    // SAFETY: who enqueued the function promised that it can be called once, from any thread, with this data.
+    // SAFETY: the caller of `cuLaunchHostFunc` promises that the function can be called once with this data, from any
+    // thread.
     unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
     RUNNING.set(before);
 }
 
-/// Locks the driver for a call that no device is blamed for.
+/// Locks the driver for a call that is not attributed to a device.
 pub(crate) fn lock_driver() -> CuResult<Guard> {
     if RUNNING.with_borrow(Option::is_some) {
         return Err(code::NOT_PERMITTED);
@@ -143,7 +144,7 @@ pub(crate) fn lock_driver() -> CuResult<Guard> {
     if state.initialised { Ok(state) } else { Err(code::NOT_INITIALIZED) }
 }
 
-/// Waits while another thread's call that frees memory waits for the device and keeps other calls out meanwhile.
+/// Waits while another thread's call frees memory of the device and blocks other calls.
 fn wait_for_free(state: &mut Guard, device: u32) {
     let this = std::thread::current().id();
     while state.device(device).freeing.is_some_and(|thread| thread != this) {
@@ -151,7 +152,7 @@ fn wait_for_free(state: &mut Guard, device: u32) {
     }
 }
 
-/// What a call is about.
+/// The current context and its device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope {
     pub(crate) context: u64,
@@ -159,13 +160,13 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
-    /// A live allocation of the context.
+    /// Returns the entry of a live allocation in the context.
     pub(crate) fn entry(self, bytes: usize, kind: Kind) -> Entry {
         Entry { bytes, device: self.device, context: self.context, kind, life: Life::Live }
     }
 }
 
-/// Counts a call for a device; answers the fault that hits it, or the error that stuck to the context.
+/// Counts a call for a device. Returns the injected fault or sticky error that applies, if any.
 pub(crate) fn count_call(state: &mut State, name: &str, device: u32) -> CuResult {
     let faults = &mut state.device_mut(device).faults;
     if let Some(code) = faults.hit(name, true) {
@@ -175,7 +176,7 @@ pub(crate) fn count_call(state: &mut State, name: &str, device: u32) -> CuResult
     state.graphs.check_unsafe_call(name, thread_number(), CAPTURE_MODE.get())
 }
 
-/// Counts a call that an error of the context does not make fail.
+/// Like [`count_call`], but ignores sticky errors.
 pub(crate) fn count_call_despite_error(
     state: &mut State,
     name: &str,
@@ -185,13 +186,13 @@ pub(crate) fn count_call_despite_error(
     state.device_mut(device).faults.hit(name, countable).map_or(Ok(()), Err)
 }
 
-/// A device by its handle.
+/// Resolves a device handle.
 pub(crate) fn device_of(state: &State, handle: i32) -> CuResult<u32> {
     let ordinal = u32::try_from(handle).map_err(|_| code::INVALID_DEVICE)?;
     state.devices.get(ordinal as usize).map(|_| ordinal).ok_or(code::INVALID_DEVICE)
 }
 
-/// A call about a device that needs no context.
+/// Starts a call on a device; needs no context.
 pub(crate) fn on_device(name: &str, handle: i32) -> CuResult<(Guard, u32)> {
     let mut state = lock_driver()?;
     let device = device_of(&state, handle)?;
@@ -199,12 +200,12 @@ pub(crate) fn on_device(name: &str, handle: i32) -> CuResult<(Guard, u32)> {
     Ok((state, device))
 }
 
-/// The context on top of this thread's stack, 0 if none.
+/// Returns the context on top of this thread's stack, 0 if none.
 pub(crate) fn top() -> u64 {
     CONTEXTS.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
 
-/// The calling thread's current context; refuses where there is none or it is gone.
+/// Returns the calling thread's current context. Fails if there is none or it was destroyed.
 pub(crate) fn current_scope(state: &State) -> CuResult<Scope> {
     let context = top();
     if context == 0 {
@@ -214,7 +215,7 @@ pub(crate) fn current_scope(state: &State) -> CuResult<Scope> {
     Ok(Scope { context, device: found.device })
 }
 
-/// A call that works on the current context.
+/// Starts a call that needs a current context.
 pub(crate) fn on_current(name: &str) -> CuResult<(Guard, Scope)> {
     let mut state = lock_driver()?;
     let scope = current_scope(&state)?;
@@ -223,13 +224,13 @@ pub(crate) fn on_current(name: &str) -> CuResult<(Guard, Scope)> {
     Ok((state, scope))
 }
 
-/// A stream by its handle; default streams are those of the current context.
+/// Resolves a stream handle; default streams are those of the current context.
 pub(crate) fn find_stream(state: &mut State, handle: Handle) -> CuResult<u64> {
     let context = (top() != 0).then(top);
     state.resolve_stream(context, handle.addr() as u64, thread_number())
 }
 
-/// A call about a stream; blamed on the stream's device.
+/// Starts a call on a stream, attributed to the stream's device.
 pub(crate) fn on_stream(name: &str, handle: Handle) -> CuResult<(Guard, u64)> {
     let mut state = lock_driver()?;
     let stream = find_stream(&mut state, handle)?;
@@ -240,14 +241,14 @@ pub(crate) fn on_stream(name: &str, handle: Handle) -> CuResult<(Guard, u64)> {
     Ok((state, stream))
 }
 
-/// A call that needs a current context and enqueues on a stream, which may be another context's.
+/// Starts a call that needs a current context and enqueues on a stream, which may be another context's.
 pub(crate) fn on_current_stream(name: &str, handle: Handle) -> CuResult<(Guard, Scope, u64)> {
     let scope = current_scope(&*lock_driver()?)?;
     let (state, stream) = on_stream(name, handle)?;
     Ok((state, scope, stream))
 }
 
-/// The error that stuck to a device while work was being waited for.
+/// Returns the sticky error that a device may have got during a wait.
 pub(crate) fn sticky_error(state: &State, device: u32) -> CuResult {
     state.device(device).faults.sticky.map_or(Ok(()), Err)
 }

@@ -16,14 +16,14 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> CuResult {
     if module.is_null() || image.is_null() {
         return Err(code::INVALID_VALUE);
     }
-    // SAFETY: the caller promises a module image: text ends with NUL, and a binary image begins with a magic number that
-    // is told apart by its first bytes; both are longer than one byte unless the text is empty.
+    // SAFETY: the caller promises a module image: text ends with NUL, a binary image begins with a magic number,
+    // recognised by its first bytes; both are longer than one byte unless the text is empty.
     let first = unsafe { image.cast::<u8>().read() };
     if !(first.is_ascii_graphic() || first.is_ascii_whitespace()) {
-        // An ELF image begins with 0x7F, a fat binary with 0x50 ("P", told apart below).
+        // An ELF image begins with 0x7F; a fat binary with 0x50 ("P"), handled below.
         return Err(code::NO_BINARY_FOR_GPU);
     }
-    // SAFETY: as above; a fat binary's magic number 0xBA55ED50 is not UTF-8 and holds no text, but ends at its first 0.
+    // SAFETY: as above; a fat binary's magic number 0xBA55ED50 is not UTF-8 and is read up to its first 0.
     let text = unsafe { CStr::from_ptr(image) };
     let text = text.to_str().map_err(|_| code::NO_BINARY_FOR_GPU)?;
     let host_kernels = host_kernel::of_module(text)?;
@@ -32,8 +32,8 @@ fn load(name: &str, module: Pointer<usize>, image: *const c_char) -> CuResult {
     module.set(handle as usize)
 }
 
-/// Loads a module that is not loaded, for which the driver waits for the device with all its streams. When it does so is not
-/// documented: at the latest for the first launch, or for a question about a function.
+/// Loads a module's code if it is not loaded, for which the driver waits for all work of the device. CUDA does not
+/// document when it loads: at the latest for the first launch or a function query.
 fn load_now(state: &mut Guard, module: u64, device: u32) {
     if let Some(found) = state.modules.get_mut(&module)
         && !std::mem::replace(&mut found.is_loaded, true)
@@ -63,7 +63,7 @@ driver! {
         let context = state.modules.get(&module).ok_or(code::INVALID_HANDLE)?.context;
         let device = state.contexts.get(&context).ok_or(code::INVALID_HANDLE)?.device;
         count_call(&mut state, NAME, device)?;
-        // Launches in flight have what they need.
+        // Launches in flight have a copy of what they need.
         state.modules.remove(&module);
         state.functions.retain(|_, function| function.module != module);
         Ok(())
@@ -74,7 +74,7 @@ driver! {
         if name.is_null() || function.is_null() {
             return Err(code::INVALID_VALUE);
         }
-        // SAFETY: the caller promises a text that ends with NUL.
+        // SAFETY: the caller promises a string that ends with NUL.
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?.to_owned();
         let handle = module.addr() as u64;
         let module = state.modules.get(&handle).ok_or(code::INVALID_HANDLE)?;
@@ -149,17 +149,17 @@ driver! {
         let module = state.function(function.addr() as u64)?.module;
         load_now(&mut state, module, scope.device);
         value.set(match attribute {
-            // Threads of a block at most.
+            // Maximum threads per block.
             0 => 1_024,
-            // Bytes of static shared, constant and local memory.
+            // Static shared, constant and local memory in bytes.
             1..=3 => 0,
-            // Registers of a thread.
+            // Registers per thread.
             4 => 16,
-            // Versions of the PTX and of the binary.
+            // PTX and binary versions.
             5 => 50,
             6 => 90,
             7 => 0,
-            // Bytes of dynamic shared memory at most.
+            // Maximum dynamic shared memory in bytes.
             8 => 49_152,
             9 => -1,
             _ => return Err(code::INVALID_VALUE),
@@ -191,7 +191,7 @@ driver! {
         }
         let threads = usize::try_from(threads).ok().filter(|threads| *threads > 0);
         let threads = threads.ok_or(code::INVALID_VALUE)?;
-        // 2,048 threads, 32 blocks and 228 KiB of shared memory a multiprocessor, as an H200 has.
+        // Per multiprocessor 2,048 threads, 32 blocks and 228 KiB of shared memory, like an H200.
         let by_shared = 233_472_usize.checked_div(shared_bytes).unwrap_or(32);
         let most = if threads > 1_024 { 0 } else { (2_048 / threads).min(32).min(by_shared) };
         blocks.set(i32::try_from(most).unwrap_or(32))

@@ -1,4 +1,4 @@
-//! What the driver knows of a pointer.
+//! Pointer attributes.
 
 use super::{Pointer, count_call_despite_error, lock_driver};
 use crate::{code, execute, memory::Kind};
@@ -11,7 +11,7 @@ driver! {
         let found = state.memory.find(pointer).ok_or(code::INVALID_VALUE)?;
         match attribute {
             1 => data.set(found.context),
-            // Host or device; managed memory counts as the device's.
+            // Memory type: managed memory counts as device memory.
             2 => {
                 let host = matches!(found.kind, Kind::Pinned { .. } | Kind::Registered { .. });
                 data.cast::<u32>().set(if host { 1 } else { 2 })
@@ -26,7 +26,7 @@ driver! {
             11 => data.set(found.base),
             12 => data.cast::<usize>().set(found.bytes),
             13 => data.cast::<u32>().set(1),
-            // Read and write, or nothing, for the device of the current context.
+            // Access flags: read and write, or none, for the device of the current context.
             16 => {
                 let granted = super::current_scope(&state)
                     .is_ok_and(|own| execute::reaches(&state, own.device, own.context, found));

@@ -1,4 +1,4 @@
-//! Stream-ordered memory and its pools.
+//! Stream-ordered allocation and memory pools.
 
 use super::{
     Handle, Pointer, Scope, count_call, device_of, lock_driver, memory::insert_device_allocation,
@@ -34,7 +34,7 @@ fn allocate(
         return Err(code::INVALID_VALUE);
     }
     if reserve(state, pool, bytes).is_err() {
-        // Frees that are still enqueued may make room, and so may what idle pools keep.
+        // Pending frees and memory cached in idle pools may make room.
         let contexts: Vec<u64> = state
             .contexts
             .iter()
@@ -54,7 +54,7 @@ fn allocate(
     pointer.set(base)
 }
 
-/// Takes room from a pool, which takes more of the device's memory where its own does not suffice.
+/// Takes memory from a pool, growing the pool if necessary.
 fn reserve(state: &mut State, pool: u64, bytes: usize) -> CuResult {
     let State { pools, devices, .. } = state;
     let pool = pools.get_mut(&pool).ok_or(code::INVALID_VALUE)?;
@@ -76,7 +76,7 @@ fn reserve(state: &mut State, pool: u64, bytes: usize) -> CuResult {
     Ok(())
 }
 
-/// After a synchronisation, pools give back what they keep beyond their thresholds.
+/// Trims the pools of a device to their release thresholds, as a synchronisation does.
 pub(crate) fn trim_to_thresholds(state: &mut State, device: u32) {
     let pools: Vec<u64> =
         state.pools.iter().filter(|(_, pool)| pool.device == device).map(|(id, _)| *id).collect();
@@ -98,7 +98,7 @@ fn trim(state: &mut State, pool: u64, keep: u64) {
     }
 }
 
-/// The beginning of `CUmemPoolProps`; what follows is reserved.
+/// The start of `CUmemPoolProps`; the rest is reserved.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Properties {
@@ -110,7 +110,7 @@ pub(crate) struct Properties {
     rest: [u8; 64],
 }
 
-/// A call about a pool.
+/// Starts a call on a pool.
 fn on_pool(name: &str, pool: Handle) -> CuResult<(Guard, u64)> {
     let mut state = lock_driver()?;
     let pool = find(&state, pool)?;
@@ -119,7 +119,7 @@ fn on_pool(name: &str, pool: Handle) -> CuResult<(Guard, u64)> {
     Ok((state, pool))
 }
 
-/// `CUmemAccessDesc`: a device, and 0 no access, 1 reading, 3 reading and writing.
+/// `CUmemAccessDesc`. Flags: 0 no access, 1 read, 3 read and write.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct AccessDescription {
@@ -162,7 +162,7 @@ driver! {
     fn cuMemPoolCreate(pool: Pointer<usize>, properties: Pointer<Properties>) {
         let mut state = lock_driver()?;
         let wanted = properties.get()?;
-        // Pinned memory (the only kind there is), on a device.
+        // Pinned (the only allocation type), on a device.
         if pool.is_null() || wanted.allocation_type != 1 || wanted.location_type != 1 {
             return Err(code::INVALID_VALUE);
         }
@@ -182,7 +182,7 @@ driver! {
         if !found.created {
             return Err(code::INVALID_VALUE);
         }
-        // Memory still allocated stays; the pool goes with its last.
+        // Live allocations keep the pool alive.
         found.destroyed = true;
         if state.pools.get(&pool).is_some_and(|pool| pool.used == 0) {
             trim(&mut state, pool, 0);
@@ -235,7 +235,7 @@ driver! {
             if wanted.location_type != 1 || !matches!(wanted.flags, 0 | 1 | 3) {
                 return Err(code::INVALID_VALUE);
             }
-            // The owner's own access cannot be taken away.
+            // The owner's own access cannot be revoked.
             if !reaches || (device == owner && wanted.flags != 3) {
                 return Err(if reaches { code::INVALID_VALUE } else { code::INVALID_DEVICE });
             }

@@ -1,4 +1,4 @@
-//! Streams and the host functions in them.
+//! Streams and host functions.
 
 use std::ffi::c_void;
 
@@ -86,7 +86,7 @@ driver! {
 
     fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
         let (mut state, stream) = on_stream(NAME, stream)?;
-        // 1 asks for an external node in a captured graph.
+        // Flag 1 requests an external node in a captured graph.
         if flags > 1 {
             return Err(code::INVALID_VALUE);
         }

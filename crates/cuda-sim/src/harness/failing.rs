@@ -1,4 +1,4 @@
-//! A scenario with each of its driver calls failing in turn.
+//! Runs a scenario repeatedly, failing each of its driver calls in turn.
 
 use std::{
     thread,
@@ -9,21 +9,22 @@ use transload_core::{ErrorKind, Result};
 
 use crate::{SimDevice, SimDeviceBuilder};
 
-/// Runs a scenario on one new device after the other; on each the next of the driver calls that it makes fails, with each of the
-/// codes in turn, until one run makes fewer calls. Returns how many runs there were.
+/// Runs a scenario on a new device each time. In run N, the Nth driver call fails with one of the codes, in rotation;
+/// ends when a run makes fewer than N calls. Returns the number of runs.
 ///
-/// Each run ends with one of the kinds of error or with none, without a race, and with nothing alive on its device, unless an
-/// error of a drop says that something could not be freed. Those errors are the process's: no other test may have any meanwhile.
+/// Each run must end with success or one of the error kinds, without a race, and with nothing alive on its device,
+/// unless a drop error says that something could not be freed. Drop errors are process-wide: no other test may produce
+/// any concurrently.
 ///
 /// # Panics
-/// Where that does not hold, with the number of the call that failed.
+/// If a run violates this, with the number of the failed call.
 pub fn fail_each_call(
     properties: impl Fn(SimDeviceBuilder) -> SimDeviceBuilder,
     codes: &[u32],
     kinds: &[ErrorKind],
     mut scenario: impl FnMut(SimDevice) -> Result<()>,
 ) -> u64 {
-    /// No scenario makes so many calls.
+    /// More calls than any scenario makes.
     const MOST: u64 = 5_000;
     let mut nth = 0;
     loop {
@@ -38,7 +39,7 @@ pub fn fail_each_call(
         }
         assert!(sim.races().is_empty(), "call {nth}: {}", sim.races()[0]);
         let failed_drops = transload_cuda_sys::take_drop_errors();
-        // Threads that free memory or wake tasks may be about to let go of something.
+        // Other threads may be about to free memory or to drop wakers.
         let end = Instant::now() + Duration::from_secs(30);
         while failed_drops.is_empty() && !sim.live_objects().is_empty() {
             assert!(Instant::now() < end, "call {nth}, {outcome:?}: still alive: {}", sim.live_objects());

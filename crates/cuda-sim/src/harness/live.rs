@@ -1,16 +1,16 @@
-//! Counts what this process made through a real driver and has not given back, where the driver keeps no such list.
+//! Counts live objects created through a real driver, which keeps no such list.
 
 use std::{collections::BTreeMap, sync::Once};
 
 use parking_lot::Mutex;
 use transload_cuda_sys::trace;
 
-/// How many are alive of each class. Modules are left out: one whose kernel may still run is left to its context.
+/// Live objects by class. Modules are not counted: a module whose kernel may still run is left to its context.
 pub(super) type LiveCounts = BTreeMap<&'static str, i64>;
 
 static LIVE: Mutex<LiveCounts> = Mutex::new(BTreeMap::new());
 
-/// The class of handle that a driver function makes (1) or gives back (-1).
+/// Returns the class of object that a driver function creates (1) or destroys (-1).
 fn class_change(function: &str) -> Option<(&'static str, i64)> {
     Some(match function {
         "cuDevicePrimaryCtxRetain" => ("references to contexts", 1),
@@ -41,17 +41,17 @@ fn record(function: &'static str, code: u32) {
     }
 }
 
-/// What is alive now; counts from the first call on.
+/// Returns the live objects now; counts from the first call on.
 pub(super) fn count() -> LiveCounts {
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| trace::observe(record));
     LIVE.lock().clone()
 }
 
-/// How many checks are open, and what was alive before the first of them.
+/// Number of open checks, and the live objects before the first of them.
 static OPEN: Mutex<(usize, LiveCounts)> = Mutex::new((0, BTreeMap::new()));
 
-/// Opens a check. What is alive belongs to no single fixture, so checks that overlap are one.
+/// Opens a check. An object belongs to no particular fixture, so overlapping checks are merged.
 pub(super) fn begin() {
     let now = count();
     let mut open = OPEN.lock();
@@ -61,14 +61,14 @@ pub(super) fn begin() {
     open.0 += 1;
 }
 
-/// Closes a check. Returns what was alive before the first one if this is the last.
+/// Closes a check. If it was the last, returns the live objects before the first.
 pub(super) fn end() -> Option<LiveCounts> {
     let mut open = OPEN.lock();
     open.0 -= 1;
     (open.0 == 0).then(|| std::mem::take(&mut open.1))
 }
 
-/// What there is more of now than before.
+/// Returns the classes of which more objects are alive than before, with their current counts.
 pub(super) fn excess_over(before: &LiveCounts) -> LiveCounts {
     let mut now = count();
     now.retain(|class, alive| *alive > before.get(class).copied().unwrap_or(0));

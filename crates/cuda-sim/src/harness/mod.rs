@@ -1,7 +1,7 @@
-//! Devices for tests that hold on the software driver and on a real one.
+//! Devices for tests that run on the software driver and on a real one.
 //!
-//! By default a test gets a fresh simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or
-//! its first devices), so that the same assertions run on hardware: that is why the software driver can be believed.
+//! By default a test gets a new simulated device. With `TRANSLOAD_TEST_DRIVER=real` it gets the machine's device 0 (or its
+//! first devices), so that the same assertions verify the software driver against hardware.
 
 mod failing;
 mod live;
@@ -18,7 +18,7 @@ pub use crate::api::cupti::{keep_migration_records, refuse_migration_counters, s
 
 use crate::{SimDevice, SimDeviceBuilder, install, rng::Rng};
 
-/// Set to `real`, it makes [`device`] hand out real devices.
+/// If set to `real`, [`device`] returns real devices.
 pub const VARIABLE: &str = "TRANSLOAD_TEST_DRIVER";
 
 /// A device to test on.
@@ -29,19 +29,19 @@ pub struct TestDevice {
 }
 
 impl TestDevice {
-    /// The ordinal to ask the driver for.
+    /// Returns the device ordinal for driver calls.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// Whether results on it must be called simulated.
+    /// Returns whether results on it must be labelled simulated.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.sim.is_some()
     }
 
-    /// The simulated device, if it is one.
+    /// Returns the simulated device, if it is one.
     #[must_use]
     pub fn sim(&self) -> Option<&SimDevice> {
         self.sim.as_ref()
@@ -50,7 +50,7 @@ impl TestDevice {
     /// Asserts that nothing is alive on the device.
     ///
     /// # Panics
-    /// Where something is alive, with the list of it and the seed.
+    /// If something is alive, with a list and the seed.
     #[track_caller]
     pub fn assert_ledger_empty(&self) {
         if let Some(sim) = &self.sim {
@@ -64,9 +64,9 @@ impl TestDevice {
         }
     }
 
-    /// A check at the end of a test; declare it as the last field of a fixture, so that it is dropped after all others.
+    /// Returns a check that runs on drop. Make it the last field of a fixture, so that it is dropped last.
     pub fn end_check(&self) -> EndCheck {
-        /// Threads that free memory or wake tasks may be about to let go of something.
+        /// Other threads may be about to free memory or to drop wakers.
         const LIMIT: Duration = Duration::from_secs(20);
         if !self.is_simulated() {
             live::begin();
@@ -74,10 +74,10 @@ impl TestDevice {
         EndCheck { device: *self, limit: LIMIT }
     }
 
-    /// Asserts that the race checker of the device found nothing (see `record_accesses`).
+    /// Asserts that the device's race checker found nothing (see `record_accesses`).
     ///
     /// # Panics
-    /// Where it did, with the first of its findings.
+    /// If it found a race, with the first one.
     #[track_caller]
     pub fn assert_no_races(&self) {
         if let Some(sim) = &self.sim {
@@ -88,9 +88,9 @@ impl TestDevice {
     }
 }
 
-/// Asserts at its drop, unless a test panics, that nothing is alive that was made since: on the software driver by its ledger, and
-/// that its race checker found nothing; on a real one by what this process made and gave back through the driver, where
-/// tests run one after the other (`--test-threads=1`). Of several checks that overlap on real devices the last one decides.
+/// Asserts on drop, unless the thread is panicking, that everything created since was released. On the software driver,
+/// checks the device's live objects and its race checker. On a real driver, checks the objects that this process
+/// created and destroyed; this needs `--test-threads=1`. If checks overlap on real devices, the last one decides.
 #[derive(Debug)]
 #[must_use = "the check is made when this is dropped"]
 pub struct EndCheck {
@@ -107,17 +107,17 @@ impl Deref for EndCheck {
 }
 
 impl EndCheck {
-    /// The check waits at most so long for other threads to let go of something; 20 s by default.
+    /// Sets how long the check waits for other threads to release objects; 20 s by default.
     pub fn within(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Waits until `is_empty`, or until the limit.
+    /// Waits until `is_empty` returns true or the limit expires.
     fn wait(&self, is_empty: impl Fn() -> bool) {
         let end = Instant::now() + self.limit;
         while !is_empty() && Instant::now() < end {
-            // Frees what was dropped while work was in flight on it.
+            // Free storage whose last handle was dropped while work was in flight.
             transload_core::Reclaimer::new().sweep();
             thread::yield_now();
         }
@@ -146,7 +146,7 @@ impl Drop for EndCheck {
     }
 }
 
-/// A simulated device with an [`EndCheck`]: declared first, it is dropped after everything that a test made on it.
+/// A simulated device with an [`EndCheck`]. Declare it first, so that it is dropped after everything created on it.
 #[derive(Debug)]
 pub struct Checked {
     sim: SimDevice,
@@ -162,7 +162,7 @@ impl Deref for Checked {
 }
 
 impl SimDeviceBuilder {
-    /// Builds the device, which checks at its drop that nothing is alive on it.
+    /// Builds the device with an [`EndCheck`], which asserts on drop that nothing is alive on it.
     #[must_use]
     pub fn checked(self) -> Checked {
         let sim = self.build();
@@ -170,13 +170,13 @@ impl SimDeviceBuilder {
     }
 }
 
-/// Whether tests run on the machine's own driver.
+/// Returns whether tests run on the machine's own driver.
 #[must_use]
 pub fn is_real() -> bool {
     std::env::var(VARIABLE).is_ok_and(|value| value == "real")
 }
 
-/// A device with default properties.
+/// Returns a device with default properties.
 #[must_use]
 pub fn device() -> TestDevice {
     if is_real() {
@@ -186,8 +186,8 @@ pub fn device() -> TestDevice {
     }
 }
 
-/// A device with properties that only the software driver can have. On a real driver it prints that the test is skipped
-/// and answers `None`.
+/// Returns a device with properties that only the software driver can have. On a real driver, prints that the test is
+/// skipped and returns `None`.
 #[must_use]
 pub fn device_with(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder) -> Option<TestDevice> {
     if is_real() {
@@ -197,8 +197,8 @@ pub fn device_with(properties: impl FnOnce(SimDeviceBuilder) -> SimDeviceBuilder
     Some(simulated(properties))
 }
 
-/// `count` devices with default properties; on a real driver the machine's first ones, or `None` (printing that the test
-/// is skipped) where it has fewer.
+/// Returns `count` devices with default properties: on a real driver, the machine's first ones. If it has fewer, prints
+/// that the test is skipped and returns `None`.
 #[must_use]
 pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
     if !is_real() {
@@ -212,7 +212,7 @@ pub fn devices(count: u32) -> Option<Vec<TestDevice>> {
     Some((0..count).map(|ordinal| TestDevice { ordinal, sim: None }).collect())
 }
 
-/// Bytes that look like nothing else: the same for a seed, others for another one.
+/// Returns random bytes, determined by the seed.
 #[must_use]
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut random = Rng::new(seed);
@@ -224,8 +224,8 @@ pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     noise
 }
 
-/// How many times as much random tests do as they usually do: the variable `TRANSLOAD_TEST_ROUNDS`, else 1. With
-/// `TRANSLOAD_SIM_SEED` they do other things than usual.
+/// Returns the factor by which randomised tests are extended: the variable `TRANSLOAD_TEST_ROUNDS`, else 1. Set
+/// `TRANSLOAD_SIM_SEED` to vary them.
 #[must_use]
 pub fn rounds() -> u32 {
     let given = std::env::var("TRANSLOAD_TEST_ROUNDS").ok().and_then(|text| text.trim().parse().ok());
