@@ -1,4 +1,4 @@
-//! Which of DLPack's devices a place is, and which others may see it.
+//! DLPack devices of buffers.
 
 use std::{ffi::c_void, fmt};
 
@@ -8,10 +8,10 @@ use crate::{DLDevice, DLDeviceType};
 
 /// Pinned host memory.
 pub(crate) const CUDA_HOST: DLDevice = DLDevice { device_type: DLDeviceType::CUDAHOST, device_id: 0 };
-/// Managed memory, of whichever device.
+/// Managed memory of any device.
 pub(crate) const CUDA_MANAGED: DLDevice = DLDevice { device_type: DLDeviceType::CUDAMANAGED, device_id: 0 };
 
-/// As DLPack's documentation names it.
+/// Displays a device as DLPack's documentation names it.
 pub(crate) struct DeviceName(pub(crate) DLDevice);
 
 impl fmt::Display for DeviceName {
@@ -27,12 +27,12 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// Whether its consumers are on the host, which no stream makes wait.
+/// Returns whether consumers access the memory from the host, where a stream cannot make them wait.
 pub(crate) fn is_host_device(device: DLDevice) -> bool {
     matches!(device.device_type, DLDeviceType::CPU | DLDeviceType::CUDAHOST)
 }
 
-/// What a buffer may be called, the proper name first.
+/// Returns the DLPack devices that a buffer can be exported as, its own first.
 fn device_names(buffer: &RawBuffer) -> Vec<DLDevice> {
     let Place { device, kind } = buffer.place();
     match (device, kind) {
@@ -53,19 +53,19 @@ fn device_names(buffer: &RawBuffer) -> Vec<DLDevice> {
     }
 }
 
-/// The device under which a buffer is exported, and its address there.
+/// Returns the device of an export and the buffer's address there.
 pub(crate) fn export_device(buffer: &RawBuffer, asked: Option<DLDevice>) -> Result<(DLDevice, *mut c_void)> {
     let names = device_names(buffer);
     let place = buffer.place();
     let Some(proper) = names.first() else {
-        let text = format!("DLPack has no device for {place} memory of this library");
+        let text = format!("DLPack has no device type for {place} memory");
         return Err(Error::new(ErrorKind::Unsupported, text));
     };
     let device = asked.unwrap_or(*proper);
     if !names.contains(&device) {
         let valid: Vec<String> = names.iter().map(|name| DeviceName(*name).to_string()).collect();
         let text = format!(
-            "{place} memory cannot be shown as {} without a copy; valid is {}",
+            "{place} memory cannot be exported as {} without a copy; valid: {}",
             DeviceName(device),
             valid.join(", ")
         );

@@ -1,4 +1,4 @@
-//! Buffers as DLPack tensors for others.
+//! Exports buffers as DLPack tensors.
 
 use dlpark::allocation::dynamic;
 use transload_core::{
@@ -13,11 +13,11 @@ use crate::{
     layout,
 };
 
-/// An export to be: what the consumer sees, and how it is put behind work in flight. The buffer is lent until the tensor's
-/// deleter is called; see the crate's documentation for who may use it when.
+/// Builder of an export: how the consumer sees the buffer, and how its uses are ordered. The buffer is lent until the
+/// tensor's deleter is called; see the crate documentation for who may use it when.
 ///
-/// Without a stream the host waits, when the tensor is made, for earlier work on the buffer, and the deleter says that the
-/// consumer's own work is over.
+/// Without a stream, creating the tensor waits on the host for earlier work on the buffer, and the consumer must have
+/// completed its work when it calls the deleter.
 #[derive(Debug)]
 #[must_use = "nothing is exported until `versioned` or `unversioned`"]
 pub struct Export<'a> {
@@ -31,21 +31,21 @@ pub struct Export<'a> {
     pub(crate) order: Order,
 }
 
-/// How the consumer is put behind work in flight, and ours behind the consumer's.
+/// How uses by the consumer are ordered with ours.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// The host waits before; the deleter means that the consumer is done.
+    /// The host waits for earlier work; the consumer is done at the deleter.
     Host,
-    /// The first stream waits before; work in flight at the deleter is on the second one.
+    /// The first stream waits for earlier work; the consumer's work at the deleter is on the second.
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     Streams(transload_streams::CudaStream, transload_streams::CudaStream),
-    /// The consumer sees to everything.
+    /// The consumer is responsible for all ordering.
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     Consumer,
 }
 
 impl<'a> Export<'a> {
-    /// The buffer's bytes as elements of a type, in one dimension unless a [`shape`](Self::shape) is given.
+    /// Exports the bytes as elements of a type, in one dimension unless [`shape`](Self::shape) is set.
     pub fn new(buffer: &'a RawBuffer, dtype: DLDataType) -> Self {
         Self {
             buffer,
@@ -59,63 +59,64 @@ impl<'a> Export<'a> {
         }
     }
 
-    /// As [`new`](Self::new), for a type of Rust's.
+    /// Like [`new`](Self::new), with the type of a Rust element.
     pub fn of<T: Element>(buffer: &'a RawBuffer) -> Self {
         Self::new(buffer, T::DTYPE)
     }
 
-    /// Elements along each dimension, row by row unless [`strides`](Self::strides) are given. Without any it is a single
-    /// element. The tensor may be smaller than the buffer, which is lent as a whole: lend a slice instead.
+    /// Sets the length of each dimension; the layout is row-major unless [`strides`](Self::strides) are set. An empty
+    /// shape is a scalar. The tensor may be smaller than the buffer, which is lent as a whole: to lend less, export a
+    /// slice.
     pub fn shape(mut self, shape: &[i64]) -> Self {
         self.shape = Some(shape.to_vec());
         self
     }
 
-    /// Elements from one index to the next along each dimension; 0 or more.
+    /// Sets the stride of each dimension, in elements; at least 0.
     pub fn strides(mut self, strides: &[i64]) -> Self {
         self.strides = Some(strides.to_vec());
         self
     }
 
-    /// The consumer may only read, and our own readers go on beside it. Needs the versioned form: the older one cannot tell
-    /// a consumer. A buffer that may not be written is exported like this by itself.
+    /// Forbids the consumer to write; this library may read concurrently. Needs the versioned form, as the older one
+    /// has no such flag. Always set for a buffer that is not writable.
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
         self
     }
 
-    /// The bytes were copied for this consumer alone, which a versioned tensor says.
+    /// Sets the flag that the bytes were copied for this consumer, which only a versioned tensor has.
     pub fn copied(mut self) -> Self {
         self.copied = true;
         self
     }
 
-    /// Shows the buffer as another device's memory than its proper one, where that is possible without a copy: pinned and
-    /// mapped memory as `kDLCPU`, unified memory as `kDLCUDA` or `kDLCPU`. PyTorch knows no others.
+    /// Exports the buffer as memory of another device than its own, if that needs no copy: pinned and mapped memory as
+    /// `kDLCPU`, unified memory as `kDLCUDA` or `kDLCPU`. PyTorch supports no others.
     pub fn on_device(mut self, device: DLDevice) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// Makes the tensor in the form of DLPack 1.x. Waits for earlier work on the buffer where the host has to.
+    /// Creates a tensor of DLPack 1.x. Waits for earlier work on the buffer if the host must.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`] where a host view or another loan is open in conflict; [`ErrorKind::OutOfRange`] for a shape that
-    /// leaves the buffer; [`ErrorKind::InvalidArgument`] for one that cannot be, or elements that are not aligned;
-    /// [`ErrorKind::Unsupported`] for memory or a device that DLPack has no name for. Nothing is lent then.
+    /// [`ErrorKind::Busy`] if a conflicting host view or loan is open; [`ErrorKind::OutOfRange`] for a shape that
+    /// exceeds the buffer; [`ErrorKind::InvalidArgument`] for an invalid shape, or elements that are not aligned;
+    /// [`ErrorKind::Unsupported`] for memory or a device that DLPack cannot describe. Nothing is lent then.
     pub fn versioned(self) -> Result<ManagedTensor<DLManagedTensorVersioned>> {
         self.make()
     }
 
-    /// Makes the tensor in the form that is older than DLPack 1.0.
+    /// Creates a tensor in the form before DLPack 1.0.
     ///
     /// # Errors
-    /// As for [`versioned`](Self::versioned); [`ErrorKind::Unsupported`] for an export for reading only.
+    /// Those of [`versioned`](Self::versioned); [`ErrorKind::Unsupported`] for a read-only export.
     pub fn unversioned(self) -> Result<ManagedTensor<DLManagedTensor>> {
         if self.read_only || !self.buffer.is_writable() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "the unversioned form cannot say that memory may only be read; export the versioned one",
+                "the unversioned form has no read-only flag; export the versioned form",
             ));
         }
         self.make()
@@ -126,7 +127,7 @@ impl<'a> Export<'a> {
         crate::cuda::retry_pending_ends();
         let (shape, strides, bytes) = self.layout()?;
         let (device, data) = device::export_device(self.buffer, self.device)?;
-        // The standard wants no address where there are no bytes.
+        // The standard wants a null pointer for an empty tensor.
         let data = if bytes == 0 { std::ptr::null_mut() } else { data };
         let element = layout::element_bits(self.dtype).div_ceil(8);
         if element.is_power_of_two() && !data.addr().is_multiple_of(element.min(16)) {
@@ -175,22 +176,23 @@ impl<'a> Export<'a> {
         tensor.set_data(data).set_device(device).set_dtype(self.dtype);
         if rank > 0 {
             tensor.tensor_mut().shape = numbers;
-            // SAFETY: there is room for two numbers of each dimension.
+            // SAFETY: the allocation has room for two numbers per dimension.
             tensor.tensor_mut().strides = unsafe { numbers.add(rank) };
         }
         let mut flags = Flags::empty();
         flags.set(Flags::READ_ONLY, read_only);
         flags.set(Flags::IS_COPIED, self.copied);
-        // SAFETY: the loan keeps the memory alive, and everyone else away from it as the flags say, until the deleter drops it.
+        // SAFETY: until the deleter drops it, the loan keeps the memory alive and excludes other uses as the flags say.
         let made = unsafe {
             tensor.set_flags_unchecked(flags);
             tensor.finish()
         };
-        // SAFETY: just made, and owned; what was checked above is true of it until the deleter ends the loan.
+        // SAFETY: the tensor is new and owned; its description was checked above and holds until the deleter ends the
+        // loan.
         unsafe { ManagedTensor::from_raw(made.into_raw(), &fences) }
     }
 
-    /// Shape and strides, and the bytes that they reach, within the buffer.
+    /// Returns the shape, the strides, and the number of bytes that they span in the buffer.
     fn layout(&self) -> Result<(Vec<i64>, Vec<i64>, usize)> {
         let bits = layout::element_bits(self.dtype);
         let length = self.buffer.len();
@@ -208,7 +210,7 @@ impl<'a> Export<'a> {
         let bytes = layout::span_bytes(&shape, &strides, self.dtype)?;
         if bytes > length {
             let text = format!(
-                "a tensor of shape {shape:?} with strides {strides:?} reaches {bytes} bytes far, the buffer has {length}"
+                "a tensor of shape {shape:?} with strides {strides:?} spans {bytes} bytes, the buffer has {length}"
             );
             return Err(Error::new(ErrorKind::OutOfRange, text));
         }

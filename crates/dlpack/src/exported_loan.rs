@@ -1,19 +1,19 @@
-//! A loan in a consumer's hands, from the export to the deleter.
+//! The loan of an exported buffer, which the deleter ends.
 
 use transload_core::Loan;
 
-/// How the memory comes return_mode when the deleter is called.
+/// When the loan ends, once the deleter is called.
 pub(crate) enum ReturnMode {
-    /// The consumer is done with it by then.
+    /// At once: the consumer's work is complete.
     Immediate,
-    /// The consumer's work that is in flight by then is on this stream.
+    /// After the work that the consumer has enqueued on this stream by then.
     #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
     AfterStream(transload_streams::CudaStream),
 }
 
-/// What an exported tensor keeps. Dropped by its deleter, on whichever thread that is called.
+/// Context of an exported tensor. Its deleter drops it, on any thread.
 pub(crate) struct ExportedLoan {
-    /// Taken when it ends.
+    /// `None` once ended.
     loan: Option<Loan>,
     return_mode: ReturnMode,
 }

@@ -1,4 +1,4 @@
-//! DLPack tensors of others as buffers.
+//! Imports DLPack tensors as buffers.
 
 use std::{
     ptr::NonNull,
@@ -18,11 +18,11 @@ use crate::{
     layout,
 };
 
-/// Takes DLPack tensors in. Host memory needs nothing more; for CUDA memory it is told the devices
-/// (`with_device`), and the driver is asked whether each tensor says the truth.
+/// Imports DLPack tensors. For CUDA memory, register the devices by `with_device`; the driver is then asked whether
+/// each tensor describes its memory correctly.
 ///
-/// What is dropped while work is in flight waits here, and is given back by a later [`import`](Self::import) or by
-/// [`drain`](Self::drain); without the importer, by any other reclaimer of the process.
+/// A tensor whose buffer is dropped while work is in flight is parked, and released by a later [`import`](Self::import)
+/// or by [`drain`](Self::drain); once the importer is dropped, by any reclaimer of the process.
 #[derive(Debug, Default)]
 pub struct Importer {
     reclaimer: Arc<Reclaimer>,
@@ -31,7 +31,7 @@ pub struct Importer {
     pub(crate) devices: Vec<transload_memory::CudaDevice>,
 }
 
-/// What was read from a tensor and found right.
+/// The checked description of a tensor.
 struct Description {
     location: Location,
     bytes: usize,
@@ -42,28 +42,28 @@ struct Description {
 }
 
 impl Importer {
-    /// For host memory.
+    /// Returns an importer for host memory.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes a tensor in: its memory becomes a buffer that begins behind the fences which the tensor was made with. Nothing
-    /// is copied. Of both `kDLCUDAHost` and host memory that the driver knows the buffer is pinned.
+    /// Imports a tensor: its memory becomes a buffer whose uses wait for the tensor's fences. Copies nothing. The
+    /// buffer's memory is pinned for `kDLCUDAHost` and for host memory that the driver knows as pinned.
     ///
     /// # Errors
-    /// The tensor comes back with the error. [`ErrorKind::Unsupported`] for another major version than 1, a tensor that is
-    /// not dense, or CUDA memory without the feature `cuda`; [`ErrorKind::UnknownDevice`] for a device that is not known here;
-    /// [`ErrorKind::InvalidArgument`] for a description that cannot be, or that the driver contradicts;
-    /// [`ErrorKind::OutOfRange`] for one that does not fit the address space.
+    /// The error also returns the tensor. [`ErrorKind::Unsupported`] for another major version than 1, a tensor that is
+    /// not dense, or CUDA memory without the feature `cuda`; [`ErrorKind::UnknownDevice`] for a device that is not
+    /// registered; [`ErrorKind::InvalidArgument`] for an invalid description, or one that the driver contradicts;
+    /// [`ErrorKind::OutOfRange`] for one that exceeds the address space.
     pub fn import<M: Form + 'static>(&self, tensor: ManagedTensor<M>) -> Result<Imported, ImportError<M>> {
         self.import_inner(tensor, None)
     }
 
-    /// As [`import`](Self::import), only for elements of this type, aligned as it is.
+    /// Like [`import`](Self::import), but only for elements of this type, with its alignment.
     ///
     /// # Errors
-    /// As for `import`; [`ErrorKind::InvalidArgument`] for other elements, or ones at another alignment.
+    /// Those of `import`; [`ErrorKind::InvalidArgument`] for another type or insufficient alignment.
     pub fn import_as<T: Element, M: Form + 'static>(
         &self,
         tensor: ManagedTensor<M>,
@@ -71,7 +71,7 @@ impl Importer {
         self.import_inner(tensor, Some((T::DTYPE, align_of::<T>())))
     }
 
-    /// What was taken in and not given back yet; `parked` of it waits for work in flight.
+    /// Returns counts of the imported tensors that are not released yet; `parked` ones wait for work in flight.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
@@ -81,11 +81,11 @@ impl Importer {
         ledger
     }
 
-    /// Waits for the work on tensors whose buffers were dropped, and gives them back. Exports whose consumer was done while its
-    /// stream was being captured come back, too, once that capture has ended.
+    /// Waits for the work on dropped buffers and releases their tensors. Also ends exports that the consumer returned
+    /// while its stream was being captured, if the capture has ended.
     ///
     /// # Errors
-    /// The first error of work that failed; all are given back all the same.
+    /// The first error of failed work; all tensors are released nevertheless.
     pub fn drain(&self) -> Result<()> {
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         crate::cuda::retry_pending_ends();
@@ -118,14 +118,13 @@ impl Importer {
         tensor: &ManagedTensor<M>,
         wanted: Option<(DLDataType, usize)>,
     ) -> Result<Description> {
-        // Nothing else of another major version may be read.
+        // Other fields of another major version must not be read.
         if let Some(version) =
             tensor.version().filter(|version| version.major != DLPackVersion::CURRENT.major)
         {
             let DLPackVersion { major, minor } = version;
-            let text = format!(
-                "the tensor is of DLPack {major}.{minor}; valid is 1.x, or the form without a version"
-            );
+            let text =
+                format!("the tensor has DLPack version {major}.{minor}; valid: 1.x, or the unversioned form");
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         let flags = tensor.form().flags();
@@ -136,7 +135,7 @@ impl Importer {
         let dtype = described.dtype();
         if let Some((expected, align)) = wanted {
             if dtype != expected {
-                let text = format!("the tensor's elements are {dtype:?}, not {expected:?}");
+                let text = format!("expected elements of {expected:?}, got {dtype:?}");
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
             if bytes > 0 && !address.is_multiple_of(align) {
@@ -168,7 +167,7 @@ impl Importer {
         let more: String = self.devices.iter().map(|own| format!(", kDLCUDA {}", own.ordinal())).collect();
         #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
         let more = "";
-        let text = format!("no device here is {}; valid are kDLCPU 0{more}", DeviceName(device));
+        let text = format!("unknown device {}; known: kDLCPU 0{more}", DeviceName(device));
         Error::new(ErrorKind::UnknownDevice, text)
     }
 
@@ -181,13 +180,12 @@ impl Importer {
     #[cfg(not(all(feature = "cuda", any(target_os = "linux", windows))))]
     #[allow(clippy::unused_self, reason = "as with CUDA")]
     fn locate_cuda(&self, device: DLDevice, _: usize, _: usize) -> Result<Location> {
-        let text =
-            format!("{} is CUDA's memory, and this build is without the feature `cuda`", DeviceName(device));
+        let text = format!("{} is CUDA memory, but the feature `cuda` is not enabled", DeviceName(device));
         Err(Error::new(ErrorKind::Unsupported, text))
     }
 }
 
-/// Host memory of a kind. An empty tensor has an address that is never used.
+/// Returns the location of host memory. The address of an empty tensor is never used.
 pub(crate) fn host_location(kind: MemoryKind, address: usize) -> Location {
     let host = NonNull::new(std::ptr::with_exposed_provenance_mut(address)).unwrap_or(NonNull::dangling());
     Location { place: Place::new(DeviceId::Cpu, kind), host: Some(host), device: None, backend_data: None }

@@ -1,4 +1,4 @@
-//! What became of a tensor that was to be imported.
+//! Results of an import.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use transload_core::{Error, RawBuffer};
 
 use crate::{DLDataType, DLPackVersion, Form, ManagedTensor};
 
-/// A tensor's memory as a buffer, and how its elements lie in it. The buffer's clones keep the tensor alive, also without this.
+/// An imported buffer and its layout. Clones of the buffer keep the tensor alive without this value.
 #[derive(Debug)]
 pub struct Imported {
     pub(crate) buffer: RawBuffer,
@@ -18,45 +18,45 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// The bytes, from the first element to the last; not writable where the tensor is for reading only. A tensor without
-    /// elements gives a buffer without bytes.
+    /// Returns the buffer, from the first element to the last; not writable for a read-only tensor, and of length 0 for
+    /// a tensor without elements.
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
         &self.buffer
     }
 
-    /// Elements along each dimension.
+    /// Returns the length of each dimension.
     #[must_use]
     pub fn shape(&self) -> &[i64] {
         &self.shape
     }
 
-    /// Elements from one index to the next along each dimension. The tensor is dense: in some order of the dimensions these
-    /// are the products of the lengths behind them.
+    /// Returns the stride of each dimension, in elements. The tensor is dense: in some order of the dimensions, each
+    /// stride is the product of the lengths after it.
     #[must_use]
     pub fn strides(&self) -> &[i64] {
         &self.strides
     }
 
-    /// What an element is.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DLDataType {
         self.dtype
     }
 
-    /// The tensor's version; none of the older form.
+    /// Returns the tensor's version; `None` for the unversioned form.
     #[must_use]
     pub fn version(&self) -> Option<DLPackVersion> {
         self.version
     }
 
-    /// Whether the producer says that it copied the bytes for this import alone.
+    /// Returns whether the producer copied the bytes for this import.
     #[must_use]
     pub fn is_copied(&self) -> bool {
         self.copied
     }
 
-    /// The buffer alone.
+    /// Returns only the buffer.
     #[must_use]
     pub fn into_buffer(self) -> RawBuffer {
         self.buffer

@@ -1,4 +1,4 @@
-//! Someone else's tensor as the memory behind a buffer: given back when the last use of it is over.
+//! Storage of an imported tensor, whose deleter runs after the last use.
 
 use std::{
     any::Any,
@@ -11,17 +11,17 @@ use std::{
 
 use transload_core::{Place, Storage};
 
-/// Where imported bytes are, and who sees them how.
+/// Location and addresses of imported bytes.
 #[derive(Debug)]
 pub(crate) struct Location {
     pub(crate) place: Place,
     pub(crate) host: Option<NonNull<u8>>,
     pub(crate) device: Option<u64>,
-    /// What the device's queues want to know of it.
+    /// Data that queues of the device need, returned by `as_any`.
     pub(crate) backend_data: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// What an importer has taken in and not given back.
+/// Counts of imported tensors that are not released.
 #[derive(Debug, Default)]
 pub(crate) struct ImportCounts {
     pub(crate) tensors: AtomicU64,
@@ -40,9 +40,9 @@ impl Drop for CountGuard {
     }
 }
 
-/// The memory of an imported tensor. The fields are dropped in this order.
+/// Storage of an imported tensor. Fields are dropped in this order.
 pub(crate) struct ImportedStorage {
-    /// Its drop calls the deleter.
+    /// Calls the deleter on drop.
     _tensor: Box<dyn Any + Send + Sync>,
     location: Location,
     bytes: usize,
@@ -50,9 +50,9 @@ pub(crate) struct ImportedStorage {
     _count_guard: CountGuard,
 }
 
-// SAFETY: the tensor may be deleted on any thread, and the addresses are plain numbers.
+// SAFETY: the tensor may be deleted on any thread; the addresses are plain numbers.
 unsafe impl Send for ImportedStorage {}
-// SAFETY: as above; access to the bytes is ordered by the buffer over them.
+// SAFETY: as above; the buffer orders access to the bytes.
 unsafe impl Sync for ImportedStorage {}
 
 impl ImportedStorage {
@@ -70,8 +70,8 @@ impl ImportedStorage {
     }
 }
 
-// SAFETY: the tensor's description is true, by the promise of `ManagedTensor::from_raw`, and of CUDA memory the driver
-// confirmed it; the memory lives until the deleter is called, in the drop of this.
+// SAFETY: the description is true, as promised to `ManagedTensor::from_raw` and, for CUDA memory, confirmed by the
+// driver; the memory lives until the deleter is called, when this is dropped.
 unsafe impl Storage for ImportedStorage {
     fn place(&self) -> Place {
         self.location.place

@@ -1,4 +1,4 @@
-//! Shapes and strides: how many bytes they span, and whether that can be taken in or given out.
+//! Checks shapes and strides, and computes the bytes that they span.
 
 use std::ffi::c_void;
 
@@ -7,27 +7,27 @@ use transload_core::{Error, ErrorKind, Result};
 
 use crate::{DLDataType, Flags};
 
-/// Bits of one element, all lanes together.
+/// Returns the bits of an element, including all lanes.
 pub(crate) fn element_bits(dtype: DLDataType) -> usize {
     usize::from(dtype.bits) * usize::from(dtype.lanes)
 }
 
-/// What is wrong with a description, in core's terms.
+/// Converts an error about a description.
 pub(crate) fn invalid(error: tensor::Error) -> Error {
     Error::caused_by(ErrorKind::InvalidArgument, "not a valid DLPack tensor", error)
 }
 
-/// Row-major strides without gaps.
+/// Returns row-major strides without gaps.
 pub(crate) fn compact(shape: &[i64]) -> Result<Vec<i64>> {
     tensor::compact_strides(shape).map_err(invalid)
 }
 
-/// Elements of a shape.
+/// Returns the number of elements of a shape.
 fn count(shape: &[i64]) -> Result<usize> {
     let mut count = 1_usize;
     for (axis, length) in shape.iter().enumerate() {
         let length = usize::try_from(*length).map_err(|_| {
-            let text = format!("dimension {axis} is {length}; valid is 0 or more");
+            let text = format!("dimension {axis} is {length}; valid: 0 or more");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
         count = count.checked_mul(length).ok_or_else(too_large)?;
@@ -35,15 +35,15 @@ fn count(shape: &[i64]) -> Result<usize> {
     Ok(count)
 }
 
-/// How many bytes from the first element's beginning an exported tensor reaches.
+/// Returns the number of bytes from the first element to the end of the last.
 pub(crate) fn span_bytes(shape: &[i64], strides: &[i64], dtype: DLDataType) -> Result<usize> {
     if shape.len() != strides.len() {
-        let text = format!("{} strides do not fit {} dimensions", strides.len(), shape.len());
+        let text = format!("got {} strides for {} dimensions", strides.len(), shape.len());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     }
     let bits = element_bits(dtype);
     if bits == 0 {
-        return Err(Error::new(ErrorKind::InvalidArgument, "an element has at least 1 bit and 1 lane"));
+        return Err(Error::new(ErrorKind::InvalidArgument, "an element needs at least 1 bit and 1 lane"));
     }
     if count(shape)? == 0 {
         return Ok(0);
@@ -51,7 +51,7 @@ pub(crate) fn span_bytes(shape: &[i64], strides: &[i64], dtype: DLDataType) -> R
     let mut last = 0_usize;
     for (length, stride) in shape.iter().zip(strides).filter(|(length, _)| **length > 1) {
         let stride = usize::try_from(*stride).map_err(|_| {
-            let text = format!("a stride of {stride} would reach before the buffer; valid is 0 or more");
+            let text = format!("a stride of {stride} would start before the buffer; valid: 0 or more");
             Error::new(ErrorKind::InvalidArgument, text)
         })?;
         let steps = usize::try_from(length - 1).map_err(|_| too_large())?;
@@ -61,7 +61,7 @@ pub(crate) fn span_bytes(shape: &[i64], strides: &[i64], dtype: DLDataType) -> R
     Ok(bits.div_ceil(8))
 }
 
-/// The bytes of a tensor that lies densely, and its strides; others are refused.
+/// Returns the size in bytes and the strides of a dense tensor; fails for others.
 pub(crate) fn dense(tensor: &TensorRef<'_>, flags: Flags) -> Result<(usize, Vec<i64>)> {
     let shape = tensor.shape();
     let strides = tensor.strides_or_compact().map_err(invalid)?.into_owned();
@@ -71,15 +71,14 @@ pub(crate) fn dense(tensor: &TensorRef<'_>, flags: Flags) -> Result<(usize, Vec<
         return Err(Error::new(
             ErrorKind::Unsupported,
             format!(
-                "a tensor of shape {shape:?} with strides {strides:?} does not lie densely: the bytes between its elements \
-                 belong to others, or elements share bytes; have its owner make it contiguous"
+                "a tensor of shape {shape:?} with strides {strides:?} is not dense: it has gaps between its elements, or \
+                 elements share bytes; make it contiguous first"
             ),
         ));
     }
     let row_major = tensor.is_compact().map_err(invalid)?;
     if !whole && !row_major {
-        let text =
-            format!("elements of {bits} bits are taken in row by row only, not with strides {strides:?}");
+        let text = format!("elements of {bits} bits must be row-major, got strides {strides:?}");
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     let bytes = if flags.contains(Flags::IS_SUBBYTE_TYPE_PADDED) && !whole {
@@ -90,7 +89,7 @@ pub(crate) fn dense(tensor: &TensorRef<'_>, flags: Flags) -> Result<(usize, Vec<
     Ok((bytes, strides))
 }
 
-/// Whether the elements, in some order of the dimensions, lie one beside the other.
+/// Returns whether the elements are contiguous in some order of the dimensions.
 fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     let mut steps: Vec<(i64, i64)> =
         strides.iter().copied().zip(shape.iter().copied()).filter(|(_, length)| *length != 1).collect();
@@ -103,9 +102,9 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// The address of the first element. Null is fine only for a tensor without bytes.
+/// Returns the address of the first element. Null is valid only for an empty tensor.
 pub(crate) fn address(data: *const c_void, offset: u64, bytes: usize) -> Result<usize> {
-    // Someone else's pointer, from which the buffer's will be made.
+    // The buffer's pointer will be made from this address.
     let base = data.expose_provenance();
     if bytes == 0 {
         return Ok(base);
@@ -121,5 +120,5 @@ pub(crate) fn address(data: *const c_void, offset: u64, bytes: usize) -> Result<
 }
 
 fn too_large() -> Error {
-    Error::new(ErrorKind::OutOfRange, "the tensor's size or place does not fit the address space")
+    Error::new(ErrorKind::OutOfRange, "the tensor's size or address exceeds the address space")
 }

@@ -1,4 +1,4 @@
-//! Which tensors are held just now, so that none is taken in twice.
+//! Addresses of the tensors that this process owns, so that none is consumed twice.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use parking_lot::Mutex;
 
 static HELD: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// Notes a tensor; `false` where it is held already.
+/// Adds a tensor. Returns `false` if it is registered already.
 pub(crate) fn insert(address: usize) -> bool {
     HELD.lock().insert(address)
 }
 
-/// Forgets a tensor, before its memory can become another one's.
+/// Removes a tensor. Call this before its deleter: the address may be reused then.
 pub(crate) fn remove(address: usize) {
     if transload_core::mutant!("dlpack/address-forgotten") {
         return;

@@ -1,26 +1,26 @@
-//! The stream that a consumer names, as the Python array API standard encodes it.
+//! Streams of consumers, encoded as in the Python array API standard.
 
 use transload_core::{Error, ErrorKind, Result};
 
-/// Where a consumer of CUDA memory will use it: what it passes as `stream` to `__dlpack__`.
+/// The stream on which a consumer will use CUDA memory: its `stream` argument of `__dlpack__`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConsumerStream {
-    /// On the legacy default stream: `None` or 1.
+    /// The legacy default stream: `None` or 1.
     LegacyDefault,
-    /// On the calling thread's default stream: 2.
+    /// The calling thread's default stream: 2.
     PerThreadDefault,
-    /// On the stream with this handle.
+    /// A stream handle.
     Handle(usize),
-    /// Nobody is to make anything wait: -1. The consumer sees to the order itself.
+    /// No synchronisation: -1. The consumer is responsible for the order.
     NoSync,
 }
 
 impl ConsumerStream {
-    /// From the argument `stream` of `__dlpack__` for a CUDA tensor.
+    /// Decodes the argument `stream` of `__dlpack__` for a CUDA tensor.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for 0, which the standard does not allow as it could mean either default stream, and
-    /// for numbers below -1.
+    /// [`ErrorKind::InvalidArgument`] for numbers below -1, and for 0, which the standard forbids because either
+    /// default stream could be meant.
     pub fn from_protocol(stream: Option<i64>) -> Result<Self> {
         match stream {
             None | Some(1) => Ok(Self::LegacyDefault),
@@ -36,7 +36,7 @@ impl ConsumerStream {
 
 fn refused(stream: i64) -> Error {
     let text = format!(
-        "{stream} names no CUDA stream in DLPack; valid are None or 1 (legacy default), 2 (per-thread default), a handle \
+        "{stream} is not a DLPack stream; valid: None or 1 (legacy default), 2 (per-thread default), a handle \
          above 2, and -1 (no synchronisation); 0 is ambiguous and not allowed"
     );
     Error::new(ErrorKind::InvalidArgument, text)

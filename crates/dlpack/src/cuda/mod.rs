@@ -1,4 +1,4 @@
-//! CUDA's part: streams that wait before and after a consumer, and what the driver knows of a pointer.
+//! CUDA support: ordering on streams, and pointer checks by the driver.
 
 mod loan_end;
 mod order;

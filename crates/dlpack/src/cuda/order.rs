@@ -1,4 +1,4 @@
-//! The consumer's stream behind our work, and our work behind the consumer's stream.
+//! Orders work of this library and of the consumer on streams.
 
 use std::ptr;
 
@@ -10,25 +10,25 @@ use transload_streams::CudaStream;
 use crate::{ConsumerStream, Export, export::Order};
 
 impl Export<'_> {
-    /// The consumer uses the memory on this stream, which waits on the device for earlier work on the buffer, while the host
-    /// does not. At the deleter the loan ends behind what is enqueued on the stream by then. Of memory that is shown as the
-    /// host's the host waits for earlier work all the same.
+    /// Exports for use on this stream. The stream waits for earlier work on the buffer; the host does not, unless the
+    /// tensor is shown as host memory. When the deleter is called, the loan ends after the work enqueued on the stream
+    /// so far.
     pub fn for_stream(mut self, stream: &CudaStream) -> Self {
         self.order = Order::Streams(stream.clone(), stream.clone());
         self
     }
 
-    /// As [`for_stream`](Self::for_stream), for the stream that the consumer names (`__dlpack__(stream=...)`) on `device`.
-    /// With [`ConsumerStream::NoSync`] nobody waits for anything, neither before nor at the deleter.
+    /// Like [`for_stream`](Self::for_stream), but for the stream that the consumer passes to `__dlpack__(stream=...)`.
+    /// With [`ConsumerStream::NoSync`], nothing is waited for, neither before the export nor at the deleter.
     ///
     /// # Errors
-    /// `InvalidArgument` for a stream of another context, where the driver can tell; the driver's.
+    /// `InvalidArgument` for a stream of another context, if the driver can tell; errors of the driver.
     ///
     /// # Safety
-    /// * A handle is one of a stream of the device's primary context. The stream lives until the deleter has returned and the
-    ///   buffer's memory was used again or given back (PyTorch's streams live as long as the process).
-    /// * With `NoSync` the consumer uses the memory only after what is in flight on the buffer now, by means of its own, and
-    ///   is done with it when it calls the deleter.
+    /// * A handle is one of a stream of the device's primary context. The stream lives until the deleter has returned
+    ///   and the buffer's memory was used again or freed (PyTorch's streams live as long as the process).
+    /// * With `NoSync`, the consumer orders its uses after the work that is in flight on the buffer now, and has
+    ///   completed them when it calls the deleter.
     pub unsafe fn for_consumer(mut self, device: &CudaDevice, stream: ConsumerStream) -> Result<Self> {
         self.order = match stream {
             ConsumerStream::NoSync => Order::Consumer,
@@ -37,8 +37,8 @@ impl Export<'_> {
                 Order::Streams(legacy.clone(), legacy)
             }
             ConsumerStream::PerThreadDefault => {
-                // The deleter may run on another thread, where the handle would mean another stream. The legacy stream waits
-                // for the default streams of all threads.
+                // On another thread, the per-thread handle means another stream. The legacy stream waits for the
+                // default streams of all threads.
                 Order::Streams(CudaStream::per_thread_default(device)?, CudaStream::legacy_default(device)?)
             }
             ConsumerStream::Handle(handle) => {
@@ -52,9 +52,9 @@ impl Export<'_> {
     }
 }
 
-/// What to pass as `stream` to a producer's `__dlpack__`, so that it puts this stream behind its work: then the stream's
-/// `fence()` is what [`ManagedTensor::from_raw`](crate::ManagedTensor::from_raw) wants. The stream must live until the
-/// producer has answered.
+/// Returns the `stream` argument for a producer's `__dlpack__`, which then makes this stream wait for its work. Pass
+/// the stream's next `fence()` to [`ManagedTensor::from_raw`](crate::ManagedTensor::from_raw). The stream must live
+/// until `__dlpack__` has returned.
 #[must_use]
 pub fn protocol_stream(stream: &CudaStream) -> i64 {
     match stream.as_raw().addr() {

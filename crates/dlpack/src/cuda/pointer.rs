@@ -1,4 +1,4 @@
-//! Whether a tensor says the truth about its memory: the driver knows.
+//! Checks tensors of CUDA memory against what the driver knows of their pointers.
 
 use std::any::Any;
 
@@ -10,7 +10,7 @@ use crate::{
     DLDevice, DLDeviceType, Importer, device::DeviceName, import::host_location, imported_storage::Location,
 };
 
-/// What the driver knows of an address.
+/// The driver's attributes of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct PointerInfo {
     is_host: bool,
@@ -19,14 +19,14 @@ struct PointerInfo {
 }
 
 impl Importer {
-    /// Takes in memory of this device too. Makes the device's context at the first such tensor.
+    /// Also accepts memory of this device. Creates its context at the first such tensor.
     #[must_use]
     pub fn with_device(mut self, device: &CudaDevice) -> Self {
         self.devices.push(device.clone());
         self
     }
 
-    /// Whether the driver knows the host memory, so that copy engines reach it.
+    /// Returns whether the driver knows the host memory as pinned.
     pub(crate) fn is_pinned(&self, address: usize, bytes: usize) -> Result<bool> {
         let Some(device) = self.devices.first().filter(|_| bytes > 0) else { return Ok(false) };
         let known = range_info(device.context()?, address, bytes)?;
@@ -36,7 +36,7 @@ impl Importer {
     pub(crate) fn locate_cuda(&self, device: DLDevice, address: usize, bytes: usize) -> Result<Location> {
         let of_host = device.device_type == DLDeviceType::CUDAHOST;
         let of_device = device.device_type == DLDeviceType::CUDA;
-        // Pinned memory is every device's, and managed memory's own one is the driver's to say.
+        // Pinned memory belongs to all devices; the driver knows the device of managed memory.
         let named = self.devices.iter().find(|own| i32::try_from(own.ordinal()) == Ok(device.device_id));
         let exists = if of_host { device.device_id == 0 } else { named.is_some() || !of_device };
         let Some(asked) = named.or(self.devices.first()).filter(|_| exists) else {
@@ -46,20 +46,15 @@ impl Importer {
             return location_of(device, asked, address);
         }
         let Some(known) = range_info(asked.context()?, address, bytes)? else {
-            return Err(contradiction(
-                device,
-                address,
-                bytes,
-                "it does not know all of that as one kind of memory",
-            ));
+            return Err(contradiction(device, address, bytes, "not all of them are one kind of memory"));
         };
         let own = self.devices.iter().find(|own| u64::from(own.ordinal()) == known.ordinal);
         match device.device_type {
             DLDeviceType::CUDAHOST if known.is_host => location_of(device, asked, address),
-            DLDeviceType::CUDAHOST => Err(contradiction(device, address, bytes, "it is a device's memory")),
-            _ if known.is_host => Err(contradiction(device, address, bytes, "it is the host's memory")),
+            DLDeviceType::CUDAHOST => Err(contradiction(device, address, bytes, "they are device memory")),
+            _ if known.is_host => Err(contradiction(device, address, bytes, "they are host memory")),
             DLDeviceType::CUDAMANAGED if !known.is_managed => {
-                Err(contradiction(device, address, bytes, "it is not managed"))
+                Err(contradiction(device, address, bytes, "they are not managed memory"))
             }
             DLDeviceType::CUDAMANAGED => match own {
                 Some(own) => location_of(device, own, address),
@@ -69,7 +64,7 @@ impl Importer {
                 }
             },
             _ if known.ordinal != u64::from(asked.ordinal()) => {
-                let text = format!("it is the memory of device {}", known.ordinal);
+                let text = format!("they are memory of device {}", known.ordinal);
                 Err(contradiction(device, address, bytes, &text))
             }
             _ => location_of(device, asked, address),
@@ -97,14 +92,14 @@ fn location_of(device: DLDevice, own: &CudaDevice, address: usize) -> Result<Loc
 
 fn contradiction(device: DLDevice, address: usize, bytes: usize, truth: &str) -> Error {
     let text = format!(
-        "the tensor says that {bytes} bytes at {address:#x} are {}, but the driver says: {truth}",
+        "the tensor declares {bytes} bytes at {address:#x} as {}, but according to the driver {truth}",
         DeviceName(device)
     );
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// What the driver knows of a range by its first and its last byte: memory of several mappings is one tensor, too. `None`
-/// where it knows nothing of either, or the two differ.
+/// Returns the attributes of a range, as those of its first and last byte: a tensor may span several mappings. `None`
+/// if the driver does not know them or they differ.
 fn range_info(context: &Context, address: usize, bytes: usize) -> Result<Option<PointerInfo>> {
     let first = query(context, address as u64)?;
     let last = query(context, (address + (bytes - 1)) as u64)?;
@@ -112,7 +107,7 @@ fn range_info(context: &Context, address: usize, bytes: usize) -> Result<Option<
 }
 
 fn query(context: &Context, address: u64) -> Result<Option<PointerInfo>> {
-    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; the answer 1 is host memory.
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; 1 is host memory.
     const MEMORY_TYPE: u32 = 2;
     /// `CU_POINTER_ATTRIBUTE_IS_MANAGED`.
     const IS_MANAGED: u32 = 8;
@@ -122,18 +117,18 @@ fn query(context: &Context, address: u64) -> Result<Option<PointerInfo>> {
     let Some(kind) = attribute(context, MEMORY_TYPE, address)? else { return Ok(None) };
     let Some(managed) = attribute(context, IS_MANAGED, address)? else { return Ok(None) };
     let Some(ordinal) = attribute(context, DEVICE_ORDINAL, address)? else { return Ok(None) };
-    // Managed memory counts as a device's, whatever its kind says of where it is just now.
+    // Managed memory counts as device memory, wherever it is resident.
     let is_managed = managed & 1 == 1;
     Ok(Some(PointerInfo { is_host: kind == 1 && !is_managed, is_managed, ordinal }))
 }
 
-/// `None` for an address that is not the driver's.
+/// Returns `None` for an address that the driver does not know.
 fn attribute(context: &Context, which: u32, address: u64) -> Result<Option<u64>> {
     const INVALID_VALUE: u32 = 1;
     let _bound = context.enter().map_err(lift)?;
     let _capture = RelaxedCapture::enter().map_err(lift)?;
     let mut value = 0_u64;
-    // SAFETY: the answers asked for are numbers of at most 8 bytes; any address may be asked about.
+    // SAFETY: the attributes are numbers of at most 8 bytes; any address may be queried.
     match unsafe { ffi::cuPointerGetAttribute((&raw mut value).cast(), which, address) } {
         INVALID_VALUE => Ok(None),
         code => check("cuPointerGetAttribute", code).map(|()| Some(value & 0xFFFF_FFFF)).map_err(lift),

@@ -14,6 +14,6 @@ fn streams_are_read_as_the_standard_says() {
     for wrong in [0, -2, i64::MIN] {
         let error = of(Some(wrong)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.to_string().contains("valid are None or 1"), "{error}");
+        assert!(error.to_string().contains("valid: None or 1"), "{error}");
     }
 }

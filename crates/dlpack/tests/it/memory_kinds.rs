@@ -106,7 +106,7 @@ fn memory_is_shown_as_other_devices_see_it_and_never_as_they_cannot() {
                 None => {
                     let error = export().unwrap_err();
                     assert_eq!(error.kind(), transload_core::ErrorKind::Unsupported, "{kind}: {error}");
-                    assert!(error.to_string().contains("valid is kDL"), "{error}");
+                    assert!(error.to_string().contains("valid: kDL"), "{error}");
                 }
             }
         }
