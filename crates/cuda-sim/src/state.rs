@@ -384,7 +384,7 @@ impl State {
     }
 
     pub(crate) fn live_objects(&self, device: u32) -> LiveObjects {
-        let mut ledger = LiveObjects {
+        let mut live = LiveObjects {
             contexts: self.contexts.values().filter(|context| context.device == device).count(),
             streams: self
                 .streams
@@ -404,19 +404,19 @@ impl State {
                 .count(),
             ..LiveObjects::default()
         };
-        (ledger.graphs, ledger.graph_execs) = self.graphs.count(device);
+        (live.graphs, live.graph_execs) = self.graphs.count(device);
         for allocation in self.memory.iter().filter(|one| one.device == device) {
             match allocation.kind {
                 Kind::Device | Kind::Pool(_) => {
-                    ledger.device_allocations += 1;
-                    ledger.bytes += allocation.bytes;
+                    live.device_allocations += 1;
+                    live.bytes += allocation.bytes;
                 }
-                Kind::Pinned { .. } => ledger.pinned += 1,
-                Kind::Registered { .. } => ledger.registered += 1,
-                Kind::Managed(_) => ledger.managed += 1,
+                Kind::Pinned { .. } => live.pinned += 1,
+                Kind::Registered { .. } => live.registered += 1,
+                Kind::Managed(_) => live.managed += 1,
             }
         }
-        ledger
+        live
     }
 }
 

@@ -74,11 +74,11 @@ impl Importer {
     /// Returns counts of the imported tensors that are not released yet; `parked` ones wait for work in flight.
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
-        let mut ledger = ResourceCounts::default();
-        ledger.allocations = self.counts.tensors.load(Ordering::Acquire);
-        ledger.bytes = self.counts.bytes.load(Ordering::Acquire);
-        ledger.parked = self.reclaimer.len() as u64;
-        ledger
+        let mut counts = ResourceCounts::default();
+        counts.allocations = self.counts.tensors.load(Ordering::Acquire);
+        counts.bytes = self.counts.bytes.load(Ordering::Acquire);
+        counts.parked = self.reclaimer.len() as u64;
+        counts
     }
 
     /// Waits for the work on dropped buffers and releases their tensors. Also ends exports that the consumer returned

@@ -54,10 +54,10 @@ impl TestDevice {
     #[track_caller]
     pub fn assert_ledger_empty(&self) {
         if let Some(sim) = &self.sim {
-            let ledger = sim.live_objects();
+            let live = sim.live_objects();
             assert!(
-                ledger.is_empty(),
-                "still alive on simulated device {} (seed {}): {ledger}",
+                live.is_empty(),
+                "still alive on simulated device {} (seed {}): {live}",
                 self.ordinal,
                 sim.seed()
             );
