@@ -21,7 +21,7 @@ pub struct SimDevice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Residency {
     /// Not populated: never accessed.
-    Nowhere,
+    Unpopulated,
     /// In host memory.
     Host,
     /// In the memory of the device with this ordinal.
@@ -112,12 +112,12 @@ impl SimDevice {
     /// Returns addresses of managed memory that the host accessed (if announced) while this device had work queued and
     /// does not support concurrent managed access. On real hardware, such an access is a segmentation fault.
     #[must_use]
-    pub fn forbidden_touches(&self) -> Vec<usize> {
-        state::lock().device(self.ordinal).forbidden_touches.clone()
+    pub fn forbidden_accesses(&self) -> Vec<usize> {
+        state::lock().device(self.ordinal).forbidden_accesses.clone()
     }
 
     /// Returns a report for each driver call that waited too long for a host function (see
-    /// [`SimDeviceBuilder::patience`]).
+    /// [`SimDeviceBuilder::host_function_timeout`]).
     #[must_use]
     pub fn deadlocks(&self) -> Vec<String> {
         state::lock().device(self.ordinal).deadlocks.iter().map(|(_, text)| text.clone()).collect()

@@ -22,7 +22,7 @@ const SAXPY: HostKernel = HostKernel {
     parameters: &[4, 8, 8, 8],
     accesses: |launch| {
         let bytes = bytes_of(launch.number(3));
-        vec![KernelAccess::read(launch.number(1), bytes), KernelAccess::written(launch.number(2), bytes)]
+        vec![KernelAccess::read(launch.number(1), bytes), KernelAccess::write(launch.number(2), bytes)]
     },
     run: |launch, memory| {
         let a = f32::from_bits(launch.number(0) as u32);
@@ -39,7 +39,7 @@ const ADD: HostKernel = HostKernel {
         vec![
             KernelAccess::read(launch.number(0), bytes),
             KernelAccess::read(launch.number(1), bytes),
-            KernelAccess::written(launch.number(2), bytes),
+            KernelAccess::write(launch.number(2), bytes),
         ]
     },
     run: |launch, memory| {
@@ -79,7 +79,7 @@ const SPIN: HostKernel = HostKernel {
     parameters: &[8, 8],
     accesses: |launch| match launch.number(1) {
         0 => Vec::new(),
-        out => vec![KernelAccess::written(out, 16)],
+        out => vec![KernelAccess::write(out, 16)],
     },
     run: spin,
 };

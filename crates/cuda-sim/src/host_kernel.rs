@@ -43,7 +43,7 @@ impl KernelAccess {
 
     /// Returns a range that is written, and may be read.
     #[must_use]
-    pub fn written(address: u64, bytes: usize) -> Self {
+    pub fn write(address: u64, bytes: usize) -> Self {
         Self { address, bytes, kind: AccessKind::Write }
     }
 }

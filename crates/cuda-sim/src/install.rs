@@ -90,7 +90,7 @@ fn on_host_access(address: usize, bytes: usize, access: HostAccess) {
     if managed && !state.device(device).options.concurrent_managed {
         let busy = state.streams.values().any(|stream| stream.device == device && !stream.queue.is_empty());
         if busy {
-            state.device_mut(device).forbidden_touches.push(address as usize);
+            state.device_mut(device).forbidden_accesses.push(address as usize);
         }
     }
     let (operation, kind) = match access {

@@ -26,7 +26,7 @@ fn parameters(launch: &Launch) -> (u64, u64, usize) {
 
 fn accesses(launch: &Launch) -> Vec<KernelAccess> {
     let (dst, src, bytes) = parameters(launch);
-    vec![KernelAccess::read(src, bytes), KernelAccess::written(dst, bytes)]
+    vec![KernelAccess::read(src, bytes), KernelAccess::write(dst, bytes)]
 }
 
 fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddress> {
@@ -37,7 +37,7 @@ fn run(launch: &Launch, memory: &mut KernelMemory<'_>) -> Result<(), IllegalAddr
 /// `transload_fill(dst, bytes, low, high)`: crates/streams/src/submit/kernels/fill.cu.
 const FILL: HostKernel = HostKernel {
     parameters: &[8, 8, 8, 8],
-    accesses: |launch| vec![KernelAccess::written(launch.number(0), launch.number(1) as usize)],
+    accesses: |launch| vec![KernelAccess::write(launch.number(0), launch.number(1) as usize)],
     run: fill,
 };
 

@@ -93,14 +93,14 @@ impl Managed {
     pub(crate) fn new(bytes: usize) -> Self {
         let pages = (bytes as u64).div_ceil(PAGE) as usize;
         Self {
-            pages: vec![Residency::Nowhere; pages],
+            pages: vec![Residency::Unpopulated; pages],
             advice: Advice::default(),
             counted: vec![Migrations::default(); pages],
         }
     }
 
     pub(crate) fn at(&self, offset: u64) -> Residency {
-        self.pages.get((offset / PAGE) as usize).copied().unwrap_or(Residency::Nowhere)
+        self.pages.get((offset / PAGE) as usize).copied().unwrap_or(Residency::Unpopulated)
     }
 
     /// Returns the pages that a range of the allocation touches.

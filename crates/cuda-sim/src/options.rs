@@ -98,7 +98,7 @@ properties! {
         /// Sets how long a driver call waits for a host function that another thread runs; 60 s by default. Then a
         /// deadlock is assumed: a report goes to standard error and [`SimDevice::deadlocks`], and the device fails with
         /// code 702.
-        patience(patience: Duration) = Duration::from_secs(60);
+        host_function_timeout(host_function_timeout: Duration) = Duration::from_secs(60);
     }
     {
         name: String = "Simulated H200".to_owned();
@@ -107,7 +107,7 @@ properties! {
         priorities: (i32, i32) = (0, -5);
         coherent: bool = false;
         peers: bool = true;
-        corrupts_peers: bool = false;
+        corrupt_peer_copies: bool = false;
         latency_ns: u64 = 6_000;
         launch_queue: u64 = 1_024;
     }
@@ -166,8 +166,8 @@ impl SimDeviceBuilder {
     }
 
     /// Makes peer copies to and from this device corrupt a byte but report success, as some IOMMU settings do.
-    pub fn corrupts_peers(mut self) -> Self {
-        self.corrupts_peers = true;
+    pub fn corrupt_peer_copies(mut self) -> Self {
+        self.corrupt_peer_copies = true;
         self
     }
 

@@ -263,7 +263,7 @@ pub(crate) fn run_until(guard: &mut Guard, point: Point) {
 /// The host function that a thread waits for, and since when.
 type Awaited = Option<((u64, u64), Instant)>;
 
-/// Waits for a host function that another thread runs. Returns `false` once the device's `patience` has passed: the
+/// Waits for a host function that another thread runs. Returns `false` once the device's `host_function_timeout` has passed: the
 /// device is then lost, and a report names the threads.
 fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> bool {
     let Some(own) = guard.streams.get(&stream) else { return true };
@@ -276,12 +276,12 @@ fn wait_for_return(guard: &mut Guard, stream: u64, awaited: &mut Awaited) -> boo
         Some((same, since)) if *same == head => *since,
         _ => awaited.insert((head, Instant::now())).1,
     };
-    let left = owner.options.patience.saturating_sub(since.elapsed());
+    let left = owner.options.host_function_timeout.saturating_sub(since.elapsed());
     if left > Duration::ZERO {
         let _woken = CHANGED.wait_for(guard, left);
         return true;
     }
-    let (waiting, limit) = (thread::current(), guard.device(device).options.patience);
+    let (waiting, limit) = (thread::current(), guard.device(device).options.host_function_timeout);
     let text = format!(
         "thread {:?} ({}) has waited {limit:?} in a driver call for the host function at the head of stream {number} of \
          simulated device {device}; if that function waits for this thread, neither ends. The device is lost (702)",

@@ -80,7 +80,7 @@ pub(crate) struct Device {
     pub(crate) log: AccessLog,
     pub(crate) executed: VecDeque<(u32, &'static str)>,
     pub(crate) next_stream_number: u32,
-    pub(crate) forbidden_touches: Vec<usize>,
+    pub(crate) forbidden_accesses: Vec<usize>,
     /// Host functions that a thread waited for too long, by stream and position, with their reports.
     pub(crate) deadlocks: Vec<((u64, u64), String)>,
     /// The thread whose call frees memory and waits for the device; calls of other threads block meanwhile.
@@ -208,7 +208,7 @@ impl State {
             log: AccessLog::new(options.record),
             executed: VecDeque::new(),
             next_stream_number: 0,
-            forbidden_touches: Vec::new(),
+            forbidden_accesses: Vec::new(),
             deadlocks: Vec::new(),
             freeing: None,
             idle_queries: 0,

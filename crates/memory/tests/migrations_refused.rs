@@ -47,11 +47,11 @@ fn where_the_counters_are_refused_the_start_says_so_and_leaves_nothing_behind() 
     assert!(text.contains("unavailable") && text.contains("28") && text.contains("NOT_SUPPORTED"), "{text}");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
     let old = harness::device_with(|builder| builder.pre_pascal()).unwrap();
     let error = MigrationTracker::start(&CudaDevice::new(old.ordinal()).unwrap()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-    old.assert_ledger_empty();
+    old.assert_no_live_objects();
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn counters_that_are_silent_though_they_take_every_call_are_unavailable() {
     assert!(error.to_string().contains("before the process's first CUDA context"), "{error}");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn records_that_are_lost_are_told_and_make_the_counts_lower_bounds() {
     buffer.write().unwrap().fill(1);
     tracker.reset().unwrap();
     assert_eq!(tracker.total().unwrap().lost, 0);
-    harness::keep_migration_records(Some(1));
+    harness::limit_migration_records(Some(1));
     prefetch_on(&device, &stream, &buffer, Some(device.ordinal()));
     let (total, counts) = (tracker.total().unwrap(), tracker.counts(&buffer).unwrap());
-    harness::keep_migration_records(None);
+    harness::limit_migration_records(None);
     assert!(total.lost > 0 && counts.lost == total.lost, "{total}; {counts}");
     assert!(!counts.is_without_faults(), "nobody knows");
     assert!(counts.to_string().contains("lower bounds"), "{counts}");
@@ -92,7 +92,7 @@ fn records_that_are_lost_are_told_and_make_the_counts_lower_bounds() {
     drop((tracker, buffer, stream));
     memory.drain().unwrap();
     drop((memory, device));
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn another_tool_that_has_the_counters_keeps_them() {
     assert_eq!(unsubscribe(other), 0, "the refused start took nothing from it");
     drop(MigrationTracker::start(&device).unwrap());
     drop(device);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 /// How often CUPTI wanted a buffer of the test's for records.
@@ -169,7 +169,7 @@ fn behind_the_last_tracker_no_record_is_made_for_anybody() {
     drop(MigrationTracker::start(&device).unwrap());
     memory.drain().unwrap();
     drop((memory, device));
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]

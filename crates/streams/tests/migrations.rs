@@ -80,7 +80,7 @@ impl Setup {
         memory.drain().unwrap();
         assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
         drop((memory, device));
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
     }
 }
 

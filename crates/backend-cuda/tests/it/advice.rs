@@ -29,7 +29,7 @@ fn what_the_backend_advises_is_what_the_driver_believes() {
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -52,5 +52,5 @@ fn a_queue_that_is_no_stream_prefetches_nothing() {
     drop((owned, raw, buffer, queue));
     backend.drain().unwrap();
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }

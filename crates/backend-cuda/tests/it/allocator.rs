@@ -25,7 +25,7 @@ fn a_buffer_of_the_allocator_is_one_of_the_backends_and_drain_leaves_nothing() {
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     assert_eq!(backend.allocator(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     drop((stream, backend));
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -45,5 +45,5 @@ fn what_the_allocator_holds_without_need_is_given_back_where_the_device_has_no_r
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }

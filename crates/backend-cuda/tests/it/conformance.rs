@@ -34,7 +34,7 @@ fn keeps_every_promise(tests: &[TestDevice]) {
     assert!(outcome.is_ok(), "{outcome}");
     drop((subject, backend));
     for test in tests {
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
         test.assert_no_races();
     }
 }

@@ -29,7 +29,7 @@ fn each_workload_has_queues_of_its_own_and_every_lease_is_counted() {
     assert_eq!(backend.streams(test.ordinal()).unwrap().strategy(), AllocationStrategy::Workload);
     assert_eq!(backend.streams(u32::MAX).unwrap_err().kind(), ErrorKind::UnknownDevice);
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -77,5 +77,5 @@ fn what_queues_copy_in_place_has_an_in_place_copier() {
     drop(queue);
     backend.drain().unwrap();
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }

@@ -92,7 +92,7 @@ fn typed_buffers_of_any_element_fill_and_copy() {
     backend.drain().unwrap();
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn registered_memory_is_copied_from_without_staging_and_drain_lets_go_of_it() {
         cpu.resource_counts()
     );
     drop(cuda);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]

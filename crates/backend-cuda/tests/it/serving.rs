@@ -23,7 +23,7 @@ pub(crate) fn finish(end: EndCheck, backend: Arc<CudaBackend>) {
     assert!(backend.resource_counts().is_empty(), "{}", backend.resource_counts());
     drop(backend);
     // At once: the end's own check would find what was left to other reclaimers.
-    end.assert_ledger_empty();
+    end.assert_no_live_objects();
 }
 
 pub(crate) fn address(buffer: &RawBuffer) -> u64 {

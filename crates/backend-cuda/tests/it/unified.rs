@@ -56,7 +56,7 @@ fn generic_code_runs_on_host_device_and_unified_buffers_of_any_element() {
         cuda.drain().unwrap();
         assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
         drop(cuda);
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
     }
     each(7_u8, 0);
     each(1.5_f32, -0.0);
@@ -109,7 +109,7 @@ fn the_backends_own_names_allocate_prefetch_and_advise() {
     cuda.drain().unwrap();
     assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
     drop(cuda);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_leased_queue_of_the_callers_takes_a_buffers_turns() {
     cuda.drain().unwrap();
     assert!(cuda.resource_counts().is_empty(), "{}", cuda.resource_counts());
     drop(cuda);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn a_small_device_with_one_copy_engine_and_no_priorities_keeps_every_promise() {
 
 #[test]
 fn peers_that_corrupt_are_found_by_the_suite() {
-    let sims = [build(SimDeviceBuilder::corrupts_peers), build(SimDeviceBuilder::corrupts_peers)];
+    let sims = [build(SimDeviceBuilder::corrupt_peer_copies), build(SimDeviceBuilder::corrupt_peer_copies)];
     let config = CudaBackendConfig::default().with_devices(sims.iter().map(|sim| sim.ordinal()));
     let backend = CudaBackend::open(&config).unwrap();
     let subject = Subject::new(backend, DeviceId::Cuda(sims[0].ordinal()), CpuBackend::new().unwrap());

@@ -126,7 +126,7 @@ pub(crate) fn copy(
     let mut shape = shape;
     let corrupts = match (source, target) {
         (MemoryClass::Device(from), MemoryClass::Device(to)) if from != to => {
-            [from, to].into_iter().any(|device| state.device(device).options.corrupts_peers)
+            [from, to].into_iter().any(|device| state.device(device).options.corrupt_peer_copies)
         }
         _ => false,
     };

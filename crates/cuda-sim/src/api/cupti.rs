@@ -95,7 +95,7 @@ pub fn silence_migration_counters(silent: bool) {
 
 /// Limits how many records the software driver's CUPTI keeps between two flushes; further ones are dropped. `None`
 /// restores the default. Process-wide.
-pub fn keep_migration_records(most: Option<usize>) {
+pub fn limit_migration_records(most: Option<usize>) {
     CUPTI.lock().max_records = most.unwrap_or(MAX_RECORDS);
 }
 

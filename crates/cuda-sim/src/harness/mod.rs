@@ -14,7 +14,7 @@ use std::{
 
 pub use failing::fail_each_call;
 
-pub use crate::api::cupti::{keep_migration_records, refuse_migration_counters, silence_migration_counters};
+pub use crate::api::cupti::{limit_migration_records, refuse_migration_counters, silence_migration_counters};
 
 use crate::{SimDevice, SimDeviceBuilder, install, rng::Rng};
 
@@ -52,7 +52,7 @@ impl TestDevice {
     /// # Panics
     /// If something is alive, with a list and the seed.
     #[track_caller]
-    pub fn assert_ledger_empty(&self) {
+    pub fn assert_no_live_objects(&self) {
         if let Some(sim) = &self.sim {
             let live = sim.live_objects();
             assert!(
@@ -129,7 +129,7 @@ impl Drop for EndCheck {
         if let Some(sim) = &self.device.sim {
             if !thread::panicking() {
                 self.wait(|| sim.live_objects().is_empty());
-                self.device.assert_ledger_empty();
+                self.device.assert_no_live_objects();
                 self.device.assert_no_races();
             }
             return;

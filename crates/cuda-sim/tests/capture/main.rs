@@ -32,7 +32,7 @@ impl Alone {
     fn finish(self) {
         let Bench { device, context, end: _end } = self.bench;
         drop(context);
-        device.assert_ledger_empty();
+        device.assert_no_live_objects();
         device.assert_no_races();
     }
 }

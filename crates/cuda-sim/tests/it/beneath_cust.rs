@@ -26,5 +26,5 @@ fn cust_finds_devices_contexts_and_memory() {
     assert_eq!(back, numbers);
     drop(buffer);
     drop(context);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }

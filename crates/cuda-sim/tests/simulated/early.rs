@@ -220,7 +220,7 @@ fn a_module_is_loaded_once_for_its_first_launch_at_the_latest_and_that_waits() {
 
 #[test]
 fn a_thread_that_waits_for_what_it_should_end_itself_is_told_so() {
-    let bench = bench(|builder| builder.patience(Duration::from_millis(300)));
+    let bench = bench(|builder| builder.host_function_timeout(Duration::from_millis(300)));
     let (stream, memory) = (bench.stream(), bench.memory(64));
     let sim = *bench.device.sim().expect("simulated");
     let gate = Gate::before(&bench, &[&stream]);

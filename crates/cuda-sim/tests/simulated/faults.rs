@@ -120,10 +120,10 @@ fn the_ledger_names_what_is_alive() {
     drop((stream, event, memory, pinned));
     assert_eq!(bench.context.memory_info().expect("info"), (256 << 20, 256 << 20));
     drop(bench);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
     let outcome = std::panic::catch_unwind(|| {
         let _held = Bench::new(test);
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
     });
     assert!(outcome.is_err(), "the assertion sees a context that is alive");
 }

@@ -23,15 +23,15 @@ fn a_prefetch_moves_pages_in_stream_order() {
     let bytes = 256 << 10;
     let address = managed(&bench, bytes);
     let _bound = bench.context.enter().expect("enter");
-    assert_eq!(sim.residency(address), Some(Residency::Nowhere));
+    assert_eq!(sim.residency(address), Some(Residency::Unpopulated));
     let device = bench.context.device().as_raw();
     // SAFETY: the range is managed memory.
     let there = unsafe { ffi::cuMemPrefetchAsync(address, bytes / 2, device, stream.as_raw()) };
     check("prefetch", there).expect("prefetch");
-    assert_eq!(sim.residency(address), Some(Residency::Nowhere), "it is late");
+    assert_eq!(sim.residency(address), Some(Residency::Unpopulated), "it is late");
     stream.synchronize().expect("healthy");
     assert_eq!(sim.residency(address), Some(Residency::Device(sim.ordinal())));
-    assert_eq!(sim.residency(address + bytes as u64 / 2), Some(Residency::Nowhere));
+    assert_eq!(sim.residency(address + bytes as u64 / 2), Some(Residency::Unpopulated));
     host_access::note(address as usize, 1, HostAccess::Read);
     assert_eq!(sim.residency(address), Some(Residency::Host), "a touch brings a page back");
     assert_eq!(sim.residency(address + 65_536), Some(Residency::Device(sim.ordinal())));
@@ -98,11 +98,11 @@ fn an_old_device_does_not_prefetch_and_minds_the_hosts_touch() {
     // SAFETY: the range is managed memory.
     assert_eq!(unsafe { ffi::cuMemPrefetchAsync(address, 4096, device, stream.as_raw()) }, 101);
     host_access::note(address as usize, 8, HostAccess::Write);
-    assert_eq!(sim.forbidden_touches(), Vec::<usize>::new(), "the device is idle");
+    assert_eq!(sim.forbidden_accesses(), Vec::<usize>::new(), "the device is idle");
     let memory = bench.memory(64);
     fill(&stream, memory.address, 1, 64).expect("fill");
     host_access::note(address as usize, 8, HostAccess::Write);
-    assert_eq!(sim.forbidden_touches(), vec![address as usize], "the device is busy");
+    assert_eq!(sim.forbidden_accesses(), vec![address as usize], "the device is busy");
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn an_upstream_that_fails_at_any_call_leaves_nothing_behind() {
         memory.drain().unwrap();
         assert!(memory.resource_counts().is_empty());
         drop(memory);
-        device.assert_ledger_empty();
+        device.assert_no_live_objects();
     }
 }
 

@@ -29,7 +29,7 @@ fn finish(device: EndCheck, memory: CudaMemoryManager, buffer: RawBuffer) {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn advice_may_name_any_device_of_the_process() {
     drop(buffer);
     memory.drain().unwrap();
     drop(memory);
-    devices.iter().for_each(TestDevice::assert_ledger_empty);
+    devices.iter().for_each(TestDevice::assert_no_live_objects);
 }
 
 #[test]

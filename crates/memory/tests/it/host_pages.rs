@@ -112,7 +112,7 @@ fn memory_that_is_given_back_is_mapped_no_more() {
     drop(resource);
     assert!(memory.resource_counts().is_empty());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 /// Whether the driver allocated, and whether it was told of memory.

@@ -67,7 +67,7 @@ fn every_kind_is_allocated_where_it_belongs_and_given_back_once() {
         assert!(memory.resource_counts().is_empty(), "{kind}: {}", memory.resource_counts());
     }
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn bad_sizes_and_kinds_are_refused_with_what_would_be_valid() {
     assert!(error.to_string().contains("valid are pinned"), "{error}");
     assert!(memory.resource_counts().is_empty());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]
@@ -169,5 +169,5 @@ fn allocations_from_many_threads_are_all_distinct_and_all_given_back() {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }

@@ -45,7 +45,7 @@ fn pinned_memory_is_initialised_usable_and_given_back_whatever_its_pages() {
         }
     }
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[cfg(target_os = "linux")]
@@ -114,7 +114,7 @@ fn write_combined_memory_is_filled_by_the_host_and_no_destination() {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn unified_memory_beyond_the_device_is_refused_unless_it_is_allowed() {
     memory.drain().unwrap();
     drop((usual, asked));
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn finish((device, memory, cache): (EndCheck, Arc<CudaMemoryManager>, Registrati
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
     device.assert_no_races();
 }
 

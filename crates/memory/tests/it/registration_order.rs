@@ -35,7 +35,7 @@ fn registering_waits_for_work_in_flight() {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]
@@ -60,5 +60,5 @@ fn registration_with_work_in_flight_does_not_end_though_no_free_is_deferred() {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }

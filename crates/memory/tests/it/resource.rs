@@ -29,7 +29,7 @@ fn a_resource_gives_segments_of_its_kind_and_says_whose_streams_use_them() {
     }
     assert!(memory.resource_counts().is_empty());
     drop(memory);
-    device.assert_ledger_empty();
+    device.assert_no_live_objects();
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl Two {
         memories.iter().for_each(|memory| memory.drain().unwrap());
         drop((memories, devices));
         for test in tests {
-            test.assert_ledger_empty();
+            test.assert_no_live_objects();
             test.assert_no_races();
         }
     }

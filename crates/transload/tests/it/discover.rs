@@ -122,7 +122,7 @@ fn a_family_that_the_manager_has_is_not_absent_and_the_host_comes_first() {
         round_trip(&runtime, id, MemoryKind::Device);
         assert_drained(&runtime);
     }
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
@@ -146,5 +146,5 @@ fn a_device_is_found_used_and_leaves_nothing_behind() {
     assert_eq!(missing.kind(), ErrorKind::UnknownDevice);
     assert!(missing.to_string().contains(&id.to_string()), "{missing}");
     drop(runtime);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }

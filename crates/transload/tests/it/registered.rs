@@ -42,6 +42,6 @@ fn a_transfer_from_registered_memory_is_one_direct_copy_of_the_copy_engine() {
         assert!(ledger.is_empty(), "{name}: {ledger}");
     }
     drop((manager, cuda, cpu));
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
     test.assert_no_races();
 }

@@ -90,7 +90,7 @@ impl Home {
         drop(self.manager);
         #[cfg(all(feature = "cuda", any(target_os = "linux", windows)))]
         if let Some(test) = self.test {
-            test.assert_ledger_empty();
+            test.assert_no_live_objects();
             test.assert_no_races();
         }
     }

@@ -63,7 +63,7 @@ impl Setup {
         drop(manager);
         for test in tests {
             test.assert_no_races();
-            test.assert_ledger_empty();
+            test.assert_no_live_objects();
         }
     }
 }

@@ -70,7 +70,7 @@ fn every_tensor_is_on_the_device_with_its_content_and_alignment() {
     }
     assert_empty(&manager);
     drop(manager);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
     test.assert_no_races();
 }
 

@@ -43,7 +43,7 @@ fn devices_that_are_no_peers_are_host_staged_and_the_report_says_why() {
 
 #[test]
 fn a_pair_that_corrupts_is_refused_reported_and_not_trusted_again_in_either_direction() {
-    let Some(setup) = pair(SimDeviceBuilder::corrupts_peers) else { return };
+    let Some(setup) = pair(SimDeviceBuilder::corrupt_peer_copies) else { return };
     let report = transfer(&setup, 0, 1, 1);
     assert_eq!(report.method, TransferMethod::HostStaged);
     assert_eq!(reason(&report), Some(RejectReason::PeerCorrupts), "{report}");
@@ -190,7 +190,7 @@ fn each_failing_driver_call_is_a_typed_error_without_a_hang_or_a_leak() {
             for test in tests {
                 test.assert_no_races();
                 if failed_drops.is_empty() {
-                    test.assert_ledger_empty();
+                    test.assert_no_live_objects();
                 }
             }
         }

@@ -149,7 +149,7 @@ fn ten_thousand_operations() {
     }
     let Some(test) = device_with(|builder| builder.record_accesses(false).seed(1)) else { return };
     run(&CudaDevice::new(test.ordinal()).unwrap(), 1, OPERATIONS);
-    test.assert_ledger_empty();
+    test.assert_no_live_objects();
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn several_seeds() {
         }
         let Some(test) = device_with(|builder| builder.record_accesses(true).seed(seed)) else { return };
         run(&CudaDevice::new(test.ordinal()).unwrap(), seed, 800);
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
         test.assert_no_races();
     }
 }

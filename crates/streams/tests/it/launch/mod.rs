@@ -409,7 +409,7 @@ fn a_launch_on_another_devices_stream_or_memory_is_refused_until_access_is_enabl
     memories.iter().for_each(|memory| memory.drain().unwrap());
     drop((memories, devices));
     for test in tests {
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
         test.assert_no_races();
     }
 }

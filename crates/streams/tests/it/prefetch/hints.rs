@@ -342,5 +342,5 @@ fn memory_of_one_device_goes_to_another_and_back_on_streams_of_either() {
     memory.drain().unwrap();
     assert!(memory.resource_counts().is_empty(), "{}", memory.resource_counts());
     drop(memory);
-    devices.iter().for_each(harness::TestDevice::assert_ledger_empty);
+    devices.iter().for_each(harness::TestDevice::assert_no_live_objects);
 }

@@ -89,7 +89,7 @@ fn a_small_copy_works_in_the_context_of_another_device() {
     drop(bound);
     drop((own, other));
     copies.finish();
-    devices[1].assert_ledger_empty();
+    devices[1].assert_no_live_objects();
 }
 
 #[test]

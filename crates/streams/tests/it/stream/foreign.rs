@@ -152,7 +152,7 @@ fn a_stream_of_another_device_is_refused_and_its_events_are_waited_for() {
     memories.iter().for_each(|memory| memory.drain().unwrap());
     drop((memories, devices));
     for test in &tests {
-        test.assert_ledger_empty();
+        test.assert_no_live_objects();
         test.assert_no_races();
     }
 }

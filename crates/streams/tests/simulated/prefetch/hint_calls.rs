@@ -69,7 +69,7 @@ fn a_prefetch_by_address_on_another_devices_default_stream_is_on_that_one() {
         let gate = Gate::before(&there, &[&other]);
         hints.prefetch_to(MemoryLocation::Device(far.ordinal()), &other).unwrap();
         own.synchronize().unwrap();
-        assert_eq!(near.residency(address), Some(Page::Nowhere), "the other stream is held");
+        assert_eq!(near.residency(address), Some(Page::Unpopulated), "the other stream is held");
         gate.open();
         other.synchronize().unwrap();
         assert_eq!(near.residency(address), Some(Page::Device(far.ordinal())));

@@ -39,7 +39,7 @@ fn every_architecture_that_shares_with_the_host_takes_hints() {
         stream.synchronize().unwrap();
         let address = hints.ptr();
         assert_eq!(sim.residency(address), Some(Page::Device(sim.ordinal())));
-        assert_eq!(sim.residency(address + (1 << 19)), Some(Page::Nowhere), "only the range moved");
+        assert_eq!(sim.residency(address + (1 << 19)), Some(Page::Unpopulated), "only the range moved");
         drop((hints, buffer, stream));
         memory.drain().unwrap();
         drop((memory, device));
@@ -78,7 +78,7 @@ fn every_architecture_that_does_not_refuses_each_hint_with_a_reason() {
         let mut plan = PrefetchPlan::new();
         plan.add_buffer(&buffer, sim.ordinal().cast_signed());
         assert_eq!(plan.execute(&stream).unwrap_err().kind(), ErrorKind::Unsupported);
-        assert_eq!(sim.residency(owned.ptr()), Some(Page::Nowhere));
+        assert_eq!(sim.residency(owned.ptr()), Some(Page::Unpopulated));
         drop((owned, raw, plan, buffer, stream));
         memory.drain().unwrap();
         drop((memory, device));
