@@ -1,4 +1,4 @@
-//! Makes a manager with an observer and a sampling of its own.
+//! The builder of a manager with an observer or another sampling.
 
 use std::{fmt, sync::Arc};
 
@@ -6,29 +6,30 @@ use transload_core::Observer;
 
 use crate::{CrossBackendTransferManager, Sampling, context::ManagerContext};
 
-/// Made by [`CrossBackendTransferManager::builder`].
+/// Settings of a manager. Created by [`CrossBackendTransferManager::builder`].
 #[derive(Default)]
-#[must_use = "nothing is made before `build`"]
+#[must_use = "a builder does nothing before `build`"]
 pub struct ManagerBuilder {
     observer: Option<Arc<dyn Observer>>,
     sampling: Sampling,
 }
 
 impl ManagerBuilder {
-    /// Who hears of every transfer: [`Submitted`](transload_core::TransferEvent) on the thread that submits it, its end
-    /// on the thread that observes it. No lock is held meanwhile. Refused transfers are not heard of.
+    /// Sets the observer of every transfer. It is called with [`Submitted`](transload_core::TransferEvent) on the
+    /// thread that submits, and with the end on the thread that observes it, under no lock. Refused transfers are not
+    /// reported.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.observer = Some(observer);
         self
     }
 
-    /// Which transfers are measured by the lane's clock; [`Sampling::Every`]`(64)` by default.
+    /// Sets which transfers are measured by the lane's clock. Default: [`Sampling::Every`]`(64)`.
     pub fn sampling(mut self, sampling: Sampling) -> Self {
         self.sampling = sampling;
         self
     }
 
-    /// The manager, without any backend yet.
+    /// Creates the manager, without backends.
     #[must_use]
     pub fn build(self) -> CrossBackendTransferManager {
         let Self { observer, sampling } = self;

@@ -12,14 +12,14 @@ use crate::{
     },
 };
 
-/// Whom every transfer's end concerns.
+/// What every transfer reports to.
 #[derive(Default)]
 pub(crate) struct ManagerContext {
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) sampling: Sampling,
     pub(crate) lost: LostDevices,
     pub(crate) refused: AtomicU64,
-    /// The first failure that nobody saw, for the next `drain`.
+    /// The first failure not returned to any caller; the next `drain` returns it.
     pub(crate) unreported: UnreportedFailure,
     pub(crate) unobserved: UnobservedTransfers,
 }
@@ -31,7 +31,7 @@ impl ManagerContext {
         }
     }
 
-    /// Tells the end of a transfer that somebody waited for.
+    /// Reports the end of a transfer that was waited for.
     pub(crate) fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>) {
         match outcome {
             Ok(()) => self.tell(TransferEvent::Completed(report)),

@@ -1,8 +1,8 @@
 //! Moves bytes between any two memories of a machine, by the method predicted to be fastest, and says why.
 //!
 //! [`CrossBackendTransferManager`] takes backends ([`transload_core::Backend`]) and moves bytes between any two of their
-//! buffers. It knows nothing of them but core's traits. Each transfer is submitted when it is asked for, and answers
-//! with a [`Transfer`](transload_core::Transfer): a future that can be awaited, waited for, or dropped.
+//! buffers, through core's traits alone. Each call submits its transfer and returns a
+//! [`Transfer`](transload_core::Transfer): a future that can be awaited, waited for, or dropped.
 //!
 //! ```
 //! use transload_backend_cpu::CpuBackend;
@@ -15,7 +15,7 @@
 //! let dst = manager.allocate(DeviceId::Cpu, MemoryKind::Pageable, 4096)?;
 //! src.write()?.fill(7);
 //!
-//! // What would be done, without moving anything.
+//! // What the transfer would do. Moves nothing.
 //! let plan = manager.plan(src.place(), dst.place(), 4096, &TransferOptions::new())?;
 //! println!("{plan}");
 //!
@@ -26,14 +26,13 @@
 //! # Ok::<(), transload_core::Error>(())
 //! ```
 //!
-//! # Order of the code
-//! `manager` checks a request (`request`), asks the planner (`planner`, over `registry`, `candidate`, `costs` and `engine_queue`) for a
-//! method, lets the method (`methods`) submit it, and keeps what is learned of its end (`row`, `stats`, `lost`, `unobserved`).
-//! `tasks` is the same for who must not block.
+//! # Code map
+//! `manager` checks a request, has `planning` choose a method, has the method (`methods`, over `staging`) submit it,
+//! and records how it ended (`stats`, over `context`). `tasks` has the asynchronous forms, which never block a thread.
 //!
-//! # What is not here yet
-//! Calibration on the user's machine: until then the backends' built-in tables are what is chosen by, and every report
-//! says so. The host's bytes are not yet sent over other devices' links. Work of the host's threads cannot be recorded.
+//! # Not implemented yet
+//! Calibration on the user's machine: methods are chosen by the backends' built-in tables, as every report says. Host
+//! memory is not sent over other devices' links. Work of the host's threads cannot be recorded.
 
 mod builder;
 mod context;

@@ -32,30 +32,30 @@ use crate::{
 /// usable. Dropping the manager neither waits for transfers in flight nor stops them; [`drain`](Self::drain) waits.
 ///
 /// # Queues
-/// A queue is leased from the lane's backend for each transfer, by the transfer's priority and workload, and given back
-/// as soon as the work is enqueued. So the backend spreads transfers over its queues as it sees fit, two transfers run
-/// side by side, and an idle manager holds no lease.
+/// Each transfer leases a queue from the lane's backend, by its priority and workload, and releases it once the work is
+/// enqueued. So the backend balances transfers over its queues, two transfers run concurrently, and an idle manager
+/// holds no lease.
 ///
 /// # Tasks
-/// Any [`Transfer`] can be awaited. To *submit* one may block the thread, where bytes wait for work of another backend:
-/// [`transfer_async`](Self::transfer_async) awaits that too.
+/// Any [`Transfer`] can be awaited. *Submitting* one may block the thread if its bytes are in use by work of another
+/// backend: [`transfer_async`](Self::transfer_async) awaits that too.
 ///
 /// # Order
-/// Transfers that touch common bytes take effect in the order of their submission, whatever queues they are on, as do all
-/// operations on a [`RawBuffer`]. Others are not ordered.
+/// Transfers that touch common bytes take effect in submission order, whatever queues they are on, as do all operations
+/// on a [`RawBuffer`]. Others are not ordered.
 pub struct CrossBackendTransferManager {
     pub(crate) registry: Registry,
     pub(crate) context: Arc<ManagerContext>,
 }
 
 impl CrossBackendTransferManager {
-    /// A manager without backends, unobserved, that measures one in 64 transfers.
+    /// Creates a manager without backends and without an observer, which measures one in 64 transfers.
     #[must_use]
     pub fn new() -> Self {
         Self::with_context(ManagerContext::default())
     }
 
-    /// A manager with an observer or another sampling.
+    /// Returns a builder, for a manager with an observer or another sampling.
     pub fn builder() -> ManagerBuilder {
         ManagerBuilder::default()
     }
@@ -65,21 +65,21 @@ impl CrossBackendTransferManager {
         Self { registry: Registry::new(Arc::clone(&context)), context }
     }
 
-    /// Takes a backend in, with its devices and its default costs.
+    /// Registers a backend, with its devices and its default costs.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where one of its devices is registered already; then nothing is changed.
+    /// [`ErrorKind::InvalidArgument`] if one of its devices is already registered; nothing changes then.
     pub fn register_backend(&self, backend: Arc<dyn Backend>) -> Result<()> {
         self.registry.register(backend)
     }
 
-    /// The devices of all backends, in the order of registration.
+    /// Returns the devices of all backends, in registration order.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceInfo> {
         self.registry.backends().iter().flat_map(|registered| &registered.devices).cloned().collect()
     }
 
-    /// The backend that has the device.
+    /// Returns the backend of a device.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], naming the devices that are registered.
@@ -87,11 +87,11 @@ impl CrossBackendTransferManager {
         self.registry.backend(device).map(Arc::clone)
     }
 
-    /// Allocates `bytes` of a kind of memory. Pinned and mapped memory of the host is made by the first device that
-    /// offers it; [`allocate_for`](Self::allocate_for) says which.
+    /// Allocates `bytes` of a kind of memory. Pinned and mapped host memory is allocated by the first device that
+    /// offers it; [`allocate_for`](Self::allocate_for) takes a device instead.
     ///
     /// # Errors
-    /// As for [`Backend::allocate`].
+    /// Those of [`Backend::allocate`].
     pub fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         if !(device.is_cpu() && matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped)) {
             return self.allocate_for(device, kind, bytes);
@@ -107,24 +107,25 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// Allocates `bytes` of a kind of memory by the backend of `device`: pinned memory for `cuda:1`, say, is the host's,
-    /// and fit for that device's copy engines.
+    /// Allocates `bytes` of a kind of memory by the backend of `device`. Pinned memory for `cuda:1`, for example, is
+    /// host memory that this device's copy engines can use.
     ///
     /// # Errors
-    /// As for [`Backend::allocate`].
+    /// Those of [`Backend::allocate`].
     pub fn allocate_for(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
         self.registry.backend(device)?.allocate(device, kind, bytes)
     }
 
-    /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. Submitted before this returns, which blocks
-    /// only where the bytes wait for work that the transfer's queue cannot wait for by itself: that of another backend. What is
-    /// wrong with it is told by the [`Transfer`], as is how it went. Once it completed with Ok the bytes are in place.
+    /// Copies `size` bytes from `src_offset` in `src` to `dst_offset` in `dst`. The copy is submitted before this
+    /// returns. This blocks only if the bytes are in use by work that the transfer's queue cannot wait for, which is
+    /// that of another backend. Errors are returned by the [`Transfer`]; once it completed with `Ok` the bytes are in
+    /// place.
     ///
     /// # Errors
-    /// By the transfer, before anything moves: [`ErrorKind::InvalidArgument`] for 0 bytes or a destination that may not
-    /// be written, [`ErrorKind::OutOfRange`], [`ErrorKind::Overlap`], [`ErrorKind::UnknownDevice`],
-    /// [`ErrorKind::Unsupported`] where no method is left, [`ErrorKind::Busy`] where a host view is open on a range,
-    /// [`ErrorKind::DeviceLost`] with the first cause where a device was lost earlier. Afterwards the backend's.
+    /// By the transfer, before anything moves: [`ErrorKind::InvalidArgument`] for 0 bytes or a read-only destination,
+    /// [`ErrorKind::OutOfRange`], [`ErrorKind::Overlap`], [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if
+    /// no method is left, [`ErrorKind::Busy`] if a host view is open on a range, [`ErrorKind::DeviceLost`] with the
+    /// first cause if a device was lost earlier. Afterwards the backend's.
     pub fn transfer_buffer(
         &self,
         src: &RawBuffer,
@@ -136,18 +137,18 @@ impl CrossBackendTransferManager {
         self.transfer_with(src, dst, src_offset, dst_offset, size, &TransferOptions::new())
     }
 
-    /// Copies all of `src` over all of `dst`, which must have equal lengths.
+    /// Copies all of `src` to all of `dst`. The lengths must be equal.
     ///
     /// # Errors
-    /// As for [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
+    /// Those of [`transfer_buffer`](Self::transfer_buffer); [`ErrorKind::InvalidArgument`] for unequal lengths.
     pub fn transfer(&self, src: &RawBuffer, dst: &RawBuffer) -> Transfer {
         self.start(src, dst, &TransferOptions::new(), None)
     }
 
-    /// As [`transfer_buffer`](Self::transfer_buffer), with a say in how.
+    /// Like [`transfer_buffer`](Self::transfer_buffer), but with options.
     ///
     /// # Errors
-    /// As for [`transfer_buffer`](Self::transfer_buffer).
+    /// Those of [`transfer_buffer`](Self::transfer_buffer).
     pub fn transfer_with(
         &self,
         src: &RawBuffer,
@@ -163,17 +164,17 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// What a transfer would do: nothing is moved and no queue is leased.
+    /// Returns what a transfer would do. Moves nothing and leases no queue.
     ///
     /// # Errors
     /// Those of a transfer that do not depend on the buffers: [`ErrorKind::InvalidArgument`] for 0 bytes,
-    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] where no method is left or no registered device offers a
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] if no method is left or no registered device offers a
     /// kind of memory, [`ErrorKind::DeviceLost`].
     pub fn plan(&self, src: Place, dst: Place, bytes: u64, options: &TransferOptions) -> Result<Plan> {
         let input = PlanInput::new(TransferPath::new(src, dst), bytes)?;
         let mut cache = self.registry.route_cache();
         let routes = cache.routes(&self.registry, input.path)?;
-        // A buffer's memory is there because someone made it; a plan may name memory that nobody can make.
+        // Unlike a buffer, a plan may name memory that no device offers.
         [src, dst].into_iter().try_for_each(|place| self.registry.check_offered(place))?;
         let choice = routes.choose(&input, options, &self.context, 0)?;
         let chosen = &routes.candidates[choice.index];
@@ -189,12 +190,12 @@ impl CrossBackendTransferManager {
         Ok(Plan::new(report, alternatives.collect()))
     }
 
-    /// A buffer with the bytes of `buffer` that `device` can use. Where the hardware allows it is `buffer` itself and nothing
-    /// moves; else it is a copy, and what uses the copy comes after its bytes arrived. The answer says which, and where the copy
-    /// is under way holds its fence: a copy that fails later fails there.
+    /// Returns a buffer with the bytes of `buffer` that `device` can use: `buffer` itself if the hardware allows it,
+    /// else a copy. Operations on the copy wait for its bytes. The result says which it is; of a copy in flight it
+    /// holds the fence, which reports a later failure.
     ///
-    /// The backend of `device` is asked first, then that of the buffer. Where neither can, the bytes are transferred by
-    /// whatever method is the cheapest, and waited for: this call blocks the thread then.
+    /// The backend of `device` is tried first, then that of the buffer. If neither can share it, this transfers the
+    /// bytes by the cheapest method and blocks until they arrived.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`]; those of [`Backend::allocate`] and of a transfer.
@@ -221,7 +222,7 @@ impl CrossBackendTransferManager {
         Ok(SharedBuffer { buffer: copy, copied: true, arrival: None })
     }
 
-    /// The copy that a backend made to share a buffer is a transfer that nobody waits for.
+    /// Tracks the copy that a backend made to share a buffer: it has no handle that reports its end.
     fn keep_copy(&self, shared: &SharedBuffer, lane: DeviceId) {
         let copies = shared.copied.then(|| shared.buffer.in_flight()).flatten();
         for fence in copies.iter().flatten().cloned() {
@@ -232,21 +233,21 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// Sets what methods cost on paths, above what backends gave and what was measured. A cost given earlier for the same
-    /// path and method is replaced; others stay.
+    /// Sets the costs of methods on paths. They take precedence over backends' defaults and measurements, and replace
+    /// costs set earlier for the same path and method.
     pub fn set_costs(&self, costs: Vec<PathCost>) {
         self.registry.set_costs(costs, CostBasis::User);
     }
 
-    /// What was counted, sorted by path, method and size class. Classes without transfers are left out. Polls the transfers
-    /// whose handles were dropped, and counts those that ended.
+    /// Returns the statistics, sorted by path, method and size class, without empty classes. Polls the transfers whose
+    /// handles were dropped, and counts those that ended.
     #[must_use]
     pub fn get_transfer_stats(&self) -> Vec<TransferStats> {
         self.context.unobserved.check_all(&self.context);
         self.registry.stats.collect(self.context.sampling)
     }
 
-    /// What was counted for one path and size class: one entry for each method that was taken.
+    /// Returns the statistics of one path and size class: one entry for each method used.
     #[must_use]
     pub fn stats_for(&self, path: TransferPath, class: SizeClass) -> Vec<TransferStats> {
         let mut stats = self.get_transfer_stats();
@@ -254,34 +255,34 @@ impl CrossBackendTransferManager {
         stats
     }
 
-    /// How many transfers were refused before anything was enqueued. They are in no statistics of a path.
+    /// Returns the number of transfers refused before anything was enqueued. No path's statistics count them.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.context.refused.load(Ordering::Relaxed)
     }
 
-    /// Which transfers are measured.
+    /// Returns which transfers are measured.
     #[must_use]
     pub fn sampling(&self) -> Sampling {
         self.context.sampling
     }
 
-    /// Forgets the statistics, the count of refused transfers and the routes found so far. Costs stay, and so does the
-    /// knowledge of lost devices. Transfers in flight count when they end.
+    /// Clears the statistics, the count of refused transfers and the cached routes. Keeps costs and lost devices.
+    /// Transfers in flight count when they end.
     pub fn clear_cache(&self) {
         self.registry.forget_routes();
         self.context.refused.store(0, Ordering::Relaxed);
         self.registry.stats.clear();
     }
 
-    /// WaitMode for all work in flight on all backends, and frees what was dropped while in use.
+    /// Waits for all work in flight on all backends, and frees memory that was dropped while in use.
     ///
     /// # Errors
-    /// The first failure that nobody saw: of a transfer whose handle was dropped before its end was observed, or before its
-    /// refusal was taken. It is returned once. Otherwise the first error of a backend. All backends are drained in any case,
-    /// except that [`ErrorKind::Unsupported`] is returned, and nothing is waited for, on a thread of the library's executor
-    /// (in a waker that runs its task at once, say), where it would wait for its own caller. What a lost
-    /// device held is gone with its context.
+    /// The first failure not returned to any caller, once: that of a transfer whose handle was dropped before its end
+    /// or its refusal was observed. Otherwise the first error of a backend. All backends are drained even after an
+    /// error. On a thread of the library's executor (such as in a waker that runs its task inline) the drain would wait
+    /// for its own caller: it returns [`ErrorKind::Unsupported`] there and waits for nothing. Memory of a lost device
+    /// was destroyed with its context.
     pub fn drain(&self) -> Result<()> {
         self.registry.drain_methods()?;
         self.context.unobserved.wait_for_all(&self.context);
@@ -294,7 +295,7 @@ impl CrossBackendTransferManager {
         outcome
     }
 
-    /// What each backend keeps alive, by its name.
+    /// Returns what each backend keeps alive, by backend name.
     #[must_use]
     pub fn resource_counts(&self) -> Vec<(&'static str, ResourceCounts)> {
         let backends = self.registry.backends();
@@ -304,8 +305,7 @@ impl CrossBackendTransferManager {
             .collect()
     }
 
-    /// With `on_conflict`, the calling thread does not wait for what blocks it: the obstacle is stored there, nothing was
-    /// submitted, and the answer means nothing.
+    /// With `on_conflict`, does not block: stores the blocker there, submits nothing, and the result must be ignored.
     pub(crate) fn start(
         &self,
         src: &RawBuffer,
@@ -330,7 +330,7 @@ impl CrossBackendTransferManager {
             let candidate = &mut routes.candidates[choice.index];
             match self.registry.prepare(input.path, candidate) {
                 Ok(()) => return self.submit(candidate, &choice, (src, dst), &input, options, on_conflict),
-                // What cannot be taken falls through to the next best: this once, or from now on.
+                // Try the next best method.
                 Err(methods) => declined |= methods,
             }
         }
@@ -358,7 +358,7 @@ impl CrossBackendTransferManager {
                 .map_or(OnConflict::Block, |(turns, _)| OnConflict::Return(turns)),
         };
         let mut submission = candidate.submission(input, choice);
-        // A driver call leaves little in the nearest cache: what is had before it need not be fetched again behind it.
+        // Taken before the driver call, which evicts most of L1.
         let (info, is_observed) = (candidate.share_info(), self.context.observer.is_some());
         self.context.unobserved.check_few(&self.context);
         if timing == Timing::Measured || is_observed {
@@ -385,10 +385,10 @@ impl CrossBackendTransferManager {
                 if let Some((_, told)) = on_conflict {
                     *told = Some(obstacle);
                 }
-                Transfer::refused(Error::new(ErrorKind::Busy, "earlier work is in the way; try again later"))
+                Transfer::refused(Error::new(ErrorKind::Busy, "buffer is in use by earlier work; retry later"))
             }
             Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(error),
-            // What a driver answers is the path's failure.
+            // The driver's errors count as failures of the path.
             Err(TrySubmitError::Failed(error)) => {
                 let mut report = info.report(&submission);
                 report.elapsed = report.submitting;
@@ -405,7 +405,7 @@ impl CrossBackendTransferManager {
     }
 }
 
-/// Whether an error of submission says that the request could not be taken, rather than that something broke.
+/// Returns whether a submission error means that the request was invalid, rather than that the driver failed.
 fn is_the_callers(kind: ErrorKind) -> bool {
     matches!(
         kind,
@@ -418,7 +418,7 @@ fn is_the_callers(kind: ErrorKind) -> bool {
     )
 }
 
-/// Whether a backend has no way to share.
+/// Returns whether a backend cannot share a buffer.
 fn is_unsupported(answer: &Result<SharedBuffer>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unsupported)
 }

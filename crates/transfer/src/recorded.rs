@@ -1,4 +1,4 @@
-//! Transfers that are planned and prepared once, and replayed as one.
+//! Transfers that are planned and recorded once, and replayed as one submission.
 
 use std::{
     fmt,
@@ -20,27 +20,28 @@ use crate::{
     stats::unobserved::UnobservedTransfer,
 };
 
-/// A set of transfers that was recorded. It keeps its buffers alive. Replays may be asked for from any thread and run one
-/// after the other; each is ordered against all other work on its buffers, like any transfer.
+/// A recorded set of transfers, which keeps its buffers alive. Any thread may replay it. Replays run one after the
+/// other; each is ordered against all other work on its buffers, like any transfer.
 pub struct RecordedTransfers {
     backend: Arc<dyn Backend>,
     recorded: Arc<dyn Recording>,
     priority: StreamPriority,
     workload: WorkloadType,
     replays: Arc<Replays>,
-    /// Every device that a transfer of the set has to do with.
+    /// Source, destination and lane of each transfer.
     devices: Vec<[DeviceId; 3]>,
-    /// The copy engines' queues that a replay stands in, each with its bytes there.
+    /// The copy engines' queues that a replay uses, with its bytes in each.
     engines: Vec<(Arc<EngineQueue>, u64)>,
 }
 
 impl RecordedTransfers {
-    /// Does all transfers again, with what the sources hold when their turn comes. Submitted before this returns.
+    /// Runs all transfers again. They read what the sources hold then. Submitted before this returns.
     ///
-    /// The report tells all bytes, how many transfers they are (as chunks), and path and method of the first one.
+    /// The report has the bytes of all transfers, their number (as chunks), and the path and method of the first one.
     ///
     /// # Errors
-    /// By the transfer: [`ErrorKind::Busy`] where a host view is open on a range, [`ErrorKind::DeviceLost`]; the backend's.
+    /// By the transfer: [`ErrorKind::Busy`] if a host view is open on a range, [`ErrorKind::DeviceLost`]; the
+    /// backend's.
     pub fn replay(&self) -> Transfer {
         let Replays { report, timing, context } = &*self.replays;
         let mut submission = Submission { begun: Some(Instant::now()), ..Submission::default() };
@@ -63,14 +64,14 @@ impl RecordedTransfers {
         }
     }
 
-    /// What a replay would report, before it is submitted.
+    /// Returns what a replay would report, before it is submitted.
     #[must_use]
     pub fn planned(&self) -> &TransferReport {
         &self.replays.report
     }
 }
 
-/// What all replays of a recording have in common. They are in no statistics of a path.
+/// What all replays of a recording have in common. No path's statistics count them.
 struct Replays {
     report: TransferReport,
     timing: Timing,
@@ -111,15 +112,14 @@ struct Planned {
 }
 
 impl CrossBackendTransferManager {
-    /// Plans transfers, each of all of its first buffer over all of its second, and has their backend prepare them for
-    /// being submitted as one, as often as wanted. Nothing is moved. Where two of them touch common bytes they take effect in
-    /// the order given.
+    /// Records transfers, each from all of its first buffer to all of its second, to be submitted as one any number of
+    /// times. Moves nothing. Those that touch common bytes take effect in the order given.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for no pair at all; [`ErrorKind::Unsupported`] where a pair has no method that can be
-    /// recorded, with the reason of each ([`RejectReason::NotRecordable`](transload_core::RejectReason::NotRecordable) for those of the host's threads and pageable memory),
-    /// where the pairs need queues of more than one device, and where their backend records nothing; those of
-    /// [`transfer`](Self::transfer) that do not depend on its turn.
+    /// [`ErrorKind::InvalidArgument`] without pairs; [`ErrorKind::Unsupported`] if a pair has no method that can be
+    /// recorded, with the reason of each ([`RejectReason::NotRecordable`](transload_core::RejectReason::NotRecordable)
+    /// for those of the host's threads and pageable memory), if the pairs need queues of more than one device, or if
+    /// their backend cannot record; those of [`transfer`](Self::transfer) that do not depend on earlier work.
     pub fn record(
         &self,
         pairs: &[(RawBuffer, RawBuffer)],
@@ -133,7 +133,7 @@ impl CrossBackendTransferManager {
         let lane = first.report.lane;
         if let Some(other) = planned.iter().find(|other| other.report.lane != lane) {
             let text = format!(
-                "the transfers of one recording need one device's queues, not those of {lane} and {}; record them apart",
+                "the transfers of one recording need the queues of one device, got {lane} and {}; record them separately",
                 other.report.lane
             );
             return Err(Error::new(ErrorKind::Unsupported, text));
@@ -173,7 +173,7 @@ impl CrossBackendTransferManager {
         })
     }
 
-    /// The cheapest method for the pair among those that are one operation of a queue.
+    /// Chooses the cheapest method for the pair that is a single operation of a queue.
     fn plan_single(&self, src: &RawBuffer, dst: &RawBuffer, options: &TransferOptions) -> Result<Planned> {
         let input = PlanInput::of(src, dst)?;
         let (mut cache, mut declined) = (self.registry.route_cache(), 0);

@@ -1,4 +1,4 @@
-//! The manager for asynchronous tasks: what would block a thread is awaited, under any executor.
+//! The manager's asynchronous forms: they await what would block a thread, under any executor.
 
 use transload_core::{
     Backend, Place, RawBuffer, Result, StreamPriority, Transfer, TransferMethod, TransferPath,
@@ -8,26 +8,25 @@ use transload_core::{
 use crate::{CrossBackendTransferManager, TransferOptions, planning::request::ranges};
 
 impl CrossBackendTransferManager {
-    /// As [`transfer_with`](Self::transfer_with) for a task, from submission to the last byte: no thread is blocked by
-    /// work in flight, whoever's it is. Thousands may be awaited at once.
+    /// Like [`transfer_with`](Self::transfer_with), but asynchronous from submission to the last byte: no work in
+    /// flight blocks the thread. Thousands may be awaited at once.
     ///
-    /// The transfer is submitted when the future is first polled, or as soon as afterwards nothing is in its way that its
-    /// queue cannot wait for by itself. Two futures that are polled side by side are in no order: where one transfer must come
-    /// after another, await [`submit_async`](Self::submit_async) of the first before the second. Dropped before
-    /// its submission nothing has happened and nothing is held; dropped later the transfer goes on, and its memory stays
-    /// owned until it is done.
+    /// The transfer is submitted when the future is first polled, or later, once no conflicting work is left that its
+    /// queue cannot wait for. Futures polled concurrently are not ordered: if one transfer must come after another,
+    /// await [`submit_async`](Self::submit_async) of the first before the second. Dropping the future before submission
+    /// cancels it. Later the transfer goes on, and keeps its memory until it is complete.
     ///
-    /// # What still takes the thread's time
-    /// * First use of a device or a path: contexts, kernels, the verification of peers, from milliseconds to some hundred.
-    ///   [`prepare`](Self::prepare) does that beforehand, on a thread that may block.
-    /// * A copy of at most 2 MiB from host to host, which `backend-cpu` does at once where it is idle.
-    /// * A direct copy from or to pageable memory of the host, which CUDA's driver may do during the call, behind what its
-    ///   queue has to do; it is chosen for small transfers only. Pinned memory, or [`TransferOptions`] without
-    ///   DirectCopy, avoids it.
-    /// * A driver's queue without room: CUDA's takes about a thousand operations for each stream.
+    /// # What can still block
+    /// * The first use of a device or a path, for milliseconds to some hundred: it creates contexts, loads kernels and
+    ///   verifies peers. [`prepare`](Self::prepare) does that beforehand, on a thread that may block.
+    /// * A copy of at most 2 MiB from host to host, which `backend-cpu` runs inline if it is idle.
+    /// * A direct copy from or to pageable memory, which the CUDA driver may run during the call, after the queue's
+    ///   earlier work. It is chosen for small transfers only. Pinned memory, or [`TransferOptions`] without DirectCopy,
+    ///   avoids it.
+    /// * A full launch queue: CUDA's holds about a thousand operations per stream.
     ///
     /// # Errors
-    /// As for [`transfer_buffer`](Self::transfer_buffer).
+    /// Those of [`transfer_buffer`](Self::transfer_buffer).
     pub async fn transfer_async(
         &self,
         src: &RawBuffer,
@@ -40,8 +39,8 @@ impl CrossBackendTransferManager {
         self.submit_async(src, dst, src_offset, dst_offset, size, options).await.await
     }
 
-    /// The first half of [`transfer_async`](Self::transfer_async): ready once the transfer is submitted, or refused.
-    /// Transfers that are submitted one after another take effect in that order where they touch common bytes.
+    /// The first half of [`transfer_async`](Self::transfer_async): completes when the transfer is submitted or refused.
+    /// Transfers that touch common bytes take effect in submission order.
     pub async fn submit_async(
         &self,
         src: &RawBuffer,
@@ -66,15 +65,14 @@ impl CrossBackendTransferManager {
         }
     }
 
-    /// Does now what the first transfer from `src` to `dst` would have to do first: it makes contexts and queues, loads
-    /// kernels, enables and verifies peers, starts threads, for every method that `options` allow. Blocks meanwhile, up to
-    /// some hundred milliseconds; once done it is quick. Nobody needs to call it, but who must not be blocked later.
+    /// Prepares every method that `options` allow for transfers from `src` to `dst`: creates contexts and queues, loads
+    /// kernels, enables and verifies peers, starts threads. The first call blocks for up to some hundred milliseconds.
+    /// Optional: without it the first transfer does this.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`](transload_core::ErrorKind::UnknownDevice);
     /// [`ErrorKind::DeviceLost`](transload_core::ErrorKind::DeviceLost) with the first cause, if a device was lost earlier; the
-    /// backend's. A method that turns out not to apply is no error: it is left out from now on, as it is where a transfer finds
-    /// out.
+    /// backend's. A method that turns out not to apply is no error: it is not used from then on.
     pub fn prepare(&self, src: Place, dst: Place, options: &TransferOptions) -> Result<()> {
         let path = TransferPath::new(src, dst);
         let mut cache = self.registry.route_cache();
@@ -95,7 +93,7 @@ impl CrossBackendTransferManager {
             let (priority, workload) = (options.priority, options.workload.unwrap_or(usual));
             let route = &candidate.route;
             if route.stages_in_place && priority == StreamPriority::High {
-                // Without the kernel the copy engine does it.
+                // Without the kernel, the copy engine copies.
                 let _not_taken = route.backend.prepare_in_place(route.lane);
             }
             drop(lease(&*route.backend, route.lane, priority, workload)?);

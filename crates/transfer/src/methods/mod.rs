@@ -85,7 +85,7 @@ pub(crate) trait Method: Send + Sync + 'static {
         None
     }
 
-    /// WaitMode for its own tasks, and gives back what it keeps.
+    /// Waits for its own tasks, and gives back what it keeps.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of the executor, where it would wait for

@@ -22,17 +22,17 @@ pub(crate) struct Candidate {
     pub(crate) info: Arc<CandidateInfo>,
     pub(crate) method: Arc<dyn Method>,
     pub(crate) route: Route,
-    /// The copy engine's queue that its transfers stand in.
+    /// The copy engine's queue that its transfers use.
     pub(crate) engine: Option<Arc<EngineQueue>>,
-    /// How many transfers of each size class asked whether they are to be measured.
+    /// Transfers of each size class so far, for sampling.
     asked: [u64; SizeClass::ALL.len()],
-    /// References for transfers to come, taken many at a time: who drops a transfer on another thread takes this thread's cache
-    /// line with the count of references, once for all of these.
+    /// References for later transfers, cloned in batches: another thread that drops a transfer takes the cache line
+    /// with the reference count, so each clone would fetch it back.
     spare_infos: Vec<Arc<CandidateInfo>>,
 }
 
-/// What all transfers by a candidate have in common. It keeps no backend. A thread that drops transfers writes the count of
-/// references, which lies on another cache line than what threads that submit read.
+/// What all transfers by a candidate have in common. It keeps no backend alive. Aligned so that the reference count,
+/// which threads that drop transfers write, is not on a cache line that submitting threads read.
 #[repr(align(128))]
 pub(crate) struct CandidateInfo {
     pub(crate) stats: Arc<PathStats>,
@@ -41,15 +41,15 @@ pub(crate) struct CandidateInfo {
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
     pub(crate) reasons: Reasons,
-    /// By those reasons alone.
+    /// `reasons` as a list, for transfers that exclude no further method.
     pub(crate) rejected: Rejections,
     pub(crate) context: Arc<ManagerContext>,
 }
 
-/// The methods that one transfer cannot take although they apply: a bit for each one's index.
+/// The methods that one transfer cannot use although they apply: a bit for each method's index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Excluded {
-    /// By the method itself, for this transfer.
+    /// Methods that declined this transfer.
     pub(crate) declined: u8,
     pub(crate) forbidden: u8,
     pub(crate) unmapped: u8,
@@ -112,7 +112,7 @@ impl Candidate {
         self.info.cost.model.predict(bytes)
     }
 
-    /// What is noted of a transfer before it is submitted.
+    /// Returns what is recorded of a transfer before it is submitted.
     pub(crate) fn submission(&self, input: &PlanInput, choice: &Choice) -> Submission {
         Submission {
             bytes: input.bytes,
@@ -124,7 +124,7 @@ impl Candidate {
         }
     }
 
-    /// Whether the next transfer of `bytes` is measured.
+    /// Returns whether the next transfer of `bytes` is measured, and counts it.
     pub(crate) fn timing(&mut self, bytes: u64, wanted: Option<Timing>) -> Timing {
         if let Some(timing) = wanted {
             return timing;
@@ -136,7 +136,7 @@ impl Candidate {
         if is_taken { Timing::Measured } else { Timing::Off }
     }
 
-    /// A reference for one transfer.
+    /// Returns a reference for one transfer.
     pub(crate) fn share_info(&mut self) -> Arc<CandidateInfo> {
         const MANY: usize = 64;
         self.spare_infos.pop().unwrap_or_else(|| {
@@ -145,7 +145,7 @@ impl Candidate {
         })
     }
 
-    /// Counts a transfer of `bytes` that was submitted as queued before the copy engine, until its fence is reached.
+    /// Counts a submitted transfer as queued for the copy engine until its fence is reached.
     pub(crate) fn queue(&self, fence: &Fence, bytes: u64) {
         if let Some(engine) = &self.engine
             && !transload_core::mutant!("transfer/engine-queue-counts-nothing")

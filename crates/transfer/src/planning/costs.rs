@@ -1,24 +1,24 @@
-//! What each method costs on each path, and what that rests on.
+//! The cost of each method on each path, and its origin.
 
 use std::{collections::HashMap, time::Duration};
 
 use transload_core::{CostBasis, CostModel, PathCost, TransferMethod, TransferPath};
 
-/// A cost and where it comes from.
+/// A cost and its origin.
 #[derive(Clone, Debug)]
 pub(crate) struct Cost {
     pub(crate) model: CostModel,
     pub(crate) basis: CostBasis,
 }
 
-/// Costs by path and method. A user's costs stand above measured ones, those above a backend's defaults.
+/// Costs by path and method. A user's costs take precedence over measured ones, those over a backend's defaults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CostTable {
     costs: HashMap<(TransferPath, TransferMethod), Cost>,
 }
 
 impl CostTable {
-    /// Takes costs in. What has a better basis stays; of two defaults the first stays, of others the last.
+    /// Adds costs, except where one of a better basis is known. Of two defaults the first stays, of others the last.
     pub(crate) fn set(&mut self, costs: Vec<PathCost>, basis: CostBasis) {
         for PathCost { path, method, model } in costs {
             let keeps = self.costs.get(&(path, method)).is_some_and(|old| {
@@ -30,8 +30,8 @@ impl CostTable {
         }
     }
 
-    /// The cost of a method on a path. One that nobody gave is assumed to be slow, 100 µs and 1 GB/s, so that a method
-    /// of unknown cost is taken only where no known one is as good.
+    /// Returns the cost of a method on a path. An unknown cost is assumed to be high, 100 µs and 1 GB/s, so that a
+    /// method of known cost is preferred.
     pub(crate) fn get(&self, path: TransferPath, method: TransferMethod) -> Cost {
         self.costs.get(&(path, method)).cloned().unwrap_or_else(|| Cost {
             model: CostModel::linear(Duration::from_micros(100), 1e9),

@@ -1,4 +1,4 @@
-//! Counts the bytes that one manager has queued before each device's copy engines and that are not complete.
+//! Counts the bytes that a manager has queued for each device's copy engines.
 
 use std::{
     collections::VecDeque,
@@ -12,13 +12,13 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Fence, TimelineId, TransferPath, catch_panic};
 
-/// Smaller copies are not counted: an engine does them as fast as they can be submitted, so they cannot pile up.
+/// Bytes from which copies are counted. An engine runs smaller ones as fast as they can be submitted, so they cannot
+/// pile up.
 pub(crate) const COUNTED_FROM: u64 = 64 << 10;
-/// Every so many additions the completed ones are removed, even if nobody reads the count.
+/// Additions after which completed copies are removed, even if the count is never read.
 const SWEEP_EVERY: u64 = 256;
 
-/// The copies to or from one device that are queued and not complete. A copy engine does them in turn, whatever
-/// the priorities of their queues.
+/// The incomplete copies to or from one device. A copy engine runs them in order, whatever their queues' priorities.
 #[derive(Debug, Default)]
 pub(crate) struct EngineQueue {
     bytes: AtomicU64,
@@ -26,14 +26,14 @@ pub(crate) struct EngineQueue {
     timelines: Mutex<Vec<PendingCopies>>,
 }
 
-/// The copies of one timeline, in its order.
+/// The incomplete copies of one timeline, in its order.
 #[derive(Debug)]
 struct PendingCopies {
     timeline: TimelineId,
     pending: VecDeque<(Fence, u64)>,
 }
 
-/// Copies that are complete. Dropped without a lock held.
+/// Completed copies, to be dropped without a lock held.
 type Completed = SmallVec<[(Fence, u64); 4]>;
 
 impl EngineQueue {
@@ -65,8 +65,8 @@ impl EngineQueue {
         }
     }
 
-    /// The bytes whose fences are not reached, after polling at most one fence of each timeline in vain. Returns 0 without a
-    /// lock if nothing is queued. A concurrent call may make this one count too much, never too little.
+    /// Returns the bytes whose fences are not reached. Polls each timeline until its first incomplete fence. Takes no
+    /// lock if nothing is queued. A concurrent call may make the result too large, never too small.
     pub(crate) fn queued(&self) -> u64 {
         if self.bytes.load(Ordering::Relaxed) != 0 {
             self.sweep();
@@ -74,7 +74,7 @@ impl EngineQueue {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Removes what is complete. The driver is called with no lock held.
+    /// Removes completed copies. Holds no lock while it calls the driver.
     pub(crate) fn sweep(&self) {
         let mut timelines = std::mem::take(&mut *self.timelines.lock());
         let mut completed = Completed::new();
@@ -88,7 +88,7 @@ impl EngineQueue {
                 match timelines.iter_mut().find(|copies| copies.timeline == newer.timeline) {
                     Some(copies) => {
                         copies.pending.extend(newer.pending);
-                        // Concurrent sweeps may put their parts back in any order.
+                        // Concurrent sweeps may return their parts in any order.
                         copies.pending.make_contiguous().sort_by_key(|(fence, _)| fence.point());
                     }
                     None => timelines.push(newer),
@@ -108,7 +108,7 @@ impl EngineQueue {
 }
 
 impl PendingCopies {
-    /// Removes the completed copies up to the first that is not. One whose timeline panics stays.
+    /// Removes completed copies up to the first incomplete one. One whose timeline panics stays.
     fn pop_completed(&mut self, is_complete: impl Fn(&Fence) -> bool, completed: &mut Completed) {
         let _stays = catch_panic(|| {
             while self.pending.front().is_some_and(|(fence, _)| is_complete(fence)) {
@@ -118,7 +118,7 @@ impl PendingCopies {
     }
 }
 
-/// Every engine queue of a manager. Locked only where routes are found and where all are swept.
+/// All engine queues of a manager. Locked only to find routes and to sweep.
 #[derive(Debug, Default)]
 pub(crate) struct EngineQueues {
     queues: Mutex<Vec<(DeviceId, Direction, Arc<EngineQueue>)>>,
@@ -131,7 +131,7 @@ enum Direction {
 }
 
 impl EngineQueues {
-    /// The queue that copies of `lane` along the path stand in; `None` unless one side is the host.
+    /// Returns the queue of `lane`'s copies along the path; `None` unless one side is the host.
     pub(crate) fn get_or_create(&self, path: TransferPath, lane: DeviceId) -> Option<Arc<EngineQueue>> {
         let direction = match (path.src.device.is_cpu(), path.dst.device.is_cpu()) {
             (true, false) => Direction::ToDevice,
@@ -147,7 +147,7 @@ impl EngineQueues {
         Some(queue)
     }
 
-    /// Removes what is complete from every queue.
+    /// Removes completed copies from every queue.
     pub(crate) fn sweep(&self) {
         let queues: SmallVec<[_; 8]> =
             self.queues.lock().iter().map(|(.., queue)| Arc::clone(queue)).collect();

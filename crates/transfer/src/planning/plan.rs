@@ -1,18 +1,18 @@
-//! What would be done for a transfer, without doing it.
+//! What a transfer would do.
 
 use std::{fmt, ops::Deref, time::Duration};
 
 use transload_core::{CostBasis, QueuedBefore, TransferMethod, TransferReport};
 
-/// What a transfer would do: the report that it would make (a plan dereferences to it), with all times zero, and what else it
-/// could do. The transfer's own report says the same where nothing was registered and no cost was set in between: both come from
-/// one planner.
+/// What a transfer would do: its report (a plan dereferences to it) with all times zero, and the alternatives. The
+/// transfer's own report agrees unless a backend was registered or a cost set in between: both come from one planner.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
     report: TransferReport,
-    /// What could be taken and is not, fastest first. None is predicted to be faster on an idle device, unless the transfer
-    /// passes by a copy engine's queue (see [`TransferOptions::priority`](crate::TransferOptions::priority)).
+    /// Methods that apply and were not chosen, fastest first. None is predicted to be faster on an idle device, unless
+    /// the transfer bypasses a copy engine's queue (see
+    /// [`TransferOptions::priority`](crate::TransferOptions::priority)).
     pub alternatives: Vec<Alternative>,
 }
 
@@ -28,11 +28,11 @@ impl Deref for Plan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Alternative {
-    /// Which.
+    /// The method.
     pub method: TransferMethod,
-    /// The time that it is predicted to take.
+    /// Its predicted time.
     pub predicted: Duration,
-    /// What the prediction rests on.
+    /// Origin of the cost that the prediction uses.
     pub basis: CostBasis,
 }
 
@@ -41,7 +41,7 @@ impl Plan {
         Self { report, alternatives }
     }
 
-    /// Returns whether a transfer was done as planned, whatever was queued before the copy engine at the time.
+    /// Returns whether a transfer went as planned, ignoring times and what was queued for the copy engine.
     #[must_use]
     pub fn agrees_with(&self, report: &TransferReport) -> bool {
         let mut planned = self.report.clone();
@@ -67,7 +67,7 @@ impl fmt::Display for Plan {
             write!(f, "\n  {}", QueuedBefore(self.queued))?;
         }
         for Alternative { method, predicted, basis } in &self.alternatives {
-            // Only what passes by a copy engine's queue is not the fastest.
+            // The chosen method is slower only if it bypasses a copy engine's queue.
             let why =
                 if *predicted < self.predicted { "faster, but waits for a copy engine" } else { "slower" };
             write!(f, "\n  {why}: {method}: about {predicted:.1?} ({basis})")?;

@@ -1,4 +1,4 @@
-//! The one place where a method is chosen: plans and transfers both ask here.
+//! Chooses the method, for plans and transfers alike.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,33 +18,33 @@ use crate::{
     stats::path_stats::StatsTable,
 };
 
-/// What is known of a path before anyone asks: the methods that apply, with their routes and costs, and those that do
-/// not. RouteCache until a backend is registered or costs change.
+/// The methods that apply to a path, with their routes and costs, and why the others do not. Valid until a backend is
+/// registered or costs change.
 pub(crate) struct PathRoutes {
     pub(crate) path: TransferPath,
     pub(crate) candidates: SmallVec<[Candidate; 5]>,
     reasons: Reasons,
-    /// The methods among the candidates that copy in place: a bit for each one's index.
+    /// The candidates that copy in place: a bit for each method's index.
     in_place: u8,
-    /// The cheapest method of the latest request, and that request's size.
+    /// Size of the latest request, and its cheapest method.
     latest: Option<(u64, Choice)>,
 }
 
-/// What will be done for a request.
+/// How a request will be carried out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
-    /// Its place among the path's candidates.
+    /// Index of the chosen method among the path's candidates.
     pub(crate) index: usize,
     /// See [`TransferReport::queued`].
     pub(crate) queued: u64,
     pub(crate) predicted: Duration,
-    /// Whether the method stages, and the device copies in place between itself and the staging buffers.
+    /// Whether the method stages, with a copy kernel between the device and the staging buffers.
     pub(crate) stage_in_place: bool,
     pub(crate) excluded: Excluded,
 }
 
 impl PathRoutes {
-    /// Asks every method, but for those that found out earlier that they cannot be taken on the path.
+    /// Queries every method, except those already found unusable on the path.
     pub(crate) fn find(
         methods: &[Arc<dyn Method>],
         unusable: &[(TransferPath, Rejected)],
@@ -86,13 +86,12 @@ impl PathRoutes {
         Self { path, candidates, reasons, in_place, latest: None }
     }
 
-    /// The cheapest method that applies and is allowed. For a small transfer of high priority it is the cheapest in place
-    /// instead, if what this manager has queued before the copy engine takes longer (see [`TransferOptions::priority`]).
-    /// A request asks the cost curves themselves, whose points are the break points, unless it is just as the one before.
-    /// Methods that declined this very request are passed over.
+    /// Chooses the cheapest method that applies, is allowed and has not declined this request. For a small transfer of
+    /// high priority it chooses the cheapest one in place instead, if this manager's copies queued for the copy engine
+    /// take longer (see [`TransferOptions::priority`]). A request like the one before reuses its choice.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
+    /// [`ErrorKind::Unsupported`] if no method is left, with the reason of each; [`ErrorKind::DeviceLost`].
     #[inline]
     pub(crate) fn choose(
         &mut self,
@@ -115,7 +114,7 @@ impl PathRoutes {
         Ok(choice)
     }
 
-    /// Takes the cheapest method in place, or one that stages so, if the engine's queue takes longer.
+    /// Chooses the cheapest method in place, or staging by a copy kernel, if the engine's queue takes longer.
     #[cold]
     fn bypass_engine(&self, choice: &mut Choice, chosen: &Candidate, bytes: u64) {
         let excluded = choice.excluded.all();
@@ -128,7 +127,7 @@ impl PathRoutes {
         let Some((index, candidate)) = allowed.min_by_key(|(_, candidate)| candidate.predict(bytes)) else {
             return;
         };
-        // The driver's own copies of pageable memory do not tell what an engine does meanwhile.
+        // The curve of the driver's pageable copies says nothing about the engine's rate.
         let queue = if candidate.route.stages_in_place { candidate } else { chosen };
         if queue.predict(choice.queued) > candidate.predict(bytes)
             && !transload_core::mutant!("transfer/urgent-waits-for-engine")
@@ -139,10 +138,10 @@ impl PathRoutes {
         }
     }
 
-    /// The cheapest of the candidates that can be recorded, whatever is queued.
+    /// Chooses the cheapest candidate that can be recorded, ignoring what is queued.
     ///
     /// # Errors
-    /// As for `choose`.
+    /// Those of `choose`.
     pub(crate) fn choose_recordable(
         &mut self,
         input: &PlanInput,
@@ -157,10 +156,10 @@ impl PathRoutes {
         self.choose_among(input, options, context, excluded)
     }
 
-    /// The cheapest of the candidates that are not excluded, whatever is queued.
+    /// Chooses the cheapest candidate that is not excluded, ignoring what is queued.
     ///
     /// # Errors
-    /// As for `choose`.
+    /// Those of `choose`.
     #[inline(always)]
     fn choose_among(
         &mut self,
@@ -201,7 +200,7 @@ impl PathRoutes {
         Ok(Choice { index, queued: 0, predicted, stage_in_place: false, excluded })
     }
 
-    /// What the allowed methods would take, cheapest first.
+    /// Returns the allowed methods with their predicted times, fastest first.
     pub(crate) fn predictions(
         &self,
         input: &PlanInput,

@@ -1,4 +1,4 @@
-//! Which backends there are, what their paths cost, and the routes found so far.
+//! The registered backends, the costs of paths, and the cached routes.
 
 use std::sync::{
     Arc, OnceLock,
@@ -25,7 +25,7 @@ use crate::{
     stats::path_stats::StatsTable,
 };
 
-/// A backend and the devices that it had when it was registered.
+/// A backend, and its devices at registration.
 #[derive(Clone, Debug)]
 pub(crate) struct Registered {
     pub(crate) backend: Arc<dyn Backend>,
@@ -38,8 +38,8 @@ impl Registered {
     }
 }
 
-/// Routes that were found are kept for each place of threads by itself, so that threads which transfer side by side write
-/// no common cache line. No backend is called under a lock that anybody waits for.
+/// Routes are cached in per-thread shards, so that concurrent threads write no common cache line. No backend is called
+/// under a lock that another thread waits for.
 pub(crate) struct Registry {
     methods: [Arc<dyn Method>; 5],
     engines: EngineQueues,
@@ -47,12 +47,12 @@ pub(crate) struct Registry {
     context: Arc<ManagerContext>,
     backends: Backends,
     state: RwLock<State>,
-    /// Counts changes, which end all routes found from older knowledge. Changed under the state's lock.
+    /// Number of changes; each invalidates the cached routes. Changed under the state's lock.
     generation: AtomicU64,
     kept: Box<[RouteCacheShard]>,
 }
 
-/// The routes of one place, taken while a transfer is submitted. Nobody waits for them.
+/// One shard, locked while a transfer is submitted, by `try_lock` only.
 #[derive(Default)]
 #[repr(align(128))]
 struct RouteCacheShard(SpinLock<RouteCache>);
@@ -62,19 +62,19 @@ pub(crate) struct RouteCache {
     generation: u64,
     /// Sorted by path.
     routes: Vec<PathRoutes>,
-    /// Where the latest request's path is among them.
+    /// Index of the latest request's path.
     latest: usize,
 }
 
-/// A place's routes, for one thread at a time.
+/// Exclusive access to a route cache.
 pub(crate) enum RouteCacheGuard<'a> {
     Place(SpinLockGuard<'a, RouteCache>),
-    /// All places are taken.
+    /// A temporary one, if all shards are locked.
     Own(RouteCache),
 }
 
 impl RouteCacheGuard<'_> {
-    /// The routes of a path: kept ones, or found now.
+    /// Returns the routes of a path, from the cache or found now.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`].
@@ -83,7 +83,7 @@ impl RouteCacheGuard<'_> {
             Self::Place(kept) => &mut **kept,
             Self::Own(kept) => kept,
         };
-        // What is found is at least as new; where it is newer the routes are found anew the next time.
+        // Read first: routes found below are at least as new, and at worst are found again next time.
         let generation = registry.generation.load(Ordering::Acquire);
         if kept.generation != generation {
             kept.routes.clear();
@@ -102,8 +102,8 @@ impl RouteCacheGuard<'_> {
     }
 }
 
-/// The backends up to some registration, and those after the next one. No backend leaves before the registry does, so a list
-/// is read without a lock and without a count of references, which threads that allocate side by side would share.
+/// An append-only list of backends: each registration adds a longer list. Lists live as long as the registry, so
+/// readers need neither a lock nor a shared reference count.
 #[derive(Default)]
 struct Backends {
     list: Vec<Registered>,
@@ -130,7 +130,7 @@ impl Backends {
 #[derive(Default)]
 struct State {
     costs: Arc<CostTable>,
-    /// Methods that found out, when they were to be taken, that they cannot be.
+    /// Methods that were rejected permanently while being prepared.
     unusable: Arc<Vec<(TransferPath, Rejected)>>,
 }
 
@@ -149,7 +149,7 @@ impl Registry {
     }
 
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] where one of its devices is registered already; then nothing is changed.
+    /// [`ErrorKind::InvalidArgument`] if one of its devices is already registered; nothing changes then.
     pub(crate) fn register(&self, backend: Arc<dyn Backend>) -> Result<()> {
         let devices = backend.devices();
         let costs = backend.default_costs();
@@ -177,10 +177,10 @@ impl Registry {
         self.changed(state);
     }
 
-    /// Has a method prepare its path, and takes it out of the routes where it finds that it will never do.
+    /// Has a method prepare its path, and removes it from the routes if it is rejected permanently.
     ///
     /// # Errors
-    /// The method's bit, where it cannot be taken now.
+    /// The method's bit, if it cannot be used now.
     #[inline]
     pub(crate) fn prepare(&self, path: TransferPath, candidate: &Candidate) -> Result<(), u8> {
         let prepared = candidate.method.prepare(path, &candidate.route);
@@ -208,15 +208,15 @@ impl Registry {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Forgets the copies that are complete, and so what they keep alive.
+    /// Removes completed copies, and releases what they keep alive.
     pub(crate) fn sweep_engines(&self) {
         self.engines.sweep();
     }
 
-    /// WaitMode for what the methods do by themselves.
+    /// Waits for the methods' own tasks.
     ///
     /// # Errors
-    /// As for [`Method::drain`].
+    /// Those of [`Method::drain`].
     pub(crate) fn drain_methods(&self) -> Result<()> {
         self.methods.iter().try_for_each(|method| method.drain())
     }
@@ -225,7 +225,7 @@ impl Registry {
         self.changed(self.state.write());
     }
 
-    /// All backends registered so far. Takes no lock.
+    /// Returns all backends registered so far. Takes no lock.
     pub(crate) fn backends(&self) -> &[Registered] {
         &self.backends.latest().list
     }
@@ -236,7 +236,7 @@ impl Registry {
         find_registered(self.backends(), device).map(|registered| &registered.backend)
     }
 
-    /// Fails where nobody can make memory of the place's kind there. A device that lists no kinds says nothing of them.
+    /// Checks that a device offers memory of the place's kind. A device that lists no kinds passes.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`].
@@ -246,14 +246,14 @@ impl Registry {
         let of_device = own
             .device(place.device)
             .is_some_and(|device| device.kinds.is_empty() || device.kinds.contains(&place.kind));
-        // The host's memory is made by other devices too.
+        // Other devices allocate host memory too.
         let of_another = place.device.is_cpu()
             && matches!(place.kind, MemoryKind::Pinned | MemoryKind::Mapped)
             && devices(backends).any(|device| device.kinds.contains(&place.kind));
         if of_device || of_another { Ok(()) } else { Err(self.not_offered(place)) }
     }
 
-    /// Nobody makes memory of the place's kind there; says which kinds there are.
+    /// Returns the error for memory that no device offers, naming the kinds that are offered.
     pub(crate) fn not_offered(&self, place: Place) -> Error {
         let backends = self.backends();
         let offered: Vec<_> = devices(backends)
@@ -271,7 +271,7 @@ impl Registry {
         Error::new(ErrorKind::Unsupported, text)
     }
 
-    /// The calling thread's routes, or those of another place while another thread has them.
+    /// Locks the calling thread's shard, or another one if it is locked.
     pub(crate) fn route_cache(&self) -> RouteCacheGuard<'_> {
         let (before, from) = self.kept.split_at(place_of_thread().min(self.kept.len()));
         let free = from.iter().chain(before).find_map(|RouteCacheShard(kept)| kept.try_lock());

@@ -1,15 +1,15 @@
-//! What is asked for: the ranges of a transfer, checked before anything moves.
+//! Checks a transfer's ranges before anything moves.
 
 use std::borrow::Cow;
 
 use transload_core::{Error, ErrorKind, RawBuffer, Result, TransferPath};
 
-/// A transfer as the planner sees it.
+/// What planning a transfer depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlanInput {
     pub(crate) path: TransferPath,
     pub(crate) bytes: u64,
-    /// Whether a device sees the host's side in place, as far as is known without the buffers.
+    /// Whether the host's side has a device address; `true` if there are no buffers to tell.
     pub(crate) device_visible: bool,
 }
 
@@ -20,10 +20,10 @@ impl PlanInput {
         if bytes == 0 { Err(nothing()) } else { Ok(Self { path, bytes, device_visible: true }) }
     }
 
-    /// Copies all of `src` over all of `dst`.
+    /// A copy of all of `src` to all of `dst`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] for 0 bytes, unequal lengths or a destination that may not be written,
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes, unequal lengths or a read-only destination,
     /// [`ErrorKind::Overlap`].
     #[inline]
     pub(crate) fn of(src: &RawBuffer, dst: &RawBuffer) -> Result<Self> {
@@ -39,12 +39,12 @@ impl PlanInput {
     }
 }
 
-/// Why a request cannot be taken.
+/// Returns why a request is invalid.
 #[cold]
 fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
     if src.len() != dst.len() {
         let text = format!(
-            "the source has {} bytes, the destination {}; a whole transfer needs equal lengths, transfer_buffer takes ranges",
+            "source has {} bytes, destination {}; lengths must be equal, use transfer_buffer for ranges",
             src.len(),
             dst.len()
         );
@@ -62,11 +62,11 @@ fn refusal(src: &RawBuffer, dst: &RawBuffer) -> Error {
         );
         return Error::new(ErrorKind::Overlap, text);
     }
-    let text = "the destination wraps memory that may not be written; only its source side is valid";
+    let text = "the destination is read-only; it can only be a source";
     Error::new(ErrorKind::InvalidArgument, text)
 }
 
-/// The ranges of two buffers: borrowed where a whole buffer is meant, which saves two reference counts.
+/// Returns ranges of two buffers. A whole buffer is borrowed, which saves two reference counts.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfRange`].

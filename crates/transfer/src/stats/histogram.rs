@@ -1,16 +1,16 @@
-//! Latencies counted in buckets of a fixed relative width.
+//! A histogram of latencies with buckets of a fixed relative width.
 
 use std::time::Duration;
 
-/// Each power of two is cut into this many buckets.
+/// Buckets per power of two.
 const CUTS: u64 = 8;
 const CUT_BITS: u32 = CUTS.trailing_zeros();
 /// Up to 2^43 ns, which is 2.4 hours.
 const LARGEST_POWER: u32 = 42;
 const BUCKETS: usize = (LARGEST_POWER - CUT_BITS + 2) as usize * CUTS as usize;
 
-/// Counts of durations. A percentile is at most 1/8 too large, never too small; below 8 ns it is exact; what is longer
-/// than 2.4 hours counts as the longest seen.
+/// Counts of durations. A percentile is at most 1/8 too large, never too small; below 8 ns it is exact. Durations above
+/// 2.4 hours count as the longest seen.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     counts: [u64; BUCKETS],
@@ -32,7 +32,7 @@ fn bucket(nanos: u64) -> usize {
     (u64::from(power - CUT_BITS + 1) * CUTS + cut) as usize
 }
 
-/// The largest duration that falls into the bucket.
+/// Returns the largest duration of a bucket, in nanoseconds.
 fn upper_edge(bucket: usize) -> u64 {
     let (octave, cut) = (bucket as u64 / CUTS, bucket as u64 % CUTS);
     match octave.checked_sub(1) {
@@ -57,7 +57,7 @@ impl Histogram {
         self.longest = self.longest.max(other.longest);
     }
 
-    /// The duration that a share (0 to 1) of all do not exceed; `None` where there are none.
+    /// Returns the duration that a share (0 to 1) of all do not exceed; `None` if empty.
     pub(crate) fn percentile(&self, share: f64) -> Option<Duration> {
         let wanted = ((self.total as f64 * share).ceil() as u64).clamp(1, self.total.max(1));
         let mut seen = 0;

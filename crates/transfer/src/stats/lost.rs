@@ -1,4 +1,4 @@
-//! Devices that were lost, each with the first cause: told once, and from then on refused early.
+//! Lost devices, each with the first cause. Later transfers are refused early.
 
 use std::{
     fmt,
@@ -8,8 +8,8 @@ use std::{
 use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, Result};
 
-/// Names the device of an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Other errors stay as they
-/// are.
+/// Names the device in an error of kind [`ErrorKind::DeviceLost`], for transfers that use several. Returns other errors
+/// unchanged.
 pub(crate) fn name_lost_device(device: DeviceId, error: Error) -> Error {
     if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-names-device") {
         return error;
@@ -38,14 +38,14 @@ impl std::error::Error for NamedLoss {
 
 #[derive(Debug, Default)]
 pub(crate) struct LostDevices {
-    /// Makes the usual answer a single load.
+    /// Whether any device is lost: makes the common check a single load.
     any: AtomicBool,
     causes: Mutex<Vec<(DeviceId, Error)>>,
 }
 
 impl LostDevices {
-    /// Keeps the cause if the error says that a device is lost and none is known yet. The device is the one that the error
-    /// [names](name_lost_device), else `lane`.
+    /// Records the first cause of a lost device: the one that the error [names](name_lost_device), else `lane`. Ignores
+    /// other errors.
     pub(crate) fn note(&self, lane: DeviceId, error: &Error) {
         if error.kind() != ErrorKind::DeviceLost || transload_core::mutant!("transfer/loss-noted") {
             return;
@@ -60,7 +60,7 @@ impl LostDevices {
     }
 
     /// # Errors
-    /// [`ErrorKind::DeviceLost`] with the first cause, where one of the devices was lost.
+    /// [`ErrorKind::DeviceLost`] with the first cause, if one of the devices was lost.
     #[inline]
     pub(crate) fn check(&self, devices: [DeviceId; 3]) -> Result<()> {
         if self.any.load(Ordering::Acquire) { self.check_each(devices) } else { Ok(()) }

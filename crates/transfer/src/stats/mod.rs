@@ -1,4 +1,4 @@
-//! What is counted of transfers, and what becomes of those whose handles were dropped.
+//! Statistics of transfers, and the tracking of those whose handles were dropped.
 
 mod histogram;
 pub(crate) mod lost;

@@ -1,4 +1,4 @@
-//! What is counted of the transfers of one path by one method.
+//! Statistics of one path and method.
 
 use std::{
     collections::BTreeMap,
@@ -12,18 +12,18 @@ use transload_executor::place_of_thread;
 
 use crate::{Sampling, TransferStats, stats::histogram::Histogram};
 
-/// Every entry, sorted. Locked only where routes are found and statistics are read.
+/// All entries, sorted. Locked only to find routes and to read statistics.
 #[derive(Default)]
 pub(crate) struct StatsTable(Mutex<BTreeMap<(TransferPath, TransferMethod, usize), Arc<PathStats>>>);
 
-/// A path and a method, as seen from one place: threads that transfer side by side count in entries of their own. Each size class
-/// is counted under a lock of its own, held for a few additions. It is aligned as [`CandidateInfo`](crate::planning::candidate::CandidateInfo) is.
+/// The statistics of one path and method in one shard of threads. Each size class has its own lock, held for a few
+/// additions. Aligned like [`CandidateInfo`](crate::planning::candidate::CandidateInfo).
 #[repr(align(128))]
 pub(crate) struct PathStats {
     pub(crate) path: TransferPath,
     pub(crate) method: TransferMethod,
     simulated: bool,
-    /// Made at the first end of the class.
+    /// Created when the first transfer of the class ends.
     classes: [OnceLock<Box<SpinLock<Counts>>>; SizeClass::ALL.len()],
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Counts {
 }
 
 impl StatsTable {
-    /// Returns the entry at the calling thread's place.
+    /// Returns the entry of the calling thread's shard.
     pub(crate) fn get_or_create(
         &self,
         path: TransferPath,
@@ -55,14 +55,14 @@ impl StatsTable {
         Arc::clone(entry)
     }
 
-    /// Forgets what was counted. What is in flight counts when it ends.
+    /// Clears all counts. Transfers in flight count when they end.
     pub(crate) fn clear(&self) {
         let entries = self.0.lock();
         let counted = entries.values().flat_map(|entry| entry.classes.iter().filter_map(OnceLock::get));
         counted.for_each(|counts| *counts.lock() = Counts::default());
     }
 
-    /// The statistics of the classes that have any, sorted by path, method and size.
+    /// Returns the statistics of non-empty classes, sorted by path, method and size.
     pub(crate) fn collect(&self, sampling: Sampling) -> Vec<TransferStats> {
         let entries: Vec<_> = self.0.lock().values().cloned().collect();
         let of_one = entries.chunk_by(|entry, next| (entry.path, entry.method) == (next.path, next.method));
@@ -72,7 +72,7 @@ impl StatsTable {
 }
 
 impl PathStats {
-    /// Changes what is counted of transfers of so many bytes.
+    /// Changes the counts of the size class of `bytes`.
     pub(crate) fn count(&self, bytes: u64, change: impl FnOnce(&mut Counts)) {
         if let Some(class) = self.classes.get(SizeClass::of(bytes).index()) {
             change(&mut class.get_or_init(Box::default).lock());
@@ -80,7 +80,7 @@ impl PathStats {
     }
 }
 
-/// The statistics of a class of one path and method, from all places.
+/// Merges a size class of one path and method from all shards.
 fn merged(entries: &[Arc<PathStats>], size_class: SizeClass, sampling: Sampling) -> Option<TransferStats> {
     let first = entries.first()?;
     let mut counts = Counts::default();

@@ -1,15 +1,16 @@
-//! How many transfers are timed by their lane's own clock.
+//! Which transfers are measured.
 
 use std::fmt;
 
-/// Which transfers are measured by the lane's clock, which for the host's lanes is the host's. Counted for
-/// each path, method, size class and submitting thread of its own (of more than 64 threads some count together).
+/// Which transfers are measured by the lane's clock, which is the host's for host lanes. Each path, method, size class
+/// and submitting thread counts separately (some of more than 64 threads count together).
 ///
-/// No clock is read for the others: their reports' times are zero. A measured transfer takes two events of the device more, which at 4 KiB is half of its cost; so by default only some
-/// are. Statistics say which sampling they rest on ([`TransferStats::sampling`](crate::TransferStats)).
+/// Other transfers read no clock, and report no times. Measuring takes two device events, half the cost of a transfer
+/// of 4 KiB; so by default only some are measured. Statistics name their sampling
+/// ([`TransferStats::sampling`](crate::TransferStats)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sampling {
-    /// None, except where a transfer's own options ask for it.
+    /// None, except transfers whose options ask for it.
     Off,
     /// The first, and from then on each *n*-th: `Every(64)` measures the 1st, the 65th, the 129th; `Every(1)` all.
     /// `Every(0)` is [`Off`](Self::Off).
@@ -17,7 +18,7 @@ pub enum Sampling {
 }
 
 impl Sampling {
-    /// Whether the transfer with this number, counted from 0, is measured.
+    /// Returns whether the transfer with this number, from 0, is measured.
     #[must_use]
     pub fn takes(self, number: u64) -> bool {
         match self {

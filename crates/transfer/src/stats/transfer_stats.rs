@@ -1,4 +1,4 @@
-//! What the transfers of one path, method and size class came to.
+//! Public statistics.
 
 use std::{fmt, time::Duration};
 
@@ -6,55 +6,55 @@ use transload_core::{SizeClass, TransferMethod, TransferPath};
 
 use crate::Sampling;
 
-/// The transfers of one path by one method in one size class. Refused transfers are in none.
+/// Statistics of one path, method and size class. Refused transfers are not counted.
 ///
-/// Rates and [`time`](Self::time) come from measured transfers only. Latencies come from those of them whose end was observed;
-/// of a manager with an observer, from all whose end was observed.
+/// Rates and [`time`](Self::time) come from measured transfers only. Latencies come from measured transfers whose end
+/// was observed, or, of a manager with an observer, from all whose end was observed.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TransferStats {
-    /// From where to where.
+    /// Source and destination.
     pub path: TransferPath,
-    /// How.
+    /// Method that moved the bytes.
     pub method: TransferMethod,
-    /// Which sizes.
+    /// Size class of the transfers.
     pub size_class: SizeClass,
-    /// Transfers that completed. One whose handle was dropped counts once its end is known: by then several more were
-    /// submitted, or someone asked for statistics or drained.
+    /// Completed transfers. One whose handle was dropped counts once its end is known, which may need further
+    /// submissions, a read of the statistics or a drain.
     pub transfers: u64,
-    /// Their bytes.
+    /// Bytes of the completed transfers.
     pub bytes: u64,
-    /// Transfers that failed, while they were enqueued or afterwards.
+    /// Transfers that failed, at submission or later.
     pub failures: u64,
-    /// Transfers whose handles were dropped before their end was observed. Those that ended since are in
-    /// [`transfers`](Self::transfers) or [`failures`](Self::failures) as well; the others are still under way.
+    /// Transfers whose handles were dropped before their end was observed. Those that ended since also count in
+    /// [`transfers`](Self::transfers) or [`failures`](Self::failures).
     pub abandoned: u64,
-    /// How many of `transfers` were measured by the lane's clock (the host's, for the host's lanes); see
+    /// Completed transfers measured by the lane's clock, which is the host's for host lanes; see
     /// [`sampling`](Self::sampling).
     pub measured: u64,
-    /// The bytes of the measured ones.
+    /// Bytes of the measured transfers.
     pub measured_bytes: u64,
-    /// The sum of the measured ones' times.
+    /// Sum of the measured transfers' times.
     pub time: Duration,
-    /// The best rate of a measured one, in bytes per second.
+    /// Best rate of a measured transfer, in bytes per second.
     pub best_rate: Option<f64>,
-    /// Half of the completions were observed within this time from the beginning of their submission. This percentile
-    /// and the next two are up to 1/8 too large, never too small.
+    /// Median time from the beginning of submission to the observed completion. This percentile and the next two are up
+    /// to 1/8 too large, never too small.
     pub latency_p50: Option<Duration>,
-    /// Likewise 90 %.
+    /// 90th percentile of the latency.
     pub latency_p90: Option<Duration>,
-    /// Likewise 99 %.
+    /// 99th percentile of the latency.
     pub latency_p99: Option<Duration>,
-    /// The longest, exactly.
+    /// Largest latency, exact.
     pub latency_max: Option<Duration>,
-    /// Which transfers the manager measures where a transfer's own options do not say.
+    /// The manager's sampling, for transfers whose options do not set one.
     pub sampling: Sampling,
-    /// Whether a software driver played the device in any of them.
+    /// Whether any of them ran on a software driver.
     pub simulated: bool,
 }
 
 impl TransferStats {
-    /// The rate of the measured transfers taken together, in bytes per second.
+    /// Returns the average rate of the measured transfers, in bytes per second.
     #[must_use]
     pub fn average_rate(&self) -> Option<f64> {
         let seconds = self.time.as_secs_f64();

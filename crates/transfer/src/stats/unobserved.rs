@@ -1,4 +1,4 @@
-//! Transfers whose handles were dropped before their end was observed, kept until the end is known.
+//! Transfers whose handles were dropped before their end was observed, tracked until the end is known.
 
 use std::sync::{
     Arc,
@@ -12,26 +12,25 @@ use transload_executor::{PLACES, place_of_thread};
 
 use crate::{context::ManagerContext, stats::path_stats::PathStats};
 
-/// Entries that a submission checks: more than it adds, so that the list gets shorter.
+/// Entries that a submission checks: more than it adds, so that the list shrinks.
 const FEW: usize = 4;
-/// One in so many that are added to a list checks up to twice as many. What is looked at and settled together costs the threads
-/// that submit one exchange of cache lines: to ask each timeline when a handle is dropped would cost them one for each. One of
-/// those that are not known to be complete is polled, since some ends are found so only; a query costs as much as a small copy,
-/// and its answer is that of all that share an event.
+/// Additions to a list after which up to twice as many entries are checked. Checked in a batch they cost submitting
+/// threads one transfer of cache lines instead of one each. One incomplete entry is polled, since some ends are found
+/// by polling only; a query costs as much as a small copy, and covers all that share an event.
 const BATCH: usize = 16;
 
-/// A transfer that nobody waits for.
+/// A transfer without a handle.
 pub(crate) struct UnobservedTransfer {
     pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) lane: DeviceId,
-    /// Where it counts, if it does.
+    /// Statistics that count it, if any.
     pub(crate) stats: Option<Arc<PathStats>>,
-    /// Whether its timeline may know how long it took.
+    /// Whether its timeline may know its duration.
     pub(crate) is_timed: bool,
 }
 
-/// Lists of them: each thread adds at its own place. No fence is polled, waited for or dropped under a lock.
+/// Per-thread lists. No fence is polled, waited for or dropped under a lock.
 pub(crate) struct UnobservedTransfers(Box<[UnobservedList]>);
 
 #[derive(Default)]
@@ -46,16 +45,16 @@ struct UnobservedList {
 #[derive(Default)]
 struct List {
     entries: Vec<UnobservedTransfer>,
-    /// How many were added so far.
+    /// Entries added so far.
     added: usize,
-    /// Which entry is checked next: one that takes long hides no others.
+    /// Index of the entry to check next, so that a long transfer does not hide others.
     next: usize,
-    /// Entries that a thread has removed and not yet settled or put back.
+    /// Entries that a thread has removed and not yet recorded or put back.
     in_transit: usize,
 }
 
 impl UnobservedTransfer {
-    /// Counts its end. A panic of its backend's is a failure of this one only.
+    /// Records its end. A panic of its backend is a failure of this transfer only.
     fn settle(self, context: &ManagerContext) {
         let fence = self.fence;
         let outcome = catch_panic(move || {
@@ -87,7 +86,7 @@ impl UnobservedTransfers {
         self.0.get(place_of_thread())
     }
 
-    /// Keeps the transfer until its end is known, and counts it then.
+    /// Tracks the transfer, and counts it when its end is known.
     pub(crate) fn add(&self, transfer: UnobservedTransfer, context: &ManagerContext) {
         match self.here() {
             Some(here) => here.add(transfer, context),
@@ -95,8 +94,8 @@ impl UnobservedTransfers {
         }
     }
 
-    /// Counts up to four transfers of this thread that are known to be complete. Polls nothing, and leaves the list to a thread
-    /// that has it.
+    /// Counts up to four transfers of this thread that are known to be complete. Polls nothing, and does not wait for
+    /// the lock.
     pub(crate) fn check_few(&self, context: &ManagerContext) {
         if let Some(here) = self.here()
             && here.waiting.load(Ordering::Acquire) > 0
@@ -115,7 +114,7 @@ impl UnobservedTransfers {
         }
     }
 
-    /// WaitMode for every transfer, and counts it. Returns when none is left, with any thread.
+    /// Waits for every transfer, and counts it. Returns when none is left, with any thread.
     pub(crate) fn wait_for_all(&self, context: &ManagerContext) {
         self.0.iter().for_each(|one| one.wait_for_all(context));
     }
@@ -137,7 +136,7 @@ impl UnobservedList {
 
     fn check(&self, mut list: MutexGuard<'_, List>, most: usize, context: &ManagerContext) {
         let mut taken = SmallVec::<[UnobservedTransfer; 2 * BATCH]>::new();
-        // Behind one whose timeline panics the next look goes on.
+        // After a panic, the next check continues with the next entry.
         let _few_are_checked = catch_panic(|| {
             for _ in 0..most.min(list.entries.len()) {
                 let at = if list.next < list.entries.len() { list.next } else { 0 };
@@ -149,7 +148,7 @@ impl UnobservedList {
             }
         });
         if most > FEW && !list.entries.is_empty() {
-            // Each in turn, whatever is put in the place of another.
+            // Round-robin, despite `swap_remove`.
             let at = list.added / BATCH % list.entries.len();
             taken.push(list.entries.swap_remove(at));
         }
@@ -185,7 +184,7 @@ impl UnobservedList {
         drop(list);
         let mut open = SmallVec::<[UnobservedTransfer; FEW]>::new();
         for transfer in taken {
-            // One that cannot be polled is waited for later.
+            // One whose poll panics is waited for later.
             if wait || catch_panic(|| transfer.fence.is_complete()).unwrap_or(false) {
                 transfer.settle(context);
             } else {
@@ -201,7 +200,7 @@ impl UnobservedList {
     }
 }
 
-/// The first failure that nobody saw.
+/// The first failure not returned to any caller.
 #[derive(Default)]
 pub(crate) struct UnreportedFailure(Mutex<Option<Error>>);
 

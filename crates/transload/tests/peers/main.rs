@@ -245,7 +245,7 @@ fn transfers_between_peers_are_recorded_and_those_of_two_devices_queues_are_not_
     let apart = setup.manager.record(&[(src.clone(), dst.clone()), (dst.clone(), src.clone())], &options);
     let error = apart.unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Unsupported && error.to_string().contains("record them apart"),
+        error.kind() == ErrorKind::Unsupported && error.to_string().contains("record them separately"),
         "{error}"
     );
     drop((recorded, src, dst));
