@@ -385,7 +385,10 @@ impl CrossBackendTransferManager {
                 if let Some((_, told)) = on_conflict {
                     *told = Some(obstacle);
                 }
-                Transfer::refused(Error::new(ErrorKind::Busy, "buffer is in use by earlier work; retry later"))
+                Transfer::refused(Error::new(
+                    ErrorKind::Busy,
+                    "buffer is in use by earlier work; retry later",
+                ))
             }
             Err(TrySubmitError::Failed(error)) if is_the_callers(error.kind()) => self.refuse(error),
             // The driver's errors count as failures of the path.

@@ -1,4 +1,4 @@
-//! One copy by one queue, from or to the caller's memory.
+//! A single copy operation on one queue.
 
 use transload_core::{
     MemoryKind, Operation, RejectReason, Result, Timing, TransferMethod, TransferPath, TrySubmitError,
@@ -19,14 +19,13 @@ impl Method for DirectCopy {
         topology.copier(path).ok_or(RejectReason::NoQueue)
     }
 
-    /// Pageable memory is copied by the host, during the call or by its own queue: there is nothing to record.
+    /// Copies of pageable memory run on the host and cannot be recorded.
     fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let by_host = [path.src, path.dst].iter().any(|place| place.kind == MemoryKind::Pageable);
         (!by_host).then_some(|src, dst| Operation::Copy { src, dst })
     }
 
-    /// The queue is leased for each transfer and given back once the copy is enqueued: a lease kept here would put all
-    /// transfers in one line, and the backend could not spread them.
+    /// Leases a queue for each transfer only, so that the backend can balance transfers over its queues.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         if request.src.len() <= route.at_once
             && let Some(took) = copy_on_host(request.src, request.dst, request.timing)?

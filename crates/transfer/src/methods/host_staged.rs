@@ -1,5 +1,5 @@
-//! Through pinned host memory in chunks, on several threads and queues: for host memory that copy engines do not reach,
-//! and between devices that do not reach each other.
+//! Copies in chunks through pinned host memory, on several threads: for pageable memory, and between devices that are
+//! no peers.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::{
     stats::lost::name_lost_device,
 };
 
-/// Staging buffers per thread: one that the host fills or empties while the device has the other.
+/// Staging buffers per thread: the host copies one while the device copies the other.
 const BUFFERS_PER_WORKER: usize = 2;
 
 pub(super) struct HostStaged {
     executor: Executor,
-    /// The ring of each device that stages.
+    /// One ring per device that stages.
     rings: Mutex<Vec<Arc<StagingRing>>>,
 }
 
@@ -50,7 +50,7 @@ impl HostStaged {
     }
 }
 
-/// Host memory that no copy engine reaches by itself.
+/// Returns whether a place is host memory that copy engines cannot access.
 fn is_pageable(place: Place) -> bool {
     place.device.is_cpu() && place.kind == MemoryKind::Pageable
 }
@@ -98,7 +98,7 @@ impl Method for HostStaged {
         chunks_of(input.bytes, default_workers())
     }
 
-    /// No more than the ring holds.
+    /// At most what the ring holds.
     fn queued(&self, bytes: u64) -> u64 {
         let workers = default_workers();
         let chunk = chunk_for(usize::try_from(bytes).unwrap_or(usize::MAX), workers);
@@ -107,7 +107,7 @@ impl Method for HostStaged {
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         let src = request.src;
-        // A driver that does not take the kernel has the copy engine do it.
+        // If the driver rejects the kernel, the copy engine copies.
         let in_place = request.stage_in_place && route.backend.prepare_in_place(route.lane).is_ok();
         let workload = if in_place { WorkloadType::Compute } else { WorkloadType::Memory };
         let lease =
@@ -129,7 +129,7 @@ impl Method for HostStaged {
         start_staged(ring, request, (kind, in_place), backends, route.lane)
     }
 
-    /// The ring needs no start: it is pinned by the transfers that use it.
+    /// Transfers pin the ring's memory as they need it.
     fn start(&self) -> Result<()> {
         start_threads(&self.executor)
     }
@@ -148,10 +148,10 @@ pub(super) fn start_threads(executor: &Executor) -> Result<()> {
     if task.is_finished() { task.wait() } else { Ok(()) }
 }
 
-/// Claims what a staged transfer touches, gives it its end, and starts it.
+/// Claims a staged transfer's buffers, commits its fence, and starts it.
 ///
 /// # Errors
-/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) where a host view is open on a range; what is in the way;
+/// [`ErrorKind::Busy`](transload_core::ErrorKind::Busy) if a host view is open on a range; the conflict;
 /// [`ErrorKind::Io`](transload_core::ErrorKind::Io) if the system refuses the first thread.
 pub(super) fn start_staged(
     ring: Arc<StagingRing>,
@@ -162,7 +162,7 @@ pub(super) fn start_staged(
 ) -> Result<Submitted, TrySubmitError> {
     let (src, dst) = (request.src, request.dst);
     let claims = request.claim()?;
-    // The transfer's end is one of the lane's, whichever thread does the work.
+    // The timeline belongs to the lane, whichever thread does the work.
     match &kind {
         StagedKind::FromUnified(_) => src.record_external_use(DeviceId::Cpu),
         StagedKind::DeviceToDevice(_, to) => dst.record_external_use(to.device()),
@@ -174,8 +174,8 @@ pub(super) fn start_staged(
     StagedTransfer::new(both, (kind, in_place), backends, after, ring, request.priority, Arc::clone(&end))
         .start()?;
     let fence = claims.inherit(Fence::new(end as Arc<dyn Timeline>, 1));
-    // SAFETY: the transfer touches the ranges only after what it comes after is over, and its end is reached after its last
-    // copy.
+    // SAFETY: the transfer touches the ranges only after its dependencies are complete, and its timeline completes
+    // after its last copy.
     unsafe { claims.commit(&fence) };
     Ok(Submitted::Until(fence))
 }

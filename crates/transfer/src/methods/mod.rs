@@ -1,4 +1,4 @@
-//! The methods behind one trait. Each decides for itself whether it applies, and submits.
+//! The transfer methods. Each decides whether it applies to a path, and submits.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ mod peer_to_peer;
 mod unified_memory;
 mod zero_copy;
 
-/// Every method, in the order of [`TransferMethod::ALL`]: of two that cost the same the first is taken. Each manager has
-/// its own, with what they keep: threads, pinned memory, pairs that were verified.
+/// Creates every method, in the order of [`TransferMethod::ALL`]: of two with equal costs the first is chosen. Each
+/// manager has its own, with their threads, pinned memory and verified pairs.
 pub(crate) fn all() -> [Arc<dyn Method>; 5] {
     let executor = Executor::shared();
     [
@@ -32,60 +32,59 @@ pub(crate) fn all() -> [Arc<dyn Method>; 5] {
     ]
 }
 
-/// A way in which bytes move.
+/// A way to move bytes.
 pub(crate) trait Method: Send + Sync + 'static {
-    /// Which.
+    /// Returns the method's identifier.
     fn method(&self) -> TransferMethod;
 
-    /// The route that it would take. The answer is kept for the path until a backend is registered or costs change, so
-    /// it must not depend on anything else.
+    /// Returns its route for a path. The result is cached until a backend is registered or costs change, so it must not
+    /// depend on anything else.
     ///
     /// # Errors
-    /// Why it cannot be taken on this path.
+    /// Why it does not apply to this path.
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason>;
 
-    /// Makes the path ready before its first transfer: enables access, verifies it, sets memory aside. Called before each
+    /// Prepares the path for its first transfer, such as by enabling and verifying peer access. Called before each
     /// submission, so it must be quick once done. A plan does not call it.
     ///
     /// # Errors
-    /// Why the method cannot be taken after all, now or ever; the next best is taken.
+    /// Why the method cannot be used after all, now or permanently; the next best is chosen.
     fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
         let _ = (path, route);
         Ok(())
     }
 
-    /// Starts the threads that it works with, so that no submission has to.
+    /// Starts its threads, so that no submission has to.
     ///
     /// # Errors
-    /// The system's.
+    /// The operating system's.
     fn start(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Whether the device reads and writes the host's memory in place, so that no copy engine takes part.
+    /// Returns whether the device accesses the host's memory in place, without a copy engine.
     fn is_in_place(&self) -> bool {
         false
     }
 
-    /// How many of a transfer's bytes stand in a copy engine's queue at once, at most.
+    /// Returns the most bytes of a transfer that are in a copy engine's queue at once.
     fn queued(&self, bytes: u64) -> u64 {
         bytes
     }
 
-    /// Into how many pieces it would cut a transfer.
+    /// Returns the number of chunks of a transfer.
     fn chunks(&self, route: &Route, input: &PlanInput) -> u32 {
         let _ = (route, input);
         1
     }
 
-    /// The one operation that its transfers consist of, if they do and such an operation can be recorded; see
-    /// [`Backend::record`].
+    /// Returns the single operation that a transfer is, if it is one that can be recorded; see [`Backend::record`].
     fn single_operation(&self, path: TransferPath) -> Option<SingleOperation> {
         let _ = path;
         None
     }
 
-    /// Waits for its own tasks, and gives back what it keeps.
+    /// Waits for its own tasks, and releases cached memory.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](transload_core::ErrorKind::Unsupported) on a thread of the executor, where it would wait for
@@ -94,47 +93,47 @@ pub(crate) trait Method: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Submits a transfer on a route that it gave, or does it at once. Does not wait for it.
-    /// Allocates nothing once warm.
+    /// Submits a transfer on a route that it returned, or runs it inline. Does not wait for it. Allocates nothing once
+    /// warm.
     ///
     /// # Errors
-    /// The queue's, and what is in the way where the request must not block the thread. On an error nothing is under way.
+    /// The queue's; the conflict, if the request must not block the thread. On an error nothing was submitted.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError>;
 }
 
-/// Why a method that applies is not taken.
+/// Why a method that applies is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Declined {
-    /// It will never do on this path, and is not asked again.
+    /// It cannot be used on this path, and is not tried again.
     Permanently(RejectReason),
-    /// Not for this transfer, since it could not be verified; the next one may ask again.
+    /// It could not be verified for this transfer; the next one may try again.
     ThisTime,
 }
 
-/// What a submission does about earlier work that is in its way, and that its queue cannot wait for by itself.
+/// What a submission does about conflicting work that its queue cannot wait for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OnConflict<'a> {
-    /// It blocks the calling thread.
+    /// Blocks the calling thread until that work is complete.
     Block,
-    /// The obstacle is returned; these turns are taken.
+    /// Returns the conflict. The turns are those of the caller in the conflicts' wait queues.
     Return(&'a Turns),
 }
 
-/// Makes an operation of a source and a destination.
+/// Creates an operation from a source and a destination.
 pub(crate) type SingleOperation = for<'a> fn(&'a RawBuffer, &'a RawBuffer) -> Operation<'a>;
 
-/// Whose queues a method would use.
+/// The backend and device whose queues a method uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) lane: DeviceId,
     pub(crate) lanes: u32,
     pub(crate) simulated: bool,
-    /// How many bytes the backend copies at once, without a queue.
+    /// Largest copy, in bytes, that the backend runs inline, without a queue.
     pub(crate) at_once: usize,
-    /// Whether the device can copy in place between itself and the memory that the method stages in.
+    /// Whether a copy kernel can copy between the device and the staging buffers.
     pub(crate) stages_in_place: bool,
-    /// The other device's backend and queues, for a method that needs those of both.
+    /// The other device and its backend, for a method that uses the queues of both.
     pub(crate) second: Option<(Arc<dyn Backend>, DeviceId)>,
 }
 
@@ -144,16 +143,16 @@ pub(crate) struct TransferRequest<'a> {
     pub(crate) src: &'a RawBuffer,
     pub(crate) dst: &'a RawBuffer,
     pub(crate) priority: StreamPriority,
-    /// As the caller wants it counted.
+    /// The workload that the caller set, if any.
     pub(crate) workload: Option<WorkloadType>,
     pub(crate) timing: Timing,
     pub(crate) on_conflict: OnConflict<'a>,
-    /// Whether the device's own processors copy in the place of a copy engine; only where the route says that they can.
+    /// Whether to stage by a copy kernel instead of a copy engine; only if the route allows it.
     pub(crate) stage_in_place: bool,
 }
 
 impl TransferRequest<'_> {
-    /// Puts an operation on a queue.
+    /// Enqueues an operation.
     fn enqueue(
         &self,
         queue: &dyn Queue,
@@ -167,7 +166,7 @@ impl TransferRequest<'_> {
         .map(Submitted::Until)
     }
 
-    /// Claims both sides.
+    /// Claims both buffers.
     fn claim(&self) -> Result<Claims<'_>, TrySubmitError> {
         let mut uses = [(self.src, Access::Read), (self.dst, Access::Write)];
         match self.on_conflict {
@@ -176,12 +175,12 @@ impl TransferRequest<'_> {
         }
     }
 
-    /// A queue for copies of the device's copy engines, where the caller wants nothing else.
+    /// Leases a queue for copies by copy engines, unless the caller set another workload.
     fn lease_to_copy(&self, backend: &dyn Backend, lane: DeviceId) -> Result<QueueLease> {
         backend.lease_queue(lane, self.priority, self.workload.unwrap_or(WorkloadType::Memory))
     }
 
-    /// The same for the executor's workers, which nobody else's work must hold up.
+    /// Leases a queue for the executor's workers, which other users' work must not delay.
     fn lease_for_workers(
         &self,
         backend: &dyn Backend,
@@ -192,14 +191,14 @@ impl TransferRequest<'_> {
     }
 }
 
-/// What a method may look at.
+/// The registered backends and devices, as methods see them.
 #[derive(Debug)]
 pub(crate) struct Topology<'a> {
     pub(crate) backends: &'a [Registered],
 }
 
 impl Topology<'_> {
-    /// The first registered backend with a device whose queues copy directly along the path.
+    /// Returns the first registered backend with a device whose queues copy directly along the path.
     fn copier(&self, path: TransferPath) -> Option<Route> {
         self.backends.iter().find_map(|registered| {
             let lane = registered.backend.copier(path.src, path.dst)?;
@@ -218,7 +217,7 @@ impl Topology<'_> {
         })
     }
 
-    /// The first registered backend with a device whose queues copy along the path in place.
+    /// Returns the first registered backend with a device whose queues copy along the path in place.
     fn in_place_copier(&self, path: TransferPath) -> Option<Route> {
         self.backends.iter().find_map(|registered| {
             let lane = registered.backend.in_place_copier(path.src, path.dst)?;
@@ -226,12 +225,12 @@ impl Topology<'_> {
         })
     }
 
-    /// The backend of a device.
+    /// Returns the backend of a device.
     fn registered(&self, device: DeviceId) -> Option<&Registered> {
         self.backends.iter().find(|registered| registered.device(device).is_some())
     }
 
-    /// A route by one queue of the device's backend.
+    /// Returns a route by one queue of the device's backend.
     fn route(&self, device: DeviceId) -> Option<Route> {
         let registered = self.registered(device)?;
         let simulated = registered.device(device)?.simulated;
@@ -246,7 +245,8 @@ impl Topology<'_> {
         })
     }
 
-    /// Whether both devices reach each other's memory, or could. Only a backend that has both can know.
+    /// Returns whether peer access between the devices is enabled or available both ways. Only a backend that has both
+    /// can tell.
     fn are_peers(&self, a: DeviceId, b: DeviceId) -> bool {
         let Some(registered) = self.registered(a).filter(|registered| registered.device(b).is_some()) else {
             return false;
@@ -257,7 +257,7 @@ impl Topology<'_> {
         })
     }
 
-    /// Whether a third device is a peer of this one.
+    /// Returns whether any other device is a peer of this one.
     fn has_peer(&self, device: DeviceId) -> bool {
         self.devices()
             .any(|other| other.id != device && !other.id.is_cpu() && self.are_peers(other.id, device))

@@ -1,4 +1,4 @@
-//! Whether two devices send each other what they were given: some settings of an IOMMU corrupt peer copies silently.
+//! Verifies peer copies: some IOMMU settings corrupt them silently.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -6,13 +6,14 @@ use transload_core::{
     Backend, DeviceId, MemoryKind, Operation, RawBuffer, Result, StreamPriority, Timing, WorkloadType, submit,
 };
 
-/// Large enough to travel as large transfers do, and no multiple of anything.
+/// Large enough to be copied like large transfers, and odd.
 const BYTES: usize = (1 << 20) + 37;
 
-/// Sends a random pattern from each device to the other and from there to the host, and compares.
+/// Copies a random pattern from each device to the other and back to the host, and returns whether it arrived
+/// unchanged.
 ///
 /// # Errors
-/// The backend's, where the pattern could not be sent.
+/// The backend's, if a copy failed.
 pub(super) fn verify_copies(backend: &dyn Backend, a: DeviceId, b: DeviceId) -> Result<bool> {
     let allocate = |device, kind| backend.allocate(device, kind, BYTES);
     let sent = allocate(a, MemoryKind::Pinned)?;
@@ -20,7 +21,7 @@ pub(super) fn verify_copies(backend: &dyn Backend, a: DeviceId, b: DeviceId) -> 
     let (on_a, on_b) = (allocate(a, MemoryKind::Device)?, allocate(b, MemoryKind::Device)?);
     for ((from, near), (to, far)) in [((a, &on_a), (b, &on_b)), ((b, &on_b), (a, &on_a))] {
         fill_at_random(&mut sent.write()?);
-        // What was there before must not pass for what should come: every byte differs.
+        // So that stale bytes never match: every byte differs.
         for (before, after) in came.write()?.iter_mut().zip(sent.read()?.iter()) {
             *before = !*after;
         }
@@ -46,7 +47,7 @@ fn same(a: &RawBuffer, b: &RawBuffer) -> Result<bool> {
 }
 
 fn fill_at_random(bytes: &mut [u8]) {
-    // The standard library's hashers are keyed at random.
+    // The standard library keys its hashers randomly.
     let mut state = RandomState::new().build_hasher().finish() | 1;
     for piece in bytes.chunks_mut(8) {
         state ^= state << 13;

@@ -1,4 +1,4 @@
-//! Between two devices without the host, once the pair was enabled both ways and verified by bytes.
+//! Copies between two devices without the host. Each pair is first enabled both ways and verified.
 
 use parking_lot::{Mutex, RwLock};
 use transload_core::{
@@ -8,20 +8,19 @@ use transload_core::{
 
 use super::{Declined, Method, Route, SingleOperation, Submitted, Topology, TransferRequest, peer_check};
 
-/// Of this many transfers at least one tries a pair again that could not be found out about.
+/// Most transfers in a row that skip a pair whose verification failed temporarily.
 const MAX_SKIPS: u32 = 1023;
 
-/// Which pairs can be trusted is found out once each, and kept for the life of the manager. Where the error that kept
-/// from it may pass, such as a want of memory, it is tried again by a later transfer.
+/// Each pair is verified once for the life of the manager. After a temporary error, such as a shortage of memory, a
+/// later transfer tries again.
 #[derive(Debug, Default)]
 pub(super) struct PeerToPeer {
     verdicts: RwLock<Vec<(Pair, Verdict)>>,
-    /// Pairs that could not be found out about, so far.
+    /// Pairs whose verification failed temporarily.
     backoffs: Mutex<Vec<(Pair, RetryBackoff)>>,
 }
 
-/// How many transfers are still to pass a pair over. Twice as many and one more after each further failure: where memory
-/// stays short, trying would cost each transfer more than it could gain.
+/// Exponential backoff, in transfers, of a pair: 2n + 1 after each further failure.
 #[derive(Clone, Copy, Debug, Default)]
 struct RetryBackoff {
     left: u32,
@@ -41,7 +40,7 @@ impl PeerToPeer {
         self.verdicts.read().iter().find(|(of, _)| *of == pair).map(|(_, verdict)| *verdict)
     }
 
-    /// Keeps a verdict, and answers the one that counts: a failed verification beats a passed one.
+    /// Stores a verdict, and returns the one that counts: a failed verification overrides a passed one.
     fn keep(&self, pair: Pair, verdict: Verdict) -> Verdict {
         let mut verdicts = self.verdicts.write();
         match verdicts.iter_mut().find(|(of, _)| *of == pair) {
@@ -56,7 +55,7 @@ impl PeerToPeer {
         }
     }
 
-    /// Whether a transfer passes the pair over, since trying has failed before.
+    /// Returns whether this transfer skips the pair, and counts it.
     fn try_skip(&self, pair: Pair) -> bool {
         let mut backoffs = self.backoffs.lock();
         match backoffs.iter_mut().find(|(of, _)| *of == pair) {
@@ -75,7 +74,7 @@ impl PeerToPeer {
                 let longer = (backoff.last * 2 + 1).min(MAX_SKIPS);
                 *backoff = RetryBackoff { left: longer, last: longer };
             }
-            // The next transfer tries at once.
+            // The next transfer tries again.
             None => backoffs.push((pair, RetryBackoff::default())),
         }
     }
@@ -86,7 +85,7 @@ impl Method for PeerToPeer {
         TransferMethod::PeerToPeer
     }
 
-    /// The source's device does the copying: writing to a peer is as fast as reading from one.
+    /// The source's device copies: writing to a peer is as fast as reading from one.
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let (src, dst) = (path.src.device, path.dst.device);
         let relayed = |device| match topology.has_peer(device) {
@@ -106,13 +105,13 @@ impl Method for PeerToPeer {
         if [path.src, path.dst].iter().any(|place| place.kind != MemoryKind::Device) {
             return Err(RejectReason::NotDeviceMemory);
         }
-        // A pair that failed on the way there is not taken on the way back.
+        // A pair that failed in either direction is not used.
         self.known(pair(src, dst)).unwrap_or(Ok(()))?;
         topology.route(src).ok_or(RejectReason::NoQueue)
     }
 
-    /// Enables and verifies the pair at its first transfer, which that one waits for. Two threads that are first at once
-    /// both do it, to the same end: no lock is held meanwhile.
+    /// Enables and verifies the pair at its first transfer, which blocks meanwhile. Holds no lock, so two threads may
+    /// both do it, with the same result.
     fn prepare(&self, path: TransferPath, route: &Route) -> Result<(), Declined> {
         let pair = pair(path.src.device, path.dst.device);
         if let Some(verdict) = self.known(pair) {
@@ -135,7 +134,7 @@ impl Method for PeerToPeer {
         Some(|src, dst| Operation::CopyPeer { src, dst })
     }
 
-    /// One operation whatever the size: cutting it would only cost rate.
+    /// One operation for any size: chunks would only lower the rate.
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
         let queue = request.lease_to_copy(&*route.backend, route.lane)?;
         request.enqueue(&*queue, &Operation::CopyPeer { src: request.src, dst: request.dst }, request.timing)

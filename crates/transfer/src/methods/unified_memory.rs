@@ -1,4 +1,4 @@
-//! One side is memory that migrates: it is touched where it is, and moved as a whole to where it is needed.
+//! Copies from or to unified memory: host threads copy, and the memory is prefetched as a whole.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 
 pub(super) struct UnifiedMemory {
     executor: Executor,
-    /// Of turns: the host's threads copy, without a staging buffer.
+    /// Bounds concurrent chunks. Has no staging memory.
     ring: Arc<StagingRing>,
 }
 
@@ -47,7 +47,7 @@ impl Method for UnifiedMemory {
             (false, true) => (dst, src),
             (false, false) => return Err(RejectReason::NotUnified),
         };
-        // Between two devices the bytes need a link, which is another method's.
+        // Copies between devices are for other methods.
         if !other.device.is_cpu() && other.device != unified.device {
             return Err(RejectReason::NoQueue);
         }
@@ -68,7 +68,7 @@ impl Method for UnifiedMemory {
         chunks_of(input.bytes, default_workers())
     }
 
-    /// The host's threads copy, and the driver migrates pages.
+    /// Host threads copy, and the driver migrates pages: no copy engine is used.
     fn queued(&self, _: u64) -> u64 {
         0
     }
@@ -79,10 +79,10 @@ impl Method for UnifiedMemory {
         let kind = match (src.place().device, dst.place().device) {
             (DeviceId::Cpu, _) => StagedKind::ToUnified(by_workers()?),
             (_, DeviceId::Cpu) => StagedKind::FromUnified(by_workers()?),
-            // Within the device: what migrates is brought there first, and then it is a copy of the device's own memory.
+            // Within the device: prefetch the unified side, then copy device memory.
             _ => {
                 if let OnConflict::Return(_) = request.on_conflict {
-                    // What is in the copy's way is told before any page moves. (What comes in between moves them once more.)
+                    // Return conflicts before any page moves. A later conflict only repeats the prefetch.
                     drop(request.claim()?);
                 }
                 let queue = request.lease_to_copy(&*route.backend, route.lane)?;

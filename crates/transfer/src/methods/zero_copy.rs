@@ -1,5 +1,4 @@
-//! The device copies by its own processors, which use the host's memory where it is: no copy engine takes part, so a queue
-//! of copies does not hold it up.
+//! A copy kernel that accesses the host's memory in place. It uses no copy engine, so queued copies do not delay it.
 
 use transload_core::{
     ErrorKind, Operation, RejectReason, Result, TransferMethod, TransferPath, TrySubmitError, WorkloadType,
@@ -26,14 +25,14 @@ impl Method for ZeroCopy {
     fn applicable(&self, path: TransferPath, topology: &Topology<'_>) -> Result<Route, RejectReason> {
         let (src, dst) = (path.src.device, path.dst.device);
         if src == dst {
-            // Between two places of one device every copy is by the device itself.
+            // Copies within a device use no copy engine anyway.
             return Err(if src.is_cpu() { RejectReason::NoDevice } else { RejectReason::SameDevice });
         }
         topology.in_place_copier(path).ok_or(RejectReason::NotMapped)
     }
 
-    /// Has the kernel loaded. A driver that does not take it leaves the path to the other methods; any other error may be
-    /// of the moment, and is told by the submission, which meets it again.
+    /// Loads the kernel. If the driver does not support it, the path is left to other methods. Other errors may be
+    /// temporary; the submission will return them.
     fn prepare(&self, _: TransferPath, route: &Route) -> Result<(), Declined> {
         match route.backend.prepare_in_place(route.lane) {
             Err(error) if error.kind() == ErrorKind::Unsupported => {
@@ -48,7 +47,7 @@ impl Method for ZeroCopy {
     }
 
     fn submit(&self, route: &Route, request: &TransferRequest<'_>) -> Result<Submitted, TrySubmitError> {
-        // A kernel: on a queue of kernels it neither waits for copies nor holds them up.
+        // On a queue of kernels it neither waits for copies nor delays them.
         let workload = request.workload.unwrap_or(WorkloadType::Compute);
         let queue = route.backend.lease_queue(route.lane, request.priority, workload)?;
         request.enqueue(

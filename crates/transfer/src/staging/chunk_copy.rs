@@ -1,4 +1,4 @@
-//! How one chunk is moved: by the host between two memories, or through a staging buffer by a queue.
+//! Copies one chunk: by the host between two memories, or through a staging buffer by a queue.
 
 use std::{
     ops::Range,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::stats::lost::name_lost_device;
 
-/// What a staged transfer does.
+/// The direction of a staged transfer, with its queues.
 #[derive(Debug)]
 pub(crate) enum StagedKind {
     /// From host memory, through staging buffers, to a device.
@@ -35,23 +35,23 @@ pub(crate) enum StagedKind {
     FromUnified(QueueLease),
 }
 
-/// A chunk that was taken, with the staging buffer that it goes through.
+/// A taken chunk and its staging buffer.
 ///
-/// Dropped before its end, it leaves its copies to the transfer, which then never counts all of its chunks, and the buffer to the
-/// ring.
+/// If dropped unfinished, it leaves its copies to the transfer, which then never finishes all chunks, and the buffer to
+/// the ring.
 pub(super) struct ChunkCopy {
     transfer: Arc<StagedTransfer>,
     range: Range<usize>,
-    /// There until the end.
+    /// `Some` until the chunk is finished.
     buffer: Option<StagingBuffer>,
-    /// Whether the first copy was enqueued, or refused.
+    /// Result of enqueueing the first copy, if tried.
     started: Option<Result<()>>,
-    /// What was enqueued and is not known to be over.
+    /// Enqueued copies that are not known to be complete.
     copies: SmallVec<[Fence; 2]>,
 }
 
 impl ChunkCopy {
-    /// For a chunk of the transfer that nobody else takes.
+    /// `range` is a chunk that the caller has taken.
     pub(super) fn new(transfer: Arc<StagedTransfer>, range: Range<usize>, buffer: StagingBuffer) -> Self {
         transfer.buffers_in_use.fetch_add(1, Ordering::Relaxed);
         Self { transfer, range, buffer: Some(buffer), started: None, copies: SmallVec::new() }
@@ -61,8 +61,8 @@ impl ChunkCopy {
         self.transfer.priority
     }
 
-    /// Enqueues the first copy, if its queue has room; what the host copies before it only `with_host`. A panic is this chunk's
-    /// failure: the caller may be another transfer's task.
+    /// Enqueues the first copy, if its queue has room. An upload, which the host copies first, only if `with_host`. A
+    /// panic fails this chunk only, since the caller may be another transfer's task.
     pub(super) fn start(&mut self, with_host: bool) {
         let transfer = Arc::clone(&self.transfer);
         let started = catch_panic(|| match &transfer.kind {
@@ -75,7 +75,7 @@ impl ChunkCopy {
         self.started = started.and_then(|started| started).transpose();
     }
 
-    /// Moves this chunk, then as many as the ring has for the task. Other tasks have a turn after each.
+    /// Copies this chunk, then further ones from the ring. Yields to other tasks after each.
     pub(super) async fn run(self) {
         let ring = Arc::clone(&self.transfer.ring);
         let mut next = Some(self);
@@ -85,8 +85,8 @@ impl ChunkCopy {
         }
     }
 
-    /// Moves the chunk, and returns the buffer to the ring. The last one of a transfer ends it. Returns what the ring has for the
-    /// caller to move next.
+    /// Copies the chunk, and returns its buffer to the ring. The last chunk of a transfer completes it. Returns the
+    /// ring's next chunk for the caller, if any.
     pub(super) async fn finish(mut self, waits: WaitMode<'_>) -> Option<Self> {
         let transfer = Arc::clone(&self.transfer);
         let moved = self.transfer_chunk(waits).await;
@@ -94,7 +94,7 @@ impl ChunkCopy {
         let buffer = self.buffer.take()?;
         transfer.buffers_in_use.fetch_sub(1, Ordering::Relaxed);
         let is_last = transfer.finish_chunk(moved.and(arrived));
-        // What ends the transfer, or only helps with it, takes no other one's chunk.
+        // A caller that completes the transfer, or helps it, takes no chunk of another one.
         let mine = (!is_last && matches!(waits, WaitMode::Task(_))).then_some(transfer.priority);
         let next = transfer.ring.return_buffer(buffer, mine);
         if is_last {
@@ -151,7 +151,7 @@ impl ChunkCopy {
         }
     }
 
-    /// Waits for what was enqueued.
+    /// Waits for the enqueued copies.
     async fn wait_for_copies(&mut self, waits: WaitMode<'_>) -> Result<()> {
         let mut outcome = Ok(());
         while let Some(copy) = self.copies.first() {
@@ -168,21 +168,21 @@ impl ChunkCopy {
         Ok((staged, address.as_ptr()))
     }
 
-    /// Copies the chunk into the staging buffer, and enqueues the copy from there.
+    /// Copies the chunk into the staging buffer, and enqueues the copy to the device.
     fn upload(&mut self, queue: &QueueLease) -> Result<()> {
         let (_, address) = self.staged()?;
         host_copy(host_pointer(&self.transfer.src, self.range.start)?, address, self.range.len());
         self.to_device(queue)
     }
 
-    /// Enqueues the copy of the chunk from the device into the staging buffer.
+    /// Enqueues the copy from the device into the staging buffer.
     fn download(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
         let src = self.transfer.src.slice(self.range.clone())?;
         self.enqueue(queue, &src, &staged)
     }
 
-    /// Enqueues the copy of the chunk from the staging buffer to the device, after what was enqueued before.
+    /// Enqueues the copy from the staging buffer to the device, after the earlier copies.
     fn to_device(&mut self, queue: &QueueLease) -> Result<()> {
         let (staged, _) = self.staged()?;
         let dst = self.transfer.dst.slice(self.range.clone())?;
@@ -221,7 +221,7 @@ fn host_pointer(buffer: &RawBuffer, offset: usize) -> Result<*mut u8> {
     }
 }
 
-/// Copies between the host's side of a transfer and a staging buffer, or between the two sides.
+/// Copies on the host, between a buffer and a staging buffer or between the two buffers.
 fn host_copy(src: *mut u8, dst: *mut u8, bytes: usize) {
     host_access::note(src.addr(), bytes, HostAccess::Read);
     host_access::note(dst.addr(), bytes, HostAccess::Write);

@@ -1,4 +1,4 @@
-//! Into what pieces a job is cut, and who takes which.
+//! Splits a transfer into chunks, and counts them.
 
 use std::{
     ops::Range,
@@ -7,30 +7,30 @@ use std::{
 
 use super::ring::STAGING_BUFFER;
 
-/// The smallest piece worth a hand-over between threads.
+/// The smallest chunk, in bytes, that is worth a task switch.
 const SMALLEST: usize = 256 << 10;
 
-/// The size of the pieces: one for each worker, within what a staging buffer holds. On an H200, eight downloads of 16 MiB at once
-/// have the rate of one of 128 MiB so; with two pieces for each worker they have 0.75 to 0.83 of it.
+/// Returns the chunk size in bytes: one chunk per worker, at most a staging buffer. On an H200, eight concurrent
+/// downloads of 16 MiB then reach the rate of one of 128 MiB; with two chunks per worker they reach 0.75 to 0.83 of it.
 pub(crate) fn chunk_for(bytes: usize, workers: usize) -> usize {
     let even = bytes.div_ceil(workers.max(1));
     even.next_multiple_of(64 << 10).clamp(SMALLEST, STAGING_BUFFER)
 }
 
-/// Returns the number of pieces of so many bytes.
+/// Returns the number of chunks of a transfer.
 pub(crate) fn chunks_of(bytes: u64, workers: usize) -> u32 {
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     u32::try_from(bytes.div_ceil(chunk_for(bytes, workers))).unwrap_or(u32::MAX)
 }
 
-/// Hands out the pieces of `bytes` in order, each once, and counts them in.
+/// The chunks of a transfer: taken in order, each once, and counted when finished.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     bytes: usize,
     chunk: usize,
     count: u64,
     next: AtomicU64,
-    /// Pieces that are not finished yet, taken or not.
+    /// Chunks not finished yet, taken or not.
     left: AtomicU64,
 }
 
@@ -40,7 +40,7 @@ impl Chunks {
         Self { bytes, chunk, count, next: AtomicU64::new(0), left: AtomicU64::new(count) }
     }
 
-    /// The next piece, if any is left to take.
+    /// Takes the next chunk, if any is left.
     pub(crate) fn take(&self) -> Option<Range<usize>> {
         if self.are_taken() {
             return None;
@@ -53,28 +53,28 @@ impl Chunks {
         Some(start..(start + self.chunk).min(self.bytes))
     }
 
-    /// Whether nothing is left to take.
+    /// Returns whether all chunks were taken.
     pub(crate) fn are_taken(&self) -> bool {
         self.next.load(Ordering::Acquire) >= self.count
     }
 
-    /// Returns the size of a piece; the last one may be smaller.
+    /// Returns the size of a chunk in bytes; the last one may be smaller.
     pub(crate) fn size(&self) -> usize {
         self.chunk
     }
 
-    /// Returns how many pieces are left to take.
+    /// Returns the number of chunks left to take.
     pub(crate) fn left_to_take(&self) -> usize {
         usize::try_from(self.count.saturating_sub(self.next.load(Ordering::Acquire))).unwrap_or(usize::MAX)
     }
 
-    /// One taken piece is finished; answers whether it was the last of all.
+    /// Counts a taken chunk as finished. Returns whether it was the last one.
     #[must_use]
     pub(crate) fn finish(&self) -> bool {
         self.left.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Pieces not yet taken are taken by nobody. To be called while holding a taken piece, so that it is never the last.
+    /// Cancels the chunks not taken yet. The caller holds a taken chunk, so the last one is still to be finished.
     pub(crate) fn cancel(&self) {
         let taken = self.next.swap(self.count, Ordering::AcqRel).min(self.count);
         self.left.fetch_sub(self.count - taken, Ordering::AcqRel);

@@ -1,4 +1,4 @@
-//! Staging: a transfer is cut into chunks that tasks of the executor move through a ring of pinned buffers.
+//! Staging: executor tasks move a transfer in chunks through a ring of pinned buffers.
 
 mod chunk_copy;
 mod chunks;
@@ -16,10 +16,10 @@ pub(crate) use ring::StagingRing;
 pub(crate) use staged_transfer::StagedTransfer;
 pub(crate) use timeline::StagedTimeline;
 
-/// More threads than this do not make a link faster (measured with 4, 8 and 14 on a PCIe 5 link).
+/// Most workers per transfer: more do not raise a link's rate (measured with 4, 8 and 14 on a PCIe 5 link).
 const MOST: usize = 8;
 
-/// Returns how many threads work on one transfer, unless the system refuses some.
+/// Returns the number of worker threads of one transfer, unless the system refuses some.
 pub(crate) fn default_workers() -> usize {
     static WORKERS: OnceLock<usize> = OnceLock::new();
     *WORKERS.get_or_init(|| thread::available_parallelism().map_or(2, usize::from).min(MOST))

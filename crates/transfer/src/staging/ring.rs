@@ -1,4 +1,4 @@
-//! The ring: a device's staging buffers, bounded in number, and the transfers that wait for one, which have turns.
+//! A device's staging buffers, bounded in number, which waiting transfers get round-robin.
 
 use std::{collections::VecDeque, mem, ptr::NonNull, sync::Arc};
 
@@ -11,29 +11,29 @@ use transload_executor::{BlockingKey, Executor};
 
 use super::{StagedTransfer, chunk_copy::ChunkCopy};
 
-/// Bytes of a staging buffer. Chunks of 4 MiB reach 0.97 of a link's rate where each is a copy of its own.
+/// Size of a staging buffer in bytes. Separate copies of 4 MiB reach 0.97 of a link's rate.
 pub(super) const STAGING_BUFFER: usize = 4 << 20;
 
-/// Turns after a shortage of pinned memory in which no further buffer is tried for.
+/// Dispatches after a shortage of pinned memory during which no buffer is allocated.
 const BACKOFF_TURNS: u32 = 256;
 
-/// Room for one chunk, which nothing uses while it is in the ring.
+/// Pinned memory for one chunk. Unused while it is in the ring.
 pub(super) struct StagingBuffer {
-    /// Pinned memory, and where the host sees it; `None` in a ring of turns alone.
+    /// The memory and its host address; `None` in a ring without memory.
     memory: Option<(RawBuffer, NonNull<u8>)>,
 }
 
 // SAFETY: the address is that of the buffer, which is Send; the holder of a staging buffer is its only user.
 unsafe impl Send for StagingBuffer {}
 
-/// The staging buffers of one device. Whoever returns one is given the next chunk to move, of the next transfer in turn, so no
-/// task ever waits for a buffer.
+/// The staging buffers of one device. Returning one yields the next chunk, of the next transfer, so no task waits for a
+/// buffer.
 pub(crate) struct StagingRing {
-    /// Who makes the buffers, for which device.
+    /// Backend and device that the buffers are allocated from.
     source: Option<(Arc<dyn Backend>, DeviceId)>,
     executor: Executor,
     most: usize,
-    /// Bounds how many threads pin memory at once.
+    /// Bounds the threads that pin memory concurrently.
     pinning: BlockingKey,
     state: Mutex<State>,
 }
@@ -41,12 +41,12 @@ pub(crate) struct StagingRing {
 #[derive(Default)]
 struct State {
     free: Vec<StagingBuffer>,
-    /// Buffers that exist or are being made.
+    /// Buffers that exist or are being allocated.
     allocated: usize,
     allocating: usize,
-    /// Transfers with chunks that nobody took yet, by priority, in turn.
+    /// Transfers with chunks to take, by priority, round-robin.
     transfers: [VecDeque<Arc<StagedTransfer>>; 3],
-    /// Turns until another buffer may be made beside those that there are.
+    /// Dispatches until another buffer may be allocated.
     backoff: u32,
 }
 
@@ -62,7 +62,7 @@ impl StagingRing {
         Self { source, executor, most: most.max(1), pinning, state: Mutex::default() }
     }
 
-    /// Returns a ring for transfers that need no staging buffer, of which so many chunks are moved at once.
+    /// Creates a ring for transfers that need no staging memory, which bounds the chunks copied concurrently.
     pub(crate) fn without_memory(executor: &Executor, most: usize) -> Self {
         let free: Vec<_> = (0..most.max(1)).map(|_| StagingBuffer { memory: None }).collect();
         let (most, pinning) = (free.len(), BlockingKey::new(1));
@@ -78,24 +78,24 @@ impl StagingRing {
         &self.executor
     }
 
-    /// Returns how many staging buffers a transfer may use at once: not all, since those that wait for a device that stands
-    /// still would keep every other transfer waiting.
+    /// Returns the most staging buffers of one transfer: not all, or one that waits for a stalled device would block
+    /// every other transfer.
     pub(super) fn max_per_transfer(&self) -> usize {
         let others = if self.source.is_some() { (self.most / 8).max(1) } else { 0 };
         self.most.saturating_sub(others).max(1)
     }
 
-    /// Adds a transfer whose chunks may be moved from now on. Returns a chunk of that priority for the caller to move, if any.
+    /// Adds a transfer that is ready. Returns a chunk of its priority for the caller to copy, if any.
     pub(super) fn add(self: &Arc<Self>, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
         self.dispatch(Some(transfer.priority), |state| {
-            // A thread that helps may have taken all, and even given up: then nobody would take it out again.
+            // A helping thread may have taken all chunks; then nothing would remove the transfer again.
             if !transfer.chunks.are_taken() {
                 state.enqueue(Arc::clone(transfer), VecDeque::push_back);
             }
         })
     }
 
-    /// Takes a buffer back, and returns a chunk of that priority for the caller to move, if any.
+    /// Returns a buffer to the ring. Returns a chunk of priority `mine` for the caller to copy, if any.
     pub(super) fn return_buffer(
         self: &Arc<Self>,
         buffer: StagingBuffer,
@@ -108,8 +108,8 @@ impl StagingRing {
         self.dispatch(mine, |state| state.free.push(buffer))
     }
 
-    /// Takes a buffer from a task that ended early. After `copies` that may use it yet, its memory is given up instead, and freed
-    /// when these are over.
+    /// Recovers the buffer of a task that ended early. If `copies` may still use it, its memory is freed after them
+    /// instead.
     pub(super) fn recover(self: &Arc<Self>, buffer: StagingBuffer, copies: &[Fence]) {
         let _none = if copies.is_empty() {
             self.return_buffer(buffer, None)
@@ -119,7 +119,7 @@ impl StagingRing {
         };
     }
 
-    /// Returns a chunk of the transfer, if there is one and a free buffer for it.
+    /// Takes a chunk of the transfer, if there is one and a free buffer for it.
     pub(super) fn take(&self, transfer: &Arc<StagedTransfer>) -> Option<ChunkCopy> {
         let mut state = self.state.lock();
         if state.free.is_empty() {
@@ -129,22 +129,22 @@ impl StagingRing {
         Some(ChunkCopy::new(Arc::clone(transfer), range, state.free.pop()?))
     }
 
-    /// Forgets a transfer of the caller's of which no chunk is to be moved any more.
+    /// Removes a transfer that has no more chunks to copy.
     pub(super) fn forget(&self, transfer: &StagedTransfer) {
         for transfers in &mut self.state.lock().transfers {
             transfers.retain(|other| !std::ptr::eq(&**other, transfer));
         }
     }
 
-    /// Changes the state, then gives every free buffer to a transfer that may have it, and has as many tasks move the chunks.
-    /// What the device does first is enqueued here. Of one chunk of priority `mine` the caller is that task.
+    /// Changes the state, then assigns free buffers to transfers, enqueues the chunks' first device copies, and spawns
+    /// a task per chunk. Returns one chunk of priority `mine` for the caller instead.
     fn dispatch(
         self: &Arc<Self>,
         mine: Option<StreamPriority>,
         change: impl FnOnce(&mut State),
     ) -> Option<ChunkCopy> {
         let mut copies = SmallVec::<[ChunkCopy; 16]>::new();
-        // Their last handles may go here: outside the lock.
+        // Dropped outside the lock: these may be the last handles.
         let mut finished = SmallVec::<[Arc<StagedTransfer>; 4]>::new();
         let mut state = self.state.lock();
         change(&mut state);
@@ -160,14 +160,14 @@ impl StagingRing {
         while let Some(priority) = copies.first().map(ChunkCopy::priority) {
             let (same, others): (SmallVec<_>, _) =
                 copies.into_iter().partition(|next| next.priority() == priority);
-            // There is a thread: the transfer was begun by one.
+            // Cannot fail: the transfer was started by a thread of the executor.
             let _always = self.executor.spawn_all(priority, same.into_iter().map(ChunkCopy::run));
             copies = others;
         }
         own
     }
 
-    /// Makes a buffer, which is counted, on a spare thread.
+    /// Allocates a buffer, already counted, on a blocking thread.
     fn allocate_another(self: &Arc<Self>) {
         let making =
             PendingBuffer { ring: Arc::clone(self), outcome: Err(unavailable("nothing could make it")) };
@@ -187,7 +187,7 @@ impl StagingRing {
         }
     }
 
-    /// Gives the free buffers back to the backend.
+    /// Frees the unused buffers.
     pub(crate) fn release(&self) {
         let mut state = self.state.lock();
         let free = mem::take(&mut state.free);
@@ -201,7 +201,7 @@ fn unavailable(why: &str) -> Error {
 }
 
 impl State {
-    /// Pairs a free buffer with the next chunk. Transfers without any are put into `finished`.
+    /// Pairs a free buffer with the next chunk. Moves transfers without chunks to `finished`.
     fn next(&mut self, finished: &mut SmallVec<[Arc<StagedTransfer>; 4]>) -> Option<ChunkCopy> {
         while !self.free.is_empty() {
             let may = |transfer: &Arc<StagedTransfer>| transfer.can_take_chunk();
@@ -216,7 +216,7 @@ impl State {
             };
             let buffer = self.free.pop()?;
             if !transfer.chunks.are_taken() {
-                // The others come first.
+                // Round-robin.
                 let first = transload_core::mutant!("transfer/turns");
                 let enter = if first { VecDeque::push_front } else { VecDeque::push_back };
                 self.enqueue(Arc::clone(&transfer), enter);
@@ -240,7 +240,7 @@ impl State {
         enter(transfers, transfer);
     }
 
-    /// Returns how many further buffers are of use, and counts them as being made.
+    /// Returns the number of buffers to allocate, and counts them as being allocated.
     fn to_allocate(&mut self, most: usize) -> usize {
         let room = most.saturating_sub(self.allocated);
         if room == 0 || (self.backoff > 0 && self.allocated > 0) {
@@ -254,7 +254,7 @@ impl State {
                 break;
             }
         }
-        // No more at once than there are: a driver pins one after the other, and the first chunks would wait for all.
+        // At most doubles the buffers: a driver serialises pinning, and the first chunks would wait for all.
         let at_once = (self.allocated - self.allocating).max(1);
         let to_allocate = wanted.min(at_once).saturating_sub(self.allocating).min(room);
         self.allocated += to_allocate;
@@ -263,7 +263,7 @@ impl State {
     }
 }
 
-/// A buffer that is being made. Dropped, it was made or not.
+/// A buffer being allocated. Its drop reports the outcome, even after a panic.
 struct PendingBuffer {
     ring: Arc<StagingRing>,
     outcome: Result<StagingBuffer>,
@@ -286,7 +286,7 @@ impl Drop for PendingBuffer {
         let mut state = ring.state.lock();
         state.allocating -= 1;
         state.allocated -= 1;
-        // Fewer must do, if there are any.
+        // Go on with the existing buffers, if any.
         state.backoff = BACKOFF_TURNS;
         let waiting = if state.allocated == 0 { mem::take(&mut state.transfers) } else { Default::default() };
         drop(state);
@@ -299,21 +299,21 @@ impl Drop for PendingBuffer {
 }
 
 impl StagingBuffer {
-    /// Leaves the memory to its backend, which frees it when all copies that use it are over. The last one may be over first,
-    /// where its device is lost; so each is a use by itself, which only reads do not replace.
+    /// Frees the memory once all copies that use it are complete. They may complete in any order if a device is lost,
+    /// so each is recorded as a read, which replaces no other.
     fn free_after(self, copies: &[Fence]) {
         let Some((buffer, _)) = &self.memory else { return };
         for copy in copies {
             match Claims::acquire(&mut [(buffer, Access::Read)]) {
-                // SAFETY: only reads were claimed before, so nothing comes before it and nothing is forgotten.
+                // SAFETY: earlier claims were reads, so there is nothing to wait for and no use is replaced.
                 Ok(claims) => unsafe { claims.commit(copy) },
-                // Never: nobody else has the buffer.
+                // Unreachable: there is no other user of the buffer.
                 Err(_) => mem::forget(buffer.clone()),
             }
         }
     }
 
-    /// Returns the first `bytes` bytes, and where the host sees them.
+    /// Returns the first `bytes` bytes and their host address.
     ///
     /// # Errors
     /// [`ErrorKind::OutOfRange`] for more than a staging buffer has.

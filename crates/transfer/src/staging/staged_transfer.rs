@@ -1,4 +1,4 @@
-//! A staged transfer under way: its chunks are moved, in turn with those of others, by tasks of the executor.
+//! A staged transfer in flight. Executor tasks copy its chunks, interleaved with those of other transfers.
 
 use std::{
     any::Any,
@@ -26,30 +26,30 @@ use super::{
 };
 use crate::stats::lost::name_lost_device;
 
-/// Chunks from which on the device takes longer than a task's turn costs.
+/// Chunk size, in bytes, from which the device takes longer than a task switch.
 const LARGE: usize = 1 << 20;
-/// Staging buffers that a transfer of smaller chunks uses at once.
+/// Staging buffers of a transfer with smaller chunks.
 const FEW: usize = 6;
 
-/// One transfer. What it touches was claimed for it: nothing else uses the bytes in conflict until its end.
+/// One transfer. Its ranges are claimed, so no conflicting work runs until its end.
 pub(crate) struct StagedTransfer {
     pub(super) src: RawBuffer,
     pub(super) dst: RawBuffer,
     pub(super) kind: StagedKind,
-    /// Whether the device's own processors copy from and to the staging buffers.
+    /// Whether a copy kernel copies from and to the staging buffers.
     pub(super) in_place: bool,
     pub(super) ring: Arc<StagingRing>,
     pub(super) priority: StreamPriority,
-    /// Whose threads' state must be set up before they call it.
+    /// Backends to attach a thread to before it calls them.
     backends: SmallVec<[Arc<dyn Backend>; 2]>,
-    /// What must be over before the first byte moves.
+    /// Fences to wait for before the first byte moves.
     dependencies: SmallVec<[Fence; 8]>,
     pub(super) chunks: Chunks,
-    /// How many staging buffers it uses; the ring counts them.
+    /// Staging buffers in use, counted by the ring.
     pub(super) buffers_in_use: AtomicUsize,
-    /// Operations that are not known to be over and that no task waits for.
+    /// Operations that may be incomplete and that no task waits for.
     pending: Mutex<SmallVec<[Fence; 2]>>,
-    /// When the first byte was about to move.
+    /// Time just before the first byte moved.
     started_at: OnceLock<Instant>,
     pub(super) timeline: Arc<StagedTimeline>,
 }
@@ -86,7 +86,7 @@ impl StagedTransfer {
         transfer
     }
 
-    /// Starts it.
+    /// Spawns the first task.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the system refuses the first thread.
@@ -100,17 +100,17 @@ impl StagedTransfer {
         })
     }
 
-    /// Waits for what the transfer comes after, then has its chunks moved. Returns one for the caller to move.
+    /// Waits for the dependencies, then adds the transfer to the ring. Returns a chunk for the caller to copy.
     async fn begin(self: &Arc<Self>) -> Option<ChunkCopy> {
         let waits = WaitMode::Task(self.ring.executor());
         for fence in &self.dependencies {
-            // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+            // A failed dependency is reported by its own transfer; the bytes are idle either way.
             let _over = waits.fence(fence).await;
         }
         if let StagedKind::FromUnified(queue) = &self.kind
             && let Err(error) = self.prefetch(queue, &self.src, DeviceId::Cpu, waits).await
         {
-            // Pages would still migrate one fault at a time; but what could not be done is an error, not a detour.
+            // The copy would still work, one page fault at a time; but report the error.
             self.fail(error).await;
             return None;
         }
@@ -118,17 +118,17 @@ impl StagedTransfer {
         self.ring.add(self)
     }
 
-    /// Returns whether another chunk may be taken.
+    /// Returns whether the ring may try to take a chunk.
     pub(super) fn can_take_chunk(&self) -> bool {
         self.buffers_wanted() > 0 || self.chunks.are_taken()
     }
 
-    /// Returns how many further staging buffers are of use.
+    /// Returns the number of further staging buffers that it can use.
     pub(super) fn buffers_wanted(&self) -> usize {
         let buffers_in_use = self.buffers_in_use.load(Ordering::Relaxed);
-        // The device fills some buffers while the host empties others, or the other way round, where chunks are so large that
-        // this takes longer than a task's turn. More threads than six make smaller ones no faster: 3 MiB take 175 µs up and
-        // 210 down by six, 195 and 235 by eight, 240 and 300 by twelve (on an H200 with 16 processors).
+        // With large chunks the device fills buffers while the host empties others. For smaller ones more than six
+        // threads are slower: 3 MiB take 175 µs up and 210 down with six, 195 and 235 with eight, 240 and 300 with
+        // twelve (H200, 16 processors).
         let most = if self.chunks.size() >= LARGE {
             self.ring.max_per_transfer()
         } else {
@@ -137,7 +137,8 @@ impl StagedTransfer {
         self.chunks.left_to_take().min(most.saturating_sub(buffers_in_use))
     }
 
-    /// Counts a taken chunk as moved, or not. Of the last one it returns `true`: the caller [ends](Self::end) the transfer.
+    /// Counts a taken chunk as finished. Returns `true` for the last one, whose caller must [end](Self::end) the
+    /// transfer.
     pub(super) fn finish_chunk(&self, outcome: Result<()>) -> bool {
         if let Err(error) = outcome {
             self.timeline.fail(error);
@@ -147,14 +148,14 @@ impl StagedTransfer {
         self.chunks.finish()
     }
 
-    /// Fails the transfer from a task that holds no chunk.
+    /// Fails the transfer. The caller holds no chunk.
     pub(super) async fn fail(&self, error: Error) {
         if self.chunks.take().is_some() && self.finish_chunk(Err(error)) {
             self.end(WaitMode::Task(self.ring.executor())).await;
         }
     }
 
-    /// Ends the transfer, after its last chunk.
+    /// Completes the transfer after its last chunk.
     pub(super) async fn end(&self, waits: WaitMode<'_>) {
         if let StagedKind::ToUnified(queue) = &self.kind
             && !self.timeline.has_failed()
@@ -165,7 +166,7 @@ impl StagedTransfer {
         self.timeline.complete(self.started_at.get().map(Instant::elapsed).unwrap_or_default());
     }
 
-    /// Moves unified memory to the host before the first chunk, or to its device after the last one.
+    /// Prefetches unified memory to the host before the first chunk, or to its device after the last one.
     async fn prefetch(
         &self,
         queue: &QueueLease,
@@ -176,7 +177,7 @@ impl StagedTransfer {
         room(&**queue, waits).await;
         let moved = {
             let _attached = self.attach();
-            // SAFETY: moving pages keeps their bytes; the buffer is claimed until the transfer's end, which waits for the
+            // SAFETY: a prefetch keeps the bytes; the buffer is claimed until the transfer's end, which waits for the
             // fence.
             unsafe { queue.enqueue(&Operation::Prefetch { buffer, to }, &[], Timing::Off) }?
         };
@@ -184,16 +185,16 @@ impl StagedTransfer {
         waits.fence(&moved).await.map_err(|error| name_lost_device(queue.device(), error))
     }
 
-    /// Takes chunks on the calling thread, which waits for the end, as long as staging buffers are free.
+    /// Copies chunks on the calling thread, which waits for the end, while staging buffers are free.
     pub(super) fn help(self: &Arc<Self>) {
         let arrives = matches!(self.kind, StagedKind::FromUnified(_)) && self.started_at.get().is_none();
-        // To wait here for predecessors, and for theirs, would go ever deeper.
+        // Do not help a transfer whose dependencies are running: this would recurse through their waits.
         if arrives || !self.dependencies.iter().all(Fence::is_known_complete) {
             return;
         }
         let _counted = (!transload_core::mutant!("transfer/helpers")).then(|| self.ring.executor().helping());
         self.started_at.get_or_init(Instant::now);
-        // One more is started while the device has another.
+        // Starts the next chunk while the device copies this one.
         let mut started = None;
         loop {
             let next = self.ring.take(self).map(|mut next| {
@@ -209,12 +210,13 @@ impl StagedTransfer {
         }
     }
 
-    /// Sets up the calling thread for calls into the backends.
+    /// Prepares the calling thread for calls of the backends.
     pub(super) fn attach(&self) -> SmallVec<[Option<Box<dyn Any>>; 2]> {
         self.backends.iter().map(|backend| backend.attach_thread()).collect()
     }
 
-    /// Leaves the ring, since one of its tasks ended early and left these copies: the drop of the last handle fails the transfer.
+    /// Leaves the ring after one of its tasks ended early, with these copies in flight. Dropping the last handle then
+    /// fails the transfer.
     pub(super) fn abandon(&self, copies: &[Fence]) {
         self.pending.lock().extend(copies.iter().cloned());
         self.chunks.cancel();
@@ -223,7 +225,7 @@ impl StagedTransfer {
 }
 
 impl Drop for StagedTransfer {
-    /// Fails it if it did not end, since one of its tasks ended early.
+    /// Fails the transfer if one of its tasks ended early.
     fn drop(&mut self) {
         if !self.timeline.is_complete() {
             let text = "a task of the staged transfer ended early, by a panic or for want of a waker";

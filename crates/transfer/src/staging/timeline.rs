@@ -1,4 +1,4 @@
-//! The end of a staged transfer as others see it: a timeline of one point. A thread that waits for it helps first.
+//! The timeline of a staged transfer, with a single point. A thread that waits for it helps to copy first.
 
 use std::{
     any::Any,
@@ -19,9 +19,9 @@ use transload_core::{
 
 use super::StagedTransfer;
 
-/// How long a waiter polls before it sleeps: being woken costs up to some hundred microseconds.
+/// Time that a waiter polls before it sleeps: waking a thread takes up to some hundred microseconds.
 const POLLING: Duration = Duration::from_micros(300);
-/// How much of that it spends without yielding its processor.
+/// Part of that time that it spins without yielding.
 const SPINNING: Duration = Duration::from_micros(50);
 
 pub(crate) struct StagedTimeline {
@@ -29,14 +29,14 @@ pub(crate) struct StagedTimeline {
     device: DeviceId,
     timing: Timing,
     complete: AtomicBool,
-    /// Whether no task is left that would reach the end: then it is found by polls and waits.
+    /// Whether a task ended early, so that the end is found by polls and waits only.
     interrupted: AtomicBool,
     /// Whether a byte of the destination may have changed.
     written: AtomicBool,
     state: Mutex<State>,
     ended: Condvar,
     error: OnceLock<Error>,
-    /// Does not keep the transfer alive: it ends by its tasks.
+    /// Weak: tasks keep the transfer alive.
     transfer: OnceLock<Weak<StagedTransfer>>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct StagedTimeline {
 struct State {
     wakers: Vec<Waker>,
     duration: Option<Duration>,
-    /// What must be complete before an end without a task; `None` again once it is reached.
+    /// Fences that an interrupted transfer's end waits for; `None` once they are complete.
     remaining: Option<SmallVec<[Fence; 8]>>,
 }
 
@@ -64,7 +64,7 @@ impl StagedTimeline {
         }
     }
 
-    /// Sets the transfer whose end this is, once.
+    /// Sets the transfer, once.
     pub(super) fn set_transfer(&self, transfer: Weak<StagedTransfer>) {
         let _set_once = self.transfer.set(transfer);
     }
@@ -74,9 +74,9 @@ impl StagedTimeline {
         let _first_counts = self.error.set(error);
     }
 
-    /// Says that a byte of the destination may change from here on.
+    /// Notes that the destination may change from here on.
     pub(super) fn mark_written(&self) {
-        // Whoever sees the end sees this.
+        // Relaxed: published by `complete`.
         self.written.store(!transload_core::mutant!("transfer/marks-writes"), Ordering::Relaxed);
     }
 
@@ -84,7 +84,7 @@ impl StagedTimeline {
         self.error.get().is_some()
     }
 
-    /// Ends the transfer: all of its work is over.
+    /// Completes the timeline: all work is complete.
     pub(super) fn complete(&self, duration: Duration) {
         // Dropped outside the lock.
         let mut remaining = None;
@@ -95,8 +95,8 @@ impl StagedTimeline {
         });
     }
 
-    /// Ends the transfer, which has failed and has no task any more, once these are complete. It takes no thread: those who
-    /// wait for the end wait for the fences.
+    /// Completes the timeline of an interrupted transfer once these fences are complete. Needs no thread: those that
+    /// poll or wait for the end do so for the fences.
     pub(super) fn complete_after(&self, mut remaining: SmallVec<[Fence; 8]>) {
         remaining.retain(|fence| !catch_panic(|| fence.is_known_complete()).unwrap_or(false));
         if remaining.is_empty() {
@@ -108,7 +108,7 @@ impl StagedTimeline {
         });
     }
 
-    /// Changes the state, then wakes everyone who waits.
+    /// Changes the state, then wakes all waiters.
     fn wake_all(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.state.lock();
         change(&mut state);
@@ -116,14 +116,15 @@ impl StagedTimeline {
         drop(state);
         self.ended.notify_all();
         for waker in wakers {
-            // The user's code: its panic must not keep the others asleep.
+            // User code: a panic must not keep others from being woken.
             let _discarded = catch_panic(|| waker.wake());
         }
     }
 
-    /// Reaches the end of a transfer that has no task any more, if `complete` says so of all that is left. A panic says nothing.
+    /// Completes an interrupted transfer's timeline if `complete` returns `true` for all remaining fences. A panic
+    /// counts as `false`.
     fn complete_if(&self, complete: impl Fn(&Fence) -> bool) {
-        // What is left may be another such end, and so on: the way down to them is kept here and not on the stack.
+        // A remaining fence may be another interrupted transfer's, and so on: iterate instead of recursing.
         let mut stack = SmallVec::<[Fence; 4]>::new();
         while self.is_interrupted() {
             let end = stack.last().and_then(as_staged).unwrap_or(self);
@@ -140,7 +141,7 @@ impl StagedTimeline {
         }
     }
 
-    /// Removes what is complete from what is left. Another thread may have done so.
+    /// Removes a complete fence from those remaining. Another thread may have done so.
     fn forget(&self, complete: &Fence) {
         let mut state = self.state.lock();
         let removed = state.remaining.as_mut().and_then(|remaining| {
@@ -152,7 +153,7 @@ impl StagedTimeline {
         drop(removed);
     }
 
-    /// Blocks until the end is reached, or is to be found by polls and waits.
+    /// Blocks until the transfer is complete or interrupted.
     fn wait_until_settled(&self) {
         let mut state = self.state.lock();
         while !self.is_complete() && !self.is_interrupted() {
@@ -173,13 +174,14 @@ impl StagedTimeline {
     }
 }
 
-/// Returns the end of a staged transfer behind a fence.
+/// Returns a fence's timeline if it is a staged transfer's.
 fn as_staged(fence: &Fence) -> Option<&StagedTimeline> {
     fence.timeline().as_any().downcast_ref()
 }
 
 impl Drop for StagedTimeline {
-    /// What is left may be the last handle of another such end, and so on: not by drops within each other.
+    /// A remaining fence may be the last handle of another interrupted transfer, and so on: iterate instead of nesting
+    /// drops.
     fn drop(&mut self) {
         let mut remaining = self.state.get_mut().remaining.take().unwrap_or_default();
         while let Some(fence) = remaining.pop() {
@@ -192,7 +194,7 @@ impl Drop for StagedTimeline {
     }
 }
 
-// SAFETY: its one point is reached when every chunk and every copy of the transfer is over.
+// SAFETY: its point is reached when every chunk and every copy of the transfer is complete.
 unsafe impl Timeline for StagedTimeline {
     fn id(&self) -> TimelineId {
         self.id
@@ -215,7 +217,7 @@ unsafe impl Timeline for StagedTimeline {
         if !self.is_complete()
             && let Some(transfer) = self.transfer.get().and_then(Weak::upgrade)
         {
-            // A panic of a backend's ends the transfer, not the thread that waits for it.
+            // A panic of a backend fails the transfer, not the waiting thread.
             let _ended_early = catch_panic(move || transfer.help());
         }
         let begun = Instant::now();
@@ -230,7 +232,7 @@ unsafe impl Timeline for StagedTimeline {
                 }
             }
             self.complete_if(|fence| match as_staged(fence) {
-                // It may end early meanwhile: then what it remaining is waited for.
+                // If interrupted meanwhile, wait for its remaining fences.
                 Some(end) => {
                     end.wait_until_settled();
                     end.is_complete()
@@ -245,7 +247,7 @@ unsafe impl Timeline for StagedTimeline {
     }
 
     fn wake_at(&self, _point: u64, waker: &Waker) -> bool {
-        // The user's code, as its drop is: not under the lock.
+        // Cloning and dropping a waker is user code: not under the lock.
         let mut new = Some(waker.clone());
         let mut state = self.state.lock();
         if !self.is_complete()
@@ -257,7 +259,7 @@ unsafe impl Timeline for StagedTimeline {
         self.complete_if(|fence| {
             let is_complete =
                 catch_panic(|| fence.is_known_complete() || fence.timeline().wake_at(fence.point(), waker));
-            // After a panic nobody else would wake the task.
+            // After a panic nothing else would wake the task.
             is_complete.unwrap_or_else(|_| {
                 waker.wake_by_ref();
                 false

@@ -1,4 +1,4 @@
-//! How a thread that moves chunks waits: a task by wakers, a thread that waits for the transfer by blocking.
+//! How the code that copies chunks waits: asynchronously in a task, blocking on a thread that waits for the transfer.
 
 use std::{
     future::Future,
@@ -12,16 +12,16 @@ use transload_executor::Executor;
 
 use super::StagedTimeline;
 
-/// Operations that may be ahead of a chunk on its queue. A driver's launch queue holds about a thousand, and a call that finds
-/// it full blocks its thread.
+/// Most operations on a queue before a chunk's. A driver's launch queue holds about a thousand, and a call that finds
+/// it full blocks.
 const MAX_OUTSTANDING: u64 = 256;
 
 /// How the caller waits.
 #[derive(Clone, Copy)]
 pub(super) enum WaitMode<'a> {
-    /// By wakers: no thread is held.
+    /// By wakers, without blocking a thread.
     Task(&'a Executor),
-    /// By blocking, on a thread of the user's that waits for this transfer.
+    /// By blocking a user's thread that waits for this transfer.
     Thread,
 }
 
@@ -32,7 +32,7 @@ impl WaitMode<'_> {
     /// The error of the fence's work.
     pub(super) async fn fence(self, fence: &Fence) -> Result<()> {
         match self {
-            // It wakes at once; there is no driver to poll.
+            // Wakes by itself; there is no driver to poll.
             Self::Task(_) if fence.timeline().as_any().is::<StagedTimeline>() => fence.done().await,
             Self::Task(executor) => executor.fence(fence).await,
             Self::Thread => fence.wait(),
@@ -55,13 +55,13 @@ pub(super) async fn room(queue: &dyn Queue, waits: WaitMode<'_>) {
         // A failed operation is reported by its own transfer.
         let _over = waits.fence(&fence).await;
         if queue.outstanding() >= outstanding {
-            // Its count may lag behind its timeline.
+            // The count may lag behind the timeline.
             return;
         }
     }
 }
 
-/// Runs a future whose waits are all of [`WaitMode::Thread`], so that it is never pending.
+/// Runs a future that waits by [`WaitMode::Thread`] only, so that it is never pending.
 pub(super) fn block_on_thread<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     loop {

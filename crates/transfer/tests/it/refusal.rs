@@ -99,9 +99,7 @@ fn overlap_within_one_allocation_is_refused() {
 #[test]
 fn a_destination_that_may_not_be_written_is_refused() {
     let dst = read_only(100);
-    refuses(ErrorKind::InvalidArgument, &["read-only"], |manager, src, _| {
-        manager.transfer(src, &dst)
-    });
+    refuses(ErrorKind::InvalidArgument, &["read-only"], |manager, src, _| manager.transfer(src, &dst));
     assert!(bytes(&dst).iter().all(|byte| *byte == 0));
 }
 
