@@ -16,18 +16,18 @@ use transload_cuda_sys::Stream;
 use super::arena;
 use crate::{
     CudaStream,
-    completion::{stream_end::EndOfStream, timeline::StreamTimeline},
+    completion::{stream_end::StreamEnd, timeline::StreamTimeline},
 };
 
 pub(crate) type Arena = arena::Arena<Owner, Fence, User>;
 pub(crate) type ArenaState = arena::ArenaState<Owner, Fence, User>;
 
-/// Whose arena it is. The stream is not kept alive: before it goes, an event is recorded.
+/// ResolvedOwner arena it is. The stream is not kept alive: before it goes, an event is recorded.
 pub(crate) enum Owner {
     /// Nobody's, to be used again.
     Vacant,
     Stream(Weak<StreamTimeline>),
-    Ended(Arc<EndOfStream>),
+    Ended(Arc<StreamEnd>),
 }
 
 /// Whether the arena serves the stream: it does not once the stream was released.
@@ -42,7 +42,7 @@ pub(crate) struct User {
     pub(crate) id: TimelineId,
     /// Its own arena, where the stream is, or the event of its end.
     pub(crate) arena: u32,
-    pub(crate) life: u64,
+    pub(crate) generation: u64,
 }
 
 /// A stream that is still there. To be dropped with no arena locked: it may be the last handle.
@@ -52,26 +52,26 @@ pub(crate) fn alive(stream: &Weak<StreamTimeline>) -> Option<CudaStream> {
     Some(CudaStream { own, timeline })
 }
 
-/// Whose arena it is for certain; its owner alone leaves open whether a stream is still there.
-pub(crate) enum Whose {
-    Nobodys,
+/// ResolvedOwner arena it is for certain; its owner alone leaves open whether a stream is still there.
+pub(crate) enum ResolvedOwner {
+    Vacant,
     Stream(CudaStream),
     Ended(Fence),
 }
 
-/// Whose arena it is, and in which life. A stream whose last handle was dropped just now, in another thread, has said so when
+/// ResolvedOwner arena it is, and in which generation. A stream resolve_owner last handle was dropped just now, in another thread, has said so when
 /// this returns: that thread enters it here before it does anything else. The caller holds no lock.
-pub(crate) fn whose(arena: &Arena) -> (u64, Whose) {
+pub(crate) fn resolve_owner(arena: &Arena) -> (u64, ResolvedOwner) {
     loop {
         {
             let state = arena.lock();
-            let whose = match &state.owner {
-                Owner::Vacant => Some(Whose::Nobodys),
-                Owner::Ended(end) => Some(Whose::Ended(end.fence())),
-                Owner::Stream(weak) => alive(weak).map(Whose::Stream),
+            let resolve_owner = match &state.owner {
+                Owner::Vacant => Some(ResolvedOwner::Vacant),
+                Owner::Ended(end) => Some(ResolvedOwner::Ended(end.fence())),
+                Owner::Stream(weak) => alive(weak).map(ResolvedOwner::Stream),
             };
-            if let Some(whose) = whose {
-                return (state.life, whose);
+            if let Some(resolve_owner) = resolve_owner {
+                return (state.generation, resolve_owner);
             }
         }
         std::thread::yield_now();
@@ -82,7 +82,7 @@ pub(crate) fn whose(arena: &Arena) -> (u64, Whose) {
 const FIRST: u32 = 8;
 const CHUNKS: usize = 24;
 
-/// Arenas by index. Only grows; an arena whose stream is gone serves another one.
+/// Arenas by index. Only grows; an arena resolve_owner stream is gone serves another one.
 pub(crate) struct Arenas {
     chunks: [OnceLock<Box<[Arena]>>; CHUNKS],
     len: AtomicU32,
@@ -108,14 +108,14 @@ impl Arenas {
     }
 
     /// Takes note that a stream ends, which nobody else uses any more. What is left over is for when it is destroyed.
-    pub(crate) fn stream_ends(&self, id: TimelineId, stream: &Arc<Stream>) -> Option<(Owner, Vec<Fence>)> {
+    pub(crate) fn end_stream(&self, id: TimelineId, stream: &Arc<Stream>) -> Option<(Owner, Vec<Fence>)> {
         let (index, arena) = self.find(id)?;
         let needed = {
             let state = arena.lock();
             !state.blocks.is_empty() || state.is_user
         };
         // The driver is called with no lock held.
-        let end = if needed { EndOfStream::of(id, stream) } else { EndOfStream::over(id, stream) };
+        let end = if needed { StreamEnd::of(id, stream) } else { StreamEnd::complete(id, stream) };
         let mut directory = self.directory.lock();
         directory.forget(id);
         let mut state = arena.lock();
@@ -150,7 +150,7 @@ impl Arenas {
 pub(crate) struct Directory {
     of: HashMap<TimelineId, u32>,
     vacant: Vec<u32>,
-    lives: u64,
+    generations: u64,
 }
 
 impl Directory {
@@ -165,8 +165,8 @@ impl Directory {
         }
         let index = self.vacant.pop().or_else(|| arenas.add())?;
         let mut state = arenas.get(index)?.lock();
-        self.lives += 1;
-        state.life = self.lives;
+        self.generations += 1;
+        state.generation = self.generations;
         state.is_hosts = is_hosts;
         state.owner = Owner::Stream(Arc::downgrade(&stream.own));
         drop(state);
@@ -182,7 +182,7 @@ impl Directory {
     /// when all locks are open.
     #[must_use]
     pub(crate) fn vacate(&mut self, index: u32, state: &mut ArenaState) -> Option<(Owner, Vec<Fence>)> {
-        let is_complete = matches!(&state.owner, Owner::Ended(end) if end.is_known_over());
+        let is_complete = matches!(&state.owner, Owner::Ended(end) if end.is_known_complete());
         (is_complete && state.blocks.is_empty()).then(|| {
             self.vacant.push(index);
             state.vacate(Owner::Vacant)
@@ -207,7 +207,7 @@ struct Recent {
 const RECENT: usize = 16;
 
 thread_local! {
-    static LATELY: [Cell<Recent>; RECENT] =
+    static RECENT_ARENAS: [Cell<Recent>; RECENT] =
         const { [const { Cell::new(Recent { allocator: 0, stream: None, arena: 0 }) }; RECENT] };
 }
 
@@ -222,7 +222,7 @@ fn slot(allocator: u64, stream: &CudaStream) -> usize {
 /// one that is gone is never asked for.
 #[inline]
 pub(crate) fn recent(allocator: u64, stream: &CudaStream) -> Option<u32> {
-    let found = LATELY.try_with(|lately| {
+    let found = RECENT_ARENAS.try_with(|lately| {
         let recent = lately[slot(allocator, stream)].get();
         (recent.allocator == allocator && recent.stream == Some(stream.own.id())).then_some(recent.arena)
     });
@@ -231,7 +231,7 @@ pub(crate) fn recent(allocator: u64, stream: &CudaStream) -> Option<u32> {
 
 pub(crate) fn remember(allocator: u64, stream: &CudaStream, arena: u32) {
     // A thread that is ending finds it in the directory.
-    let _ending = LATELY.try_with(|lately| {
+    let _ending = RECENT_ARENAS.try_with(|lately| {
         let recent = Recent { allocator, stream: Some(stream.own.id()), arena };
         lately[slot(allocator, stream)].set(recent);
     });

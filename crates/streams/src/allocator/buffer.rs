@@ -5,10 +5,10 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 use transload_core::{Error, ErrorKind, Fence, Place, RawBuffer, Recycler, Result, Storage, TimelineId};
 
 use super::{
-    arena::{Handle, blocks::Order, size::Want},
+    arena::{Handle, blocks::Order, size::AllocParams},
     arenas::Owner,
     segments::start,
-    shared::{Shared, Taken},
+    shared::{AllocatedBlock, Shared},
 };
 use crate::CudaStream;
 
@@ -30,8 +30,8 @@ struct Pooled {
 impl Shared {
     /// A buffer for work of `stream`.
     pub(super) fn buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        let want = Want::new(bytes, true)?.within(self.options.max_split);
-        let taken = self.take_for_buffer(stream, want, self.ahead)?;
+        let want = AllocParams::new(bytes, true)?.within(self.options.max_split);
+        let taken = self.allocate_for_buffer(stream, want, self.ahead)?;
         self.wrap(stream, bytes, taken, false)
     }
 
@@ -43,16 +43,16 @@ impl Shared {
 
     #[inline(never)]
     fn new_idle_buffer(self: &Arc<Self>, stream: &CudaStream, bytes: usize) -> Result<RawBuffer> {
-        if let Some(buffer) = self.kept_buffer_asked_about(bytes) {
+        if let Some(buffer) = self.polled_kept_buffer(bytes) {
             return Ok(buffer);
         }
-        let want = Want::new(bytes, true)?.within(self.options.max_split);
+        let want = AllocParams::new(bytes, true)?.within(self.options.max_split);
         let taken = match self.take_own(stream, want)? {
             Some(taken) => taken,
             None => {
                 // Of other lengths, which may make a block of this one together.
                 self.empty_own_cache();
-                self.take_for_buffer(stream, want, u64::MAX)?
+                self.allocate_for_buffer(stream, want, u64::MAX)?
             }
         };
         self.wrap(stream, bytes, taken, true)
@@ -63,10 +63,10 @@ impl Shared {
         self: &Arc<Self>,
         stream: &CudaStream,
         bytes: usize,
-        taken: Taken,
+        taken: AllocatedBlock,
         keep: bool,
     ) -> Result<RawBuffer> {
-        let Taken { arena, handle, address, segment, behind } = taken;
+        let AllocatedBlock { arena, handle, address, segment, behind } = taken;
         let segment = self.segments.lock().get(segment).map(|found| found.buffer.clone());
         let Some((start, segment)) = segment.and_then(|segment| Some((start(&segment)?, segment))) else {
             return Err(Error::new(ErrorKind::Device, "a block without a segment"));
@@ -126,7 +126,7 @@ unsafe impl Storage for Pooled {
     }
 
     fn as_any(&self) -> &dyn Any {
-        // Who asks wants to know whose memory it is.
+        // Who asks wants to know resolve_owner memory it is.
         self.segment.storage().map_or(self, Storage::as_any)
     }
 }
@@ -151,7 +151,7 @@ impl Drop for Pooled {
         if others.is_empty() && point > 0 && state.is_hosts {
             state.free_in_flight(node, point);
         } else {
-            state.give_behind(node, Order { freed: 0, point }, others);
+            state.free_after(node, Order { freed: 0, point }, others);
         }
     }
 }

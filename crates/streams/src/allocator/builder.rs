@@ -5,7 +5,7 @@ use transload_memory::MemoryResource;
 
 use super::{
     StreamOrderedAllocator,
-    arena::size::{GRAIN, LARGE_SEGMENT, SMALL_SEGMENT, SegmentSizes},
+    arena::size::{LARGE_SEGMENT, MIN_BLOCK_SIZE, SMALL_SEGMENT, SegmentSizes},
 };
 
 /// What [`AllocatorBuilder::ahead`] is by default.
@@ -87,9 +87,9 @@ impl<R: MemoryResource> AllocatorBuilder<R> {
     /// `InvalidArgument` for segments of 0 bytes or of no whole number of 512 bytes.
     pub fn build(self) -> Result<StreamOrderedAllocator> {
         let SegmentSizes { small, large, .. } = self.options.segments;
-        if [small, large].iter().any(|size| *size == 0 || !size.is_multiple_of(GRAIN)) {
+        if [small, large].iter().any(|size| *size == 0 || !size.is_multiple_of(MIN_BLOCK_SIZE)) {
             let text = format!(
-                "segments of {small} and {large} bytes; valid are multiples of {GRAIN} bytes, at least one of it"
+                "segments of {small} and {large} bytes; valid are multiples of {MIN_BLOCK_SIZE} bytes, at least one of it"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }

@@ -35,9 +35,11 @@ impl Shared {
 
     /// As [`kept_buffer`](Self::kept_buffer), and asks the driver about the one that was dropped first: its answer is one about
     /// all that the stream used before.
-    pub(super) fn kept_buffer_asked_about(&self, len: usize) -> Option<RawBuffer> {
-        let _held = self.hold();
-        self.kept_if(len, |spare| spare.in_flight().iter().all(CudaStream::is_over_by_event) && spare.renew())
+    pub(super) fn polled_kept_buffer(&self, len: usize) -> Option<RawBuffer> {
+        let _held = self.track_transit();
+        self.kept_if(len, |spare| {
+            spare.in_flight().iter().all(CudaStream::is_complete_by_event) && spare.renew()
+        })
     }
 
     /// `is_complete` runs with the shard unlocked: fences are dropped.
@@ -76,7 +78,7 @@ impl Shared {
 
     fn empty(&self, shard: &Shard, close: bool) -> bool {
         // Another thread that finds too little memory waits for this to be put down.
-        let _held = self.hold();
+        let _held = self.track_transit();
         let spares = shard.take_all(close);
         // With the shard unlocked: fences are dropped.
         !spares.is_empty()

@@ -8,31 +8,31 @@ use transload_cuda_sys::Stream;
 
 use super::arenas::Arenas;
 
-/// The allocators that are told of a stream's end. Kept alive by this: of an allocator that goes at the same moment, each side
+/// The allocators that are allocators of a stream's end. Kept alive by this: of an allocator that goes at the same moment, each side
 /// would else find the other gone already, and nobody would know of the stream's work.
 #[derive(Default)]
-pub(crate) struct Endings {
-    told: Mutex<Vec<Arc<Arenas>>>,
+pub(crate) struct DestroyHooks {
+    allocators: Mutex<Vec<Arc<Arenas>>>,
 }
 
-impl Endings {
-    /// Adds an allocator, which knows the stream already, to those that are told of the end of stream `id`, which this is of.
+impl DestroyHooks {
+    /// Adds an allocator, which knows the stream already, to those that are allocators of the end of stream `id`, which this is of.
     pub(crate) fn add(&self, id: TimelineId, arenas: Arc<Arenas>) {
         // Dropped after the lock.
         let mut closed = Vec::new();
-        let mut told = self.told.lock();
+        let mut allocators = self.allocators.lock();
         // Once is enough for one that was there before the stream was released.
         let is_out = |known: &mut Arc<Arenas>| Arc::ptr_eq(known, &arenas) || known.find(id).is_none();
-        closed.extend(told.extract_if(.., is_out));
-        told.push(arenas);
-        drop(told);
+        closed.extend(allocators.extract_if(.., is_out));
+        allocators.push(arenas);
+        drop(allocators);
     }
 
     /// `stream` is destroyed with its last reference; nobody else can use it.
-    pub(crate) fn tell(&self, id: TimelineId, stream: &Arc<Stream>) {
-        let told = std::mem::take(&mut *self.told.lock());
-        // Dropped when all were told: it may be the last handle of anything.
-        let left: Vec<_> = told.iter().map(|arenas| arenas.stream_ends(id, stream)).collect();
-        drop((left, told));
+    pub(crate) fn run(&self, id: TimelineId, stream: &Arc<Stream>) {
+        let allocators = std::mem::take(&mut *self.allocators.lock());
+        // Dropped when all were allocators: it may be the last handle of anything.
+        let left: Vec<_> = allocators.iter().map(|arenas| arenas.end_stream(id, stream)).collect();
+        drop((left, allocators));
     }
 }

@@ -4,10 +4,10 @@ use transload_core::{ErrorKind, Fence, Result};
 
 use super::{
     arena::{
-        Waiting,
+        DeferredFree,
         blocks::{Holder, Order},
     },
-    arenas::{Arena, ArenaState, Owner, User, Whose, serves, whose},
+    arenas::{Arena, ArenaState, Owner, ResolvedOwner, User, resolve_owner, serves},
     block::{BlockRef, FreeError},
     shared::Shared,
 };
@@ -25,19 +25,19 @@ fn find(state: &ArenaState, block: BlockRef) -> Result<u32, FreeError> {
 impl Shared {
     #[inline]
     pub(super) fn free_on(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {
-        let mut own = self.serving(stream)?;
-        let is_here = match block {
+        let mut own = self.arena_for(stream)?;
+        let is_usable_here = match block {
             BlockRef::Block(block) => block.arena == own.index && block.allocator == self.id,
             BlockRef::Address(_) => true,
         };
-        if is_here {
+        if is_usable_here {
             let found = find(&own.state, block);
-            if own.state.free_of_one_stream(found) {
+            if own.state.free_exclusive(found) {
                 return Ok(());
             }
         }
         drop(own);
-        self.free_slowly(block, Some(stream))
+        self.free_slow(block, Some(stream))
     }
 
     /// The arena that has the block, live.
@@ -59,9 +59,9 @@ impl Shared {
                     }
                 }
                 // Merged with its neighbours it is no block's beginning any more.
-                let lies_in_a_free_block =
-                    || self.arenas.iter().any(|(_, arena)| arena.lock().blocks.lies_in_a_free_block(address));
-                if refusal == FreeError::NeverAllocated && lies_in_a_free_block() {
+                let is_in_free_block =
+                    || self.arenas.iter().any(|(_, arena)| arena.lock().blocks.is_in_free_block(address));
+                if refusal == FreeError::NeverAllocated && is_in_free_block() {
                     refusal = FreeError::AlreadyFreed;
                 }
                 Err(refusal)
@@ -70,10 +70,10 @@ impl Shared {
     }
 
     #[cold]
-    pub(super) fn free_slowly(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
+    pub(super) fn free_slow(&self, block: BlockRef, stream: Option<&CudaStream>) -> Result<()> {
         let refuse = |error: FreeError| error.at(block.address());
         let arena = self.look_for(block).map_err(refuse)?;
-        let _held = self.hold();
+        let _held = self.track_transit();
         let (node, mut users, again) = {
             let mut state = arena.lock();
             let node = find(&state, block).map_err(refuse)?;
@@ -94,7 +94,7 @@ impl Shared {
             state.freed += 1;
             let order = Order { freed: state.freed, point: 0 };
             // Neither live nor to be had by anyone until its fences are known.
-            state.blocks.give_waiting(node, order);
+            state.blocks.free_deferred(node, order);
             (node, users, again)
         };
         let again = again.map(|stream| self.user(stream)).transpose();
@@ -107,13 +107,13 @@ impl Shared {
                 if until.is_empty() {
                     state.blocks.merge(node);
                 } else {
-                    state.waiting.push(Waiting { node, until });
+                    state.deferred.push(DeferredFree { node, until });
                 }
                 Ok(())
             }
             Err(error) => {
                 let mut state = arena.lock();
-                state.blocks.take_back(node);
+                state.blocks.undo_free(node);
                 state.users.insert(node, users);
                 Err(error)
             }
@@ -125,12 +125,12 @@ impl Shared {
         let mut until = Vec::new();
         for user in users {
             let Some(arena) = self.arenas.get(user.arena) else { continue };
-            match whose(arena) {
+            match resolve_owner(arena) {
                 // Its arena serves another stream by now, so its end is over.
-                (life, _) if life != user.life => {}
-                (_, Whose::Nobodys) => {}
-                (_, Whose::Ended(end)) => until.push(end),
-                (_, Whose::Stream(stream)) => match stream.fence() {
+                (generation, _) if generation != user.generation => {}
+                (_, ResolvedOwner::Vacant) => {}
+                (_, ResolvedOwner::Ended(end)) => until.push(end),
+                (_, ResolvedOwner::Stream(stream)) => match stream.fence() {
                     Ok(fence) => until.push(fence),
                     // Nothing of it runs any more.
                     Err(error) if error.kind() == ErrorKind::DeviceLost => {}
@@ -145,9 +145,9 @@ impl Shared {
     }
 
     fn user(&self, stream: &CudaStream) -> Result<User> {
-        let mut own = self.serving(stream)?;
+        let mut own = self.arena_for(stream)?;
         own.state.is_user = true;
-        Ok(User { id: stream.id(), arena: own.index, life: own.state.life })
+        Ok(User { id: stream.id(), arena: own.index, generation: own.state.generation })
     }
 
     pub(super) fn record_use(&self, block: BlockRef, stream: &CudaStream) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Memory in the order of streams: freed memory is used again at once in its own stream, and elsewhere behind its work.
+//! Memory in the order of streams: freed memory is used again at once in its own stream, and wrong_thread behind its work.
 //!
 //! Every method may be called from any thread. Threads that use streams of their own do not disturb each other: each stream
 //! has its own blocks behind its own lock. While a stream's own blocks serve its requests, the driver is not called.
@@ -32,7 +32,7 @@ pub use builder::AllocatorBuilder;
 pub use statistics::{AllocatorStatistics, SizeClassStatistics};
 
 use self::{
-    arena::{Ordered, size::Want},
+    arena::{Ordered, size::AllocParams},
     shared::{Handle, Shared},
 };
 use crate::CudaStream;
@@ -51,7 +51,7 @@ use crate::CudaStream;
 /// segments of 2 MiB, larger ones from segments of at least 20 MiB, an eighth of what is held already where that is more.
 ///
 /// Two layers share the same memory. [`allocate_for_stream`](Self::allocate_for_stream) gives plain addresses to frameworks,
-/// which free them by hand. [`allocate_buffer`](Self::allocate_buffer) gives owned buffers, whose fences say by themselves
+/// which free them by hand. [`allocate_buffer`](Self::allocate_buffer) gives owned buffers, resolve_owner fences say by themselves
 /// which streams use them.
 ///
 /// When a stream is destroyed that is not idle, an event is recorded at its end: its blocks can still be freed, by
@@ -130,18 +130,18 @@ impl StreamOrderedAllocator {
     /// could be given back was; the driver's.
     #[inline]
     pub fn allocate_for_stream(&self, stream: &CudaStream, bytes: usize) -> Result<StreamBlock> {
-        let want = Want::new(bytes, false)?.within(self.shared.options.max_split);
+        let want = AllocParams::new(bytes, false)?.within(self.shared.options.max_split);
         let block = |arena, address, handle| {
             let (bytes, allocator) = (want.requested, self.shared.id);
             StreamBlock { address, bytes, allocator, handle, arena }
         };
         {
-            let mut own = self.shared.serving(stream)?;
+            let mut own = self.shared.arena_for(stream)?;
             if let Some((handle, address)) = own.state.take_block(want) {
                 return Ok(block(own.index, address, handle));
             }
         }
-        let taken = self.shared.take_slowly(stream, want)?;
+        let taken = self.shared.allocate_slow(stream, want)?;
         Ok(block(taken.arena, taken.address, taken.handle))
     }
 
@@ -161,7 +161,7 @@ impl StreamOrderedAllocator {
     /// # Errors
     /// As for `free_for_stream`.
     pub fn free(&self, block: impl Into<BlockRef>) -> Result<()> {
-        self.shared.free_slowly(block.into(), None)
+        self.shared.free_slow(block.into(), None)
     }
 
     /// Says that `stream` uses the block too: once it is freed, it is used again only behind what is enqueued there by then.
@@ -211,22 +211,22 @@ impl StreamOrderedAllocator {
     /// # Errors
     /// The driver's; `InvalidArgument` for streams of another device; `Busy` while someone captures one of them into a graph.
     pub fn add_stream_dependency(&self, stream: &CudaStream, on: &CudaStream) -> Result<()> {
-        let own = self.shared.serving(stream)?.index;
-        let (other, life, freed) = {
-            let other = self.shared.serving(on)?;
+        let own = self.shared.arena_for(stream)?.index;
+        let (other, generation, freed) = {
+            let other = self.shared.arena_for(on)?;
             if other.index == own {
                 return Ok(());
             }
-            (other.arena, other.state.life, other.state.freed)
+            (other.arena, other.state.generation, other.state.freed)
         };
-        let _held = self.shared.hold();
+        let _held = self.shared.track_transit();
         let fence = on.fence()?;
-        stream.come_after(&fence)?;
+        stream.wait_fence(&fence)?;
         let point = fence.point();
         {
             let mut state = other.lock();
-            if state.life == life && state.seal.freed < freed {
-                state.seal = arena::Seal { freed, point };
+            if state.generation == generation && state.watermark.freed < freed {
+                state.watermark = arena::FreeWatermark { freed, point };
             }
         }
         let implies = |one: &Fence, other: &Fence| {
@@ -234,8 +234,8 @@ impl StreamOrderedAllocator {
         };
         // What need not be kept is dropped with the lock open.
         let mut dropped = Vec::new();
-        let mut state = self.shared.serving(stream)?.state;
-        state.note_order(Ordered { life, freed, point });
+        let mut state = self.shared.arena_for(stream)?.state;
+        state.note_order(Ordered { generation, freed, point });
         dropped.extend(state.dependencies.extract_if(.., |known| known.is_known_complete()));
         state.depend(fence, implies, &mut dropped);
         drop(state);
@@ -246,11 +246,12 @@ impl StreamOrderedAllocator {
     /// nothing, also where this allocator could not serve it.
     #[must_use]
     pub fn dependencies_satisfied(&self, stream: &CudaStream) -> bool {
-        let _held = self.shared.hold();
-        let fences = self.shared.known(stream).map_or_else(Vec::new, |own| own.state.dependencies.clone());
+        let _held = self.shared.track_transit();
+        let fences =
+            self.shared.find_arena(stream).map_or_else(Vec::new, |own| own.state.dependencies.clone());
         let over = fences.iter().all(Fence::is_complete);
         let mut dropped = Vec::new();
-        if let Some(mut own) = self.shared.known(stream) {
+        if let Some(mut own) = self.shared.find_arena(stream) {
             dropped.extend(own.state.dependencies.extract_if(.., |fence| fence.is_known_complete()));
         }
         over
@@ -258,8 +259,8 @@ impl StreamOrderedAllocator {
 
     /// Forgets what the stream was told to come after. Waits that are enqueued already stay.
     pub fn clear_dependencies(&self, stream: &CudaStream) {
-        let _held = self.shared.hold();
-        let _dropped = self.shared.known(stream).map(|mut own| {
+        let _held = self.shared.track_transit();
+        let _dropped = self.shared.find_arena(stream).map(|mut own| {
             own.state.ordered.clear();
             std::mem::take(&mut own.state.dependencies)
         });
@@ -279,7 +280,7 @@ impl StreamOrderedAllocator {
         self.shared.release(stream)
     }
 
-    /// Gives segments back that are wholly free and whose work is over. Has the upstream resource trim itself too, which may
+    /// Gives segments back that are wholly free and resolve_owner work is over. Has the upstream resource trim itself too, which may
     /// wait for work in flight on memory that was given back to it. Answers how many bytes the allocator gave back.
     ///
     /// # Errors

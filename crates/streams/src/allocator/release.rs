@@ -5,7 +5,7 @@ use transload_core::{ErrorKind, Fence, Result, Timeline};
 use super::{arenas::Owner, shared::Shared};
 use crate::{
     CudaStream,
-    completion::{after_capture::AfterCapture, stream_end::EndOfStream},
+    completion::{after_capture::AfterCapture, stream_end::StreamEnd},
 };
 
 impl Shared {
@@ -14,29 +14,29 @@ impl Shared {
         const ROUNDS: usize = 2;
         self.empty_caches();
         let outcome = loop {
-            let freed = self.known(stream).map_or(0, |own| own.state.freed);
+            let freed = self.find_arena(stream).map_or(0, |own| own.state.freed);
             let outcome = stream.synchronize();
             if let Err(error) = &outcome
                 && (error.kind() == ErrorKind::Busy || stream.own.outstanding() > 0)
             {
                 return outcome;
             }
-            self.wait_for_its_captures(stream);
+            self.wait_for_captures(stream);
             if self.leave(stream, freed) {
                 break outcome;
             }
             // Used meanwhile.
         };
-        self.let_go();
+        self.drop_completed_fences();
         for _ in 0..ROUNDS {
-            self.wait_for_visits();
-            self.let_go();
+            self.wait_for_transit_and_handles();
+            self.drop_completed_fences();
         }
         outcome
     }
 
     /// Waits for what is behind captures of the stream, which are over.
-    fn wait_for_its_captures(&self, stream: &CudaStream) {
+    fn wait_for_captures(&self, stream: &CudaStream) {
         for (_, arena) in self.arenas.iter() {
             let is_its = |fence: &&Fence| {
                 let after = fence.timeline().as_any().downcast_ref::<AfterCapture>();
@@ -44,7 +44,7 @@ impl Shared {
             };
             let fences: Vec<Fence> = {
                 let state = arena.lock();
-                let all = state.waiting.iter().flat_map(|waiting| &waiting.until);
+                let all = state.deferred.iter().flat_map(|waiting| &waiting.until);
                 all.filter(is_its).cloned().collect()
             };
             for fence in fences {
@@ -55,19 +55,19 @@ impl Shared {
     }
 
     /// Lets go of all fences that are over.
-    fn let_go(&self) {
+    fn drop_completed_fences(&self) {
         for (_, arena) in self.arenas.iter() {
             let mut dropped: Vec<Fence> = Vec::new();
             let mut state = arena.lock();
             dropped.extend(state.dependencies.extract_if(.., |fence| fence.is_known_complete()));
-            state.rest_where(Fence::is_known_complete, &mut dropped);
+            state.free_completed(Fence::is_known_complete, &mut dropped);
         }
     }
 
-    /// Has the stream's arena be as if the stream had ended, whose work is over up to so many frees. Answers `false` where there
+    /// Has the stream's arena be as if the stream had ended, resolve_owner work is over up to so many frees. Answers `false` where there
     /// was more.
     fn leave(&self, stream: &CudaStream, freed: u64) -> bool {
-        let end = EndOfStream::over(stream.id(), stream.own.stream());
+        let end = StreamEnd::complete(stream.id(), stream.own.stream());
         let mut directory = self.arenas.directory.lock();
         let found = directory.find(stream.id());
         let Some((index, arena)) = found.and_then(|index| Some((index, self.arenas.get(index)?))) else {

@@ -2,7 +2,7 @@
 
 use transload_core::{Access, Claims, Fence, RawBuffer};
 
-use super::arena::size::GRAIN;
+use super::arena::size::MIN_BLOCK_SIZE;
 
 /// One segment.
 pub(crate) struct Segment {
@@ -25,8 +25,8 @@ impl Segment {
     /// `None` where the memory has no address.
     pub(crate) fn new(buffer: RawBuffer, reserved: u64, small: bool) -> Option<Self> {
         let start = start(&buffer)?;
-        let base = start.checked_next_multiple_of(GRAIN)?;
-        let size = (buffer.len() as u64).checked_sub(base - start)? & !(GRAIN - 1);
+        let base = start.checked_next_multiple_of(MIN_BLOCK_SIZE)?;
+        let size = (buffer.len() as u64).checked_sub(base - start)? & !(MIN_BLOCK_SIZE - 1);
         Some(Self { buffer, base, size, reserved, small })
     }
 

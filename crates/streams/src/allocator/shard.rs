@@ -51,7 +51,7 @@ pub(crate) enum Use {
     Idle,
     /// Dropped just now, while in flight.
     Busy,
-    /// Taken, and found to be in flight still.
+    /// AllocatedBlock, and found to be in flight still.
     StillBusy,
 }
 

@@ -16,11 +16,11 @@ use transload_memory::MemoryResource;
 
 use super::{
     arena::{
-        self, Seal,
+        self, FreeWatermark,
         blocks::{Blocks, Holder, Node},
-        size::Want,
+        size::AllocParams,
     },
-    arenas::{Arena, ArenaState, Arenas, Whose, recent, remember, serves, whose},
+    arenas::{Arena, ArenaState, Arenas, ResolvedOwner, recent, remember, resolve_owner, serves},
     builder::Options,
     cache,
     segments::Segments,
@@ -49,45 +49,45 @@ pub(super) struct Shared {
     pub(super) shards: Box<[Shard<SpareBuffer>]>,
     /// Read-locked while a thread has memory, fences or stream handles in hand that no arena shows: a thread that is short of
     /// memory, or releases a stream, lets it put them down first. Nobody waits for a device meanwhile.
-    in_hand: RwLock<()>,
+    in_transit: RwLock<()>,
     /// Read-locked while a thread waits for streams, of which it has handles: a thread that releases a stream waits for it.
-    visited: RwLock<()>,
+    stream_handles: RwLock<()>,
     /// Never holds anything: the allocator takes every fence over.
     pub(super) reclaimer: Arc<Reclaimer>,
 }
 
 thread_local! {
-    /// How many of [`Held`] this thread has, of any allocator.
-    static HELD: Cell<u32> = const { Cell::new(0) };
+    /// How many of [`TransitGuard`] this thread has, of any allocator.
+    static GUARDS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// While it lives, a thread has something in hand.
-pub(super) struct Held<'a> {
+/// While it generations, a thread has something in hand.
+pub(super) struct TransitGuard<'a> {
     _guard: RwLockReadGuard<'a, ()>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> TransitGuard<'a> {
     fn new(lock: &'a RwLock<()>) -> Self {
-        HELD.set(HELD.get() + 1);
+        GUARDS.set(GUARDS.get() + 1);
         Self { _guard: lock.read_recursive() }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for TransitGuard<'_> {
     fn drop(&mut self) {
-        HELD.set(HELD.get() - 1);
+        GUARDS.set(GUARDS.get() - 1);
     }
 }
 
 /// The arena that serves a stream.
-pub(super) struct Serving<'a> {
+pub(super) struct LockedArena<'a> {
     pub(super) index: u32,
     pub(super) arena: &'a Arena,
     pub(super) state: MutexGuard<'a, ArenaState>,
 }
 
 /// A live block on its way to the caller.
-pub(super) struct Taken {
+pub(super) struct AllocatedBlock {
     pub(super) arena: u32,
     pub(super) handle: arena::Handle,
     pub(super) address: u64,
@@ -113,62 +113,62 @@ impl Shared {
             callbacks: Mutex::default(),
             last_callback: AtomicU64::new(0),
             shards: cache::shards(),
-            in_hand: RwLock::default(),
-            visited: RwLock::default(),
+            in_transit: RwLock::default(),
+            stream_handles: RwLock::default(),
             reclaimer: Arc::new(Reclaimer::new()),
         })
     }
 
     /// For as long as this thread has something in hand; a thread may hold several of these.
-    pub(super) fn hold(&self) -> Held<'_> {
-        Held::new(&self.in_hand)
+    pub(super) fn track_transit(&self) -> TransitGuard<'_> {
+        TransitGuard::new(&self.in_transit)
     }
 
     /// For as long as this thread has handles of streams, and perhaps waits for them.
-    pub(super) fn visit(&self) -> Held<'_> {
-        Held::new(&self.visited)
+    pub(super) fn track_handles(&self) -> TransitGuard<'_> {
+        TransitGuard::new(&self.stream_handles)
     }
 
     /// Waits until no thread has memory in hand, which new ones may prolong. A thread that has something in hand itself, as
     /// where an upstream resource or a fence calls back, does not wait.
-    pub(super) fn wait_for_hands(&self) {
-        if HELD.get() == 0 {
-            drop(self.in_hand.write());
+    pub(super) fn wait_for_transit(&self) {
+        if GUARDS.get() == 0 {
+            drop(self.in_transit.write());
         }
     }
 
-    /// Like [`wait_for_hands`](Self::wait_for_hands), also for handles of streams.
-    pub(super) fn wait_for_visits(&self) {
-        if HELD.get() == 0 {
+    /// Like [`wait_for_transit`](Self::wait_for_transit), also for handles of streams.
+    pub(super) fn wait_for_transit_and_handles(&self) {
+        if GUARDS.get() == 0 {
             // One after the other: who visits may take something in hand before it is done.
-            drop(self.in_hand.write());
-            drop(self.visited.write());
+            drop(self.in_transit.write());
+            drop(self.stream_handles.write());
         }
     }
 
     /// The arena that serves a stream, locked. No other arena may be locked.
     #[inline]
-    pub(super) fn serving(&self, stream: &CudaStream) -> Result<Serving<'_>> {
+    pub(super) fn arena_for(&self, stream: &CudaStream) -> Result<LockedArena<'_>> {
         if let Some(index) = recent(self.id, stream)
             && let Some(arena) = self.arenas.get(index)
         {
             let state = arena.lock();
             if serves(&state, stream) {
-                return Ok(Serving { index, arena, state });
+                return Ok(LockedArena { index, arena, state });
             }
         }
-        self.look_up(stream)
+        self.arena_for_slow(stream)
     }
 
-    /// Like [`serving`](Self::serving), but `None` for a stream that was not used here since it was released.
-    pub(super) fn known(&self, stream: &CudaStream) -> Option<Serving<'_>> {
+    /// Like [`arena_for`](Self::arena_for), but `None` for a stream that was not used here since it was released.
+    pub(super) fn find_arena(&self, stream: &CudaStream) -> Option<LockedArena<'_>> {
         let (index, arena) = self.arenas.find(stream.id())?;
         let state = arena.lock();
-        serves(&state, stream).then_some(Serving { index, arena, state })
+        serves(&state, stream).then_some(LockedArena { index, arena, state })
     }
 
     #[cold]
-    fn look_up(&self, stream: &CudaStream) -> Result<Serving<'_>> {
+    fn arena_for_slow(&self, stream: &CudaStream) -> Result<LockedArena<'_>> {
         if let Some(device) = self.upstream.device().filter(|device| *device != stream.device()) {
             let text = format!(
                 "a stream of {} cannot order memory of {device}; valid are streams of {device}",
@@ -177,7 +177,7 @@ impl Shared {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         // Other threads could neither record an event on it, nor at its end.
-        if stream.own.is_of_a_thread() {
+        if stream.own.is_per_thread() {
             let text = "memory in the order of a per-thread default stream could be reused by its thread only; valid are \
                         streams that every thread can name, also foreign ones and the legacy default stream";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
@@ -192,61 +192,67 @@ impl Shared {
                     .ok_or_else(too_many)?;
                 // Behind that, since other allocators throw out who does not know the stream. It cannot end before: the caller
                 // has a handle.
-                stream.own.endings.add(id, Arc::clone(&self.arenas));
+                stream.own.destroy_hooks.add(id, Arc::clone(&self.arenas));
             }
             // Released meanwhile, where there is none.
             let Some((index, arena)) = self.arenas.find(id) else { continue };
             let state = arena.lock();
             if serves(&state, stream) {
                 remember(self.id, stream, index);
-                return Ok(Serving { index, arena, state });
+                return Ok(LockedArena { index, arena, state });
             }
         }
     }
 
     /// A live block with what its users must come after, if there is one in the stream.
-    pub(super) fn take_own(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
-        let mut own = self.serving(stream)?;
+    pub(super) fn take_own(&self, stream: &CudaStream, want: AllocParams) -> Result<Option<AllocatedBlock>> {
+        let mut own = self.arena_for(stream)?;
         let node = own.state.take_own(want);
-        node.map(|node| self.hand_out(stream, own, node, Vec::new())).transpose()
+        node.map(|node| self.finish_allocation(stream, own, node, Vec::new())).transpose()
     }
 
     /// Makes a live node of a stream's own arena ready for the caller. Where it fails, the block is free again.
-    pub(super) fn hand_out(
+    pub(super) fn finish_allocation(
         &self,
         stream: &CudaStream,
-        own: Serving<'_>,
+        own: LockedArena<'_>,
         node: u32,
         mut behind: Vec<Fence>,
-    ) -> Result<Taken> {
-        let Serving { index, arena, state } = own;
-        let (block, mut seal, life) = (state.blocks.node(node).clone(), state.seal, state.life);
+    ) -> Result<AllocatedBlock> {
+        let LockedArena { index, arena, state } = own;
+        let (block, mut watermark, generation) =
+            (state.blocks.node(node).clone(), state.watermark, state.generation);
         drop(state);
         // Another stream may be the first to use a buffer, so what this one still does to it must be a fence.
         if block.holder == Holder::Buffer {
             let order = block.order;
-            if order.freed > seal.freed {
-                seal = match self.seal(arena, life, stream) {
-                    Ok(seal) => seal.unwrap_or_default(),
+            if order.freed > watermark.freed {
+                watermark = match self.record_watermark(arena, generation, stream) {
+                    Ok(watermark) => watermark.unwrap_or_default(),
                     Err(error) => {
                         // What it came behind from other streams it comes behind still.
-                        arena.lock().give_behind(node, order, behind);
+                        arena.lock().free_after(node, order, behind);
                         return Err(error);
                     }
                 };
             }
-            let point = if order.freed > 0 { seal.point.max(order.point) } else { order.point };
+            let point = if order.freed > 0 { watermark.point.max(order.point) } else { order.point };
             if point > stream.own.reached() {
                 behind.push(Fence::new(Arc::clone(&stream.timeline), point));
             }
         }
         let Node { address, segment, serial, .. } = block;
-        Ok(Taken { arena: index, handle: arena::Handle { node, serial }, address, segment, behind })
+        Ok(AllocatedBlock { arena: index, handle: arena::Handle { node, serial }, address, segment, behind })
     }
 
     /// A point behind everything freed on the stream so far.
-    pub(super) fn seal(&self, arena: &Arena, life: u64, stream: &CudaStream) -> Result<Option<Seal>> {
-        arena.seal(life, || stream.fence().map(|fence| fence.point()))
+    pub(super) fn record_watermark(
+        &self,
+        arena: &Arena,
+        generation: u64,
+        stream: &CudaStream,
+    ) -> Result<Option<FreeWatermark>> {
+        arena.record_watermark(generation, || stream.fence().map(|fence| fence.point()))
     }
 }
 
@@ -277,25 +283,25 @@ impl Drop for Shared {
         let segments = self.segments.lock().take_all();
         let mut fences = Vec::new();
         for (_, arena) in self.arenas.iter() {
-            let owner = whose(arena).1;
+            let owner = resolve_owner(arena).1;
             let mut state = arena.lock();
-            fences.extend(state.waiting.drain(..).flat_map(|waiting| waiting.until));
+            fences.extend(state.deferred.drain(..).flat_map(|waiting| waiting.until));
             // What streams keep of this allocator until they end shall be little, and keep none of them alive.
             let dependencies = std::mem::take(&mut state.dependencies);
             state.users.clear();
             let (last, used) =
-                (state.last_point, state.freed > 0 || state.blocks.tally.live > 0 || state.is_user);
+                (state.last_point, state.freed > 0 || state.blocks.counts.live > 0 || state.is_user);
             state.blocks = Blocks::new();
             state.in_flight.clear();
             drop(state);
             drop(dependencies);
             let stream = match owner {
-                Whose::Nobodys => continue,
-                Whose::Ended(end) => {
+                ResolvedOwner::Vacant => continue,
+                ResolvedOwner::Ended(end) => {
                     fences.push(end);
                     continue;
                 }
-                Whose::Stream(stream) => stream,
+                ResolvedOwner::Stream(stream) => stream,
             };
             if used && !segments.is_empty() {
                 match stream.fence() {

@@ -80,15 +80,15 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
         }
     }
     for Locked { state, .. } in shared.lock_all() {
-        let tally = &state.blocks.tally;
-        numbers.in_use += tally.in_use;
-        numbers.requested += tally.requested;
-        numbers.live_blocks += tally.live;
-        numbers.peak_in_use += tally.peak;
+        let counts = &state.blocks.counts;
+        numbers.in_use += counts.in_use;
+        numbers.requested += counts.requested;
+        numbers.live_blocks += counts.live;
+        numbers.peak_in_use += counts.peak;
         numbers.streams += u64::from(!matches!(state.owner, super::arenas::Owner::Vacant));
-        for (class, counts) in classes.iter_mut().zip(&tally.classes) {
-            class.live += counts.live;
-            class.allocations += counts.allocations;
+        for (class, class_counts) in classes.iter_mut().zip(&counts.classes) {
+            class.live += class_counts.live;
+            class.allocations += class_counts.allocations;
         }
         let served = &mut numbers.served;
         served.same_size += state.served.same_size;
@@ -97,9 +97,9 @@ pub(super) fn of(shared: &Shared) -> AllocatorStatistics {
         served.other_stream_waited += state.served.other_stream_waited;
         served.gathered += state.served.gathered;
         served.new_segment += state.served.new_segment;
-        let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::Waiting);
+        let waiting = state.blocks.iter().filter(|(_, node)| node.state == State::PendingFree);
         numbers.pending_free_blocks += waiting.count() as u64;
-        let busy = |node: &Node| matches!(node.state, State::Live | State::Waiting);
+        let busy = |node: &Node| matches!(node.state, State::Live | State::PendingFree);
         used.extend(state.blocks.iter().filter(|(_, node)| busy(node)).map(|(_, node)| node.segment));
         let unused = state.blocks.iter().filter(|(_, node)| node.state != State::Live);
         free.extend(unused.map(|(_, node)| (node.segment, node.address, node.size)));

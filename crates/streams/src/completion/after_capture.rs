@@ -87,7 +87,7 @@ unsafe impl Timeline for AfterCapture {
         if transload_core::mutant!("streams/capture-holds-drain") || self.behind.get().is_some() {
             return None;
         }
-        self.stream.own.check_runs().err().filter(|error| error.kind() == ErrorKind::Busy)
+        self.stream.own.check_not_captured().err().filter(|error| error.kind() == ErrorKind::Busy)
     }
 
     fn wake_at(&self, point: u64, waker: &Waker) -> bool {

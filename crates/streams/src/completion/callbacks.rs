@@ -38,8 +38,8 @@ struct Queue {
     /// In order of their points.
     waiting: VecDeque<Waiting>,
     /// The points of those that the runner has and that have not ended, in its order.
-    handed: VecDeque<u64>,
-    tally: Tally,
+    sent: VecDeque<u64>,
+    counts: CallbackCounts,
 }
 
 struct Waiting {
@@ -51,7 +51,7 @@ struct Waiting {
 
 /// How a stream's callbacks went.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct CallbackCounts {
     pub(crate) run: u64,
     pub(crate) panicked: u64,
     pub(crate) last_panic: Option<String>,
@@ -59,30 +59,30 @@ pub(crate) struct Tally {
 
 thread_local! {
     /// Whether callbacks come about on this thread: it runs them, or finds out that they are due.
-    static BRINGS_CALLBACKS: Cell<bool> = const { Cell::new(false) };
+    static RUNS_CALLBACKS: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Callbacks {
-    pub(crate) fn tally(&self) -> Tally {
-        self.queue.lock().tally.clone()
+    pub(crate) fn counts(&self) -> CallbackCounts {
+        self.queue.lock().counts.clone()
     }
 
     /// Whether a callback at or before `point` has yet to run to its end, as seen by a thread that may wait for it: not by
     /// the one that runs them, nor by the reactor, on which a task may run.
-    pub(crate) fn has(&self, point: u64) -> bool {
-        self.any.load(Ordering::Acquire) && !BRINGS_CALLBACKS.get() && self.queue.lock().has(point)
+    pub(crate) fn has_pending(&self, point: u64) -> bool {
+        self.any.load(Ordering::Acquire) && !RUNS_CALLBACKS.get() && self.queue.lock().has_pending(point)
     }
 
     /// Blocks until every callback at or before `point`, which is reached, has run.
     pub(crate) fn wait(&self, point: u64) {
         let mut queue = self.queue.lock();
-        while queue.has(point) {
+        while queue.has_pending(point) {
             self.ended.wait(&mut queue);
         }
     }
 
     /// The point of a callback is over. Gives the runner what is next, and has become due.
-    fn become_due(self: &Arc<Self>, point: u64, outcome: Result<()>) {
+    fn make_ready(self: &Arc<Self>, point: u64, outcome: Result<()>) {
         // The thread was started before anything was registered.
         let Ok(runner) = runner() else { return };
         // Locked until the runner has them, so that they stay in order whoever else hands over meanwhile.
@@ -93,19 +93,19 @@ impl Callbacks {
         while let Some(Waiting { point, callback, outcome: Some(outcome) }) =
             queue.waiting.pop_front_if(|waiting| waiting.outcome.is_some())
         {
-            queue.handed.push_back(point);
+            queue.sent.push_back(point);
             let _it_lives_as_long_as_the_process =
-                runner.send(Job { of: Arc::clone(self), callback, outcome });
+                runner.send(ReadyCallback { of: Arc::clone(self), callback, outcome });
         }
     }
 
-    fn end(&self, panicked: Option<String>) {
+    fn finish(&self, panicked: Option<String>) {
         let mut queue = self.queue.lock();
-        queue.handed.pop_front();
-        queue.tally.run += 1;
+        queue.sent.pop_front();
+        queue.counts.run += 1;
         if let Some(text) = panicked {
-            queue.tally.panicked += 1;
-            queue.tally.last_panic = Some(text);
+            queue.counts.panicked += 1;
+            queue.counts.last_panic = Some(text);
         }
         drop(queue);
         self.ended.notify_all();
@@ -114,9 +114,9 @@ impl Callbacks {
 
 impl Queue {
     /// Whether a callback at or before the point has yet to run to its end.
-    fn has(&self, point: u64) -> bool {
+    fn has_pending(&self, point: u64) -> bool {
         let waiting = self.waiting.front().is_some_and(|waiting| waiting.point <= point);
-        waiting || self.handed.iter().any(|at| *at <= point)
+        waiting || self.sent.iter().any(|at| *at <= point)
     }
 
     fn insert(&mut self, point: u64, callback: Callback) {
@@ -130,15 +130,15 @@ impl Queue {
 pub(crate) fn register(timeline: &Arc<StreamTimeline>, point: u64, callback: Callback) {
     timeline.callbacks.any.store(true, Ordering::Release);
     timeline.callbacks.queue.lock().insert(point, callback);
-    let due = Arc::new(Due { timeline: Arc::clone(timeline), point });
+    let due = Arc::new(CallbackWaker { timeline: Arc::clone(timeline), point });
     if timeline.watch(point, &Waker::from(Arc::clone(&due))) {
         due.wake();
     }
 }
 
 /// The calling thread is one without which no callback runs: it waits for none.
-pub(crate) fn come_from_here() {
-    BRINGS_CALLBACKS.set(true);
+pub(crate) fn mark_callback_thread() {
+    RUNS_CALLBACKS.set(true);
 }
 
 /// Starts the thread, so that registering cannot fail after the work was marked.
@@ -148,21 +148,21 @@ pub(crate) fn prepare() -> Result<()> {
 
 /// A callback that becomes due. Keeps its stream alive until then, and no longer: who is told by the callback may expect
 /// that nobody else holds the stream.
-struct Due {
+struct CallbackWaker {
     timeline: Arc<StreamTimeline>,
     point: u64,
 }
 
-impl Wake for Due {
+impl Wake for CallbackWaker {
     fn wake(self: Arc<Self>) {
         let outcome = self.timeline.poll(self.point).map(|_over| ());
         let (callbacks, point) = (Arc::clone(&self.timeline.callbacks), self.point);
         drop(self);
-        callbacks.become_due(point, outcome);
+        callbacks.make_ready(point, outcome);
     }
 }
 
-struct Job {
+struct ReadyCallback {
     of: Arc<Callbacks>,
     callback: Callback,
     outcome: Result<()>,
@@ -170,8 +170,8 @@ struct Job {
 
 /// The way to the thread that runs callbacks, which is started at the first call. It lives as long as the process, and ends
 /// with it: what has not run by then never does.
-fn runner() -> Result<&'static Sender<Job>> {
-    static RUNNER: OnceLock<Result<Sender<Job>>> = OnceLock::new();
+fn runner() -> Result<&'static Sender<ReadyCallback>> {
+    static RUNNER: OnceLock<Result<Sender<ReadyCallback>>> = OnceLock::new();
     let started = RUNNER.get_or_init(|| {
         let (sender, due) = mpsc::channel();
         let spawned = thread::Builder::new().name("transload-callbacks".to_owned()).spawn(|| run(due));
@@ -181,10 +181,10 @@ fn runner() -> Result<&'static Sender<Job>> {
     started.as_ref().map_err(Clone::clone)
 }
 
-fn run(due: Receiver<Job>) {
-    come_from_here();
-    for Job { of, callback, outcome } in due {
+fn run(due: Receiver<ReadyCallback>) {
+    mark_callback_thread();
+    for ReadyCallback { of, callback, outcome } in due {
         let panicked = catch_unwind(AssertUnwindSafe(|| callback(outcome))).err().map(panic_text);
-        of.end(panicked);
+        of.finish(panicked);
     }
 }

@@ -25,26 +25,26 @@ pub(crate) fn is_captured(stream: &Stream) -> bool {
 
 impl StreamTimeline {
     /// Whether someone captures the stream just now. Does not disturb the capture.
-    pub(crate) fn is_captured(&self) -> bool {
-        self.is_here() && is_captured(self.stream())
+    pub(crate) fn query_captured(&self) -> bool {
+        self.is_usable_here() && is_captured(self.stream())
     }
 
     /// From here on someone may have made the stream part of a capture.
-    pub(crate) fn may_join_a_capture(&self) {
+    pub(crate) fn note_possible_capture(&self) {
         self.joins.store(true, Ordering::Relaxed);
     }
 
     /// As [`is_captured`](Self::is_captured), without the driver where that cannot be.
     #[inline]
-    pub(crate) fn is_captured_by_someone(&self) -> bool {
-        (self.ends.points.is_shared() || self.joins.load(Ordering::Relaxed)) && self.is_captured()
+    pub(crate) fn is_captured(&self) -> bool {
+        (self.events.points.is_shared() || self.joins.load(Ordering::Relaxed)) && self.query_captured()
     }
 
-    /// As [`check_here`](Self::check_here), and whether nobody captures the stream.
+    /// As [`check_usable`](Self::check_usable), and whether nobody captures the stream.
     #[inline]
-    pub(crate) fn check_runs(&self) -> Result<()> {
-        self.check_here()?;
-        if self.is_captured_by_someone() { Err(self.captured()) } else { Ok(()) }
+    pub(crate) fn check_not_captured(&self) -> Result<()> {
+        self.check_usable()?;
+        if self.is_captured() { Err(self.captured()) } else { Ok(()) }
     }
 
     #[cold]
@@ -59,8 +59,8 @@ impl StreamTimeline {
 
     /// Blocks until nobody captures the stream.
     #[cold]
-    pub(crate) fn wait_out_a_capture(&self) {
-        while self.is_captured() {
+    pub(crate) fn wait_for_capture_end(&self) {
+        while self.query_captured() {
             thread::yield_now();
         }
     }

@@ -1,4 +1,4 @@
-//! What a stream has in flight: marks, each with the event that says when the operations up to it are over.
+//! What a stream has in flight: events, each with the event that says when the operations up to it are over.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,12 +11,12 @@ use crate::sync::Arc;
 const ROOM: usize = 4;
 /// How many measured durations are kept for being asked after.
 const DURATIONS_KEPT: usize = 256;
-/// From how many operations in flight on, submitting asks whether the oldest is over: nobody else may ask.
-const MANY: usize = 64;
+/// From how many operations in flight on, submitting asks whether the oldest is completed: nobody else may ask.
+const POLL_FROM: usize = 64;
 /// How many submissions share one such question, which is about this many of the oldest operations.
-const ASKED_EVERY: usize = 32;
+const POLL_INTERVAL: usize = 32;
 /// How many other timelines a stream remembers having waited for.
-const CURSORS_KEPT: usize = 8;
+const WAITS_KEPT: usize = 8;
 
 /// An event that may measure time.
 pub(crate) trait Timed {
@@ -25,7 +25,7 @@ pub(crate) trait Timed {
 }
 
 /// An event, and the points that it covers: those behind the mark before, up to its own.
-struct Mark<E> {
+struct PendingEvent<E> {
     upto: u64,
     /// What its operations are, for messages.
     what: &'static str,
@@ -56,13 +56,13 @@ impl<E: Timed> Ended<E> {
 }
 
 /// Where a point stands.
-pub(crate) enum Covered<E> {
+pub(crate) enum PointState<E> {
     /// Its work is over, as far as it went well.
-    Over,
+    Complete,
     /// It is over when this event is, and so are all points up to this one.
-    By(Arc<E>, u64),
+    Pending(Arc<E>, u64),
     /// No event covers it yet.
-    NotYet,
+    Unrecorded,
 }
 
 /// Device times of operations that were measured and are over.
@@ -72,39 +72,39 @@ pub(crate) struct Measured {
     pub(crate) time: Duration,
 }
 
-/// The marks of a stream in order of submission, and the events to be used again.
-pub(crate) struct Line<E> {
-    marks: VecDeque<Mark<E>>,
-    /// How many of the marks are of measured operations.
+/// The events of a stream in order of submission, and the events to be used again.
+pub(crate) struct PendingEvents<E> {
+    events: VecDeque<PendingEvent<E>>,
+    /// How many of the events are of measured operations.
     timed: usize,
     /// The last point of a mark, or that was over before it got one.
-    marked: u64,
+    covered: u64,
     /// The last point whose work ended.
-    over: u64,
+    completed: u64,
     /// Events without and with timing whose operations are over. Someone may still wait on one: recording it anew would make
     /// them wait longer.
     spare: [Vec<Arc<E>>; 2],
     durations: VecDeque<(u64, Duration)>,
     /// Measured operations that another thread's event told the end of before their own was recorded or over.
-    undecided: Vec<Ended<E>>,
+    untimed: Vec<Ended<E>>,
     measured: Measured,
     /// How far other timelines were waited for: a later wait for an earlier point is implied.
-    cursors: SmallVec<[(TimelineId, u64); CURSORS_KEPT]>,
+    waited: SmallVec<[(TimelineId, u64); WAITS_KEPT]>,
 }
 
-impl<E: Timed> Line<E> {
+impl<E: Timed> PendingEvents<E> {
     /// An empty line with room: whether an early copy takes long enough to need it is chance, and no reason to allocate then.
     pub(crate) fn with_room() -> Self {
         Self {
-            marks: VecDeque::with_capacity(ROOM),
+            events: VecDeque::with_capacity(ROOM),
             timed: 0,
-            marked: 0,
-            over: 0,
+            covered: 0,
+            completed: 0,
             spare: [Vec::with_capacity(ROOM), Vec::new()],
             durations: VecDeque::new(),
-            undecided: Vec::new(),
+            untimed: Vec::new(),
             measured: Measured::default(),
-            cursors: SmallVec::new(),
+            waited: SmallVec::new(),
         }
     }
 
@@ -116,86 +116,90 @@ impl<E: Timed> Line<E> {
     }
 
     /// Keeps an event to be recorded again.
-    pub(crate) fn keep(&mut self, is_timed: bool, event: Arc<E>) {
+    pub(crate) fn recycle(&mut self, is_timed: bool, event: Arc<E>) {
         self.spare[usize::from(is_timed)].push(event);
     }
 
     /// A point of old work in flight, where there is much and it is time to ask again. A question costs as much as ten
     /// events (1.25 µs on an H200), so it is asked once in so many, about as many.
-    pub(crate) fn old_of_many(&self) -> Option<u64> {
-        let asks = self.marks.len() >= MANY && self.marks.len().is_multiple_of(ASKED_EVERY);
-        asks.then(|| self.marks.get(ASKED_EVERY - 1).map(|mark| mark.upto)).flatten()
+    pub(crate) fn point_to_poll(&self) -> Option<u64> {
+        let asks = self.events.len() >= POLL_FROM && self.events.len().is_multiple_of(POLL_INTERVAL);
+        asks.then(|| self.events.get(POLL_INTERVAL - 1).map(|event| event.upto)).flatten()
     }
 
     /// What the oldest work in flight is, in words.
     pub(crate) fn oldest(&self) -> Option<&'static str> {
-        self.marks.front().map(|mark| mark.what)
+        self.events.front().map(|event| event.what)
     }
 
     /// `end` was recorded behind the work of every point up to `upto`. Where another thread's event for a later point came first,
     /// that one covers these points, too.
     pub(crate) fn push(&mut self, upto: u64, what: &'static str, end: Arc<E>, start: Option<Start<E>>) {
-        if start.is_none() && upto <= self.marked {
-            return self.keep(false, end);
+        if start.is_none() && upto <= self.covered {
+            return self.recycle(false, end);
         }
-        self.marked = self.marked.max(upto);
+        self.covered = self.covered.max(upto);
         self.timed += usize::from(start.is_some());
-        let index = self.marks.partition_point(|mark| mark.upto < upto);
-        self.marks.insert(index, Mark { upto, what, end, start });
+        let index = self.events.partition_point(|event| event.upto < upto);
+        self.events.insert(index, PendingEvent { upto, what, end, start });
     }
 
     /// The last point whose work ended.
-    pub(crate) fn over(&self) -> u64 {
-        self.over
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed
     }
 
-    pub(crate) fn covering(&self, point: u64) -> Covered<E> {
-        if point <= self.over {
-            return Covered::Over;
+    pub(crate) fn covering(&self, point: u64) -> PointState<E> {
+        if point <= self.completed {
+            return PointState::Complete;
         }
-        if point > self.marked {
-            return Covered::NotYet;
+        if point > self.covered {
+            return PointState::Unrecorded;
         }
-        let index = self.marks.partition_point(|mark| mark.upto < point);
-        self.marks.get(index).map_or(Covered::NotYet, |mark| Covered::By(Arc::clone(&mark.end), mark.upto))
+        let index = self.events.partition_point(|event| event.upto < point);
+        self.events
+            .get(index)
+            .map_or(PointState::Unrecorded, |event| PointState::Pending(Arc::clone(&event.end), event.upto))
     }
 
-    /// Forgets the marks up to `point`, which is over and so all before it are; their events are used again. Where measured
-    /// operations are among them it returns those and does nothing: [`advance_with`](Self::advance_with) wants their durations.
-    pub(crate) fn advance_or_list_timed(&mut self, point: u64) -> Option<Vec<Ended<E>>> {
-        if self.timed == 0 || self.marks.front().is_none_or(|mark| mark.upto > point) {
-            self.advance_with(point, &[]);
+    /// Forgets the events up to `point`, which is over and so all before it are; their events are used again. Where measured
+    /// operations are among them it returns those and does nothing: [`complete_with`](Self::complete_with) wants their durations.
+    pub(crate) fn complete_or_list_timed(&mut self, point: u64) -> Option<Vec<Ended<E>>> {
+        if self.timed == 0 || self.events.front().is_none_or(|event| event.upto > point) {
+            self.complete_with(point, &[]);
             return None;
         }
-        let ended = |mark: &Mark<E>| {
-            let start = Arc::clone(&mark.start.as_ref()?.event);
-            Some(Ended { upto: mark.upto, start, end: Arc::clone(&mark.end) })
+        let ended = |event: &PendingEvent<E>| {
+            let start = Arc::clone(&event.start.as_ref()?.event);
+            Some(Ended { upto: event.upto, start, end: Arc::clone(&event.end) })
         };
-        Some(self.marks.iter().take_while(|mark| mark.upto <= point).filter_map(ended).collect())
+        Some(self.events.iter().take_while(|event| event.upto <= point).filter_map(ended).collect())
     }
 
-    /// Forgets the marks up to `point`, which is over and so all before it are. An operation without a duration is reported as
+    /// Forgets the events up to `point`, which is over and so all before it are. An operation without a duration is reported as
     /// not measured.
-    pub(crate) fn advance_with(&mut self, point: u64, durations: &[(u64, Option<Duration>)]) {
-        self.over = self.over.max(point);
-        self.marked = self.marked.max(point);
-        while let Some(Mark { upto, end, start, .. }) = self.marks.pop_front_if(|mark| mark.upto <= point) {
+    pub(crate) fn complete_with(&mut self, point: u64, durations: &[(u64, Option<Duration>)]) {
+        self.completed = self.completed.max(point);
+        self.covered = self.covered.max(point);
+        while let Some(PendingEvent { upto, end, start, .. }) =
+            self.events.pop_front_if(|event| event.upto <= point)
+        {
             let Some(start) = start else {
-                self.keep(false, end);
+                self.recycle(false, end);
                 continue;
             };
             self.timed = self.timed.saturating_sub(1);
             let known = durations.iter().find(|(of, _)| *of == upto).and_then(|(_, duration)| *duration);
             match known {
                 Some(duration) => self.note_duration(upto, duration, &start),
-                None if start.asked_for && self.undecided.len() < DURATIONS_KEPT => {
-                    self.undecided.push(Ended { upto, start: start.event, end });
+                None if start.asked_for && self.untimed.len() < DURATIONS_KEPT => {
+                    self.untimed.push(Ended { upto, start: start.event, end });
                     continue;
                 }
                 None => {}
             }
-            self.keep(true, start.event);
-            self.keep(true, end);
+            self.recycle(true, start.event);
+            self.recycle(true, end);
         }
     }
 
@@ -223,24 +227,24 @@ impl<E: Timed> Line<E> {
     }
 
     /// Takes the events of a measured operation whose duration was not known when it was found to be over.
-    pub(crate) fn take_undecided(&mut self, point: u64) -> Option<Ended<E>> {
-        let index = self.undecided.iter().position(|ended| ended.upto == point)?;
-        Some(self.undecided.swap_remove(index))
+    pub(crate) fn take_untimed(&mut self, point: u64) -> Option<Ended<E>> {
+        let index = self.untimed.iter().position(|ended| ended.upto == point)?;
+        Some(self.untimed.swap_remove(index))
     }
 
     /// Whether this stream already waits for `point` of another timeline.
     pub(crate) fn waits_for(&self, timeline: TimelineId, point: u64) -> bool {
-        self.cursors.iter().any(|(id, upto)| *id == timeline && *upto >= point)
+        self.waited.iter().any(|(id, upto)| *id == timeline && *upto >= point)
     }
 
     pub(crate) fn note_wait(&mut self, timeline: TimelineId, point: u64) {
-        if let Some(cursor) = self.cursors.iter_mut().find(|(id, _)| *id == timeline) {
-            cursor.1 = cursor.1.max(point);
+        if let Some(wait) = self.waited.iter_mut().find(|(id, _)| *id == timeline) {
+            wait.1 = wait.1.max(point);
         } else {
-            if self.cursors.len() == CURSORS_KEPT {
-                self.cursors.remove(0);
+            if self.waited.len() == WAITS_KEPT {
+                self.waited.remove(0);
             }
-            self.cursors.push((timeline, point));
+            self.waited.push((timeline, point));
         }
     }
 }

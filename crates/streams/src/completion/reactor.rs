@@ -14,7 +14,7 @@ use transload_cuda_sys::RelaxedCapture;
 
 use super::{
     callbacks,
-    registration::{Desk, Watch},
+    registration::{ReactorQueue, Registration},
     timeline::StreamTimeline,
 };
 
@@ -29,11 +29,11 @@ const ROOM: usize = 64;
 
 /// What the reactor has of a stream. A task that awaits a point holds its fence, and a callback its stream: the reactor keeps none
 /// alive.
-pub(crate) type StreamWatch = Watch<Weak<StreamTimeline>>;
+pub(crate) type StreamRegistration = Registration<Weak<StreamTimeline>>;
 
 /// The process's reactor.
 pub(crate) struct Reactor {
-    desk: Desk<Weak<StreamTimeline>>,
+    queue: ReactorQueue<Weak<StreamTimeline>>,
     thread: OnceLock<Thread>,
 }
 
@@ -42,7 +42,8 @@ impl Reactor {
     pub(crate) fn get() -> Result<&'static Self> {
         static REACTOR: OnceLock<Reactor> = OnceLock::new();
         static STARTED: OnceLock<Result<()>> = OnceLock::new();
-        let reactor = REACTOR.get_or_init(|| Self { desk: Desk::new(ROOM), thread: OnceLock::new() });
+        let reactor =
+            REACTOR.get_or_init(|| Self { queue: ReactorQueue::new(ROOM), thread: OnceLock::new() });
         STARTED
             .get_or_init(|| {
                 let spawned =
@@ -57,19 +58,19 @@ impl Reactor {
 
     /// Whether it rests because nobody waits for any stream.
     pub(crate) fn is_idle(&self) -> bool {
-        self.desk.is_idle()
+        self.queue.is_idle()
     }
 
     /// Asks for the stream's events until nobody waits for it any more.
-    pub(crate) fn notice(&self, watch: &Arc<StreamWatch>) {
-        if self.desk.notice(watch) && !transload_core::mutant!("streams/await-unparks-reactor") {
+    pub(crate) fn notify(&self, registration: &Arc<StreamRegistration>) {
+        if self.queue.notify(registration) && !transload_core::mutant!("streams/await-unparks-reactor") {
             self.unpark();
         }
     }
 
     /// Asks once more without a pause, for what it already knows of.
-    pub(crate) fn look_now(&self) {
-        if self.desk.look_now() {
+    pub(crate) fn poll_now(&self) {
+        if self.queue.poll_now() {
             self.unpark();
         }
     }
@@ -86,23 +87,23 @@ impl Reactor {
         // A failure leaves the thread in the usual mode, in which it might disturb a capture but nothing else.
         let _capture = RelaxedCapture::enter();
         // A waker may run its task here and now, and the task may synchronise a stream.
-        callbacks::come_from_here();
-        let mut watches: Vec<Arc<StreamWatch>> = Vec::with_capacity(ROOM);
+        callbacks::mark_callback_thread();
+        let mut registrations: Vec<Arc<StreamRegistration>> = Vec::with_capacity(ROOM);
         let mut woken: Vec<Waker> = Vec::with_capacity(ROOM);
         let mut active = Instant::now();
         loop {
-            let mut came = self.desk.take(&mut watches);
+            let mut came = self.queue.take(&mut registrations);
             let mut waiting = false;
-            if came && watches.len() > ROOM {
-                self.forget(&mut watches);
+            if came && registrations.len() > ROOM {
+                self.forget(&mut registrations);
             }
-            for watch in &watches {
-                came |= watch.take_fresh();
-                if !watch.is_awaited() {
+            for registration in &registrations {
+                came |= registration.take_new_waiter();
+                if !registration.has_waiters() {
                     continue;
                 }
-                let Some(timeline) = watch.stream.upgrade() else { continue };
-                waiting |= timeline.wake_what_is_over(&mut woken);
+                let Some(timeline) = registration.stream.upgrade() else { continue };
+                waiting |= timeline.wake_reached(&mut woken);
                 // Perhaps the last handle of a stream: dropped under no lock, and before anyone is told that its work is over.
                 let _panic = catch_panic(|| drop(timeline));
             }
@@ -113,22 +114,24 @@ impl Reactor {
             woken.drain(..).for_each(|waker| drop(catch_panic(|| waker.wake())));
             if waiting {
                 let quiet = active.elapsed();
-                if quiet > BUSY && self.desk.rest(&watches, false) {
+                if quiet > BUSY && self.queue.try_park(&registrations, false) {
                     // In proportion to how long the work already takes, so that the delay stays a small part of it.
                     thread::park_timeout((quiet / 16).min(SLOWEST));
-                    self.desk.rested();
+                    self.queue.unparked();
                 }
             } else {
-                if self.desk.rest(&watches, true) {
+                if self.queue.try_park(&registrations, true) {
                     thread::park();
-                    self.desk.rested();
+                    self.queue.unparked();
                 }
             }
         }
     }
 
     /// Gives up streams that are gone, or that nobody waits for.
-    fn forget(&self, watches: &mut Vec<Arc<StreamWatch>>) {
-        watches.retain(|watch| watch.stream.strong_count() > 0 && !self.desk.give_up(watch));
+    fn forget(&self, registrations: &mut Vec<Arc<StreamRegistration>>) {
+        registrations.retain(|registration| {
+            registration.stream.strong_count() > 0 && !self.queue.deregister(registration)
+        });
     }
 }

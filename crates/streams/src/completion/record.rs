@@ -7,7 +7,7 @@ use transload_cuda_sys::{DriverError, Event, EventTiming};
 use transload_memory::lift;
 
 use super::{
-    pending_events::{Covered, Start, Timed},
+    pending_events::{PointState, Start, Timed},
     timeline::StreamTimeline,
 };
 
@@ -19,13 +19,13 @@ impl Timed for Event {
 
 impl StreamTimeline {
     fn take_event(&self, timing: EventTiming) -> Result<Arc<Event>, DriverError> {
-        let spare = self.ends.take_event(timing == EventTiming::Enabled);
+        let spare = self.events.take_event(timing == EventTiming::Enabled);
         spare.map_or_else(|| Event::new(self.context(), timing).map(Arc::new), Ok)
     }
 
     /// Transfers that nobody waits for must not pile up.
     #[inline]
-    fn ask_about(&self, old: Option<u64>) {
+    fn poll_stale(&self, old: Option<u64>) {
         if let Some(old) = old {
             let _told_to_who_asks = self.poll(old);
         }
@@ -39,7 +39,7 @@ impl StreamTimeline {
     }
 
     /// Gives work that the driver has taken the next point, and records its event: one that covers nothing enqueued later.
-    /// Whoever enqueues anything but a small copy or fill calls [`close_run`](Self::close_run) before, so that nobody who
+    /// Whoever enqueues anything but a small copy or fill calls [`flush_batch`](Self::flush_batch) before, so that nobody who
     /// waits for an earlier small operation waits for this one.
     pub(crate) fn record_end(
         &self,
@@ -48,67 +48,67 @@ impl StreamTimeline {
     ) -> Result<u64, DriverError> {
         let timing = if start.is_some() { EventTiming::Enabled } else { EventTiming::Disabled };
         let end = self.take_event(timing)?;
-        let (point, old) = self.ends.record(what, end, start, |end| end.record(self.stream()))?;
-        self.ask_about(old);
+        let (point, old) = self.events.record(what, end, start, |end| end.record(self.stream()))?;
+        self.poll_stale(old);
         Ok(point)
     }
 
     /// Gives a small operation that the driver has taken the next point, in most cases without an event.
     #[inline]
-    pub(crate) fn mark_small(&self) -> Result<u64, DriverError> {
-        let (point, close) = self.ends.points.give_small();
+    pub(crate) fn next_small_point(&self) -> Result<u64, DriverError> {
+        let (point, close) = self.events.points.issue_small();
         if close {
-            self.close_run()?;
+            self.flush_batch()?;
         }
         Ok(point)
     }
 
     /// Records an event behind every point that has none. Blocks only where the driver has no room for an event.
     #[inline]
-    pub(crate) fn close_run(&self) -> Result<(), DriverError> {
-        if self.ends.points.run_is_open() { self.record_run() } else { Ok(()) }
+    pub(crate) fn flush_batch(&self) -> Result<(), DriverError> {
+        if self.events.points.batch_is_open() { self.record_batch() } else { Ok(()) }
     }
 
     #[inline(never)]
-    fn record_run(&self) -> Result<(), DriverError> {
-        if self.is_captured_by_someone() {
+    fn record_batch(&self) -> Result<(), DriverError> {
+        if self.is_captured() {
             // The points stay without an event, and open, until the capture is over.
             return Ok(());
         }
-        if !self.is_here() {
-            let given = self.ends.points.given();
+        if !self.is_usable_here() {
+            let given = self.events.points.issued();
             self.synchronize_driver()?;
             self.advance(given);
             return Ok(());
         }
         let old = self.record_late()?;
-        self.ask_about(old);
+        self.poll_stale(old);
         Ok(())
     }
 
     /// Records an event behind every point that has none, and asks about none.
     pub(crate) fn record_late(&self) -> Result<Option<u64>, DriverError> {
         let end = self.take_event(EventTiming::Disabled)?;
-        self.ends.close(end, |end| end.record(self.stream()))
+        self.events.close(end, |end| end.record(self.stream()))
     }
 
     /// The handle is given out: from here on every operation has an event at once.
     pub(crate) fn share(&self) {
-        if !self.ends.points.is_shared() {
-            self.ends.points.share();
+        if !self.events.points.is_shared() {
+            self.events.points.share();
             // Where this fails a fence may also wait for what is enqueued through the handle, no more.
-            let _only_asked_for_late = self.close_run();
+            let _only_asked_for_late = self.flush_batch();
         }
     }
 
     /// What covers a point, for which an event is recorded unless there is one. After an error the work is over.
-    pub(crate) fn cover(&self, point: u64) -> Result<Covered<Event>> {
-        let covered = self.ends.line.lock().covering(point);
-        if !matches!(covered, Covered::NotYet) {
+    pub(crate) fn cover(&self, point: u64) -> Result<PointState<Event>> {
+        let covered = self.events.pending.lock().covering(point);
+        if !matches!(covered, PointState::Unrecorded) {
             return Ok(covered);
         }
-        self.close_run().map_err(|error| self.settle_unmarked(error))?;
-        Ok(self.ends.line.lock().covering(point))
+        self.flush_batch().map_err(|error| self.resolve_unrecorded_error(error))?;
+        Ok(self.events.pending.lock().covering(point))
     }
 
     /// Makes later work of this stream come after a fence, on the device. Returns whether it had to wait; `None` for a fence of
@@ -122,26 +122,26 @@ impl StreamTimeline {
     /// Makes later work of this stream wait for `point` of another one, on the device. Answers whether it had to: what is
     /// over, or waited for by an earlier wait, is not waited for again.
     pub(crate) fn wait_for(&self, other: &Self, point: u64) -> Result<bool> {
-        if other.reached() >= point || self.ends.line.lock().waits_for(other.id(), point) {
+        if other.reached() >= point || self.events.pending.lock().waits_for(other.id(), point) {
             return Ok(false);
         }
         let (event, upto) = match other.cover(point) {
-            Ok(Covered::By(event, upto)) => (event, upto),
+            Ok(PointState::Pending(event, upto)) => (event, upto),
             // After an error, too, its work is over, well or not.
-            Ok(Covered::Over) | Err(_) => return Ok(false),
+            Ok(PointState::Complete) | Err(_) => return Ok(false),
             // Only someone's capture keeps a point without an event.
-            Ok(Covered::NotYet) => {
-                return match other.check_runs() {
+            Ok(PointState::Unrecorded) => {
+                return match other.check_not_captured() {
                     Err(error) => Err(error),
                     Ok(()) => other.wait(point).map(|()| false),
                 };
             }
         };
         // Nobody who waits for an earlier small operation of this stream shall wait for the other stream.
-        self.close_run().map_err(lift)?;
+        self.flush_batch().map_err(lift)?;
         match self.stream().wait_event(&event) {
             Ok(()) => {
-                self.ends.line.lock().note_wait(other.id(), upto);
+                self.events.pending.lock().note_wait(other.id(), upto);
                 Ok(true)
             }
             // Where the other device is lost, its work is over and this stream is well.

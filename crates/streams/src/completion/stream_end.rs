@@ -15,109 +15,109 @@ use transload_memory::lift;
 
 use super::{
     capture_state::is_captured,
-    error_recovery::{Attempts, is_of_a_capture},
+    error_recovery::{Backoff, is_capture_error},
 };
 
 /// A timeline of one point: the end of all work of a stream that is gone.
-pub(crate) struct EndOfStream {
+pub(crate) struct StreamEnd {
     id: TimelineId,
     /// The stream.
     pub(crate) of: TimelineId,
     device: DeviceId,
-    /// Behind the work. None where that was over, or waited for because nothing could be recorded.
+    /// Behind the work. None where that was complete, or waited for because nothing could be recorded.
     event: OnceLock<Event>,
     /// The stream, where someone captured it when it ended: the event is recorded once the capture is over.
     captured: Option<Arc<Stream>>,
-    over: AtomicBool,
+    complete: AtomicBool,
 }
 
 /// What tells of the end of a stream's work.
-enum Mark {
-    Over,
-    Behind(Event),
+enum EndState {
+    Complete,
+    Recorded(Event),
 }
 
 /// Marks the end of everything enqueued on `stream`. Answers `None` where nothing could, as while someone captures it.
-fn mark(stream: &Stream, may_wait: bool) -> Option<Mark> {
+fn record_end(stream: &Stream, may_wait: bool) -> Option<EndState> {
     // To ask it would break the capture, and an event that is recorded into one never tells anything.
     if is_captured(stream) {
         return None;
     }
     if stream.is_idle().is_ok_and(|is_idle| is_idle) {
-        return Some(Mark::Over);
+        return Some(EndState::Complete);
     }
     let event = Event::new(stream.context(), EventTiming::Disabled);
     match event.and_then(|event| event.record(stream).map(|()| event)) {
         // Someone may have begun a capture meanwhile, which may be over again.
         Ok(_) if is_captured(stream) => None,
         Ok(event) => match event.is_done() {
-            Err(error) if is_of_a_capture(&error) => None,
-            _ => Some(Mark::Behind(event)),
+            Err(error) if is_capture_error(&error) => None,
+            _ => Some(EndState::Recorded(event)),
         },
-        Err(error) if error.is_sticky() => Some(Mark::Over),
+        Err(error) if error.is_sticky() => Some(EndState::Complete),
         Err(_) if may_wait => match stream.synchronize() {
             Err(error) if !error.is_sticky() => None,
-            _ => Some(Mark::Over),
+            _ => Some(EndState::Complete),
         },
         Err(_) => None,
     }
 }
 
-impl EndOfStream {
+impl StreamEnd {
     /// Marks the end of everything enqueued on `stream`.
     pub(crate) fn of(id: TimelineId, stream: &Arc<Stream>) -> Arc<Self> {
-        let mut attempts = Attempts::default();
+        let mut backoff = Backoff::default();
         loop {
-            let mark = mark(stream, true);
-            if mark.is_some() || is_captured(stream) {
-                let captured = mark.is_none().then(|| Arc::clone(stream));
+            let state = record_end(stream, true);
+            if state.is_some() || is_captured(stream) {
+                let captured = state.is_none().then(|| Arc::clone(stream));
                 let end = Self::new(id, stream, captured);
-                end.take(mark);
+                end.set(state);
                 return Arc::new(end);
             }
-            attempts.pause();
+            backoff.pause();
         }
     }
 
     /// Of a stream whose work is over.
-    pub(crate) fn over(id: TimelineId, stream: &Stream) -> Arc<Self> {
+    pub(crate) fn complete(id: TimelineId, stream: &Stream) -> Arc<Self> {
         let end = Self::new(id, stream, None);
-        end.take(Some(Mark::Over));
+        end.set(Some(EndState::Complete));
         Arc::new(end)
     }
 
     fn new(of: TimelineId, stream: &Stream, captured: Option<Arc<Stream>>) -> Self {
         let device = DeviceId::Cuda(stream.context().device().ordinal());
-        let (event, over) = (OnceLock::new(), AtomicBool::new(false));
-        Self { id: next_timeline_id(), of, device, event, captured, over }
+        let (event, complete) = (OnceLock::new(), AtomicBool::new(false));
+        Self { id: next_timeline_id(), of, device, event, captured, complete }
     }
 
-    fn take(&self, mark: Option<Mark>) {
-        match mark {
-            Some(Mark::Over) => self.over.store(true, Ordering::Release),
-            Some(Mark::Behind(event)) => drop(self.event.set(event)),
+    fn set(&self, state: Option<EndState>) {
+        match state {
+            Some(EndState::Complete) => self.complete.store(true, Ordering::Release),
+            Some(EndState::Recorded(event)) => drop(self.event.set(event)),
             None => {}
         }
     }
 
     /// Marks the end if a capture stood in the way and is over.
-    fn look(&self, may_wait: bool) {
-        if let Some(stream) = self.captured.as_ref().filter(|_| self.is_unmarked()) {
-            self.take(mark(stream, may_wait));
+    fn retry_record(&self, may_wait: bool) {
+        if let Some(stream) = self.captured.as_ref().filter(|_| self.is_unrecorded()) {
+            self.set(record_end(stream, may_wait));
         }
     }
 
     /// Whether nothing tells of the end yet, since someone captured the stream when it ended.
-    pub(crate) fn is_unmarked(&self) -> bool {
-        self.event.get().is_none() && !self.is_known_over()
+    pub(crate) fn is_unrecorded(&self) -> bool {
+        self.event.get().is_none() && !self.is_known_complete()
     }
 
     pub(crate) fn event(&self) -> Option<&Event> {
-        self.event.get().filter(|_| !self.is_known_over())
+        self.event.get().filter(|_| !self.is_known_complete())
     }
 
-    pub(crate) fn is_known_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+    pub(crate) fn is_known_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
     }
 
     pub(crate) fn fence(self: &Arc<Self>) -> Fence {
@@ -126,7 +126,7 @@ impl EndOfStream {
 }
 
 // SAFETY: its one point is over when the event is that was recorded behind all work of the stream.
-unsafe impl Timeline for EndOfStream {
+unsafe impl Timeline for StreamEnd {
     fn id(&self) -> TimelineId {
         self.id
     }
@@ -136,19 +136,19 @@ unsafe impl Timeline for EndOfStream {
     }
 
     fn reached(&self) -> u64 {
-        u64::from(self.is_known_over())
+        u64::from(self.is_known_complete())
     }
 
     fn poll(&self, _point: u64) -> Result<bool> {
-        self.look(false);
-        let Some(event) = self.event() else { return Ok(self.is_known_over()) };
+        self.retry_record(false);
+        let Some(event) = self.event() else { return Ok(self.is_known_complete()) };
         match event.is_done() {
             Ok(done) => {
-                self.over.fetch_or(done, Ordering::Release);
+                self.complete.fetch_or(done, Ordering::Release);
                 Ok(done)
             }
             Err(error) if error.is_sticky() => {
-                self.over.store(true, Ordering::Release);
+                self.complete.store(true, Ordering::Release);
                 Err(lift(error))
             }
             // It says nothing about the work, so it is not over yet.
@@ -158,25 +158,25 @@ unsafe impl Timeline for EndOfStream {
 
     fn wait(&self, _point: u64) -> Result<()> {
         let mut first = Ok(());
-        let mut attempts = Attempts::default();
-        while !self.is_known_over() {
-            self.look(true);
+        let mut backoff = Backoff::default();
+        while !self.is_known_complete() {
+            self.retry_record(true);
             match self.event().map(Event::synchronize) {
                 Some(Err(error)) => {
-                    self.over.fetch_or(error.is_sticky(), Ordering::Release);
+                    self.complete.fetch_or(error.is_sticky(), Ordering::Release);
                     first = first.and(Err(error));
-                    attempts.pause();
+                    backoff.pause();
                 }
-                Some(Ok(())) => self.over.store(true, Ordering::Release),
-                None => attempts.pause(),
+                Some(Ok(())) => self.complete.store(true, Ordering::Release),
+                None => backoff.pause(),
             }
         }
         first.map_err(lift)
     }
 
     fn held_by_user(&self, _point: u64) -> Option<Error> {
-        self.look(false);
-        let stream = self.captured.as_ref().filter(|stream| self.is_unmarked() && is_captured(stream));
+        self.retry_record(false);
+        let stream = self.captured.as_ref().filter(|stream| self.is_unrecorded() && is_captured(stream));
         stream.map(|_| Error::new(ErrorKind::Busy, "someone captures the stream into a graph"))
     }
 

@@ -5,7 +5,7 @@
 //! one covers the earlier point as well. `tests/loom` checks this file.
 
 use super::{
-    pending_events::{Line, Start, Timed},
+    pending_events::{PendingEvents, Start, Timed},
     points::Points,
     slot::Slot,
 };
@@ -16,24 +16,24 @@ pub(crate) const SMALL: &str = "small copy or fill";
 
 /// The points of a stream and its events. `E` is the driver's event.
 #[repr(C)]
-pub(crate) struct Ends<E> {
+pub(crate) struct StreamEvents<E> {
     pub(crate) points: Points,
-    pub(crate) line: Mutex<Line<E>>,
+    pub(crate) pending: Mutex<PendingEvents<E>>,
     /// An event to record next, had without the lock.
     ready: Slot<E>,
 }
 
-impl<E: Timed> Ends<E> {
+impl<E: Timed> StreamEvents<E> {
     pub(crate) fn new(is_shared: bool, spare: Arc<E>) -> Self {
         let ready = Slot::default();
         let _none = ready.put(spare);
-        Self { points: Points::new(is_shared), line: Mutex::new(Line::with_room()), ready }
+        Self { points: Points::new(is_shared), pending: Mutex::new(PendingEvents::with_room()), ready }
     }
 
     /// An event to record again, if there is one.
     pub(crate) fn take_event(&self, is_timed: bool) -> Option<Arc<E>> {
         let ready = if is_timed { None } else { self.ready.take() };
-        ready.or_else(|| self.line.lock().take_spare(is_timed))
+        ready.or_else(|| self.pending.lock().take_spare(is_timed))
     }
 
     /// Gives work that the driver has taken the next point, and then records `end`, which covers no point that is given later.
@@ -46,7 +46,7 @@ impl<E: Timed> Ends<E> {
         start: Option<Start<E>>,
         record: impl FnOnce(&E) -> Result<(), R>,
     ) -> Result<(u64, Option<u64>), R> {
-        let point = self.points.give();
+        let point = self.points.issue();
         record(&end)?;
         Ok((point, self.note(point, what, end, start)))
     }
@@ -58,37 +58,37 @@ impl<E: Timed> Ends<E> {
         end: Arc<E>,
         record: impl FnOnce(&E) -> Result<(), R>,
     ) -> Result<Option<u64>, R> {
-        let upto = self.points.given();
-        if !self.points.run_is_open() {
-            self.line.lock().keep(false, end);
+        let upto = self.points.issued();
+        if !self.points.batch_is_open() {
+            self.pending.lock().recycle(false, end);
             return Ok(None);
         }
         record(&end)?;
-        self.points.end_run(upto);
+        self.points.end_batch(upto);
         Ok(self.note(upto, SMALL, end, None))
     }
 
     fn note(&self, upto: u64, what: &'static str, end: Arc<E>, start: Option<Start<E>>) -> Option<u64> {
-        let mut line = self.line.lock();
-        line.push(upto, what, end, start);
+        let mut pending = self.pending.lock();
+        pending.push(upto, what, end, start);
         if self.ready.is_empty()
-            && let Some(spare) = line.take_spare(false)
+            && let Some(spare) = pending.take_spare(false)
             && let Some(one_more) = self.ready.put(spare)
         {
-            line.keep(false, one_more);
+            pending.recycle(false, one_more);
         }
-        let old = line.old_of_many();
-        drop(line);
-        self.points.mark(upto);
+        let old = pending.point_to_poll();
+        drop(pending);
+        self.points.cover(upto);
         old
     }
 
     /// Takes note that everything up to `point` is over. The driver is asked for durations under no lock.
     pub(crate) fn advance(&self, point: u64) {
-        let timed = self.line.lock().advance_or_list_timed(point);
+        let timed = self.pending.lock().complete_or_list_timed(point);
         if let Some(timed) = timed {
             let durations = timed.into_iter().map(|ended| (ended.upto, ended.duration())).collect::<Vec<_>>();
-            self.line.lock().advance_with(point, &durations);
+            self.pending.lock().complete_with(point, &durations);
         }
         self.points.reach(point);
     }

@@ -34,7 +34,7 @@ impl MultiStreamCoordinator {
 fn join(streams: &[CudaStream]) -> Result<Barrier> {
     let Some((first, others)) = streams.split_first() else { return Err(no_streams()) };
     for stream in streams {
-        stream.own.check_here()?;
+        stream.own.check_usable()?;
     }
     let mut parts = SmallVec::new();
     for other in others {

@@ -54,7 +54,7 @@ impl MultiStreamCoordinator {
         self.require(on)?;
         let edge = self.begin(waiter.id(), on.id())?;
         if !transload_core::mutant!("streams/waiter-is-this-threads") {
-            waiter.own.check_here()?;
+            waiter.own.check_usable()?;
         }
         if is_idle(on)? {
             return Ok(Dependency::Met);
@@ -75,7 +75,7 @@ impl MultiStreamCoordinator {
         let Some(on) = own.filter(|on| self.is_registered(on.id())) else {
             return Err(unknown(timeline.id(), timeline.device()));
         };
-        waiter.own.check_here()?;
+        waiter.own.check_usable()?;
         if waiter.id() != timeline.id() {
             if fence.is_known_complete() {
                 // The error of work that failed is its own stream's, and is told there.

@@ -177,7 +177,7 @@ impl CudaGraph {
             && in_use.last.record(stream).is_err()
         {
             // Nobody will know when it is over.
-            in_use.kernels.leave_running();
+            in_use.kernels.leak();
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl InUse {
 impl Drop for InUse {
     fn drop(&mut self) {
         if !matches!(self.last.is_done(), Ok(true)) {
-            self.kernels.leave_running();
+            self.kernels.leak();
         }
     }
 }

@@ -12,7 +12,7 @@ use super::plan::{Step, plan};
 use crate::{
     CudaStream,
     submit::{
-        driver_calls::{Calls, Side},
+        driver_calls::{DriverAddress, DriverCalls},
         kernels::Kernels,
     },
 };
@@ -39,13 +39,13 @@ pub(super) fn capture(
         check_recordable(index, operation, device.id())?;
     }
     let steps = plan(operations);
-    let lanes = steps.iter().map(|step| step.lane + 1).max().unwrap_or(1);
+    let branches = steps.iter().map(|step| step.branch + 1).max().unwrap_or(1);
     let streams: Vec<CudaStream> =
-        (0..lanes).map(|_| CudaStream::new_with_priority(device, priority)).collect::<Result<_>>()?;
+        (0..branches).map(|_| CudaStream::new_with_priority(device, priority)).collect::<Result<_>>()?;
     let mut work = Vec::with_capacity(steps.len());
     for (operation, step) in operations.iter().zip(&steps) {
-        let stream = streams.get(step.lane).ok_or_else(no_stream)?;
-        work.push((capturable(Calls::of(operation, stream)?), step));
+        let stream = streams.get(step.branch).ok_or_else(no_stream)?;
+        work.push((capturable(DriverCalls::of(operation, stream)?), step));
     }
     let uses_kernels = work.iter().any(|(calls, _)| calls.launch_kernels());
     let context = device.context()?;
@@ -58,10 +58,10 @@ pub(super) fn capture(
 
 /// A capture takes no `cuMemcpyPeerAsync` (driver 580 answers 900). Where both devices reach each other's memory, as they do
 /// before a peer copy is chosen, a copy between their addresses is the same.
-fn capturable(calls: Calls<'_>) -> Calls<'_> {
+fn capturable(calls: DriverCalls<'_>) -> DriverCalls<'_> {
     match calls {
-        Calls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
-            Calls::Copy(Side::Device(src), Side::Device(dst), bytes)
+        DriverCalls::CopyPeer { src: (src, _), dst: (dst, _), bytes } => {
+            DriverCalls::Copy(DriverAddress::Device(src), DriverAddress::Device(dst), bytes)
         }
         other => other,
     }
@@ -106,11 +106,11 @@ fn capture_on(
     context: &Context,
     first: &Stream,
     others: &[&Stream],
-    work: &mut [(Calls<'_>, &Step)],
+    work: &mut [(DriverCalls<'_>, &Step)],
 ) -> Result<Graph, DriverError> {
     let _bound = context.enter()?;
     let new_event = || Event::new(context, EventTiming::Disabled);
-    // Before the capture begins: events for those whom another lane waits for, and one for each fork and join.
+    // Before the capture begins: events for those whom another branch waits for, and one for each fork and join.
     let events: Vec<Option<Event>> =
         work.iter().map(|(_, step)| step.is_awaited.then(new_event).transpose()).collect::<Result<_, _>>()?;
     let fork = if others.is_empty() { None } else { Some(new_event()?) };
@@ -124,7 +124,7 @@ fn capture_on(
     }
     for ((calls, step), event) in work.iter_mut().zip(&events) {
         let stream =
-            step.lane.checked_sub(1).and_then(|other| others.get(other)).map_or(first, |other| *other);
+            step.branch.checked_sub(1).and_then(|other| others.get(other)).map_or(first, |other| *other);
         for earlier in &step.after {
             if let Some(Some(event)) = events.get(*earlier) {
                 stream.wait_event(event)?;

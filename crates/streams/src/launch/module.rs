@@ -11,7 +11,7 @@ use transload_core::{DeviceId, Error, ErrorKind, Fence, Result};
 use transload_memory::CudaDevice;
 
 use super::CudaKernel;
-use crate::{submit::loaded_module::Loaded, thread_number::thread_number};
+use crate::{submit::loaded_module::LoadedModule, thread_number::thread_number};
 
 /// Code loaded for one device. Clones and the kernels found in it share it. Usable from any thread.
 ///
@@ -57,7 +57,7 @@ impl CudaModule {
     /// * `image` points to a complete image, which the driver reads during the call.
     unsafe fn load(device: &CudaDevice, image: *const c_void, entries: Vec<String>) -> Result<Self> {
         // SAFETY: the caller's promise.
-        let module = unsafe { Loaded::load(device.context()?, image, "this module") }?;
+        let module = unsafe { LoadedModule::load(device.context()?, image, "this module") }?;
         Ok(Self { code: Arc::new(Code { module, entries, launches: Default::default() }) })
     }
 
@@ -86,7 +86,7 @@ fn entries(ptx: &str) -> Vec<String> {
 /// A module, and its launches that may be running.
 #[derive(Debug)]
 pub(crate) struct Code {
-    pub(crate) module: Loaded,
+    pub(crate) module: LoadedModule,
     /// The names of its kernels where they are known, for the text of an error.
     pub(crate) entries: Vec<String>,
     launches: [Launches; SHARES],
@@ -131,7 +131,7 @@ impl Drop for Code {
         let ended = |launch: &Fence| launch.timeline().poll(launch.point()).is_ok_and(|over| over);
         let mut all = self.launches.iter_mut().flat_map(|launches| launches.0.get_mut().iter());
         if !all.all(ended) && !transload_core::mutant!("streams/running-modules-stay") {
-            self.module.leave();
+            self.module.leak();
         }
     }
 }

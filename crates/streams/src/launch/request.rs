@@ -11,7 +11,7 @@ use super::{
     reach,
     uses::{self, Roles, Uses},
 };
-use crate::{CudaStream, submit::driver_calls::Calls};
+use crate::{CudaStream, submit::driver_calls::DriverCalls};
 
 /// A launch in the making. Parameters are passed in the order of the calls; buffers are declared as they are passed, and
 /// from that the launch is put behind earlier work in conflict and before later such work, on whatever streams, and its
@@ -178,7 +178,7 @@ impl<'a> Launch<'a> {
         let mut claims = Claims::updating(&mut self.uses)?;
         claims.wait_for_foreign_fences(stream);
         let mut parameters: SmallVec<[_; 8]> = self.arguments.pointers();
-        let launch = Calls::Kernel(self.kernel.raw(), self.config, &mut parameters);
+        let launch = DriverCalls::Kernel(self.kernel.raw(), self.config, &mut parameters);
         // SAFETY: the function is of a loaded module of the stream's context; each parameter is a word that outlives the call.
         // The kernel uses what was claimed, by the caller's promise; the claims keep every use in conflict away, and
         // the fence does so from its commit on, and keeps the memory alive.

@@ -6,9 +6,9 @@ use transload_core::{Error, ErrorKind, Result};
 use transload_cuda_sys::attribute;
 use transload_memory::{CudaDevice, lift};
 
-use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, seat::MOST};
+use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, shard::MAX_STREAMS};
 
-/// How long a lane is left alone after it grew before it shrinks by itself.
+/// How long a group is left alone after it grew before it shrinks by itself.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// Settings of an [`AdvancedStreamPool`].
@@ -51,7 +51,7 @@ impl PoolBuilder {
         self
     }
 
-    /// How long after its last growth a lane gives up a stream that is idle, at a lease; 2 s by default.
+    /// How long after its last growth a group gives up a stream that is idle, at a lease; 2 s by default.
     pub fn quiet(mut self, quiet: Duration) -> Self {
         self.quiet = quiet;
         self
@@ -66,7 +66,7 @@ impl PoolBuilder {
         let (least, most, split) = match (streams, split) {
             (Some(bounds), split) => {
                 let most = *bounds.end();
-                (*bounds.start(), most, split.unwrap_or_else(|| WorkloadSplit::of(most.min(MOST))))
+                (*bounds.start(), most, split.unwrap_or_else(|| WorkloadSplit::of(most.min(MAX_STREAMS))))
             }
             (None, Some(split)) => (1, split.total(), split),
             (None, None) => {
@@ -74,9 +74,9 @@ impl PoolBuilder {
                 (1, split.total(), split)
             }
         };
-        if most == 0 || most > MOST || least > most {
+        if most == 0 || most > MAX_STREAMS || least > most {
             let text = format!(
-                "a pool of {least} to {most} streams for each priority is not possible: valid are 1 to {MOST}"
+                "a pool of {least} to {most} streams for each priority is not possible: valid are 1 to {MAX_STREAMS}"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }

@@ -1,4 +1,4 @@
-//! Streams of one device to be leased: a lane for each priority, in each streams for each workload.
+//! Streams of one device to be leased: a group for each priority, in each streams for each workload.
 
 use std::{
     fmt,
@@ -17,21 +17,21 @@ use transload_memory::CudaDevice;
 use crate::{CudaStream, submit::kernels::Kernels};
 
 mod builder;
-mod lane;
 mod optimize;
+mod priority_group;
 mod ready;
-mod roster;
-mod seat;
+mod shard;
+mod slots;
 mod strategy;
 
 pub use builder::PoolBuilder;
 
 pub use optimize::{Optimization, WorkloadSummary};
-pub use seat::StreamLease;
+pub use shard::StreamLease;
 pub use strategy::{AllocationStrategy, WorkloadSplit};
 
-use lane::{Choice, Lane};
 use optimize::Completions;
+use priority_group::{Choice, PriorityGroup};
 
 /// Every priority, in the order of its number.
 const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::Normal, StreamPriority::Low];
@@ -49,7 +49,7 @@ const PRIORITIES: [StreamPriority; 3] = [StreamPriority::High, StreamPriority::N
 pub struct AdvancedStreamPool {
     device: CudaDevice,
     strategy: AtomicU8,
-    lanes: [Lane; 3],
+    groups: [PriorityGroup; 3],
     bounds: RangeInclusive<usize>,
     /// The split that was set last; held while strategy and split change.
     split: Mutex<WorkloadSplit>,
@@ -90,11 +90,12 @@ impl AdvancedStreamPool {
         split: WorkloadSplit,
         quiet: Duration,
     ) -> Self {
-        let lanes = PRIORITIES.map(|priority| Lane::new(priority, *bounds.start(), *bounds.end(), quiet));
+        let groups =
+            PRIORITIES.map(|priority| PriorityGroup::new(priority, *bounds.start(), *bounds.end(), quiet));
         let pool = Self {
             device,
             strategy: AtomicU8::new(strategy as u8),
-            lanes,
+            groups,
             bounds,
             split: Mutex::new(split),
             completions: Completions::default(),
@@ -111,10 +112,10 @@ impl AdvancedStreamPool {
     #[inline]
     pub fn lease(&self, priority: StreamPriority, workload: WorkloadType) -> Result<StreamLease> {
         let choice = match self.strategy() {
-            AllocationStrategy::RoundRobin => Choice::InTurn,
+            AllocationStrategy::RoundRobin => Choice::RoundRobin,
             _ => Choice::LeastLoaded(self.completions.weights()),
         };
-        self.lanes[priority as usize].lease(&self.device, workload, choice).map(StreamLease::new)
+        self.groups[priority as usize].lease(&self.device, workload, choice).map(StreamLease::new)
     }
 
     /// Leases a stream for a workload at the priority that the strategy gives it: `Normal`, but `High` for `Coordination` under
@@ -166,8 +167,8 @@ impl AdvancedStreamPool {
     /// As if built so; the split has been checked.
     fn configure(&self, strategy: AllocationStrategy, split: WorkloadSplit) {
         let mut kept = self.split.lock();
-        for (lane, priority) in self.lanes.iter().zip(PRIORITIES) {
-            lane.allow(strategy::places(strategy, split, *self.bounds.end(), priority));
+        for (group, priority) in self.groups.iter().zip(PRIORITIES) {
+            group.allow(strategy::places(strategy, split, *self.bounds.end(), priority));
         }
         self.strategy.store(strategy as u8, Ordering::Relaxed);
         *kept = split;
@@ -176,21 +177,21 @@ impl AdvancedStreamPool {
     /// Gives up every stream that is idle and not leased, down to the least number of each priority; answers how many. Asks
     /// the driver. A busy pool also gives up one stream at a time at a lease, when it has not grown for a while.
     pub fn trim(&self) -> usize {
-        self.lanes.iter().map(Lane::trim).sum()
+        self.groups.iter().map(PriorityGroup::trim).sum()
     }
 
     /// How many streams of a priority there are.
     #[must_use]
     pub fn streams(&self, priority: StreamPriority) -> usize {
-        self.lanes[priority as usize].streams()
+        self.groups[priority as usize].streams()
     }
 
     /// How many leases are held, those that are being had or given back included.
     #[must_use]
     pub fn leases(&self) -> usize {
         let mut leases = 0_usize;
-        for lane in &self.lanes {
-            lane.look(|_, _, held| leases += held);
+        for group in &self.groups {
+            group.look(|_, _, held| leases += held);
         }
         leases
     }
@@ -199,8 +200,8 @@ impl AdvancedStreamPool {
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         let mut outstanding = 0_u64;
-        for lane in &self.lanes {
-            lane.look(|_, stream, _| {
+        for group in &self.groups {
+            group.look(|_, stream, _| {
                 outstanding = outstanding.saturating_add(transload_core::Queue::outstanding(stream));
             });
         }
@@ -219,8 +220,8 @@ impl AdvancedStreamPool {
     /// The first error of work that failed.
     pub fn synchronize(&self) -> Result<()> {
         let mut streams: Vec<CudaStream> = Vec::new();
-        for lane in &self.lanes {
-            lane.look(|_, stream, _| streams.push(CudaStream::clone(stream)));
+        for group in &self.groups {
+            group.look(|_, stream, _| streams.push(CudaStream::clone(stream)));
         }
         let mut outcome = Ok(());
         // Every stream is waited for, also after an error.

@@ -5,7 +5,9 @@ use std::{collections::VecDeque, fmt, sync::atomic::Ordering, time::Duration};
 use parking_lot::Mutex;
 use transload_core::WorkloadType;
 
-use super::{AdvancedStreamPool, AllocationStrategy, WorkloadSplit, lane::Weights, strategy::WORKLOADS};
+use super::{
+    AdvancedStreamPool, AllocationStrategy, WorkloadSplit, priority_group::Weights, strategy::WORKLOADS,
+};
 
 /// How many completions a decision needs.
 const ENOUGH: u64 = 32;

@@ -73,9 +73,9 @@ impl AdvancedStreamPool {
         let (mut broken, mut streams) = (None, 0_usize);
         for free in [true, false] {
             let mut room = None;
-            for (lane, priority) in self.lanes.iter().zip(PRIORITIES) {
+            for (group, priority) in self.groups.iter().zip(PRIORITIES) {
                 let mut found = None;
-                lane.look(|index, stream, leases| {
+                group.look(|index, stream, leases| {
                     if found.is_some() || (leases == 0) != free {
                         return;
                     }
@@ -83,7 +83,7 @@ impl AdvancedStreamPool {
                     match state(stream) {
                         // Another may have taken its place meanwhile.
                         Ok(State::Idle) => {
-                            let held = lane.places.hold(index).filter(|held| held.id() == stream.id());
+                            let held = group.places.lease(index).filter(|held| held.id() == stream.id());
                             found = held.map(|held| Ok(StreamLease::new(held)));
                         }
                         Ok(State::Busy(fence)) => fences.extend(fence),
@@ -94,7 +94,7 @@ impl AdvancedStreamPool {
                 if let Some(lease) = found {
                     return lease.map(Found::Lease);
                 }
-                if lane.streams() > 0 && lane.room(WorkloadType::Mixed) {
+                if group.streams() > 0 && group.room(WorkloadType::Mixed) {
                     room = room.or(Some(Found::Room(priority)));
                 }
             }
@@ -125,7 +125,7 @@ fn state(stream: &CudaStream) -> Result<State> {
             Err(error) => return Ok(State::Broken(error)),
         }
     }
-    if stream.own.is_captured_by_someone() {
+    if stream.own.is_captured() {
         return Ok(State::Busy(None));
     }
     match stream.is_ready() {

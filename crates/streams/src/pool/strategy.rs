@@ -1,10 +1,10 @@
-//! By what rule a stream is chosen, and which streams of a lane are whose.
+//! By what rule a stream is chosen, and which streams of a group are whose.
 
 use std::fmt;
 
 use transload_core::{StreamPriority, WorkloadType};
 
-use super::roster::bit;
+use super::slots::bit;
 
 /// How a pool chooses among the streams of a priority. None asks the driver: work counts as outstanding until its end was
 /// observed, which waiting for it does.
@@ -107,10 +107,10 @@ impl fmt::Display for WorkloadSplit {
 
 /// So many bits from the lowest on.
 fn ones(count: usize) -> u64 {
-    (0..count.min(super::seat::MOST)).fold(0, |mask, index| mask | bit(index))
+    (0..count.min(super::shard::MAX_STREAMS)).fold(0, |mask, index| mask | bit(index))
 }
 
-/// Which places of a lane of `most` each workload may use.
+/// Which places of a group of `most` each workload may use.
 pub(crate) fn places(
     strategy: AllocationStrategy,
     split: WorkloadSplit,

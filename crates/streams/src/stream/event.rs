@@ -28,7 +28,7 @@ impl CudaEvent {
     /// # Errors
     /// The driver's, for example for a stream of another device.
     pub fn record(&self, stream: &CudaStream) -> Result<()> {
-        stream.own.check_here()?;
+        stream.own.check_usable()?;
         self.event.record(stream.own.stream()).map_err(lift)
     }
 

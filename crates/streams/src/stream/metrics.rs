@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{completion::pending_events::Measured, submit::driver_calls::Calls};
+use crate::{completion::pending_events::Measured, submit::driver_calls::DriverCalls};
 
 /// Which of a stream's operations are timed by events while its metrics are on. All are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,11 +120,11 @@ impl Counters {
 
     /// An operation was enqueued for which [`next`](Self::next) did not answer `No`.
     #[cold]
-    pub(crate) fn count(&self, calls: &Calls<'_>) {
+    pub(crate) fn count(&self, calls: &DriverCalls<'_>) {
         let (transfers, launches) = match calls {
-            Calls::CopyInPlace { .. } => (1, 1),
-            Calls::Kernel(..) => (0, 1),
-            Calls::Fill(_) | Calls::Launch(..) => (0, 0),
+            DriverCalls::CopyInPlace { .. } => (1, 1),
+            DriverCalls::Kernel(..) => (0, 1),
+            DriverCalls::Fill(_) | DriverCalls::Launch(..) => (0, 0),
             _ => (1, 0),
         };
         self.operations.fetch_add(1, Ordering::Relaxed);

@@ -150,7 +150,7 @@ impl CudaStream {
     /// # Errors
     /// The driver's.
     pub fn driver_priority(&self) -> Result<i32> {
-        self.own.check_here()?;
+        self.own.check_usable()?;
         self.own.stream().priority().map_err(lift)
     }
 
@@ -159,8 +159,8 @@ impl CudaStream {
     /// # Errors
     /// The driver's, also one that the stream's work caused.
     pub fn is_ready(&self) -> Result<bool> {
-        self.own.check_here()?;
-        if self.own.is_captured_by_someone() {
+        self.own.check_usable()?;
+        if self.own.is_captured() {
             return Ok(false);
         }
         self.own.stream().is_idle().map_err(lift)
@@ -173,9 +173,9 @@ impl CudaStream {
     /// `Busy` while someone captures the stream into a graph: waiting would break the capture. The driver's, also one that
     /// the stream's work caused.
     pub fn synchronize(&self) -> Result<()> {
-        let point = self.own.ends.points.given();
+        let point = self.own.events.points.issued();
         let outcome = self.own.synchronize();
-        if self.own.ends.points.reached() >= point {
+        if self.own.events.points.reached() >= point {
             self.own.wait_for_callbacks(point);
         }
         outcome
@@ -187,9 +187,9 @@ impl CudaStream {
     /// # Errors
     /// The driver's.
     pub fn wait_event(&self, event: &CudaEvent) -> Result<()> {
-        self.own.check_here()?;
-        self.own.close_run().map_err(lift)?;
-        self.own.may_join_a_capture();
+        self.own.check_usable()?;
+        self.own.flush_batch().map_err(lift)?;
+        self.own.note_possible_capture();
         self.own.stream().wait_event(event.driver()).map_err(lift)
     }
 
@@ -203,7 +203,7 @@ impl CudaStream {
         if fences.iter().all(Fence::is_known_complete) {
             return Ok(());
         }
-        own.check_runs()?;
+        own.check_not_captured()?;
         let _bound = own.context().enter().map_err(lift)?;
         for fence in fences {
             match own.wait_for_fence(fence) {
@@ -219,7 +219,7 @@ impl CudaStream {
     /// # Errors
     /// `Busy` while someone captures the stream into a graph; the driver's.
     pub fn fence(&self) -> Result<Fence> {
-        self.own.check_runs()?;
+        self.own.check_not_captured()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;
         Ok(Fence::new(Arc::clone(&self.timeline), point))
     }
@@ -235,7 +235,7 @@ impl CudaStream {
     /// # Errors
     /// The driver's, and the stream's where it is broken already: the callback is dropped, not called.
     pub fn add_callback(&self, callback: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        self.own.check_runs()?;
+        self.own.check_not_captured()?;
         callbacks::prepare()?;
         let point = self.own.record_end(None, FENCE).map_err(lift)?;
         callbacks::register(&self.own, point, Box::new(callback));
@@ -245,7 +245,7 @@ impl CudaStream {
     /// The text of the last panic in a callback of this stream.
     #[must_use]
     pub fn last_callback_panic(&self) -> Option<String> {
-        self.own.callbacks.tally().last_panic
+        self.own.callbacks.counts().last_panic
     }
 
     /// Turns the stream's metrics on or off, for all its clones: `true` counts every operation and times one in 32. Off,
@@ -257,8 +257,8 @@ impl CudaStream {
     /// What the stream did while its metrics were on, as far as it is known to be over. Asks nobody.
     #[must_use]
     pub fn metrics(&self) -> StreamMetrics {
-        let measured = self.own.ends.line.lock().measured();
-        let tally = self.own.callbacks.tally();
+        let measured = self.own.events.pending.lock().measured();
+        let tally = self.own.callbacks.counts();
         StreamMetrics {
             callbacks_run: tally.run,
             callbacks_panicked: tally.panicked,

@@ -9,7 +9,7 @@ use transload_memory::{MemoryLocation, PrefetchTarget, explain_hint, lift};
 use crate::{
     CudaStream,
     submit::{
-        driver_calls::{Side, copy_once},
+        driver_calls::{DriverAddress, copy_once},
         fills::Fill,
     },
 };
@@ -39,7 +39,9 @@ impl CudaStream {
     /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is host memory, `dst` device or unified memory.
     pub unsafe fn copy_from_host_raw_async(&self, dst: u64, src: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy_sides(Side::Host(src.cast_mut().cast()), Side::Device(dst), bytes) }
+        unsafe {
+            self.copy_sides(DriverAddress::Host(src.cast_mut().cast()), DriverAddress::Device(dst), bytes)
+        }
     }
 
     /// Enqueues a copy from this stream's device to host memory.
@@ -51,7 +53,7 @@ impl CudaStream {
     /// * As for [`copy_raw_async`](Self::copy_raw_async); `src` is device or unified memory, `dst` host memory.
     pub unsafe fn copy_to_host_raw_async(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy_sides(Side::Device(src), Side::Host(dst.cast()), bytes) }
+        unsafe { self.copy_sides(DriverAddress::Device(src), DriverAddress::Host(dst.cast()), bytes) }
     }
 
     /// Enqueues a copy within this stream's device.
@@ -63,7 +65,7 @@ impl CudaStream {
     /// * As for [`copy_raw_async`](Self::copy_raw_async); both are device or unified memory.
     pub unsafe fn copy_device_to_device_raw_async(&self, dst: u64, src: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.copy_sides(Side::Device(src), Side::Device(dst), bytes) }
+        unsafe { self.copy_sides(DriverAddress::Device(src), DriverAddress::Device(dst), bytes) }
     }
 
     /// Enqueues a fill of device or unified memory with a pattern of 1, 2, 4, 8 or 16 bytes. The first of 8 or 16 in a context
@@ -87,7 +89,7 @@ impl CudaStream {
         let (_bound, stream) = self.before_raw("a fill", bytes)?;
         let fill = Fill::new(dst, bytes, pattern, || {
             // A graph that someone captures may outlive the stream, which keeps the kernels.
-            if self.own.is_captured_by_someone() { Ok(None) } else { self.own.kernels_for_fills() }
+            if self.own.is_captured() { Ok(None) } else { self.own.fill_kernels() }
         })?;
         let mut _under_way = false;
         // SAFETY: the caller's promise; length and address were checked.
@@ -137,7 +139,7 @@ impl CudaStream {
 
     /// # Safety
     /// * As for [`copy_raw_async`](Self::copy_raw_async).
-    unsafe fn copy_sides(&self, src: Side, dst: Side, bytes: usize) -> Result<()> {
+    unsafe fn copy_sides(&self, src: DriverAddress, dst: DriverAddress, bytes: usize) -> Result<()> {
         let (_bound, stream) = self.before_raw("a copy", bytes)?;
         // SAFETY: the caller's promise.
         unsafe { copy_once(src, dst, bytes, stream) }.map_err(lift)
@@ -148,9 +150,9 @@ impl CudaStream {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("{what} needs at least 1 byte")));
         }
-        self.own.check_here()?;
+        self.own.check_usable()?;
         let bound = self.own.context().enter().map_err(lift)?;
-        self.own.close_run().map_err(lift)?;
+        self.own.flush_batch().map_err(lift)?;
         Ok((bound, self.own.raw()))
     }
 }

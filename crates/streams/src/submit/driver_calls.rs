@@ -14,7 +14,7 @@ use super::{
     fills::Fill,
     kernels::Kernels,
     loaded_module,
-    split_copy::{copy_in_parts, rows_in_parts},
+    split_copy::{split_copy, split_rows},
 };
 use crate::{CudaGraph, CudaStream, LaunchConfig};
 
@@ -30,13 +30,13 @@ pub(crate) const INVALID_VALUE: u32 = 1;
 
 /// A buffer's address as a driver call wants it.
 #[derive(Clone, Copy)]
-pub(crate) enum Side {
+pub(crate) enum DriverAddress {
     Host(*mut c_void),
     /// Device or unified memory: the driver's own address.
     Device(u64),
 }
 
-impl Side {
+impl DriverAddress {
     /// As a copy of rows wants it.
     fn of_a_row(self) -> (CUmemorytype_enum, *mut c_void, u64) {
         match self {
@@ -47,10 +47,10 @@ impl Side {
 }
 
 #[inline]
-pub(crate) fn side(buffer: &RawBuffer) -> Result<Side> {
+pub(crate) fn driver_address(buffer: &RawBuffer) -> Result<DriverAddress> {
     let address = match buffer.place().kind {
-        MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(Side::Device),
-        _ => buffer.host_address().map(|address| Side::Host(address.as_ptr().cast())),
+        MemoryKind::Device | MemoryKind::Unified => buffer.device_address().map(DriverAddress::Device),
+        _ => buffer.host_address().map(|address| DriverAddress::Host(address.as_ptr().cast())),
     };
     address.ok_or_else(|| no_address(buffer))
 }
@@ -107,9 +107,9 @@ fn in_place(buffer: &RawBuffer, stream: &CudaStream) -> Result<u64> {
 }
 
 /// What to call the driver with; everything that can be refused is refused before the first call.
-pub(crate) enum Calls<'a> {
-    Copy(Side, Side, usize),
-    CopyPitched(Side, Side, Pitched),
+pub(crate) enum DriverCalls<'a> {
+    Copy(DriverAddress, DriverAddress, usize),
+    CopyPitched(DriverAddress, DriverAddress, Pitched),
     CopyBatch(&'a [(RawBuffer, RawBuffer)]),
     CopyPeer {
         src: (u64, &'a Context),
@@ -129,22 +129,22 @@ pub(crate) enum Calls<'a> {
     Kernel(CUfunction, LaunchConfig, &'a mut [*mut c_void]),
 }
 
-impl<'a> Calls<'a> {
+impl<'a> DriverCalls<'a> {
     pub(crate) fn of(operation: &Operation<'a>, stream: &'a CudaStream) -> Result<Self> {
         match *operation {
             Operation::Copy { src, dst } => {
                 reachable(stream, src, dst)?;
-                Ok(Self::Copy(side(src)?, side(dst)?, src.len()))
+                Ok(Self::Copy(driver_address(src)?, driver_address(dst)?, src.len()))
             }
             Operation::CopyPitched { src, dst, rows } => {
                 reachable(stream, src, dst)?;
-                Ok(Self::CopyPitched(side(src)?, side(dst)?, rows))
+                Ok(Self::CopyPitched(driver_address(src)?, driver_address(dst)?, rows))
             }
             Operation::CopyBatch { pairs } => {
                 for (src, dst) in pairs {
                     reachable(stream, src, dst)?;
-                    side(src)?;
-                    side(dst)?;
+                    driver_address(src)?;
+                    driver_address(dst)?;
                 }
                 Ok(Self::CopyBatch(pairs))
             }
@@ -178,12 +178,12 @@ impl<'a> Calls<'a> {
                 );
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
-            Operation::Fill { dst, pattern } => match side(dst)? {
-                Side::Device(address) => {
-                    let kernels = || stream.own.kernels_for_fills();
+            Operation::Fill { dst, pattern } => match driver_address(dst)? {
+                DriverAddress::Device(address) => {
+                    let kernels = || stream.own.fill_kernels();
                     Fill::new(address, dst.len(), pattern, kernels).map(Self::Fill)
                 }
-                Side::Host(_) => Err(Error::new(
+                DriverAddress::Host(_) => Err(Error::new(
                     ErrorKind::Unsupported,
                     "a stream fills device and unified memory; fill host memory through a host view",
                 )),
@@ -261,7 +261,7 @@ impl<'a> Calls<'a> {
             Self::CopyPitched(src, dst, rows) => unsafe { copy_pitched(src, dst, rows, stream, under_way) },
             Self::CopyBatch(pairs) => {
                 for (src, dst) in pairs {
-                    let (Ok(from), Ok(to)) = (side(src), side(dst)) else { continue };
+                    let (Ok(from), Ok(to)) = (driver_address(src), driver_address(dst)) else { continue };
                     // SAFETY: the caller's promise.
                     unsafe { copy(from, to, src.len(), stream, under_way) }?;
                     *under_way = true;
@@ -294,11 +294,11 @@ impl<'a> Calls<'a> {
 }
 
 /// # Safety
-/// * As for [`Calls::make`].
+/// * As for [`DriverCalls::make`].
 #[inline(always)]
 pub(crate) unsafe fn copy(
-    src: Side,
-    dst: Side,
+    src: DriverAddress,
+    dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
     under_way: &mut bool,
@@ -310,12 +310,12 @@ pub(crate) unsafe fn copy(
 /// What is left to do of a copy after the call that makes it at once: memory that is registered in part is copied in parts.
 ///
 /// # Safety
-/// * As for [`Calls::make`].
+/// * As for [`DriverCalls::make`].
 #[inline(always)]
 pub(crate) unsafe fn copy_after(
     at_once: Result<(), DriverError>,
-    src: Side,
-    dst: Side,
+    src: DriverAddress,
+    dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
     under_way: &mut bool,
@@ -323,18 +323,18 @@ pub(crate) unsafe fn copy_after(
     match at_once {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            copy_in_parts(src, dst, bytes, stream, error, under_way)
+            split_copy(src, dst, bytes, stream, error, under_way)
         },
         other => other,
     }
 }
 
 /// # Safety
-/// * As for [`Calls::make`].
+/// * As for [`DriverCalls::make`].
 #[inline(always)]
 pub(crate) unsafe fn copy_once(
-    src: Side,
-    dst: Side,
+    src: DriverAddress,
+    dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
 ) -> Result<(), DriverError> {
@@ -342,20 +342,20 @@ pub(crate) unsafe fn copy_once(
         return Ok(());
     }
     let (call, code) = match (src, dst) {
-        (Side::Host(src), Side::Device(dst)) => {
+        (DriverAddress::Host(src), DriverAddress::Device(dst)) => {
             // SAFETY: the caller's promise.
             ("cuMemcpyHtoDAsync_v2", unsafe { ffi::cuMemcpyHtoDAsync_v2(dst, src, bytes, stream) })
         }
-        (Side::Device(src), Side::Host(dst)) => {
+        (DriverAddress::Device(src), DriverAddress::Host(dst)) => {
             // SAFETY: the caller's promise.
             ("cuMemcpyDtoHAsync_v2", unsafe { ffi::cuMemcpyDtoHAsync_v2(dst, src, bytes, stream) })
         }
-        (Side::Device(src), Side::Device(dst)) => {
+        (DriverAddress::Device(src), DriverAddress::Device(dst)) => {
             // SAFETY: the caller's promise.
             ("cuMemcpyDtoDAsync_v2", unsafe { ffi::cuMemcpyDtoDAsync_v2(dst, src, bytes, stream) })
         }
         // SAFETY: the caller's promise; with unified addressing the driver tells host addresses by their values.
-        (Side::Host(src), Side::Host(dst)) => ("cuMemcpyAsync", unsafe {
+        (DriverAddress::Host(src), DriverAddress::Host(dst)) => ("cuMemcpyAsync", unsafe {
             ffi::cuMemcpyAsync(dst.expose_provenance() as u64, src.expose_provenance() as u64, bytes, stream)
         }),
     };
@@ -365,7 +365,7 @@ pub(crate) unsafe fn copy_once(
 /// One call whatever the size: the driver keeps the link busy by itself.
 ///
 /// # Safety
-/// * As for [`Calls::make`].
+/// * As for [`DriverCalls::make`].
 unsafe fn copy_peer(
     (src, from): (u64, &Context),
     (dst, to): (u64, &Context),
@@ -381,10 +381,10 @@ unsafe fn copy_peer(
 }
 
 /// # Safety
-/// * As for [`Calls::make`].
+/// * As for [`DriverCalls::make`].
 unsafe fn copy_pitched(
-    src: Side,
-    dst: Side,
+    src: DriverAddress,
+    dst: DriverAddress,
     rows: Pitched,
     stream: RawStream,
     under_way: &mut bool,
@@ -413,14 +413,14 @@ unsafe fn copy_pitched(
     match check("cuMemcpy2DAsync_v2", unsafe { ffi::cuMemcpy2DAsync_v2(&parameters, stream) }) {
         // SAFETY: the caller's promise; nothing was enqueued.
         Err(error) if error.code() == Some(INVALID_VALUE) => unsafe {
-            rows_in_parts(src, dst, rows, stream, error, under_way)
+            split_rows(src, dst, rows, stream, error, under_way)
         },
         other => other,
     }
 }
 
 /// Where to, in the driver's terms, or why the buffer cannot go there.
-fn prefetched<'a>(buffer: &RawBuffer, to: MemoryLocation) -> Result<Calls<'a>> {
+fn prefetched<'a>(buffer: &RawBuffer, to: MemoryLocation) -> Result<DriverCalls<'a>> {
     let place = buffer.place();
     match buffer.device_address() {
         // Without concurrent access there is no host address: the driver moves such memory by itself and refuses this.
@@ -429,7 +429,7 @@ fn prefetched<'a>(buffer: &RawBuffer, to: MemoryLocation) -> Result<Calls<'a>> {
             "unified memory is prefetched only where host and device may use it at the same time",
         )),
         Some(address) if place.kind == MemoryKind::Unified => {
-            Ok(Calls::Prefetch(address, buffer.len(), to, PrefetchTarget::new(to)?))
+            Ok(DriverCalls::Prefetch(address, buffer.len(), to, PrefetchTarget::new(to)?))
         }
         _ => Err(Error::new(
             ErrorKind::Unsupported,

@@ -9,7 +9,9 @@ use transload_core::{
 use transload_cuda_sys::{DriverError, try_in_current};
 use transload_memory::lift;
 
-use super::driver_calls::{Calls, INVALID_VALUE, SMALL, Side, copy, copy_after, copy_once, reachable, side};
+use super::driver_calls::{
+    DriverAddress, DriverCalls, INVALID_VALUE, SMALL, copy, copy_after, copy_once, driver_address, reachable,
+};
 use crate::{CudaStream, completion::timeline::StreamTimeline, stream::metrics::Counted};
 
 // SAFETY: a stream does its work in order, behind the events that it waits for; points are given behind the work.
@@ -49,14 +51,14 @@ unsafe impl Queue for CudaStream {
             && after.is_empty()
             && timing == Timing::Off
             && self.own.metrics.are_off()
-            && !self.own.ends.points.is_shared()
+            && !self.own.events.points.is_shared()
         {
             // SAFETY: the caller's promise.
             return unsafe { self.copy_small(src, dst) };
         }
-        self.own.check_runs()?;
+        self.own.check_not_captured()?;
         // SAFETY: the caller's promise.
-        unsafe { self.enqueue_calls(Calls::of(operation, self)?, after, timing) }
+        unsafe { self.enqueue_calls(DriverCalls::of(operation, self)?, after, timing) }
     }
 
     fn outstanding(&self) -> u64 {
@@ -64,7 +66,7 @@ unsafe impl Queue for CudaStream {
     }
 
     fn raw_handle(&self) -> Option<usize> {
-        if !self.own.is_here() {
+        if !self.own.is_usable_here() {
             return None;
         }
         self.own.share();
@@ -73,9 +75,9 @@ unsafe impl Queue for CudaStream {
 
     /// The handle stays ours, so the stream does not count as shared. Fences given so far do not wait for what `call` enqueues.
     fn with_raw_handle(&self, call: &mut dyn FnMut(usize)) -> Result<()> {
-        self.own.check_here()?;
+        self.own.check_usable()?;
         let _bound = self.own.context().enter().map_err(lift)?;
-        self.own.close_run().map_err(lift)?;
+        self.own.flush_batch().map_err(lift)?;
         if transload_core::mutant!("streams/lent-handle-stays-private") {
             self.own.share();
         }
@@ -93,34 +95,34 @@ impl CudaStream {
     unsafe fn copy_small(&self, src: &RawBuffer, dst: &RawBuffer) -> Result<Fence> {
         let own = &*self.own;
         // Its handle is nobody's, but an event may have pulled it into a capture.
-        own.check_runs()?;
+        own.check_not_captured()?;
         reachable(self, src, dst)?;
-        let (from, to) = (side(src)?, side(dst)?);
+        let (from, to) = (driver_address(src)?, driver_address(dst)?);
         // SAFETY: the caller keeps the buffers alive and undisturbed until the fence is over; lengths were checked to agree.
         match try_in_current(&CONTEXT_FALLBACK, || unsafe { copy_once(from, to, src.len(), own.raw()) }) {
             Some(Ok(())) => {}
             // SAFETY: as above; nothing was enqueued so far.
             other => unsafe { copy_in_its_own(own, (from, to, src.len()), other) }?,
         }
-        match own.mark_small() {
+        match own.next_small_point() {
             Ok(point) => Ok(Fence::new(Arc::clone(&self.timeline), point)),
             // Without a fence nobody would wait for it.
-            Err(error) => Err(own.settle_unmarked(error)),
+            Err(error) => Err(own.resolve_unrecorded_error(error)),
         }
     }
 
     /// Enqueues driver calls behind the fences, as one operation.
     ///
     /// # Safety
-    /// * As for [`Queue::enqueue`], and for [`Calls::make`].
+    /// * As for [`Queue::enqueue`], and for [`DriverCalls::make`].
     pub(crate) unsafe fn enqueue_calls(
         &self,
-        mut calls: Calls<'_>,
+        mut calls: DriverCalls<'_>,
         after: &[Fence],
         timing: Timing,
     ) -> Result<Fence> {
         let own = &*self.own;
-        own.check_runs()?;
+        own.check_not_captured()?;
         let _bound = own.context().enter().map_err(lift)?;
         let mut small = calls.are_small();
         for fence in after {
@@ -131,10 +133,10 @@ impl CudaStream {
         }
         let counted = own.metrics.next();
         let measured = timing == Timing::Measured || counted == Counted::Timed;
-        small &= !measured && !own.ends.points.is_shared();
+        small &= !measured && !own.events.points.is_shared();
         let mut start = None;
         if !small {
-            own.close_run().map_err(lift)?;
+            own.flush_batch().map_err(lift)?;
             if measured {
                 let asked_for = timing == Timing::Measured;
                 start = Some(own.record_start(asked_for, counted == Counted::Timed).map_err(lift)?);
@@ -144,8 +146,8 @@ impl CudaStream {
         // SAFETY: the caller keeps the operation's buffers alive and undisturbed until the fence is over; lengths were
         // checked to agree.
         let made = unsafe { calls.make(own.raw(), &mut under_way) };
-        let marked =
-            made.and_then(|()| if small { own.mark_small() } else { own.record_end(start, calls.name()) });
+        let marked = made
+            .and_then(|()| if small { own.next_small_point() } else { own.record_end(start, calls.name()) });
         match marked {
             Ok(point) => {
                 if counted != Counted::No {
@@ -154,7 +156,7 @@ impl CudaStream {
                 Ok(Fence::new(Arc::clone(&self.timeline), point))
             }
             // Without a fence nobody would wait for what was enqueued before the error.
-            Err(error) if under_way => Err(own.settle_unmarked(error)),
+            Err(error) if under_way => Err(own.resolve_unrecorded_error(error)),
             Err(error) => Err(calls.lift(error)),
         }
     }
@@ -176,7 +178,7 @@ thread_local! {
 #[inline(never)]
 unsafe fn copy_in_its_own(
     own: &StreamTimeline,
-    (from, to, bytes): (Side, Side, usize),
+    (from, to, bytes): (DriverAddress, DriverAddress, usize),
     refused: Option<Result<(), DriverError>>,
 ) -> Result<()> {
     let bound = own.context().enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
@@ -195,5 +197,5 @@ unsafe fn copy_in_its_own(
         // SAFETY: the caller's promise.
         _ => unsafe { copy(from, to, bytes, own.raw(), &mut under_way) },
     };
-    copied.map_err(|error| if under_way { own.settle_unmarked(error) } else { lift(error) })
+    copied.map_err(|error| if under_way { own.resolve_unrecorded_error(error) } else { lift(error) })
 }

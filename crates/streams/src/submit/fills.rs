@@ -11,11 +11,11 @@ use super::kernels::Kernels;
 pub(crate) struct Fill<'a> {
     address: u64,
     bytes: usize,
-    by: By<'a>,
+    by: FillMethod<'a>,
 }
 
 #[derive(Clone, Copy)]
-enum By<'a> {
+enum FillMethod<'a> {
     /// The driver's own.
     Memset(Pattern),
     /// Our kernel.
@@ -39,8 +39,10 @@ impl<'a> Fill<'a> {
         let short = pattern.shortest();
         let by = match memset(pattern, address).or_else(|| memset(short, address)) {
             Some(by) => by,
-            None if bytes == 0 => By::Copies(short),
-            None => kernels()?.map_or(By::Copies(short), |kernels| By::Kernel(kernels, short)),
+            None if bytes == 0 => FillMethod::Copies(short),
+            None => {
+                kernels()?.map_or(FillMethod::Copies(short), |kernels| FillMethod::Kernel(kernels, short))
+            }
         };
         Ok(Self { address, bytes, by })
     }
@@ -50,11 +52,11 @@ impl<'a> Fill<'a> {
     }
 
     pub(crate) fn is_one_call(&self) -> bool {
-        !matches!(self.by, By::Copies(_))
+        !matches!(self.by, FillMethod::Copies(_))
     }
 
     pub(crate) fn launches_a_kernel(&self) -> bool {
-        matches!(self.by, By::Kernel(..))
+        matches!(self.by, FillMethod::Kernel(..))
     }
 
     /// # Safety
@@ -66,13 +68,13 @@ impl<'a> Fill<'a> {
         let Self { address, bytes, by } = *self;
         let made = match by {
             // SAFETY: the caller's promise.
-            By::Memset(pattern) => unsafe { enqueue_memset(address, bytes, pattern, stream) },
+            FillMethod::Memset(pattern) => unsafe { enqueue_memset(address, bytes, pattern, stream) },
             // SAFETY: the caller's promise; the kernels are those of the stream's context.
-            By::Kernel(kernels, pattern) => unsafe {
+            FillMethod::Kernel(kernels, pattern) => unsafe {
                 kernels.fill(address, pattern.repeated(), bytes, stream)
             },
             // SAFETY: the caller's promise.
-            By::Copies(pattern) => unsafe { by_copies(address, bytes, pattern, stream, under_way) },
+            FillMethod::Copies(pattern) => unsafe { by_copies(address, bytes, pattern, stream, under_way) },
         };
         *under_way |= made.is_ok();
         made
@@ -80,9 +82,9 @@ impl<'a> Fill<'a> {
 }
 
 /// The driver's own, where it has one for the pattern and takes the address: another library's memory may begin anywhere.
-fn memset(pattern: Pattern, address: u64) -> Option<By<'static>> {
+fn memset(pattern: Pattern, address: u64) -> Option<FillMethod<'static>> {
     let has = matches!(pattern, Pattern::U8(_) | Pattern::U16(_) | Pattern::U32(_));
-    (has && address.is_multiple_of(pattern.width() as u64)).then_some(By::Memset(pattern))
+    (has && address.is_multiple_of(pattern.width() as u64)).then_some(FillMethod::Memset(pattern))
 }
 
 /// # Safety

@@ -11,7 +11,7 @@ use transload_core::Result;
 use transload_cuda_sys::{Context, DriverError, RawStream, RelaxedCapture, attribute, cust::sys::CUfunction};
 use transload_memory::lift;
 
-use super::loaded_module::{self, Loaded, MAX_THREADS_PER_BLOCK};
+use super::loaded_module::{self, LoadedModule, MAX_THREADS_PER_BLOCK};
 use crate::LaunchConfig;
 
 /// What the driver is given: text that ends with NUL. `kernels/copy.cu` and `fill.cu` tell how it was made.
@@ -33,7 +33,7 @@ const FILL_TILE: u64 = 64 * THREADS as u64;
 /// The kernels of one context. Whoever used them holds them until that work is over, or says that it may not be.
 #[derive(Debug)]
 pub(crate) struct Kernels {
-    module: Loaded,
+    module: LoadedModule,
     copy: CUfunction,
     fill: CUfunction,
     multiprocessors: u32,
@@ -73,8 +73,9 @@ impl Kernels {
 
     fn load(context: &Context) -> Result<Self> {
         // SAFETY: the image is text that ends with NUL.
-        let module =
-            unsafe { Loaded::load(context, MODULE.as_ptr().cast(), "our kernels for copies and fills") }?;
+        let module = unsafe {
+            LoadedModule::load(context, MODULE.as_ptr().cast(), "our kernels for copies and fills")
+        }?;
         let load = || {
             let multiprocessors = context.device().attribute(attribute::MULTIPROCESSOR_COUNT)?;
             let _bound = context.enter()?;
@@ -156,8 +157,8 @@ impl Kernels {
 
     /// A user is going whose work may still run: the module then stays until its context goes, since to unload it the
     /// driver would have to wait.
-    pub(crate) fn leave_running(&self) {
-        self.module.leave();
+    pub(crate) fn leak(&self) {
+        self.module.leak();
     }
 }
 

@@ -22,20 +22,20 @@ pub(crate) const MAX_THREADS_PER_BLOCK: u32 = 0;
 /// Room for what the driver's compiler says of a text that it does not take.
 const LOG_BYTES: usize = 4096;
 
-/// A loaded module. Dropped, it is unloaded, unless it was [left](Self::leave) to its context.
+/// A loaded module. Dropped, it is unloaded, unless it was [left](Self::leak) to its context.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedModule {
     pub(crate) context: Context,
     raw: CUmodule,
-    is_left: AtomicBool,
+    is_leaked: AtomicBool,
 }
 
 // SAFETY: a module's handle belongs to a context, not to a thread.
-unsafe impl Send for Loaded {}
+unsafe impl Send for LoadedModule {}
 // SAFETY: as above; the driver synchronises access itself.
-unsafe impl Sync for Loaded {}
+unsafe impl Sync for LoadedModule {}
 
-impl Loaded {
+impl LoadedModule {
     /// Has the driver load an image, or compile a text, which is called `what` in messages. A graph that another thread captures meanwhile stays valid.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Loaded {
             ffi::cuModuleLoadDataEx(&mut module, image, 2, options.as_mut_ptr(), values.as_mut_ptr())
         };
         context.call("cuModuleLoadDataEx", load).map_err(|error| explain(error, what, &log))?;
-        Ok(Self { context: context.clone(), raw: module, is_left: AtomicBool::new(false) })
+        Ok(Self { context: context.clone(), raw: module, is_leaked: AtomicBool::new(false) })
     }
 
     /// The entry's handle, valid while `self` lives. The context must be current.
@@ -69,14 +69,14 @@ impl Loaded {
     }
 
     /// Leaves the module to its context: its code may still run, and to unload it the driver would have to wait.
-    pub(crate) fn leave(&self) {
-        self.is_left.store(true, Ordering::Relaxed);
+    pub(crate) fn leak(&self) {
+        self.is_leaked.store(true, Ordering::Relaxed);
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedModule {
     fn drop(&mut self) {
-        if *self.is_left.get_mut() {
+        if *self.is_leaked.get_mut() {
             return;
         }
         // SAFETY: the module was loaded by `load`, is used by nobody after this, and none of its code runs.

@@ -4,9 +4,9 @@ use transload_core::Pitched;
 use transload_cuda_sys::{DriverError, RawStream};
 use transload_memory::registration_edges;
 
-use super::driver_calls::{Side, copy, copy_once};
+use super::driver_calls::{DriverAddress, copy, copy_once};
 
-impl Side {
+impl DriverAddress {
     /// Offsets at which a registration begins or ends.
     fn edges(self, bytes: usize) -> Vec<usize> {
         let Self::Host(address) = self else { return Vec::new() };
@@ -30,11 +30,11 @@ impl Side {
 /// says so.
 ///
 /// # Safety
-/// * As for [`Calls::make`](crate::submit::driver_calls::Calls::make).
+/// * As for [`DriverCalls::make`](crate::submit::driver_calls::DriverCalls::make).
 #[cold]
-pub(crate) unsafe fn copy_in_parts(
-    src: Side,
-    dst: Side,
+pub(crate) unsafe fn split_copy(
+    src: DriverAddress,
+    dst: DriverAddress,
     bytes: usize,
     stream: RawStream,
     refused: DriverError,
@@ -56,17 +56,17 @@ pub(crate) unsafe fn copy_in_parts(
     Ok(())
 }
 
-/// As [`copy_in_parts`], row by row.
+/// As [`split_copy`], row by row.
 ///
 /// # Errors
-/// As for `copy_in_parts`.
+/// As for `split_copy`.
 ///
 /// # Safety
-/// * As for [`Calls::make`](crate::submit::driver_calls::Calls::make).
+/// * As for [`DriverCalls::make`](crate::submit::driver_calls::DriverCalls::make).
 #[cold]
-pub(crate) unsafe fn rows_in_parts(
-    src: Side,
-    dst: Side,
+pub(crate) unsafe fn split_rows(
+    src: DriverAddress,
+    dst: DriverAddress,
     rows: Pitched,
     stream: RawStream,
     refused: DriverError,

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     model,
-    pending_events::{Covered, Ended, Line, Start, Timed},
+    pending_events::{Ended, PendingEvents, PointState, Start, Timed},
     sync::Arc,
 };
 
@@ -24,18 +24,18 @@ impl Timed for Late {
 #[test]
 fn duration_that_is_not_known_at_the_end_is_had_later_once() {
     model(|| {
-        let mut line = Line::with_room();
+        let mut line = PendingEvents::with_room();
         let start = Start { event: Arc::new(Late::default()), asked_for: true, counted: false };
         line.push(1, "copy", Arc::new(Late::default()), Some(start));
         // Another thread's event for a later point, which is over first.
         line.push(2, "copy", Arc::new(Late::default()), None);
-        let ended = line.advance_or_list_timed(2).unwrap();
+        let ended = line.complete_or_list_timed(2).unwrap();
         let durations: Vec<_> = ended.into_iter().map(|ended| (ended.upto, ended.duration())).collect();
-        line.advance_with(2, &durations);
-        assert!(matches!(line.covering(2), Covered::Over));
+        line.complete_with(2, &durations);
+        assert!(matches!(line.covering(2), PointState::Complete));
         assert_eq!(line.take_duration(1), None);
-        let duration = line.take_undecided(1).and_then(Ended::duration);
+        let duration = line.take_untimed(1).and_then(Ended::duration);
         assert_eq!(duration, Some(Duration::from_micros(3)));
-        assert!(line.take_undecided(1).is_none());
+        assert!(line.take_untimed(1).is_none());
     });
 }

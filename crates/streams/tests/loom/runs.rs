@@ -7,8 +7,8 @@ use loom::thread;
 
 use crate::{
     model,
-    pending_events::{Covered, Timed},
-    stream_events::Ends,
+    pending_events::{PointState, Timed},
+    stream_events::StreamEvents,
     sync::{Arc, Mutex},
 };
 
@@ -26,7 +26,7 @@ impl Timed for Event {
 
 /// A stream as the driver has it. Points and events are the crate's own.
 struct Stream {
-    ends: Ends<Event>,
+    events: StreamEvents<Event>,
     /// What was enqueued, in order.
     work: Mutex<Vec<u32>>,
     /// Points and their work.
@@ -36,14 +36,14 @@ struct Stream {
 impl Stream {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            ends: Ends::new(false, Arc::new(Event::default())),
+            events: StreamEvents::new(false, Arc::new(Event::default())),
             work: Mutex::new(Vec::new()),
             given: Mutex::new(Vec::new()),
         })
     }
 
     fn event(&self) -> Arc<Event> {
-        self.ends.take_event(false).unwrap_or_default()
+        self.events.take_event(false).unwrap_or_default()
     }
 
     /// The driver's part of recording an event.
@@ -55,7 +55,7 @@ impl Stream {
 
     fn small(&self, work: u32, by: &'static str) {
         self.work.lock().push(work);
-        let (point, close) = self.ends.points.give_small();
+        let (point, close) = self.events.points.issue_small();
         self.given.lock().push((point, work));
         if close {
             self.close(by);
@@ -66,19 +66,19 @@ impl Stream {
         self.close(by);
         self.work.lock().push(work);
         let record = |end: &Event| self.recorded(end, by);
-        let (point, _) = self.ends.record("large", self.event(), None, record).unwrap();
+        let (point, _) = self.events.record("large", self.event(), None, record).unwrap();
         self.given.lock().push((point, work));
     }
 
     fn close(&self, by: &'static str) {
-        if self.ends.points.run_is_open() {
-            self.ends.close(self.event(), |end| self.recorded(end, by)).unwrap();
+        if self.events.points.batch_is_open() {
+            self.events.close(self.event(), |end| self.recorded(end, by)).unwrap();
         }
     }
 
     /// The event that tells the end of a point, and who recorded it.
     fn covering(&self, point: u64) -> (usize, &'static str) {
-        let Covered::By(event, upto) = self.ends.line.lock().covering(point) else {
+        let PointState::Pending(event, upto) = self.events.pending.lock().covering(point) else {
             panic!("point {point} has no event");
         };
         assert!(upto >= point);
@@ -88,7 +88,7 @@ impl Stream {
 
     /// The event of every point lies behind the work of that point and of all before it.
     fn check(&self) {
-        assert!(!self.ends.points.run_is_open());
+        assert!(!self.events.points.batch_is_open());
         let (work, given) = (self.work.lock(), self.given.lock());
         for (point, _) in given.iter() {
             let (behind, _) = self.covering(*point);
@@ -135,12 +135,12 @@ fn events_are_used_again_only_after_their_points() {
         stream.large(1, "this");
         let other = Arc::clone(&stream);
         // The first is over, which another thread finds out while more is enqueued.
-        let thread = thread::spawn(move || other.ends.advance(1));
+        let thread = thread::spawn(move || other.events.advance(1));
         stream.large(2, "this");
         thread.join().unwrap();
         stream.large(3, "this");
-        assert_eq!(stream.ends.points.reached(), 1);
-        assert!(matches!(stream.ends.line.lock().covering(1), Covered::Over));
+        assert_eq!(stream.events.points.reached(), 1);
+        assert!(matches!(stream.events.pending.lock().covering(1), PointState::Complete));
         assert!(
             (2, 3) == (stream.covering(2).0, stream.covering(3).0),
             "one event was recorded for two points"
@@ -154,7 +154,7 @@ fn a_point_given_while_the_handle_is_given_out_is_covered_by_its_own_thread_or_b
         let stream = Stream::new();
         let other = Arc::clone(&stream);
         let thread = thread::spawn(move || other.small(1, "submitter"));
-        stream.ends.points.share();
+        stream.events.points.share();
         stream.close("sharer");
         stream.work.lock().push(FOREIGN);
         thread.join().unwrap();

@@ -6,32 +6,32 @@ use loom::{sync::Notify, thread};
 
 use crate::{
     model,
-    registration::{Desk, Watch},
+    registration::{ReactorQueue, Registration},
     sync::{Arc, AtomicU64, Ordering},
     wakers::Wakers,
 };
 
 /// Adds a task, as a stream does. Returns whether the reactor's thread is to be unparked.
-fn awaits(desk: &Desk<()>, watch: &Arc<Watch<()>>, point: u64) -> bool {
-    let mut wakers = watch.wakers.lock();
+fn awaits(queue: &ReactorQueue<()>, registration: &Arc<Registration<()>>, point: u64) -> bool {
+    let mut wakers = registration.wakers.lock();
     assert!(wakers.add(point, Waker::noop().clone()).is_none());
-    watch.note(&wakers);
+    registration.set_has_waiters(&wakers);
     drop(wakers);
-    desk.notice(watch)
+    queue.notify(registration)
 }
 
 /// The reactor's loop until so many were woken, whose work is all over. It gives up every stream that it may.
-fn serve(desk: &Desk<()>, unparked: &Notify, woken: &AtomicU64, tasks: u64) {
-    let mut watches: Vec<Arc<Watch<()>>> = Vec::new();
+fn serve(queue: &ReactorQueue<()>, unparked: &Notify, woken: &AtomicU64, tasks: u64) {
+    let mut registrations: Vec<Arc<Registration<()>>> = Vec::new();
     loop {
-        desk.take(&mut watches);
-        for watch in &watches {
-            watch.take_fresh();
-            if watch.is_awaited() {
+        queue.take(&mut registrations);
+        for registration in &registrations {
+            registration.take_new_waiter();
+            if registration.has_waiters() {
                 let mut over = Vec::new();
-                let mut wakers = watch.wakers.lock();
+                let mut wakers = registration.wakers.lock();
                 wakers.take_reached(u64::MAX, &mut over);
-                watch.note(&wakers);
+                registration.set_has_waiters(&wakers);
                 drop(wakers);
                 woken.fetch_add(over.len() as u64, Ordering::Relaxed);
             }
@@ -39,28 +39,31 @@ fn serve(desk: &Desk<()>, unparked: &Notify, woken: &AtomicU64, tasks: u64) {
         if woken.load(Ordering::Relaxed) == tasks {
             return;
         }
-        watches.retain(|watch| !desk.give_up(watch));
-        if desk.rest(&watches, true) {
+        registrations.retain(|registration| !queue.deregister(registration));
+        if queue.try_park(&registrations, true) {
             unparked.wait();
-            desk.rested();
+            queue.unparked();
         }
     }
 }
 
 fn check(tasks: &'static [&'static [u64]]) {
     model(move || {
-        let (desk, woken) = (Arc::new(Desk::new(4)), Arc::new(AtomicU64::new(0)));
-        let watch = Arc::new(Watch::new((), Wakers::default()));
+        let (queue, woken) = (Arc::new(ReactorQueue::new(4)), Arc::new(AtomicU64::new(0)));
+        let registration = Arc::new(Registration::new((), Wakers::default()));
         // As `park` and `unpark`, which loom's own are not for a thread that waits for a lock.
         let unparked = Arc::new(Notify::new());
         let all = tasks.iter().map(|points| points.len() as u64).sum();
         let reactor = {
-            let (desk, unparked, woken) = (Arc::clone(&desk), Arc::clone(&unparked), Arc::clone(&woken));
-            thread::spawn(move || serve(&desk, &unparked, &woken, all))
+            let (queue, unparked, woken) = (Arc::clone(&queue), Arc::clone(&unparked), Arc::clone(&woken));
+            thread::spawn(move || serve(&queue, &unparked, &woken, all))
         };
-        let come = |points: &[u64], unparked: &Notify, desk: &Desk<()>, watch: &Arc<Watch<()>>| {
+        let come = |points: &[u64],
+                    unparked: &Notify,
+                    queue: &ReactorQueue<()>,
+                    registration: &Arc<Registration<()>>| {
             for point in points {
-                if awaits(desk, watch, *point) {
+                if awaits(queue, registration, *point) {
                     unparked.notify();
                 }
             }
@@ -68,15 +71,16 @@ fn check(tasks: &'static [&'static [u64]]) {
         let others: Vec<_> = tasks[1..]
             .iter()
             .map(|points| {
-                let (desk, watch, unparked) = (Arc::clone(&desk), Arc::clone(&watch), Arc::clone(&unparked));
-                thread::spawn(move || come(points, &unparked, &desk, &watch))
+                let (queue, registration, unparked) =
+                    (Arc::clone(&queue), Arc::clone(&registration), Arc::clone(&unparked));
+                thread::spawn(move || come(points, &unparked, &queue, &registration))
             })
             .collect();
-        come(tasks[0], &unparked, &desk, &watch);
+        come(tasks[0], &unparked, &queue, &registration);
         others.into_iter().for_each(|other| other.join().unwrap());
         // Where a task is left asleep, loom finds that nobody can run any more.
         reactor.join().unwrap();
-        assert!(!watch.is_awaited());
+        assert!(!registration.has_waiters());
     });
 }
 

@@ -45,7 +45,7 @@ use loom::{
 use arena::{
     Handle,
     blocks::{Order, Piece},
-    size::Want,
+    size::AllocParams,
 };
 use shard::{Kept, Shard, Use};
 
@@ -65,8 +65,8 @@ fn arena_of(blocks: u64) -> Arc<Arena> {
     arena
 }
 
-fn want() -> Want {
-    Want::new(512, false).unwrap()
+fn want() -> AllocParams {
+    AllocParams::new(512, false).unwrap()
 }
 
 fn take(arena: &Arena) -> Option<(Handle, u64)> {
@@ -76,7 +76,7 @@ fn take(arena: &Arena) -> Option<(Handle, u64)> {
 fn free(arena: &Arena, (handle, address): (Handle, u64)) -> bool {
     let mut state = arena.lock();
     let found = state.live(handle, address);
-    state.free_of_one_stream(found)
+    state.free_exclusive(found)
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn of_two_frees_of_one_block_one_succeeds() {
         };
         let here = free(&arena, block);
         assert!(here ^ other.join().unwrap(), "exactly one of them");
-        assert_eq!(arena.lock().blocks.tally.in_use, 0);
+        assert_eq!(arena.lock().blocks.counts.in_use, 0);
     });
 }
 
@@ -112,7 +112,7 @@ fn two_threads_of_one_stream_never_hold_the_same_block() {
 }
 
 /// A stream enqueues work on a block and frees it, while another thread has a point recorded and takes free blocks: no block
-/// is taken whose work the point is not behind.
+/// is taken resolve_owner work the point is not behind.
 #[test]
 fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
     model(|| {
@@ -130,16 +130,18 @@ fn a_seal_is_behind_the_work_of_every_block_that_it_covers() {
             thread::spawn(move || use_once(&arena, &enqueued))
         };
         let record = || Ok::<_, Infallible>(enqueued.load(Ordering::Acquire));
-        let Ok(Some(seal)) = arena.seal(0, record) else { unreachable!("it is the first life") };
+        let Ok(Some(watermark)) = arena.record_watermark(0, record) else {
+            unreachable!("it is the first generation")
+        };
         let taken = {
             let mut state = arena.lock();
-            state.blocks.flush();
-            let found = state.blocks.find(want(), |node| node.order.freed <= seal.freed);
+            state.blocks.merge_quick();
+            let found = state.blocks.find(want(), |node| node.order.freed <= watermark.freed);
             found.map(|node| state.blocks.extract(node, 512))
         };
         if let Some(piece) = taken {
             // The n-th free came after n pieces of work.
-            assert!(piece.order.freed <= seal.point, "{piece:?} is not behind {seal:?}");
+            assert!(piece.order.freed <= watermark.point, "{piece:?} is not behind {watermark:?}");
         }
         worker.join().unwrap();
     });

@@ -6,12 +6,12 @@ use transload_core::{ErrorKind, Fence, Result, Timeline, mutant};
 
 use super::super::{
     arena::{
-        Ordered, ReuseCounts, Seal,
+        FreeWatermark, Ordered, ReuseCounts,
         blocks::{Node, Order, Piece, State},
-        size::Want,
+        size::AllocParams,
     },
     arenas::{Arena, ArenaState, Owner, serves},
-    shared::{Shared, Taken},
+    shared::{AllocatedBlock, Shared},
 };
 use super::reuse::{Effort, Found, stream_of};
 use crate::{CudaStream, sync::MutexGuard};
@@ -22,7 +22,7 @@ pub(crate) enum Reach {
     /// What streams left that are gone, if their work is over.
     Ended,
     /// What is over, or what the stream comes after anyway.
-    Over,
+    Complete,
     /// One block behind a wait on the device.
     OneBlock,
     /// Neighbours of any streams, behind waits.
@@ -39,9 +39,9 @@ pub(crate) struct Locked<'a> {
 struct Search<'a> {
     /// By index of their arena: streams that were there, and whether a wait for them can be enqueued.
     streams: &'a [Option<(CudaStream, bool)>],
-    /// The arena of the stream that asks, and its life there.
+    /// The arena of the stream that asks, and its generation there.
     own: u32,
-    life: u64,
+    generation: u64,
     /// What that stream comes after.
     ordered: Vec<Ordered>,
     reach: Reach,
@@ -60,9 +60,9 @@ struct Candidate {
 }
 
 /// A piece of memory that was taken out of an arena.
-struct Part {
+struct TakenPart {
     index: u32,
-    life: u64,
+    generation: u64,
     piece: Piece,
     until: Vec<Fence>,
     is_ready: bool,
@@ -83,66 +83,71 @@ impl Shared {
             // One by one: a stream that ends here would want its arena's lock.
             let stream = stream_of(&arena.lock());
             streams.push(stream.map(|stream| {
-                let can_be_waited_for = wait && !stream.own.is_captured();
+                let can_be_waited_for = wait && !stream.own.query_captured();
                 (stream, can_be_waited_for)
             }));
         }
         streams
     }
 
-    /// Takes free memory of any stream: the smallest block that is large enough, or else the smallest neighbours that are it
+    /// Takes free memory of any stream: the best_fit block that is large enough, or else the best_fit neighbours that are it
     /// together.
-    pub(crate) fn gather(&self, stream: &CudaStream, want: Want, reach: Reach) -> Result<Option<Taken>> {
-        let wait = reach > Reach::Over;
+    pub(crate) fn coalesce(
+        &self,
+        stream: &CudaStream,
+        want: AllocParams,
+        reach: Reach,
+    ) -> Result<Option<AllocatedBlock>> {
+        let wait = reach > Reach::Complete;
         // A captured stream cannot wait for work outside of its graph.
-        if wait && stream.own.is_captured() {
+        if wait && stream.own.query_captured() {
             return Ok(None);
         }
-        let _held = self.hold();
-        let (own, life, ordered) = {
-            let own = self.serving(stream)?;
+        let _held = self.track_transit();
+        let (own, generation, ordered) = {
+            let own = self.arena_for(stream)?;
             let ordered = if want.buffer { Vec::new() } else { own.state.ordered.clone() };
-            (own.index, own.state.life, ordered)
+            (own.index, own.state.generation, ordered)
         };
         let ended = |arena: &Arena| matches!(arena.lock().owner, Owner::Ended(_));
         let others = self.arenas.iter().filter(|(other, _)| *other != own);
         let others: Vec<_> = others.filter(|(_, arena)| reach > Reach::Ended || ended(arena)).collect();
-        if others.is_empty() && reach <= Reach::Over {
+        if others.is_empty() && reach <= Reach::Complete {
             return Ok(None);
         }
         for (other, _) in others {
-            self.ask(other, Effort::Full);
+            self.poll_fences(other, Effort::Full);
         }
         let streams = self.streams(wait);
-        let search = Search { streams: &streams, own, life, ordered, reach, buffer: want.buffer };
-        let mut left = Vec::new();
-        let parts: Vec<Part> = {
+        let search = Search { streams: &streams, own, generation, ordered, reach, buffer: want.buffer };
+        let mut to_drop = Vec::new();
+        let parts: Vec<TakenPart> = {
             let mut directory = self.arenas.directory.lock();
             let mut locked = self.lock_all();
             let found = candidates(&mut locked, &search);
             let most = if reach == Reach::Any { u64::MAX } else { want.most };
-            let Some(run) = smallest(&found, want.size..=most, reach) else { return Ok(None) };
-            let parts = take_out(&mut locked, run, want.size);
+            let Some(run) = best_fit(&found, want.size..=most, reach) else { return Ok(None) };
+            let parts = extract_parts(&mut locked, run, want.size);
             for Locked { index, state } in &mut locked {
-                left.extend(directory.vacate(*index, state));
+                to_drop.extend(directory.vacate(*index, state));
             }
             parts
         };
-        drop(left);
+        drop(to_drop);
         let mut found: Option<Found> = None;
-        let mut notes = Vec::new();
+        let mut orders = Vec::new();
         let mut behind = Vec::new();
         for part in &parts {
             behind.extend(part.until.iter().cloned());
-            let is_own = (part.index, part.life) == (own, life);
+            let is_own = (part.index, part.generation) == (own, generation);
             if !is_own && !part.is_ready {
                 let other =
                     streams.get(part.index as usize).and_then(Option::as_ref).map(|(stream, _)| stream);
-                match self.end_of(part, other, &mut notes) {
+                match self.end_of(part, other, &mut orders) {
                     Ok(end) => behind.extend(end),
                     Err(_) => {
-                        // The memory stays with its streams, whose errors are told to who uses them.
-                        parts.into_iter().for_each(|part| self.put_back(part));
+                        // The memory stays with its streams, resolve_owner errors are told to who uses them.
+                        parts.into_iter().for_each(|part| self.return_part(part));
                         return Ok(None);
                     }
                 }
@@ -151,7 +156,7 @@ impl Shared {
             match &mut found {
                 None => {
                     let piece = Piece { order, ..part.piece };
-                    found = Some(Found { piece, life, behind: Vec::new() });
+                    found = Some(Found { piece, generation, behind: Vec::new() });
                 }
                 Some(found) => {
                     found.piece.size += part.piece.size;
@@ -166,10 +171,10 @@ impl Shared {
             _ => |served| &mut served.gathered,
         };
         drop(parts);
-        let taken = self.place(stream, Found { behind, ..found }, want, count)?;
+        let taken = self.insert_and_allocate(stream, Found { behind, ..found }, want, count)?;
         if !want.buffer {
-            let mut own = self.serving(stream)?;
-            notes.into_iter().for_each(|ordered| own.state.note_order(ordered));
+            let mut own = self.arena_for(stream)?;
+            orders.into_iter().for_each(|ordered| own.state.note_order(ordered));
         }
         Ok(Some(taken))
     }
@@ -177,9 +182,9 @@ impl Shared {
     /// A fence behind what the stream that freed the memory does with it. An event is recorded only if none covers it yet.
     fn end_of(
         &self,
-        part: &Part,
+        part: &TakenPart,
         stream: Option<&CudaStream>,
-        notes: &mut Vec<Ordered>,
+        orders: &mut Vec<Ordered>,
     ) -> Result<Option<Fence>> {
         let (Some(stream), Some(arena)) = (stream, self.arenas.get(part.index)) else {
             return Ok(part.end.clone());
@@ -187,46 +192,46 @@ impl Shared {
         let order = part.piece.order;
         let mut known = {
             let state = arena.lock();
-            // Another life: the stream was released meanwhile, and its work is over.
-            (state.life == part.life).then_some(state.seal)
+            // Another generation: the stream was released meanwhile, and its work is over.
+            (state.generation == part.generation).then_some(state.watermark)
         };
-        if known.is_some_and(|seal| seal.freed < order.freed) {
-            known = self.seal(arena, part.life, stream)?;
+        if known.is_some_and(|watermark| watermark.freed < order.freed) {
+            known = self.record_watermark(arena, part.generation, stream)?;
         }
-        Ok(known.map(|seal| {
-            let (freed, sealed) = if order.freed > 0 { (seal.freed, seal.point) } else { (0, 0) };
+        Ok(known.map(|watermark| {
+            let (freed, sealed) = if order.freed > 0 { (watermark.freed, watermark.point) } else { (0, 0) };
             let point = sealed.max(order.point);
-            notes.push(Ordered { life: part.life, freed, point });
+            orders.push(Ordered { generation: part.generation, freed, point });
             Fence::new(std::sync::Arc::clone(&stream.timeline), point)
         }))
     }
 
-    fn put_back(&self, part: Part) {
-        let Part { index, life, mut piece, mut until, end, .. } = part;
+    fn return_part(&self, part: TakenPart) {
+        let TakenPart { index, generation, mut piece, mut until, end, .. } = part;
         until.extend(end);
         if let Some(arena) = self.arenas.get(index) {
             let mut state = arena.lock();
             // Where the arena was left meanwhile, the stream that freed it is done.
-            if state.life != life || matches!(state.owner, Owner::Vacant) {
+            if state.generation != generation || matches!(state.owner, Owner::Vacant) {
                 piece.order = Order::default();
             }
-            state.insert_behind(piece, until);
+            state.insert_after(piece, until);
         }
     }
 
-    /// Gives wholly free segments back whose work is known to be over. Answers their bytes.
+    /// Gives wholly free segments back resolve_owner work is known to be over. Answers their bytes.
     pub(crate) fn trim(&self) -> u64 {
         self.empty_caches();
-        let _held = self.hold();
+        let _held = self.track_transit();
         let streams = self.streams(false);
         for ((other, arena), stream) in self.arenas.iter().zip(&streams) {
-            self.ask(other, Effort::Full);
-            let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.own.is_captured()) else {
+            self.poll_fences(other, Effort::Full);
+            let Some((stream, _)) = stream.as_ref().filter(|(stream, _)| !stream.own.query_captured()) else {
                 continue;
             };
-            let (life, freed) = {
+            let (generation, freed) = {
                 let state = arena.lock();
-                (state.life, state.freed)
+                (state.generation, state.freed)
             };
             // An idle stream is behind all that was freed before it was asked, without an event; a lost one runs nothing.
             let is_complete = match stream.is_ready() {
@@ -235,20 +240,20 @@ impl Shared {
             };
             if is_complete {
                 let mut state = arena.lock();
-                if state.life == life && state.seal.freed <= freed {
-                    state.seal = Seal { freed, point: 0 };
+                if state.generation == generation && state.watermark.freed <= freed {
+                    state.watermark = FreeWatermark { freed, point: 0 };
                 }
             }
         }
         let search = Search {
             streams: &streams,
             own: u32::MAX,
-            life: 0,
+            generation: 0,
             ordered: Vec::new(),
-            reach: Reach::Over,
+            reach: Reach::Complete,
             buffer: false,
         };
-        let (mut removed, mut left) = (Vec::new(), Vec::new());
+        let (mut removed, mut to_drop) = (Vec::new(), Vec::new());
         {
             let mut directory = self.arenas.directory.lock();
             let mut locked = self.lock_all();
@@ -266,7 +271,7 @@ impl Shared {
                 removed.extend(segments.remove(segment));
             }
             for Locked { index, state } in &mut locked {
-                left.extend(directory.vacate(*index, state));
+                to_drop.extend(directory.vacate(*index, state));
             }
         }
         let bytes = removed.iter().map(|segment| segment.reserved).sum();
@@ -275,16 +280,16 @@ impl Shared {
     }
 }
 
-/// How much of a stream's life is over: frees up to a number, and uses up to a point.
-pub(crate) fn over(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
+/// How much of a stream's generation is over: frees up to a number, and uses up to a point.
+pub(crate) fn completed(state: &ArenaState, stream: Option<&CudaStream>) -> (u64, u64) {
     match &state.owner {
         Owner::Vacant => (u64::MAX, u64::MAX),
-        Owner::Ended(end) if end.is_known_over() => (u64::MAX, u64::MAX),
+        Owner::Ended(end) if end.is_known_complete() => (u64::MAX, u64::MAX),
         Owner::Ended(_) => (0, 0),
         Owner::Stream(_) => {
             let reached =
                 stream.filter(|stream| serves(state, stream)).map_or(0, |stream| stream.own.reached());
-            (if state.seal.point <= reached { state.seal.freed } else { 0 }, reached)
+            (if state.watermark.point <= reached { state.watermark.freed } else { 0 }, reached)
         }
     }
 }
@@ -294,31 +299,31 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
     let mut candidates = Vec::new();
     for (at, Locked { index, state }) in locked.iter_mut().enumerate() {
         // Released meanwhile, the stream may have left its arena to another one.
-        let is_own = (*index, state.life) == (search.own, search.life);
+        let is_own = (*index, state.generation) == (search.own, search.generation);
         if search.reach == Reach::Ended && !is_own && !matches!(state.owner, Owner::Ended(_)) {
             continue;
         }
-        state.blocks.flush();
+        state.blocks.merge_quick();
         // A stream that was not there when they were collected, or is just ending, gives no fence: of it only what is over
         // will do.
         let stream = search.streams.get(at).and_then(Option::as_ref);
         let stream = stream.filter(|(stream, _)| serves(state, stream));
-        let (mut freed, mut point) = over(state, stream.map(|(stream, _)| stream));
-        if let Some(known) = search.ordered.iter().find(|known| known.life == state.life) {
+        let (mut freed, mut point) = completed(state, stream.map(|(stream, _)| stream));
+        if let Some(known) = search.ordered.iter().find(|known| known.generation == state.generation) {
             (freed, point) = (freed.max(known.freed), point.max(known.point));
         }
-        let can_wait = search.reach > Reach::Over
+        let can_wait = search.reach > Reach::Complete
             && match &state.owner {
                 Owner::Vacant => true,
-                Owner::Ended(end) => !end.is_unmarked(),
+                Owner::Ended(end) => !end.is_unrecorded(),
                 Owner::Stream(_) => stream.is_some_and(|(_, can_be_waited_for)| *can_be_waited_for),
             };
         let is_ready = |order: Order| is_own || (order.freed <= freed && order.point <= point);
         let may_be_taken = |node: u32, block: &Node| match block.state {
             State::Free => true,
-            State::Waiting if search.reach > Reach::Over => {
-                let can_wait = |fence: &Fence| CudaStream::can_be_behind(fence, search.buffer);
-                let mut listed = state.waiting.iter().filter(|waiting| waiting.node == node);
+            State::PendingFree if search.reach > Reach::Complete => {
+                let can_wait = |fence: &Fence| CudaStream::can_wait(fence, search.buffer);
+                let mut listed = state.deferred.iter().filter(|waiting| waiting.node == node);
                 listed.any(|waiting| waiting.until.iter().all(can_wait)) || state.in_flight.contains(node)
             }
             _ => false,
@@ -335,7 +340,7 @@ fn candidates(locked: &mut [Locked<'_>], search: &Search<'_>) -> Vec<Candidate> 
     candidates
 }
 
-fn smallest(candidates: &[Candidate], sizes: RangeInclusive<u64>, reach: Reach) -> Option<&[Candidate]> {
+fn best_fit(candidates: &[Candidate], sizes: RangeInclusive<u64>, reach: Reach) -> Option<&[Candidate]> {
     let bytes = |run: &&[Candidate]| run.iter().map(|candidate| candidate.size).sum::<u64>();
     let beside = |one: &Candidate, next: &Candidate| {
         one.segment == next.segment && one.address + one.size == next.address
@@ -348,7 +353,7 @@ fn smallest(candidates: &[Candidate], sizes: RangeInclusive<u64>, reach: Reach) 
 }
 
 /// Takes so many bytes of a run out of their arenas.
-fn take_out(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<Part> {
+fn extract_parts(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<TakenPart> {
     let (mut parts, mut missing) = (Vec::new(), bytes);
     for candidate in run {
         if missing == 0 {
@@ -356,10 +361,10 @@ fn take_out(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<Par
         }
         let Locked { index, state } = &mut locked[candidate.at];
         let mut until = Vec::new();
-        if state.blocks.node(candidate.node).state == State::Waiting {
+        if state.blocks.node(candidate.node).state == State::PendingFree {
             let _in_flight = state.in_flight.take_first(|node| node == candidate.node);
-            if let Some(at) = state.waiting.iter().position(|waiting| waiting.node == candidate.node) {
-                until = state.waiting.swap_remove(at).until;
+            if let Some(at) = state.deferred.iter().position(|waiting| waiting.node == candidate.node) {
+                until = state.deferred.swap_remove(at).until;
             }
         }
         let (size, end) = match &state.owner {
@@ -370,7 +375,14 @@ fn take_out(locked: &mut [Locked<'_>], run: &[Candidate], bytes: u64) -> Vec<Par
         };
         let piece = state.blocks.extract(candidate.node, size);
         missing = missing.saturating_sub(piece.size);
-        parts.push(Part { index: *index, life: state.life, piece, until, is_ready: candidate.is_ready, end });
+        parts.push(TakenPart {
+            index: *index,
+            generation: state.generation,
+            piece,
+            until,
+            is_ready: candidate.is_ready,
+            end,
+        });
     }
     parts
 }

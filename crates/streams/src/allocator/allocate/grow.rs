@@ -13,11 +13,11 @@ use transload_core::{Error, ErrorKind, Fence, MemoryInfo, MemoryShortage, Result
 use super::super::{
     arena::{
         blocks::{Order, Piece},
-        size::{GRAIN, Want},
+        size::{AllocParams, MIN_BLOCK_SIZE},
     },
-    arenas::{Whose, whose},
+    arenas::{ResolvedOwner, resolve_owner},
     segments::Segment,
-    shared::{Shared, Taken},
+    shared::{AllocatedBlock, Shared},
 };
 use super::{
     coalesce::Reach,
@@ -26,29 +26,29 @@ use super::{
 use crate::CudaStream;
 
 thread_local! {
-    /// The allocators in whose callbacks this thread is: one that allocates there must not call itself.
+    /// The allocators in resolve_owner callbacks this thread is: one that allocates there must not call itself.
     static IN_CALLBACKS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Shared {
-    pub(crate) fn grow(&self, stream: &CudaStream, want: Want) -> Result<Taken> {
+    pub(crate) fn grow(&self, stream: &CudaStream, want: AllocParams) -> Result<AllocatedBlock> {
         /// So often is memory looked for that others move about.
         const ROUNDS: usize = 4;
-        self.refuse_what_never_fits(want)?;
+        self.check_fits(want)?;
         for _ in 0..ROUNDS {
-            if let Some(taken) = self.climb(stream, want)? {
+            if let Some(taken) = self.grow_or_reclaim(stream, want)? {
                 return Ok(taken);
             }
             // Another thread may have had in hand what was missing.
-            self.wait_for_hands();
+            self.wait_for_transit();
         }
         let shortage = self.shortage(want);
-        for callback in self.callbacks_for_a_shortage() {
+        for callback in self.out_of_memory_callbacks() {
             let freed = {
                 let _inside = Inside::enter(self.id);
                 callback(&shortage)
             };
-            if freed && let Some(taken) = self.climb(stream, want)? {
+            if freed && let Some(taken) = self.grow_or_reclaim(stream, want)? {
                 return Ok(taken);
             }
         }
@@ -57,9 +57,13 @@ impl Shared {
 
     /// Memory that nothing uses: joined of what is over anywhere, or of a new segment. `None` where there is none without
     /// waiting for work.
-    pub(crate) fn grow_without_waiting(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
-        self.refuse_what_never_fits(want)?;
-        if let Some(taken) = self.gather(stream, want, Reach::Over)? {
+    pub(crate) fn grow_without_waiting(
+        &self,
+        stream: &CudaStream,
+        want: AllocParams,
+    ) -> Result<Option<AllocatedBlock>> {
+        self.check_fits(want)?;
+        if let Some(taken) = self.coalesce(stream, want, Reach::Complete)? {
             return Ok(Some(taken));
         }
         let next = self.options.segments.next(want, self.reserved.load(Ordering::Relaxed));
@@ -75,7 +79,7 @@ impl Shared {
     }
 
     /// Tries everything once, from what costs least to what costs most. `None` where memory is short.
-    fn climb(&self, stream: &CudaStream, want: Want) -> Result<Option<Taken>> {
+    fn grow_or_reclaim(&self, stream: &CudaStream, want: AllocParams) -> Result<Option<AllocatedBlock>> {
         // Kept buffers first: memory of this stream, in most cases.
         if self.empty_caches()
             && let Some(taken) = self.take_own(stream, want)?
@@ -88,12 +92,12 @@ impl Shared {
                 return Ok(Some(taken));
             }
         }
-        if let Some(taken) = self.gather(stream, want, Reach::Any)? {
+        if let Some(taken) = self.coalesce(stream, want, Reach::Any)? {
             return Ok(Some(taken));
         }
         // An error means that the work is over as well.
         let _over = self.wait_for_streams();
-        if let Some(taken) = self.gather(stream, want, Reach::Over)? {
+        if let Some(taken) = self.coalesce(stream, want, Reach::Complete)? {
             return Ok(Some(taken));
         }
         self.trim();
@@ -102,7 +106,7 @@ impl Shared {
         self.grow_by(stream, want, want.size)
     }
 
-    fn callbacks_for_a_shortage(&self) -> Vec<Arc<super::super::shared::Callback>> {
+    fn out_of_memory_callbacks(&self) -> Vec<Arc<super::super::shared::Callback>> {
         if IN_CALLBACKS.try_with(|inside| inside.borrow().contains(&self.id)).unwrap_or(true) {
             return Vec::new();
         }
@@ -110,7 +114,7 @@ impl Shared {
     }
 
     /// What no freeing could make room for needs no waiting.
-    fn refuse_what_never_fits(&self, want: Want) -> Result<()> {
+    fn check_fits(&self, want: AllocParams) -> Result<()> {
         /// Below this the driver is not asked first.
         const MUCH: u64 = 256 << 20;
         let beyond_limit = want.size > self.options.limit;
@@ -122,11 +126,11 @@ impl Shared {
         Ok(())
     }
 
-    fn shortage(&self, want: Want) -> MemoryShortage {
+    fn shortage(&self, want: AllocParams) -> MemoryShortage {
         let requested = want.requested;
         let limit = self.options.limit;
         if limit != u64::MAX {
-            let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.tally.in_use).sum();
+            let in_use: u64 = self.arenas.iter().map(|(_, arena)| arena.lock().blocks.counts.in_use).sum();
             return MemoryShortage {
                 requested,
                 free: Some(limit.saturating_sub(in_use)),
@@ -142,15 +146,15 @@ impl Shared {
     }
 
     /// A block of a new segment of so many bytes. `None` where there is no memory for it.
-    fn grow_by(&self, stream: &CudaStream, want: Want, size: u64) -> Result<Option<Taken>> {
-        let _held = self.hold();
+    fn grow_by(&self, stream: &CudaStream, want: AllocParams, size: u64) -> Result<Option<AllocatedBlock>> {
+        let _held = self.track_transit();
         let made = self.new_segment(size, want.small).and_then(|segment| {
             if segment.size >= want.size {
                 return Ok(segment);
             }
             // The resource's beginning was no multiple of the grain.
             self.forget_segment(segment);
-            self.new_segment(size.saturating_add(GRAIN), want.small)
+            self.new_segment(size.saturating_add(MIN_BLOCK_SIZE), want.small)
         });
         let segment = match made {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => return Ok(None),
@@ -166,8 +170,8 @@ impl Shared {
         }
         let number = self.segments.lock().add(segment);
         let piece = Piece { address, size, segment: number, small, order: Order::default() };
-        let found = Found { piece, life: 0, behind: Vec::new() };
-        self.place(stream, found, want, |served| &mut served.new_segment).map(Some)
+        let found = Found { piece, generation: 0, behind: Vec::new() };
+        self.insert_and_allocate(stream, found, want, |served| &mut served.new_segment).map(Some)
     }
 
     fn new_segment(&self, size: u64, small: bool) -> Result<Segment> {
@@ -210,11 +214,10 @@ impl Shared {
         for (_, arena) in self.arenas.iter() {
             let fences: Vec<Fence> = {
                 let state = arena.lock();
-                state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect()
+                state.deferred.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect()
             };
-            let is_foreign = |fence: &&Fence| {
-                CudaStream::can_be_behind(fence, true) && !CudaStream::can_be_behind(fence, false)
-            };
+            let is_foreign =
+                |fence: &&Fence| CudaStream::can_wait(fence, true) && !CudaStream::can_wait(fence, false);
             // Nothing is held: a thread that releases a stream need not wait for this, as it may be the one to end that work.
             for fence in fences.iter().filter(is_foreign) {
                 outcome = outcome.and(fence.wait());
@@ -228,37 +231,40 @@ impl Shared {
     /// for.
     fn wait_for_streams(&self) -> Result<()> {
         let mut outcome = Ok(());
-        let _held = self.visit();
+        let _held = self.track_handles();
         for (index, arena) in self.arenas.iter() {
-            let (life, owner) = whose(arena);
+            let (generation, owner) = resolve_owner(arena);
             let (waiting, last_point) = {
                 let state = arena.lock();
                 let waiting: Vec<Fence> =
-                    state.waiting.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect();
+                    state.deferred.iter().flat_map(|waiting| waiting.until.iter().cloned()).collect();
                 (waiting, state.last_point)
             };
-            for fence in waiting.iter().filter(|fence| CudaStream::can_be_behind(fence, false)) {
+            for fence in waiting.iter().filter(|fence| CudaStream::can_wait(fence, false)) {
                 outcome = outcome.and(fence.wait());
             }
             // An error means that the work is over as well.
             let _over = match owner {
                 // Of one that someone captures nothing can be waited for.
-                Whose::Ended(end) if end.timeline().held_by_user(end.point()).is_none() => end.wait(),
-                Whose::Nobodys | Whose::Ended(_) => Ok(()),
-                Whose::Stream(stream) => {
-                    let seal =
-                        if stream.own.is_captured() { Ok(None) } else { self.seal(arena, life, &stream) };
-                    let sealed = seal.ok().flatten().map_or(0, |seal| seal.point);
+                ResolvedOwner::Ended(end) if end.timeline().held_by_user(end.point()).is_none() => end.wait(),
+                ResolvedOwner::Vacant | ResolvedOwner::Ended(_) => Ok(()),
+                ResolvedOwner::Stream(stream) => {
+                    let watermark = if stream.own.query_captured() {
+                        Ok(None)
+                    } else {
+                        self.record_watermark(arena, generation, &stream)
+                    };
+                    let sealed = watermark.ok().flatten().map_or(0, |watermark| watermark.point);
                     Fence::new(Arc::clone(&stream.timeline), sealed.max(last_point)).wait()
                 }
             };
-            self.ask(index, Effort::Full);
+            self.poll_fences(index, Effort::Full);
         }
         outcome
     }
 }
 
-/// While it lives, this thread is in a callback of one allocator.
+/// While it generations, this thread is in a callback of one allocator.
 struct Inside;
 
 impl Inside {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{quick::Quick, size::Want, size_class_counts::Tally};
+use super::{quick::Quick, size::AllocParams, size_class_counts::SizeClassCounts};
 
 /// After what of its own stream a free block may be used by others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum State {
     /// Free, merged with its neighbours.
     Free,
     /// Free once fences of other streams are over.
-    Waiting,
+    PendingFree,
 }
 
 /// Who has a live block, and so may free it.
@@ -85,7 +85,7 @@ pub(crate) struct Blocks {
     free: [BTreeSet<(u64, u64, u32)>; 2],
     quick: Quick,
     serial: u64,
-    pub(crate) tally: Tally,
+    pub(crate) counts: SizeClassCounts,
 }
 
 impl Blocks {
@@ -97,7 +97,7 @@ impl Blocks {
             free: Default::default(),
             quick: Quick::new(),
             serial: 0,
-            tally: Tally::default(),
+            counts: SizeClassCounts::default(),
         }
     }
 
@@ -121,7 +121,7 @@ impl Blocks {
     }
 
     /// Whether an address lies within a block that is not live.
-    pub(crate) fn lies_in_a_free_block(&self, address: u64) -> bool {
+    pub(crate) fn is_in_free_block(&self, address: u64) -> bool {
         self.by_address.range(..=address).next_back().is_some_and(|(start, index)| {
             let node = self.node(*index);
             node.state != State::Live && address - start < node.size
@@ -138,7 +138,7 @@ impl Blocks {
     }
 
     /// Makes a block live that is in no list.
-    pub(crate) fn go_live(&mut self, index: u32, want: Want) -> u32 {
+    pub(crate) fn mark_live(&mut self, index: u32, want: AllocParams) -> u32 {
         self.serial += 1;
         let serial = self.serial;
         let node = &mut self.nodes[index as usize];
@@ -146,33 +146,33 @@ impl Blocks {
         node.requested = want.requested;
         node.serial = serial;
         node.holder = if want.buffer { Holder::Buffer } else { Holder::Caller };
-        self.tally.enter(node.size, want.requested);
+        self.counts.count_allocation(node.size, want.requested);
         index
     }
 
     /// A block of exactly this size freed a moment ago.
-    pub(crate) fn take_quick(&mut self, want: Want) -> Option<u32> {
+    pub(crate) fn take_quick(&mut self, want: AllocParams) -> Option<u32> {
         let index = self.quick.pop(want.size)?;
-        Some(self.go_live(index, want))
+        Some(self.mark_live(index, want))
     }
 
     /// The best fit among merged blocks of small or large segments, split to size.
-    pub(crate) fn take_fitting(&mut self, want: Want) -> Option<u32> {
+    pub(crate) fn take_fitting(&mut self, want: AllocParams) -> Option<u32> {
         let index = self.find(want, |_| true)?;
-        self.cut(index, want.size);
-        Some(self.go_live(index, want))
+        self.split(index, want.size);
+        Some(self.mark_live(index, want))
     }
 
     /// The smallest merged block of a size for the request that `fits`, within the first few.
-    pub(crate) fn find(&self, want: Want, fits: impl Fn(&Node) -> bool) -> Option<u32> {
-        const LOOKED_AT: usize = 16;
+    pub(crate) fn find(&self, want: AllocParams, fits: impl Fn(&Node) -> bool) -> Option<u32> {
+        const SEARCH_LIMIT: usize = 16;
         let sizes = (want.size, 0, 0)..=(want.most, u64::MAX, u32::MAX);
-        let candidates = self.free[usize::from(want.small)].range(sizes).take(LOOKED_AT);
+        let candidates = self.free[usize::from(want.small)].range(sizes).take(SEARCH_LIMIT);
         candidates.map(|(.., index)| *index).find(|index| fits(self.node(*index)))
     }
 
     /// Takes a merged block out of the fitting ones and leaves its first `size` bytes; the rest is a free block of its own.
-    fn cut(&mut self, index: u32, size: u64) {
+    fn split(&mut self, index: u32, size: u64) {
         self.unlist(index);
         let node = &mut self.nodes[index as usize];
         let rest = node.size - size;
@@ -187,7 +187,7 @@ impl Blocks {
             small: node.small,
             order: node.order,
         };
-        let rest = self.enter(piece, State::Free);
+        let rest = self.insert(piece, State::Free);
         self.list(rest);
     }
 
@@ -201,7 +201,7 @@ impl Blocks {
         self.free[usize::from(node.small)].remove(&(node.size, node.address, index));
     }
 
-    fn enter(&mut self, piece: Piece, state: State) -> u32 {
+    fn insert(&mut self, piece: Piece, state: State) -> u32 {
         let Piece { address, size, segment, small, order } = piece;
         let node = Node {
             address,
@@ -230,7 +230,7 @@ impl Blocks {
         index
     }
 
-    fn forget(&mut self, index: u32) {
+    fn remove(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Vacant;
         let address = node.address;
@@ -239,15 +239,15 @@ impl Blocks {
     }
 
     /// Frees a live block in the order of the stream.
-    pub(crate) fn give(&mut self, index: u32, order: Order) {
+    pub(crate) fn free(&mut self, index: u32, order: Order) {
         let node = &mut self.nodes[index as usize];
-        self.tally.leave(node.size, node.requested);
+        self.counts.count_free(node.size, node.requested);
         node.order = order;
-        self.rest_quick(index);
+        self.push_quick(index);
     }
 
     /// A block that waited is free now, and likely to be asked for again at this size.
-    pub(crate) fn rest_quick(&mut self, index: u32) {
+    pub(crate) fn push_quick(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Quick;
         for evicted in self.quick.push(node.size, index) {
@@ -256,22 +256,22 @@ impl Blocks {
     }
 
     /// Frees a live block that other streams still use.
-    pub(crate) fn give_waiting(&mut self, index: u32, order: Order) {
+    pub(crate) fn free_deferred(&mut self, index: u32, order: Order) {
         let node = &mut self.nodes[index as usize];
-        self.tally.leave(node.size, node.requested);
+        self.counts.count_free(node.size, node.requested);
         node.order = order;
-        node.state = State::Waiting;
+        node.state = State::PendingFree;
     }
 
-    /// Takes [`give_waiting`](Self::give_waiting) back.
-    pub(crate) fn take_back(&mut self, index: u32) {
+    /// Takes [`free_deferred`](Self::free_deferred) back.
+    pub(crate) fn undo_free(&mut self, index: u32) {
         let node = &mut self.nodes[index as usize];
         node.state = State::Live;
-        self.tally.take_back(node.size, node.requested);
+        self.counts.undo_free(node.size, node.requested);
     }
 
     /// Merges what is in the quick lists with its neighbours. Answers whether there was anything.
-    pub(crate) fn flush(&mut self) -> bool {
+    pub(crate) fn merge_quick(&mut self) -> bool {
         let blocks = self.quick.take_all();
         blocks.iter().for_each(|index| self.merge(*index));
         !blocks.is_empty()
@@ -283,14 +283,14 @@ impl Blocks {
         node.state = State::Free;
         let (start, end) = (node.address, node.address + node.size);
         let after = self.by_address.get(&end).copied();
-        if let Some(after) = after.filter(|after| self.is_free_beside(*after, index)) {
+        if let Some(after) = after.filter(|after| self.can_merge(*after, index)) {
             self.unlist(after);
             self.join(index, after);
         }
         let before = self.by_address.range(..start).next_back().map(|(_, before)| *before);
         let before = before.filter(|before| {
             let node = self.node(*before);
-            node.address + node.size == start && self.is_free_beside(*before, index)
+            node.address + node.size == start && self.can_merge(*before, index)
         });
         if let Some(before) = before {
             self.unlist(before);
@@ -299,7 +299,7 @@ impl Blocks {
         self.list(before.unwrap_or(index));
     }
 
-    fn is_free_beside(&self, other: u32, index: u32) -> bool {
+    fn can_merge(&self, other: u32, index: u32) -> bool {
         let (other, node) = (self.node(other), self.node(index));
         other.state == State::Free && other.segment == node.segment
     }
@@ -310,33 +310,33 @@ impl Blocks {
         let node = &mut self.nodes[index as usize];
         node.size += size;
         node.order = node.order.and(order);
-        self.forget(after);
+        self.remove(after);
     }
 
     /// Takes a merged or waiting block out altogether; of a merged one its first `size` bytes.
     pub(crate) fn extract(&mut self, index: u32, size: u64) -> Piece {
         if self.node(index).state == State::Free {
-            self.cut(index, size);
+            self.split(index, size);
         }
         let Node { address, size, segment, small, order, .. } = *self.node(index);
-        self.forget(index);
+        self.remove(index);
         Piece { address, size, segment, small, order }
     }
 
     /// Takes a range in, allocated.
-    pub(crate) fn insert_live(&mut self, piece: Piece, want: Want) -> u32 {
-        let index = self.enter(piece, State::Live);
-        self.go_live(index, want)
+    pub(crate) fn insert_live(&mut self, piece: Piece, want: AllocParams) -> u32 {
+        let index = self.insert(piece, State::Live);
+        self.mark_live(index, want)
     }
 
     /// Takes a range in, free.
     pub(crate) fn insert_free(&mut self, piece: Piece) {
-        let index = self.enter(piece, State::Free);
+        let index = self.insert(piece, State::Free);
         self.merge(index);
     }
 
     /// Takes a range in that other streams still use.
-    pub(crate) fn insert_waiting(&mut self, piece: Piece) -> u32 {
-        self.enter(piece, State::Waiting)
+    pub(crate) fn insert_deferred(&mut self, piece: Piece) -> u32 {
+        self.insert(piece, State::PendingFree)
     }
 }

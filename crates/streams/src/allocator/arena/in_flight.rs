@@ -34,7 +34,7 @@ impl InFlight {
         self.list.front().map(|entry| entry.point)
     }
 
-    /// Takes one out whose point is reached.
+    /// Takes one out resolve_owner point is reached.
     pub(crate) fn pop_reached(&mut self, reached: u64) -> Option<u32> {
         let entry = self.list.pop_front_if(|entry| entry.point <= reached)?;
         self.bytes -= entry.size;

@@ -17,7 +17,7 @@ use transload_core::mutant;
 use self::{
     blocks::{Blocks, Holder, Order, Piece, State},
     in_flight::InFlight,
-    size::Want,
+    size::AllocParams,
 };
 use super::block::FreeError;
 use crate::sync::{Mutex, MutexGuard};
@@ -28,17 +28,17 @@ pub(crate) struct Arena<O, F, U> {
     state: Mutex<ArenaState<O, F, U>>,
 }
 
-/// What is behind the lock. `O` says whose arena it is, `F` is a fence, `U` a stream that was recorded as a user.
+/// What is behind the lock. `O` says resolve_owner arena it is, `F` is a fence, `U` a stream that was recorded as a user.
 pub(crate) struct ArenaState<O, F, U> {
     /// Another number for each stream that the arena served.
-    pub(crate) life: u64,
+    pub(crate) generation: u64,
     pub(crate) owner: O,
     pub(crate) blocks: Blocks,
     /// How many frees there were in stream order.
     pub(crate) freed: u64,
-    pub(crate) seal: Seal,
+    pub(crate) watermark: FreeWatermark,
     /// Blocks that are free once fences are over.
-    pub(crate) waiting: Vec<Waiting<F>>,
+    pub(crate) deferred: Vec<DeferredFree<F>>,
     /// Whether a block counts as free only once the stream's own work is over, too.
     pub(crate) is_hosts: bool,
     /// Blocks of host memory that are free once that is.
@@ -58,21 +58,21 @@ pub(crate) struct ArenaState<O, F, U> {
 
 /// A point of the stream's timeline behind the first so many frees.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Seal {
+pub(crate) struct FreeWatermark {
     pub(crate) freed: u64,
     pub(crate) point: u64,
 }
 
 /// A block that other streams use.
-pub(crate) struct Waiting<F> {
+pub(crate) struct DeferredFree<F> {
     pub(crate) node: u32,
     pub(crate) until: Vec<F>,
 }
 
-/// How much of another stream's life this one comes after.
+/// How much of another stream's generation this one comes after.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ordered {
-    pub(crate) life: u64,
+    pub(crate) generation: u64,
     pub(crate) freed: u64,
     pub(crate) point: u64,
 }
@@ -85,7 +85,7 @@ pub struct ReuseCounts {
     pub same_size: u64,
     /// By the best fit among the stream's free blocks.
     pub fitted: u64,
-    /// By a block of another stream whose work was over.
+    /// By a block of another stream resolve_owner work was over.
     pub other_stream_complete: u64,
     /// By a block behind a wait for another stream.
     pub other_stream_waited: u64,
@@ -106,12 +106,12 @@ impl<O, F, U> Arena<O, F, U> {
     pub(crate) fn new(owner: O) -> Self {
         Self {
             state: Mutex::new(ArenaState {
-                life: 0,
+                generation: 0,
                 owner,
                 blocks: Blocks::new(),
                 freed: 0,
-                seal: Seal::default(),
-                waiting: Vec::new(),
+                watermark: FreeWatermark::default(),
+                deferred: Vec::new(),
                 is_hosts: false,
                 in_flight: InFlight::default(),
                 ordered: Vec::new(),
@@ -129,35 +129,35 @@ impl<O, F, U> Arena<O, F, U> {
     }
 
     /// Sees to it that every free so far is covered by a point: `record` marks one behind all work enqueued so far by the stream
-    /// of this life. What is freed meanwhile is not covered. `None` where the arena serves another stream by now.
-    pub(crate) fn seal<E>(
+    /// of this generation. What is freed meanwhile is not covered. `None` where the arena serves another stream by now.
+    pub(crate) fn record_watermark<E>(
         &self,
-        life: u64,
+        generation: u64,
         record: impl FnOnce() -> Result<u64, E>,
-    ) -> Result<Option<Seal>, E> {
+    ) -> Result<Option<FreeWatermark>, E> {
         let freed = {
             let state = self.lock();
-            if state.life != life {
+            if state.generation != generation {
                 return Ok(None);
             }
-            if state.seal.freed == state.freed {
-                return Ok(Some(state.seal));
+            if state.watermark.freed == state.freed {
+                return Ok(Some(state.watermark));
             }
             state.freed
         };
-        let seal = Seal { freed, point: record()? };
+        let watermark = FreeWatermark { freed, point: record()? };
         let mut state = self.lock();
-        if state.life == life && state.seal.freed < freed {
-            state.seal = seal;
+        if state.generation == generation && state.watermark.freed < freed {
+            state.watermark = watermark;
         }
-        Ok(Some(seal))
+        Ok(Some(watermark))
     }
 }
 
 impl<O, F, U> ArenaState<O, F, U> {
     /// A block of the stream's own, if there is one without asking anyone.
     #[inline]
-    pub(crate) fn take_own(&mut self, want: Want) -> Option<u32> {
+    pub(crate) fn take_own(&mut self, want: AllocParams) -> Option<u32> {
         if let Some(node) = self.blocks.take_quick(want) {
             self.served.same_size += 1;
             return Some(node);
@@ -167,15 +167,15 @@ impl<O, F, U> ArenaState<O, F, U> {
 
     /// As [`take_own`](Self::take_own), of the raw layer: what names the block, and its address.
     #[inline]
-    pub(crate) fn take_block(&mut self, want: Want) -> Option<(Handle, u64)> {
+    pub(crate) fn take_block(&mut self, want: AllocParams) -> Option<(Handle, u64)> {
         let node = self.take_own(want)?;
         let found = self.blocks.node(node);
         Some((Handle { node, serial: found.serial }, found.address))
     }
 
-    fn take_fitting(&mut self, want: Want) -> Option<u32> {
+    fn take_fitting(&mut self, want: AllocParams) -> Option<u32> {
         let mut node = self.blocks.take_fitting(want);
-        if node.is_none() && self.blocks.flush() {
+        if node.is_none() && self.blocks.merge_quick() {
             node = self.blocks.take_fitting(want);
         }
         self.served.fitted += u64::from(node.is_some());
@@ -210,7 +210,7 @@ impl<O, F, U> ArenaState<O, F, U> {
 
     /// Frees a live block in the order of the stream, if no other stream uses it. Returns whether it did.
     #[inline]
-    pub(crate) fn free_of_one_stream(&mut self, found: Result<u32, FreeError>) -> bool {
+    pub(crate) fn free_exclusive(&mut self, found: Result<u32, FreeError>) -> bool {
         match found {
             Ok(node) if self.blocks.node(node).holder == Holder::Caller => {
                 self.free(node);
@@ -224,36 +224,36 @@ impl<O, F, U> ArenaState<O, F, U> {
     #[inline]
     pub(crate) fn free(&mut self, node: u32) {
         self.freed += 1;
-        self.blocks.give(node, Order { freed: self.freed, point: 0 });
+        self.blocks.free(node, Order { freed: self.freed, point: 0 });
     }
 
     /// Frees a live block in an order of the stream, once the fences are over.
-    pub(crate) fn give_behind(&mut self, node: u32, order: Order, until: Vec<F>) {
+    pub(crate) fn free_after(&mut self, node: u32, order: Order, until: Vec<F>) {
         if until.is_empty() {
-            self.blocks.give(node, order);
+            self.blocks.free(node, order);
         } else {
-            self.blocks.give_waiting(node, order);
-            self.waiting.push(Waiting { node, until });
+            self.blocks.free_deferred(node, order);
+            self.deferred.push(DeferredFree { node, until });
         }
     }
 
     /// Takes a range in that is free once the fences are over.
-    pub(crate) fn insert_behind(&mut self, piece: Piece, until: Vec<F>) {
+    pub(crate) fn insert_after(&mut self, piece: Piece, until: Vec<F>) {
         if until.is_empty() {
             self.blocks.insert_free(piece);
         } else {
-            let node = self.blocks.insert_waiting(piece);
-            self.waiting.push(Waiting { node, until });
+            let node = self.blocks.insert_deferred(piece);
+            self.deferred.push(DeferredFree { node, until });
         }
     }
 
     /// Lets go of fences that are over; blocks that waited for no others are free. The fences are put into `dropped`, for when the lock is open.
-    pub(crate) fn rest_where(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
+    pub(crate) fn free_completed(&mut self, over: impl Fn(&F) -> bool, dropped: &mut Vec<F>) {
         let mut index = 0;
-        while let Some(waiting) = self.waiting.get_mut(index) {
+        while let Some(waiting) = self.deferred.get_mut(index) {
             dropped.extend(waiting.until.extract_if(.., |fence| over(fence)));
             if waiting.until.is_empty() {
-                let Waiting { node, .. } = self.waiting.swap_remove(index);
+                let DeferredFree { node, .. } = self.deferred.swap_remove(index);
                 let Order { freed, point } = self.blocks.node(node).order;
                 if self.is_hosts && freed == 0 && point > 0 {
                     self.in_flight.push(point, node, self.blocks.node(node).size);
@@ -266,48 +266,48 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Frees a live block of host memory whose last use is over at `point` of the stream's own timeline.
+    /// Frees a live block of host memory resolve_owner last use is over at `point` of the stream's own timeline.
     pub(crate) fn free_in_flight(&mut self, node: u32, point: u64) {
         self.in_flight.push(point, node, self.blocks.node(node).size);
-        self.blocks.give_waiting(node, Order { freed: 0, point });
+        self.blocks.free_deferred(node, Order { freed: 0, point });
     }
 
     /// What the stream has done with up to `reached` is free for the host. Answers whether there was anything.
-    pub(crate) fn rest_reached(&mut self, reached: u64) -> bool {
+    pub(crate) fn free_reached(&mut self, reached: u64) -> bool {
         let mut any = false;
         while let Some(node) = self.in_flight.pop_reached(reached) {
-            self.blocks.rest_quick(node);
+            self.blocks.push_quick(node);
             any = true;
         }
         any
     }
 
     /// A block that is in flight still, for a user who waits: the one that is over first of those that are large enough.
-    pub(crate) fn take_in_flight(&mut self, want: Want) -> Option<u32> {
+    pub(crate) fn take_in_flight(&mut self, want: AllocParams) -> Option<u32> {
         let Self { in_flight, blocks, .. } = self;
         if let Some(node) = in_flight.take_first(|node| blocks.node(node).size == want.size) {
             self.served.same_size += 1;
-            return Some(blocks.go_live(node, want));
+            return Some(blocks.mark_live(node, want));
         }
         let fits = |node: u32| blocks.node(node).size >= want.size && blocks.node(node).small == want.small;
         match in_flight.take_first(fits) {
             Some(node) => blocks.merge(node),
             // Only together with its neighbours.
-            None => drop(self.rest_reached(u64::MAX)),
+            None => drop(self.free_reached(u64::MAX)),
         }
         self.take_fitting(want)
     }
 
     /// Bytes that are free only once work is over.
     pub(crate) fn busy(&self) -> u64 {
-        let waiting: u64 = self.waiting.iter().map(|waiting| self.blocks.node(waiting.node).size).sum();
+        let waiting: u64 = self.deferred.iter().map(|waiting| self.blocks.node(waiting.node).size).sum();
         self.in_flight.bytes() + waiting
     }
 
     /// Makes the arena ready for another stream; what is left over is for when the lock is open.
     pub(crate) fn vacate(&mut self, owner: O) -> (O, Vec<F>) {
         self.freed = 0;
-        self.seal = Seal::default();
+        self.watermark = FreeWatermark::default();
         self.ordered.clear();
         self.is_user = false;
         self.last_point = 0;
@@ -325,13 +325,13 @@ impl<O, F, U> ArenaState<O, F, U> {
         }
     }
 
-    /// Remembers that this stream comes after so much of another life.
+    /// Remembers that this stream comes after so much of another generation.
     pub(crate) fn note_order(&mut self, ordered: Ordered) {
         const KEPT: usize = 64;
         if self.ordered.len() >= KEPT {
             self.ordered.remove(0);
         }
-        match self.ordered.iter_mut().find(|known| known.life == ordered.life) {
+        match self.ordered.iter_mut().find(|known| known.generation == ordered.generation) {
             Some(known) => {
                 known.freed = known.freed.max(ordered.freed);
                 known.point = known.point.max(ordered.point);

@@ -3,7 +3,7 @@
 use transload_core::{Error, ErrorKind, Result};
 
 /// Every block begins at a multiple of this and is as long as some multiple of it.
-pub(crate) const GRAIN: u64 = 512;
+pub(crate) const MIN_BLOCK_SIZE: u64 = 512;
 
 /// Up to here a request is served from the segments for small blocks.
 pub(crate) const SMALL: u64 = 1 << 20;
@@ -17,7 +17,7 @@ const GROWTH_UP_TO: u64 = 512 << 20;
 
 /// What a request needs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
+pub(crate) struct AllocParams {
     /// Rounded up.
     pub(crate) size: u64,
     pub(crate) requested: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Want {
     pub(crate) most: u64,
 }
 
-impl Want {
+impl AllocParams {
     /// What `bytes` need, for a plain block or for a buffer.
     ///
     /// # Errors
@@ -36,10 +36,10 @@ impl Want {
     #[inline]
     pub(crate) fn new(bytes: usize, buffer: bool) -> Result<Self> {
         let requested = bytes as u64;
-        if requested.wrapping_sub(1) >= i64::MAX as u64 - GRAIN {
+        if requested.wrapping_sub(1) >= i64::MAX as u64 - MIN_BLOCK_SIZE {
             return Err(impossible(bytes));
         }
-        let size = (requested + (GRAIN - 1)) & !(GRAIN - 1);
+        let size = (requested + (MIN_BLOCK_SIZE - 1)) & !(MIN_BLOCK_SIZE - 1);
         Ok(Self { size, requested, small: size <= SMALL, buffer, most: u64::MAX })
     }
 
@@ -55,7 +55,7 @@ impl Want {
 fn impossible(bytes: usize) -> Error {
     let text = format!(
         "an allocation of {bytes} bytes is impossible; valid are 1 to {} bytes",
-        i64::MAX as u64 - GRAIN
+        i64::MAX as u64 - MIN_BLOCK_SIZE
     );
     Error::new(ErrorKind::InvalidArgument, text)
 }
@@ -71,7 +71,7 @@ pub(crate) struct SegmentSizes {
 
 impl SegmentSizes {
     /// How large the next segment for a request is, where `reserved` bytes are held already.
-    pub(crate) fn next(self, want: Want, reserved: u64) -> u64 {
+    pub(crate) fn next(self, want: AllocParams, reserved: u64) -> u64 {
         /// Up to here requests share segments also where those are to be exact.
         const SHARED: u64 = 64 << 10;
         const PAGE: u64 = 4096;

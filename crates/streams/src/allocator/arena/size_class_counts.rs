@@ -5,7 +5,7 @@ pub(crate) const CLASSES: usize = 32;
 
 /// Counts of one stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct SizeClassCounts {
     pub(crate) in_use: u64,
     pub(crate) requested: u64,
     pub(crate) peak: u64,
@@ -26,8 +26,8 @@ pub(crate) fn class(size: u64) -> usize {
     ((u64::BITS - above.leading_zeros()) as usize).min(CLASSES - 1)
 }
 
-impl Tally {
-    pub(crate) fn enter(&mut self, size: u64, requested: u64) {
+impl SizeClassCounts {
+    pub(crate) fn count_allocation(&mut self, size: u64, requested: u64) {
         self.in_use += size;
         self.requested += requested;
         self.peak = self.peak.max(self.in_use);
@@ -37,13 +37,13 @@ impl Tally {
         class.allocations += 1;
     }
 
-    /// Takes [`leave`](Self::leave) back: no further allocation.
-    pub(crate) fn take_back(&mut self, size: u64, requested: u64) {
-        self.enter(size, requested);
+    /// Takes [`count_free`](Self::count_free) back: no further allocation.
+    pub(crate) fn undo_free(&mut self, size: u64, requested: u64) {
+        self.count_allocation(size, requested);
         self.classes[class(size)].allocations -= 1;
     }
 
-    pub(crate) fn leave(&mut self, size: u64, requested: u64) {
+    pub(crate) fn count_free(&mut self, size: u64, requested: u64) {
         self.in_use -= size;
         self.requested -= requested;
         self.live -= 1;

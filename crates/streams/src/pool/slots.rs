@@ -1,4 +1,4 @@
-//! Which streams a lane has: changed under a lock, and read by each thread in a copy of its own.
+//! Which streams a group has: changed under a lock, and read by each thread in a copy of its own.
 
 use std::{
     cell::RefCell,
@@ -12,38 +12,38 @@ use parking_lot::Mutex;
 use transload_core::WorkloadType;
 
 use super::{
-    seat::{MOST, Pooled, Seat, Seats, Share},
+    shard::{MAX_STREAMS, Pooled, ShardIndex, StreamShard, StreamShards},
     strategy::WORKLOADS,
 };
 use crate::{CudaStream, thread_number::thread_number};
 
-/// A thread remembers so many lanes.
-const LANES: usize = 32;
+/// A thread remembers so many groups.
+const CACHED_GROUPS: usize = 32;
 /// Where a thread remembers whose turn it is, whatever the workload.
 pub(crate) const TURN: WorkloadType = WorkloadType::Compute;
-/// A thread was not in the lane yet.
-const FRESH: u8 = u8::MAX;
-/// One of a thread's leases of a lane in so many looks whether the lane could do with fewer streams.
-const LEASES_PER_LOOK: u32 = 1021;
+/// A thread was not in the group yet.
+const NEVER_USED: u8 = u8::MAX;
+/// One of a thread's leases of a group in so many looks whether the group could do with fewer streams.
+const LEASES_PER_SHRINK_CHECK: u32 = 1021;
 
-/// The places of a lane, as of one moment.
+/// The places of a group, as of one moment.
 #[derive(Clone, Default)]
-pub(crate) struct Roster {
-    places: Vec<Option<Arc<Seats>>>,
+pub(crate) struct SlotsSnapshot {
+    places: Vec<Option<Arc<StreamShards>>>,
     /// Which have a stream.
     pub(crate) filled: u64,
 }
 
-impl Roster {
+impl SlotsSnapshot {
     #[inline]
-    pub(crate) fn seats(&self, index: usize) -> Option<&Seats> {
+    pub(crate) fn shards(&self, index: usize) -> Option<&StreamShards> {
         self.places.get(index)?.as_deref()
     }
 }
 
-/// The places of a lane.
-pub(crate) struct Places {
-    /// Never used again, so that what a thread remembers of a lane is not taken for another's.
+/// The places of a group.
+pub(crate) struct StreamSlots {
+    /// Never used again, so that what a thread remembers of a group is not taken for another's.
     id: u64,
     version: AtomicU64,
     filled: AtomicU64,
@@ -52,15 +52,15 @@ pub(crate) struct Places {
 
 struct State {
     pooled: Vec<Option<Pooled>>,
-    roster: Arc<Roster>,
+    snapshot: Arc<SlotsSnapshot>,
 }
 
-/// What a thread remembers of a lane.
-pub(crate) struct Seen {
-    lane: u64,
+/// What a thread remembers of a group.
+pub(crate) struct ThreadCache {
+    group: u64,
     version: u64,
-    pub(crate) roster: Arc<Roster>,
-    pub(crate) share: Share,
+    pub(crate) snapshot: Arc<SlotsSnapshot>,
+    pub(crate) shard_index: ShardIndex,
     at: [u8; WORKLOADS.len()],
     leases: u32,
     /// For so many leases the thread keeps to its place without a look at other threads' leases.
@@ -71,16 +71,16 @@ pub(crate) struct Seen {
 }
 
 thread_local! {
-    static SEEN: RefCell<[Option<Seen>; LANES]> = const { RefCell::new([const { None }; LANES]) };
+    static CACHES: RefCell<[Option<ThreadCache>; CACHED_GROUPS]> = const { RefCell::new([const { None }; CACHED_GROUPS]) };
 }
 
-impl Places {
-    /// Empty places; at most [`MOST`].
+impl StreamSlots {
+    /// Empty places; at most [`MAX_STREAMS`].
     pub(crate) fn new(places: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let pooled: Vec<_> = (0..places.min(MOST)).map(|_| None).collect();
-        let roster = Roster { places: pooled.iter().map(|_| None).collect(), filled: 0 };
-        let state = State { pooled, roster: Arc::new(roster) };
+        let pooled: Vec<_> = (0..places.min(MAX_STREAMS)).map(|_| None).collect();
+        let snapshot = SlotsSnapshot { places: pooled.iter().map(|_| None).collect(), filled: 0 };
+        let state = State { pooled, snapshot: Arc::new(snapshot) };
         Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             version: AtomicU64::new(0),
@@ -94,69 +94,73 @@ impl Places {
         self.filled.load(Ordering::Relaxed)
     }
 
-    /// Calls `choose` with what the calling thread remembers, brought up to date. It must not lease.
+    /// DriverCalls `choose` with what the calling thread remembers, brought up to date. It must not lease.
     #[inline]
-    pub(crate) fn with<R>(&self, choose: impl Fn(&mut Seen) -> R) -> R {
-        let chosen = SEEN.try_with(|lanes| {
-            let mut lanes = lanes.try_borrow_mut().ok()?;
-            let place = &mut lanes[self.id as usize % LANES];
-            let seen = match place {
-                Some(seen)
-                    if seen.lane == self.id && seen.version == self.version.load(Ordering::Acquire) =>
+    pub(crate) fn with<R>(&self, choose: impl Fn(&mut ThreadCache) -> R) -> R {
+        let chosen = CACHES.try_with(|groups| {
+            let mut groups = groups.try_borrow_mut().ok()?;
+            let place = &mut groups[self.id as usize % CACHED_GROUPS];
+            let cache = match place {
+                Some(cache)
+                    if cache.group == self.id && cache.version == self.version.load(Ordering::Acquire) =>
                 {
-                    seen
+                    cache
                 }
                 _ => self.renew(place),
             };
-            Some(choose(seen))
+            Some(choose(cache))
         });
         // A thread that is ending remembers nothing.
         chosen.ok().flatten().unwrap_or_else(|| choose(self.renew(&mut None)))
     }
 
     #[cold]
-    fn renew<'a>(&self, place: &'a mut Option<Seen>) -> &'a mut Seen {
+    fn renew<'a>(&self, place: &'a mut Option<ThreadCache>) -> &'a mut ThreadCache {
         let state = self.state.lock();
-        let (version, roster) = (self.version.load(Ordering::Relaxed), Arc::clone(&state.roster));
+        let (version, snapshot) = (self.version.load(Ordering::Relaxed), Arc::clone(&state.snapshot));
         drop(state);
-        let fresh = Seen {
-            lane: self.id,
+        let fresh = ThreadCache {
+            group: self.id,
             version,
-            roster,
-            share: Share::here(),
-            at: [FRESH; WORKLOADS.len()],
+            snapshot,
+            shard_index: ShardIndex::here(),
+            at: [NEVER_USED; WORKLOADS.len()],
             // So that threads of few leases look as well, now and then.
-            leases: thread_number() as u32 % LEASES_PER_LOOK * 617 % LEASES_PER_LOOK,
+            leases: thread_number() as u32 % LEASES_PER_SHRINK_CHECK * 617 % LEASES_PER_SHRINK_CHECK,
             keeps: 0,
             stays: [0; WORKLOADS.len()],
         };
-        let before = place.take().filter(|seen| seen.lane == self.id);
+        let before = place.take().filter(|cache| cache.group == self.id);
         place.insert(match before {
-            Some(Seen { at, leases, .. }) => Seen { at, leases, ..fresh },
+            Some(ThreadCache { at, leases, .. }) => ThreadCache { at, leases, ..fresh },
             None => fresh,
         })
     }
 
     /// Puts a stream into the first empty place of `among` and leases it; returns which, or the stream where all are filled.
-    pub(crate) fn put(&self, among: u64, stream: CudaStream) -> Result<(usize, Arc<Seat>), CudaStream> {
+    pub(crate) fn put(
+        &self,
+        among: u64,
+        stream: CudaStream,
+    ) -> Result<(usize, Arc<StreamShard>), CudaStream> {
         let pooled = Pooled::new(stream);
         let mut state = self.state.lock();
         let found = (0..state.pooled.len())
-            .find(|index| among & bit(*index) != 0 && state.roster.filled & bit(*index) == 0);
-        let held = pooled.found.hold(Share::here());
-        let (Some(index), Some((seat, _))) = (found, held) else {
+            .find(|index| among & bit(*index) != 0 && state.snapshot.filled & bit(*index) == 0);
+        let held = pooled.found.lease(ShardIndex::here());
+        let (Some(index), Some((shard, _))) = (found, held) else {
             drop(state);
             return Err(pooled.stream);
         };
         state.pooled[index] = Some(pooled);
         self.publish(&mut state);
-        Ok((index, seat))
+        Ok((index, shard))
     }
 
     /// Takes out a stream that nobody leases, where `may` agrees, told the bits of all that are filled.
     pub(crate) fn take(&self, index: usize, may: impl FnOnce(u64) -> bool) -> Option<CudaStream> {
         let mut state = self.state.lock();
-        let filled = state.roster.filled;
+        let filled = state.snapshot.filled;
         if filled & bit(index) == 0 || !may(filled) {
             return None;
         }
@@ -177,7 +181,7 @@ impl Places {
             state.pooled.iter().map(|place| place.as_ref().map(|pooled| Arc::clone(&pooled.found))).collect();
         let filled = places.iter().enumerate().filter(|(_, place)| place.is_some());
         let filled = filled.fold(0, |bits, (index, _)| bits | bit(index));
-        state.roster = Arc::new(Roster { places, filled });
+        state.snapshot = Arc::new(SlotsSnapshot { places, filled });
         self.filled.store(filled, Ordering::Relaxed);
         self.version.fetch_add(1, Ordering::Release);
     }
@@ -190,9 +194,9 @@ impl Places {
     }
 
     /// Leases the stream of a place, whatever it does.
-    pub(crate) fn hold(&self, index: usize) -> Option<Arc<Seat>> {
-        let seats = Arc::clone(self.state.lock().roster.places.get(index)?.as_ref()?);
-        seats.hold(Share::here()).map(|(seat, _)| seat)
+    pub(crate) fn lease(&self, index: usize) -> Option<Arc<StreamShard>> {
+        let shards = Arc::clone(self.state.lock().snapshot.places.get(index)?.as_ref()?);
+        shards.lease(ShardIndex::here()).map(|(shard, _)| shard)
     }
 
     /// How many places there are.
@@ -201,12 +205,12 @@ impl Places {
     }
 }
 
-impl Seen {
+impl ThreadCache {
     /// The place whose turn it is, of those `there`.
     #[inline]
     pub(crate) fn next(&mut self, there: u64) -> Option<usize> {
         let last = self.at[TURN as usize];
-        let index = if last == FRESH { start(there)? } else { from(last.wrapping_add(1), there)? };
+        let index = if last == NEVER_USED { start(there)? } else { from(last.wrapping_add(1), there)? };
         self.at[TURN as usize] = index;
         Some(usize::from(index))
     }
@@ -215,7 +219,7 @@ impl Seen {
     #[inline]
     pub(crate) fn first(&mut self, workload: WorkloadType, there: u64) -> Option<usize> {
         let last = self.at[workload as usize];
-        let index = if last == FRESH { start(there)? } else { from(last, there)? };
+        let index = if last == NEVER_USED { start(there)? } else { from(last, there)? };
         self.at[workload as usize] = index;
         Some(usize::from(index))
     }
@@ -223,14 +227,14 @@ impl Seen {
     /// The thread looks there first from now on.
     #[inline]
     pub(crate) fn stay(&mut self, workload: WorkloadType, index: usize) {
-        self.at[workload as usize] = (index % MOST) as u8;
+        self.at[workload as usize] = (index % MAX_STREAMS) as u8;
     }
 
     /// Whether this lease is the one in so many.
     #[inline]
-    pub(crate) fn is_look_due(&mut self) -> bool {
+    pub(crate) fn is_shrink_due(&mut self) -> bool {
         self.leases += 1;
-        let due = self.leases >= LEASES_PER_LOOK;
+        let due = self.leases >= LEASES_PER_SHRINK_CHECK;
         if due {
             self.leases = 0;
         }
@@ -252,11 +256,11 @@ fn start(there: u64) -> Option<u8> {
 #[inline]
 fn from(index: u8, there: u64) -> Option<u8> {
     let ahead = there.rotate_right(u32::from(index)).trailing_zeros() as u8;
-    (there != 0).then_some(index.wrapping_add(ahead) % MOST as u8)
+    (there != 0).then_some(index.wrapping_add(ahead) % MAX_STREAMS as u8)
 }
 
 /// The bit of a place.
 #[inline]
 pub(crate) fn bit(index: usize) -> u64 {
-    1 << (index % MOST)
+    1 << (index % MAX_STREAMS)
 }

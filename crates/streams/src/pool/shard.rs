@@ -1,6 +1,6 @@
-//! Streams as threads lease them: a seat is a stream for one share of the threads, and a lease is a handle of a seat.
+//! Streams as threads lease them: a shard is a stream for one share of the threads, and a lease is a handle of a shard.
 //!
-//! Leasing and giving back change the count of the thread's own seats only. Other threads read it.
+//! Leasing and giving back change the count of the thread's own shards only. Other threads read it.
 
 use std::{
     ops::Deref,
@@ -16,42 +16,42 @@ use transload_core::{
 
 use crate::{CudaStream, thread_number::thread_number};
 
-/// Streams of a lane at most: one bit each in a word.
-pub(crate) const MOST: usize = 64;
+/// Streams of a group at most: one bit each in a word.
+pub(crate) const MAX_STREAMS: usize = 64;
 /// How many shares the threads are divided into.
-const SHARES: usize = 16;
+const SHARDS: usize = 16;
 
-/// Which share of the threads a thread is in.
+/// Which shard_index of the threads a thread is in.
 #[derive(Clone, Copy)]
-pub(crate) struct Share(usize);
+pub(crate) struct ShardIndex(usize);
 
-impl Share {
+impl ShardIndex {
     /// The calling thread's.
     pub(crate) fn here() -> Self {
-        Self(thread_number() % SHARES)
+        Self(thread_number() % SHARDS)
     }
 }
 
-/// A stream as one share of the threads leases it. Its handles are leases, but for the lane's.
+/// A stream as one share of the threads leases it. Its handles are leases, but for the group's.
 // On lines of its own, fetched in pairs, as is the count of its handles before it.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Seat {
+pub(crate) struct StreamShard {
     stream: CudaStream,
     shared: Arc<Shared>,
 }
 
-/// What all seats of a stream share: it seldom changes.
+/// What all shards of a stream share: it seldom changes.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Shared {
-    /// Which seats were leased, ever.
+    /// Which shards were leased, ever.
     used: AtomicU64,
     /// What the latest lease was for.
     note: AtomicU64,
 }
 
-impl Seat {
+impl StreamShard {
     /// Says what the lease is for.
     #[inline]
     pub(crate) fn set_note(&self, note: u64) {
@@ -67,7 +67,7 @@ impl Seat {
     }
 }
 
-impl Deref for Seat {
+impl Deref for StreamShard {
     type Target = CudaStream;
 
     #[inline]
@@ -77,7 +77,7 @@ impl Deref for Seat {
 }
 
 // SAFETY: everything is the stream's own.
-unsafe impl Queue for Seat {
+unsafe impl Queue for StreamShard {
     fn device(&self) -> DeviceId {
         Queue::device(&self.stream)
     }
@@ -124,19 +124,19 @@ unsafe impl Queue for Seat {
 /// The stream can be cloned out of it; a clone keeps the stream alive and is no lease.
 #[derive(Debug)]
 pub struct StreamLease {
-    seat: Arc<Seat>,
+    shard: Arc<StreamShard>,
 }
 
 impl StreamLease {
     #[inline]
-    pub(crate) fn new(seat: Arc<Seat>) -> Self {
-        Self { seat }
+    pub(crate) fn new(shard: Arc<StreamShard>) -> Self {
+        Self { shard }
     }
 
     /// The same lease as core's type.
     #[must_use]
     pub fn into_queue(self) -> QueueLease {
-        QueueLease::new(self.seat as Arc<dyn Queue>)
+        QueueLease::new(self.shard as Arc<dyn Queue>)
     }
 }
 
@@ -145,44 +145,44 @@ impl Deref for StreamLease {
 
     #[inline]
     fn deref(&self) -> &CudaStream {
-        &self.seat
+        &self.shard
     }
 }
 
-/// The seats of a stream as threads find them. Does not keep the stream.
-pub(crate) struct Seats {
-    seats: [Weak<Seat>; SHARES],
+/// The shards of a stream as threads find them. Does not keep the stream.
+pub(crate) struct StreamShards {
+    shards: [Weak<StreamShard>; SHARDS],
     shared: Arc<Shared>,
 }
 
-impl Seats {
-    fn of(seats: &[Arc<Seat>], shared: Arc<Shared>) -> Arc<Self> {
-        let seat = |share| seats.get(share).map(Arc::downgrade).unwrap_or_default();
-        Arc::new(Self { seats: std::array::from_fn(seat), shared })
+impl StreamShards {
+    fn of(shards: &[Arc<StreamShard>], shared: Arc<Shared>) -> Arc<Self> {
+        let shard = |shard_index| shards.get(shard_index).map(Arc::downgrade).unwrap_or_default();
+        Arc::new(Self { shards: std::array::from_fn(shard), shared })
     }
 
-    /// Leases the share's seat, and says how many other leases of the stream there are. Of two threads that lease at
+    /// Leases the shard_index's shard, and says how many other leases of the stream there are. Of two threads that lease at
     /// once at least one is told of the other. `None` where the stream was retired.
     #[inline]
-    pub(crate) fn hold(&self, Share(share): Share) -> Option<(Arc<Seat>, usize)> {
+    pub(crate) fn lease(&self, ShardIndex(shard_index): ShardIndex) -> Option<(Arc<StreamShard>, usize)> {
         let used = &self.shared.used;
-        if used.load(Ordering::Relaxed) & (1 << share) == 0 {
-            used.fetch_or(1 << share, Ordering::Relaxed);
+        if used.load(Ordering::Relaxed) & (1 << shard_index) == 0 {
+            used.fetch_or(1 << shard_index, Ordering::Relaxed);
         }
-        let seat = self.seats[share % SHARES].upgrade()?;
+        let shard = self.shards[shard_index % SHARDS].upgrade()?;
         // Of two such exchanges one comes first, and its thread is seen by the other. On x86 the exchange itself sees to that.
         #[cfg(not(target_arch = "x86_64"))]
         std::sync::atomic::fence(Ordering::SeqCst);
-        // The lane's handle, and this one.
-        let own = Arc::strong_count(&seat).saturating_sub(2);
-        Some((seat, own + self.leases_in(!(1 << share))))
+        // The group's handle, and this one.
+        let own = Arc::strong_count(&shard).saturating_sub(2);
+        Some((shard, own + self.leases_in(!(1 << shard_index))))
     }
 
-    /// As [`hold`](Self::hold), without a look at other threads' seats: leases the seat unless it is leased.
+    /// As [`hold`](Self::hold), without a look at other threads' shards: leases the shard unless it is leased.
     #[inline]
-    pub(crate) fn hold_own(&self, Share(share): Share) -> Option<Arc<Seat>> {
-        let seat = self.seats[share % SHARES].upgrade()?;
-        (Arc::strong_count(&seat) == 2).then_some(seat)
+    pub(crate) fn lease_if_unleased(&self, ShardIndex(shard_index): ShardIndex) -> Option<Arc<StreamShard>> {
+        let shard = self.shards[shard_index % SHARDS].upgrade()?;
+        (Arc::strong_count(&shard) == 2).then_some(shard)
     }
 
     /// How many leases there are.
@@ -196,44 +196,44 @@ impl Seats {
         let mut rest = self.shared.used.load(Ordering::Relaxed) & shares;
         let mut leases = 0;
         while rest != 0 {
-            let seat = &self.seats[rest.trailing_zeros() as usize % SHARES];
-            leases += seat.strong_count().saturating_sub(1);
+            let shard = &self.shards[rest.trailing_zeros() as usize % SHARDS];
+            leases += shard.strong_count().saturating_sub(1);
             rest &= rest - 1;
         }
         leases
     }
 }
 
-/// A stream of a lane, and its seats, which go with this unless they are leased.
+/// A stream of a group, and its shards, which go with this unless they are leased.
 pub(crate) struct Pooled {
     pub(crate) stream: CudaStream,
-    seats: Vec<Arc<Seat>>,
-    pub(crate) found: Arc<Seats>,
+    shards: Vec<Arc<StreamShard>>,
+    pub(crate) found: Arc<StreamShards>,
 }
 
 impl Pooled {
     pub(crate) fn new(stream: CudaStream) -> Self {
         let shared = Arc::<Shared>::default();
-        let seat = || Arc::new(Seat { stream: stream.clone(), shared: Arc::clone(&shared) });
-        let seats: Vec<_> = (0..SHARES).map(|_| seat()).collect();
-        let found = Seats::of(&seats, shared);
-        Self { stream, seats, found }
+        let shard = || Arc::new(StreamShard { stream: stream.clone(), shared: Arc::clone(&shared) });
+        let shards: Vec<_> = (0..SHARDS).map(|_| shard()).collect();
+        let found = StreamShards::of(&shards, shared);
+        Self { stream, shards, found }
     }
 
-    /// Gives up the seats, from when on nobody can lease them; `Err` with the stream as it was, with new seats for those given
+    /// Gives up the shards, from when on nobody can lease them; `Err` with the stream as it was, with new shards for those given
     /// up, where one is leased.
     pub(crate) fn retire(mut self) -> Result<CudaStream, Self> {
         let mut leased = false;
-        let given_up = |seat| {
-            let own = if leased { Err(seat) } else { Arc::try_unwrap(seat) };
+        let given_up = |shard| {
+            let own = if leased { Err(shard) } else { Arc::try_unwrap(shard) };
             leased |= own.is_err();
-            own.map_or_else(|seat| seat, Arc::new)
+            own.map_or_else(|shard| shard, Arc::new)
         };
-        self.seats = std::mem::take(&mut self.seats).into_iter().map(given_up).collect();
+        self.shards = std::mem::take(&mut self.shards).into_iter().map(given_up).collect();
         if !leased || transload_core::mutant!("streams/leased-streams-stay") {
             return Ok(self.stream);
         }
-        self.found = Seats::of(&self.seats, Arc::clone(&self.found.shared));
+        self.found = StreamShards::of(&self.shards, Arc::clone(&self.found.shared));
         Err(self)
     }
 }

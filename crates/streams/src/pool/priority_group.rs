@@ -14,8 +14,8 @@ use transload_core::{Queue, Result, StreamPriority, WorkloadType};
 use transload_memory::CudaDevice;
 
 use super::{
-    roster::{Places, Seen, TURN, bit},
-    seat::Seat,
+    shard::StreamShard,
+    slots::{StreamSlots, TURN, ThreadCache, bit},
     strategy::WORKLOADS,
 };
 use crate::CudaStream;
@@ -25,28 +25,28 @@ pub(crate) type Weights = [AtomicU64; WORKLOADS.len()];
 
 /// After how many more leases a thread that enqueues small copies looks again for a less loaded stream, where all have work. Where
 /// it looked after each run of 16, copies took 100 ns more each to submit (H200).
-const STAYS: u8 = 127;
+const BUSY_RUN_LEASES: u8 = 127;
 /// For how many leases a thread keeps to its stream where all were found leased by others.
-const KEEPS: u32 = 1024;
+const SHARED_LEASES: u32 = 1024;
 
 // What is here changes seldom; it shares no line with anything that changes often.
 #[repr(align(128))]
-pub(crate) struct Lane {
-    pub(crate) places: Places,
+pub(crate) struct PriorityGroup {
+    pub(crate) places: StreamSlots,
     /// Which places each workload may use.
     allowed: [AtomicU64; WORKLOADS.len()],
     priority: StreamPriority,
     /// Streams that are kept however quiet it is.
     least: usize,
     quiet: Duration,
-    /// When the lane last grew or shrank by itself.
+    /// When the group last grew or shrank by itself.
     changed: Mutex<Instant>,
 }
 
-/// How a lane chooses.
+/// How a group chooses.
 #[derive(Clone, Copy)]
 pub(crate) enum Choice<'a> {
-    InTurn,
+    RoundRobin,
     LeastLoaded(&'a Weights),
 }
 
@@ -56,10 +56,10 @@ type Load = (bool, usize, u64);
 
 const IDLE: Load = (false, 0, 0);
 
-impl Lane {
+impl PriorityGroup {
     pub(crate) fn new(priority: StreamPriority, least: usize, most: usize, quiet: Duration) -> Self {
         Self {
-            places: Places::new(most),
+            places: StreamSlots::new(most),
             allowed: Default::default(),
             priority,
             least,
@@ -86,55 +86,61 @@ impl Lane {
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<Arc<Seat>> {
+    ) -> Result<Arc<StreamShard>> {
         let allowed = self.allowed(workload);
-        let (held, is_look_due) = self.places.with(|seen| {
-            let there = seen.roster.filled & allowed;
+        let (held, is_shrink_due) = self.places.with(|cache| {
+            let there = cache.snapshot.filled & allowed;
             let held = match choice {
-                Choice::InTurn => in_turn(seen, there, there == allowed),
-                Choice::LeastLoaded(_) => idle(seen, workload, there, there == allowed),
+                Choice::RoundRobin => round_robin(cache, there, there == allowed),
+                Choice::LeastLoaded(_) => idle(cache, workload, there, there == allowed),
             };
-            (held, seen.is_look_due())
+            (held, cache.is_shrink_due())
         });
         let Some(held) = held else {
-            return self.lease_where_none_is_free(device, workload, choice);
+            return self.lease_slow(device, workload, choice);
         };
         held.set_note(workload as u64);
-        if is_look_due {
-            self.shrink_where_quiet();
+        if is_shrink_due {
+            self.shrink_if_quiet();
         }
         Ok(held)
     }
 
     #[cold]
-    fn lease_where_none_is_free(
+    fn lease_slow(
         &self,
         device: &CudaDevice,
         workload: WorkloadType,
         choice: Choice<'_>,
-    ) -> Result<Arc<Seat>> {
+    ) -> Result<Arc<StreamShard>> {
         let ones = Default::default();
         let (from, weights) = match choice {
             Choice::LeastLoaded(weights) => (workload, weights),
-            Choice::InTurn => (TURN, &ones),
+            Choice::RoundRobin => (TURN, &ones),
         };
-        let leased = |index: usize, held: Arc<Seat>| {
+        let leased = |index: usize, held: Arc<StreamShard>| {
             held.set_note(workload as u64);
-            self.places.with(|seen| match choice {
+            self.places.with(|cache| match choice {
                 Choice::LeastLoaded(_) => {
-                    stay(seen, workload, index, &held, if held.own.outstanding() > 0 { STAYS } else { 0 });
+                    stay(
+                        cache,
+                        workload,
+                        index,
+                        &held,
+                        if held.own.outstanding() > 0 { BUSY_RUN_LEASES } else { 0 },
+                    );
                 }
-                Choice::InTurn => seen.stay(TURN, index),
+                Choice::RoundRobin => cache.stay(TURN, index),
             });
             held
         };
-        // Whoever is last to find a full lane loses the stream that it made; whoever finds an emptied one puts it there.
+        // Whoever is last to find a full group loses the stream that it made; whoever finds an emptied one puts it there.
         let mut made = None;
         loop {
             let allowed = self.allowed(workload);
-            let (found, is_full) = self.places.with(|seen| {
-                let there = seen.roster.filled & allowed;
-                (least_loaded(seen, from, there, weights), there == allowed)
+            let (found, is_full) = self.places.with(|cache| {
+                let there = cache.snapshot.filled & allowed;
+                (least_loaded(cache, from, there, weights), there == allowed)
             });
             let shared = match found {
                 Some((index, held, load)) if is_full || load == IDLE => {
@@ -170,7 +176,7 @@ impl Lane {
     }
 
     #[cold]
-    fn shrink_where_quiet(&self) {
+    fn shrink_if_quiet(&self) {
         let Some(mut changed) = self.changed.try_lock() else { return };
         if changed.elapsed() < self.quiet {
             return;
@@ -239,7 +245,7 @@ impl Lane {
 
 /// The places `there`, beginning with `first`.
 #[inline]
-fn all_around(there: u64, first: usize) -> impl Iterator<Item = usize> {
+fn rotate_from(there: u64, first: usize) -> impl Iterator<Item = usize> {
     let first = (first % 64) as u32;
     let mut rest = there.rotate_right(first);
     std::iter::from_fn(move || {
@@ -251,9 +257,9 @@ fn all_around(there: u64, first: usize) -> impl Iterator<Item = usize> {
 
 /// The next stream in turn; where there could be one more, only if it is free.
 #[inline]
-fn in_turn(seen: &mut Seen, there: u64, is_full: bool) -> Option<Arc<Seat>> {
-    let index = seen.next(there)?;
-    let (held, others) = seen.roster.seats(index)?.hold(seen.share)?;
+fn round_robin(cache: &mut ThreadCache, there: u64, is_full: bool) -> Option<Arc<StreamShard>> {
+    let index = cache.next(there)?;
+    let (held, others) = cache.snapshot.shards(index)?.lease(cache.shard_index)?;
     let usable = if is_full { held.own.check().is_ok() } else { others == 0 && is_unused(&held) };
     usable.then_some(held)
 }
@@ -264,76 +270,88 @@ fn in_turn(seen: &mut Seen, there: u64, is_full: bool) -> Option<Arc<Seat>> {
 /// Where more threads lease than there are streams, all are leased by others at nearly every look, and to look costs more than
 /// to share: the thread then keeps to its own for a while, as long as no work is outstanding there.
 #[inline]
-fn idle(seen: &mut Seen, workload: WorkloadType, there: u64, is_full: bool) -> Option<Arc<Seat>> {
-    let first = seen.first(workload, there)?;
-    if seen.keeps > 0 && is_full {
-        seen.keeps -= 1;
-        let own = seen.roster.seats(first)?.hold_own(seen.share).filter(|held| is_unused(held));
+fn idle(
+    cache: &mut ThreadCache,
+    workload: WorkloadType,
+    there: u64,
+    is_full: bool,
+) -> Option<Arc<StreamShard>> {
+    let first = cache.first(workload, there)?;
+    if cache.keeps > 0 && is_full {
+        cache.keeps -= 1;
+        let own =
+            cache.snapshot.shards(first)?.lease_if_unleased(cache.shard_index).filter(|held| is_unused(held));
         if own.is_some() {
             return own;
         }
     }
-    // Given up before the look elsewhere, which would take it for the lease of another.
-    if let Some((held, 0)) = seen.roster.seats(first)?.hold(seen.share)
-        && (is_unused(&held) || may_continue(&held, &mut seen.stays[workload as usize]))
-        && !held.own.ends.points.is_shared()
+    // Given up before the look wrong_thread, which would take it for the lease of another.
+    if let Some((held, 0)) = cache.snapshot.shards(first)?.lease(cache.shard_index)
+        && (is_unused(&held) || may_continue(&held, &mut cache.stays[workload as usize]))
+        && !held.own.events.points.is_shared()
     {
         return Some(held);
     }
-    idle_elsewhere(seen, workload, (there, first), is_full)
+    find_idle(cache, workload, (there, first), is_full)
 }
 
 #[inline(never)]
-fn idle_elsewhere(
-    seen: &mut Seen,
+fn find_idle(
+    cache: &mut ThreadCache,
     workload: WorkloadType,
     (there, first): (u64, usize),
     is_full: bool,
-) -> Option<Arc<Seat>> {
-    for index in all_around(there, first) {
-        let Some(seats) = seen.roster.seats(index) else { continue };
+) -> Option<Arc<StreamShard>> {
+    for index in rotate_from(there, first) {
+        let Some(shards) = cache.snapshot.shards(index) else { continue };
         // A first look, which costs less than a lease.
-        if seats.leases() > 0 {
+        if shards.leases() > 0 {
             continue;
         }
-        let Some((held, others)) = seats.hold(seen.share) else { continue };
+        let Some((held, others)) = shards.lease(cache.shard_index) else { continue };
         if others == 0 && is_unused(&held) {
-            stay(seen, workload, index, &held, 0);
+            stay(cache, workload, index, &held, 0);
             return Some(held);
         }
     }
     // Leased by others, not by this thread, and without work.
-    if is_full && seen.roster.seats(first)?.hold_own(seen.share).is_some_and(|held| is_unused(&held)) {
-        seen.keeps = KEEPS;
+    if is_full
+        && cache
+            .snapshot
+            .shards(first)?
+            .lease_if_unleased(cache.shard_index)
+            .is_some_and(|held| is_unused(&held))
+    {
+        cache.keeps = SHARED_LEASES;
     }
     None
 }
 
 /// What others enqueue through a raw handle does not count as outstanding: such streams are taken in turn.
 #[inline]
-fn stay(seen: &mut Seen, workload: WorkloadType, index: usize, stream: &CudaStream, stays: u8) {
-    let is_shared = stream.own.ends.points.is_shared();
-    seen.stay(workload, index + usize::from(is_shared));
+fn stay(cache: &mut ThreadCache, workload: WorkloadType, index: usize, stream: &CudaStream, stays: u8) {
+    let is_shared = stream.own.events.points.is_shared();
+    cache.stay(workload, index + usize::from(is_shared));
     // The one behind it was not found to be the least loaded.
-    seen.stays[workload as usize] = if is_shared { 0 } else { stays };
+    cache.stays[workload as usize] = if is_shared { 0 } else { stays };
 }
 
 /// The stream with the least load; of equal ones the first that this thread looks at.
 fn least_loaded(
-    seen: &mut Seen,
+    cache: &mut ThreadCache,
     from: WorkloadType,
     there: u64,
     weights: &Weights,
-) -> Option<(usize, Arc<Seat>, Load)> {
-    let mut best: Option<(usize, Arc<Seat>, Load)> = None;
-    for index in all_around(there, seen.first(from, there)?) {
-        let Some(seats) = seen.roster.seats(index) else { continue };
+) -> Option<(usize, Arc<StreamShard>, Load)> {
+    let mut best: Option<(usize, Arc<StreamShard>, Load)> = None;
+    for index in rotate_from(there, cache.first(from, there)?) {
+        let Some(shards) = cache.snapshot.shards(index) else { continue };
         // A first look, which costs less than a lease.
-        let leases = seats.leases();
+        let leases = shards.leases();
         if best.as_ref().is_some_and(|(.., (broken, least, _))| !broken && leases > *least) {
             continue;
         }
-        let Some((held, others)) = seats.hold(seen.share) else { continue };
+        let Some((held, others)) = shards.lease(cache.shard_index) else { continue };
         let load = load(&held, others, weights);
         if best.as_ref().is_none_or(|(.., least)| load < *least) {
             best = Some((index, held, load));
@@ -347,23 +365,23 @@ fn least_loaded(
 
 /// Neither broken nor with work outstanding, as far as is known without asking the driver.
 #[inline]
-fn is_unused(stream: &Seat) -> bool {
+fn is_unused(stream: &StreamShard) -> bool {
     stream.own.outstanding() == 0 && stream.own.check().is_ok()
 }
 
 /// Whether the next small operation would share an event with all that is outstanding; or only small ones were enqueued since the
 /// stream was found to be the least loaded.
 #[inline]
-fn may_continue(stream: &Seat, stays: &mut u8) -> bool {
-    let points = &stream.own.ends.points;
+fn may_continue(stream: &StreamShard, stays: &mut u8) -> bool {
+    let points = &stream.own.events.points;
     let stayed = *stays > 0 && points.last_was_small();
     *stays = if stayed { *stays - 1 } else { 0 };
-    (stayed || points.only_a_run_is_outstanding())
+    (stayed || points.only_a_batch_is_outstanding())
         && !transload_core::mutant!("streams/lease-continues-run")
         && stream.own.check().is_ok()
 }
 
-fn load(stream: &Seat, others: usize, weights: &Weights) -> Load {
+fn load(stream: &StreamShard, others: usize, weights: &Weights) -> Load {
     let outstanding = stream.own.outstanding();
     let weight = || {
         let workload = usize::try_from(stream.note()).ok();
