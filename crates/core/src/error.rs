@@ -1,47 +1,49 @@
-//! One error type with a kind to act on, whether a retry can help, and a text that says what would be valid.
+//! The error type: a kind for programs, whether a retry can help, and a message that says what would be
+//! valid.
 
 use std::{borrow::Cow, error::Error as StdError, fmt, sync::Arc};
 
-/// The result of this workspace's calls.
+/// The result type of all crates of this workspace.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for programs to act on.
+/// The kind of an error, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument that can never be right, such as a size of 0.
+    /// An argument that is never valid, such as a size of 0.
     InvalidArgument,
-    /// An offset or a size that leaves the buffer, or whose sum overflows.
+    /// An offset or a size that exceeds the buffer, or whose sum overflows.
     OutOfRange,
     /// Source and destination overlap within one allocation.
     Overlap,
-    /// No registered backend knows the device, or the device does not exist.
+    /// No registered backend has the device, or the device does not exist.
     UnknownDevice,
-    /// The device, driver or backend cannot do this at all.
+    /// The device, driver or backend does not support this.
     Unsupported,
-    /// The range is in use: a host view is open on it, or would have to wait. Or the stream is, by a capture into a graph.
+    /// The range is in use: a host view, a guard or a loan is open on it, or a view would have to wait. Or
+    /// the stream is being captured into a graph.
     Busy,
     /// Not enough memory of the kind; see [`Error::memory_shortage`].
     OutOfMemory,
-    /// There is no driver for the device family.
+    /// No driver for the device family is installed.
     NoDriver,
-    /// There is a driver, but no device.
+    /// A driver is installed, but there is no device.
     NoDevice,
     /// The driver is too old.
     DriverTooOld,
-    /// The running driver lacks a function that this needs.
+    /// The installed driver lacks a function that this needs.
     MissingFunction,
-    /// The device's context is unusable from here on; the text names the first cause.
+    /// The device's context is unusable from now on; the message names the first cause.
     DeviceLost,
-    /// The driver or device reported any other error.
+    /// Any other error of the driver or device.
     Device,
-    /// Reading or writing a file.
+    /// Reading or writing a file failed.
     Io,
-    /// Bytes that were read back are not those that were sent: the path must not be trusted.
+    /// Bytes read back differ from those sent: do not trust the path.
     Corrupted,
-    /// A worker thread ended before its work was done.
+    /// A worker thread ended before its work was complete.
     Interrupted,
-    /// Bytes that were read are not valid, since the operation that should have written them failed: with
+    /// Bytes to be read are invalid, since the operation that should have written them failed: see
     /// [`Error::cause`].
     SourceFailed,
 }
@@ -51,20 +53,20 @@ pub enum ErrorKind {
 pub enum Retry {
     /// Not without other arguments, another device or a new process.
     Never,
-    /// Once work in flight is done or a host view is closed.
+    /// When work in flight is complete or a host view is closed.
     Later,
-    /// Once memory is freed.
+    /// When memory is freed.
     AfterFreeing,
 }
 
-/// How much memory was asked for and how much there was.
+/// How much memory was requested and how much was available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryShortage {
-    /// Bytes asked for.
+    /// Requested bytes.
     pub requested: u64,
-    /// Bytes free at that moment, where the driver could tell.
+    /// Free bytes at that time, if the driver reported them.
     pub free: Option<u64>,
-    /// Bytes in all, where the driver could tell.
+    /// Total bytes, if the driver reported them.
     pub total: Option<u64>,
 }
 
@@ -80,13 +82,13 @@ struct Inner {
 }
 
 impl Error {
-    /// An error with a text that says what was wrong and what would be valid.
+    /// Creates an error with a message that says what was wrong and what would be valid.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Arc::new(Inner { kind, message: message.into(), shortage: None, source: None }))
     }
 
-    /// An error caused by another one.
+    /// Creates an error caused by another one.
     #[must_use]
     pub fn caused_by(
         kind: ErrorKind,
@@ -97,7 +99,7 @@ impl Error {
         Self(Arc::new(Inner { kind, message, shortage: None, source }))
     }
 
-    /// [`ErrorKind::OutOfMemory`] with its numbers.
+    /// Creates an [`ErrorKind::OutOfMemory`] with its numbers.
     #[must_use]
     pub fn out_of_memory(place: crate::Place, shortage: MemoryShortage) -> Self {
         let known = |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |bytes| bytes.to_string());
@@ -109,13 +111,13 @@ impl Error {
         Self(Arc::new(Inner { kind, message, shortage: Some(shortage), source: None }))
     }
 
-    /// What went wrong.
+    /// Returns the kind of error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether the same call can succeed later.
+    /// Returns whether the same call can succeed later.
     #[must_use]
     pub fn retry(&self) -> Retry {
         match self.0.kind {
@@ -125,14 +127,14 @@ impl Error {
         }
     }
 
-    /// What caused it, where that is an error of another library: a driver's with its code, say. Its text is part of this
-    /// error's own, so [`source`](StdError::source) goes on behind it.
+    /// Returns the cause if it is an error of another library, such as a driver's with its code. Its message
+    /// is part of this error's own, so [`source`](StdError::source) continues after it.
     #[must_use]
     pub fn cause(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source.as_deref().map(|source| source as _)
     }
 
-    /// The numbers of an [`ErrorKind::OutOfMemory`].
+    /// Returns the numbers of an [`ErrorKind::OutOfMemory`].
     #[must_use]
     pub fn memory_shortage(&self) -> Option<MemoryShortage> {
         self.0.shortage
@@ -157,7 +159,7 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        // Its text is part of ours, so what follows it in the chain comes next.
+        // Our message contains the cause's, so the chain continues after it.
         self.0.source.as_ref().and_then(|source| source.source())
     }
 }

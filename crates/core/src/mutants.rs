@@ -1,6 +1,7 @@
-//! Deliberate faults for `cargo xtask mutants`: each is one step left out, to see that the test named for it notices.
+//! Deliberate faults for `cargo xtask mutants`: each leaves out one step, which the test named for it must
+//! notice.
 
-/// Returns whether the fault `name` is chosen, by the environment variable `TRANSLOAD_MUTANT`.
+/// Returns whether the fault `name` is selected by the environment variable `TRANSLOAD_MUTANT`.
 #[cfg(mutants)]
 #[doc(hidden)]
 #[must_use]
@@ -9,8 +10,9 @@ pub fn is_chosen(name: &str) -> bool {
     CHOSEN.get_or_init(|| std::env::var("TRANSLOAD_MUTANT").ok()).as_deref() == Some(name)
 }
 
-/// Returns whether a deliberate fault is active: `false`, and nothing at run time, in every ordinary build. With
-/// `--cfg mutants` it is the one that `TRANSLOAD_MUTANT` names. `crates/*/mutants.txt` lists all with the tests that find them.
+/// Returns whether a deliberate fault is active: always `false` in ordinary builds, at no run-time cost. With
+/// `--cfg mutants` it is the one that `TRANSLOAD_MUTANT` names. `crates/*/mutants.txt` lists all with the
+/// tests that find them.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! mutant {

@@ -1,4 +1,4 @@
-//! Panics of the caller's code: each ends the call in which it happens, and nothing else.
+//! Catches panics of the caller's code, so that each ends only the call in which it happens.
 
 use std::{
     any::Any,
@@ -16,7 +16,7 @@ pub fn catch_panic<T>(body: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(body)).map_err(panicked)
 }
 
-/// Returns what a panic said.
+/// Returns a panic's message.
 #[must_use]
 pub fn panic_text(payload: Box<dyn Any + Send>) -> String {
     let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
@@ -24,7 +24,7 @@ pub fn panic_text(payload: Box<dyn Any + Send>) -> String {
         (None, Some(text)) => text.clone(),
         (None, None) => "a payload that is no text".to_owned(),
     };
-    // A destructor that may panic, and so on: the memory of such a payload is given up.
+    // Dropping the payload may panic, too, and so may the drop of that panic's payload, which is leaked.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(payload);
     }

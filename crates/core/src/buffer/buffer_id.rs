@@ -1,4 +1,4 @@
-//! The identity of an allocation.
+//! Ids of allocations.
 
 use std::{
     cell::Cell,
@@ -11,13 +11,14 @@ use std::{
 pub struct BufferId(pub(crate) u64);
 
 impl BufferId {
-    /// Returns an identity that no allocation of the process had. Each thread has a range of its own, so that threads share nothing.
+    /// Returns an id that no allocation of the process had. Each thread reserves a range of ids, so threads
+    /// do not contend.
     pub(crate) fn next() -> Self {
-        /// Identities that a thread takes at a time.
+        /// Ids that a thread reserves at a time.
         const RANGE: u64 = 1024;
         static NEXT: AtomicU64 = AtomicU64::new(1);
         thread_local! {
-            /// The next one of the thread's range, and its end.
+            /// The next id of the thread's range, and the end of that range.
             static OWN: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
         }
         let own = OWN.try_with(|own| {
@@ -29,7 +30,7 @@ impl BufferId {
             own.set((next + 1, end));
             next
         });
-        // A thread that is ending takes a single one.
+        // During a thread's destruction, take a single id.
         Self(own.unwrap_or_else(|_| NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 }

@@ -1,11 +1,11 @@
-//! Host memory of whatever owner, as a buffer's storage.
+//! Host memory of any owner, as a buffer's storage.
 
 use std::{any::Any, ptr::NonNull};
 
 use crate::{DeviceId, MemoryKind, Place, Storage};
 
-/// Bytes of the host's memory, of an owner who keeps them until it is dropped: a vector, a file's mapping, or nobody where the
-/// maker promises it. For backends and for whoever wraps memory that exists.
+/// Host memory with an owner that keeps it alive: a vector, a file mapping, or `()` if the caller guarantees
+/// its lifetime. For backends and for wrapping existing memory.
 #[derive(Debug)]
 pub struct HostBytes<O> {
     address: NonNull<u8>,
@@ -15,30 +15,31 @@ pub struct HostBytes<O> {
     owner: O,
 }
 
-// SAFETY: the owner may be sent, and the address is only a copy of what it owns, usable from any thread as `new` was promised.
+// SAFETY: the owner is Send, and the address refers to memory that the owner keeps alive and that any thread
+// may use, as `new` requires.
 unsafe impl<O: Send> Send for HostBytes<O> {}
-// SAFETY: nothing but the answers and the owner is reachable through a shared reference.
+// SAFETY: a shared reference gives access only to the fields' values and to the owner, which is Sync.
 unsafe impl<O: Sync> Sync for HostBytes<O> {}
 
 impl<O> HostBytes<O> {
-    /// Memory of `owner`.
+    /// Wraps memory of `owner`.
     ///
     /// # Safety
-    /// * `len` bytes at `address` are initialised, readable, and where `writable` also writable, from any thread, until `owner` is
-    ///   dropped, and nobody uses them in conflict with the buffer over them.
+    /// * `len` bytes at `address` are initialised, readable, and if `writable` also writable, from any
+    ///   thread, until `owner` is dropped, and nothing uses them in conflict with the buffer over them.
     /// * The address does not change when the owner is moved.
     /// * The memory is of that kind, and aligned to 16 bytes unless it is foreign.
     pub unsafe fn new(owner: O, address: NonNull<u8>, len: usize, kind: MemoryKind, writable: bool) -> Self {
         Self { address, len, kind, writable, owner }
     }
 
-    /// Whose memory it is.
+    /// Returns the owner.
     pub fn owner(&self) -> &O {
         &self.owner
     }
 }
 
-// SAFETY: `new` was promised all of this; nothing changes afterwards.
+// SAFETY: the caller of `new` promised all of this, and nothing changes afterwards.
 unsafe impl<O: Send + Sync + 'static> Storage for HostBytes<O> {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, self.kind)

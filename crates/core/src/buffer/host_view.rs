@@ -1,4 +1,5 @@
-//! The host's look at a buffer's bytes: while it is open, no operation that conflicts with it can be enqueued.
+//! Host views: access to a buffer's bytes for the host. While one is open, no conflicting operation can be
+//! enqueued.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -13,13 +14,13 @@ use crate::{
     submit::unblocked::{Turns, Unblocked},
 };
 
-/// Readable bytes. Operations that would write them answer `Busy` until it is dropped.
+/// Readable bytes. Until it is dropped, operations that would write them get `Busy`.
 #[derive(Debug)]
 pub struct HostView<'a> {
     open: OpenView<'a>,
 }
 
-/// Writable bytes. Operations that would use them answer `Busy` until it is dropped.
+/// Writable bytes. Until it is dropped, operations that would use them get `Busy`.
 #[derive(Debug)]
 pub struct HostViewMut<'a> {
     open: OpenView<'a>,
@@ -32,7 +33,7 @@ struct OpenView<'a> {
     ticket: Ticket,
 }
 
-// SAFETY: a view is a reference to bytes of a buffer that is Sync; the ticket keeps others out.
+// SAFETY: a view is a reference to bytes of a buffer that is Sync; the ticket excludes conflicting users.
 unsafe impl Send for OpenView<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for OpenView<'_> {}
@@ -54,7 +55,7 @@ impl<'a> OpenView<'a> {
         }
     }
 
-    /// Waits by wakers. Until it is open nothing is held, so the future may be dropped at any time.
+    /// Waits by wakers. Holds nothing until the view is open, so the future may be dropped at any time.
     async fn open_when_free(buffer: &'a RawBuffer, access: Access) -> Result<Self> {
         let turns = Turns::default();
         loop {
@@ -69,7 +70,7 @@ impl<'a> OpenView<'a> {
         }
     }
 
-    /// Opens a view, or tells what it must wait for.
+    /// Opens a view, or returns what blocks it.
     fn attempt(
         buffer: &'a RawBuffer,
         access: Access,
@@ -96,7 +97,7 @@ impl<'a> OpenView<'a> {
 
 impl Drop for OpenView<'_> {
     fn drop(&mut self) {
-        // A device may have read beside it, and the host again behind that.
+        // A device may have read concurrently, after which the host used it again.
         self.buffer.record_use_by(DeviceId::Cpu);
         if !crate::mutant!("core/view-closed") {
             self.buffer.hazards().withdraw(&self.buffer.range(), self.ticket, &mut WakeList::default());
@@ -117,19 +118,19 @@ impl<'a> HostViewMut<'a> {
 }
 
 impl RawBuffer {
-    /// As [`read`](Self::read) for a task: waits by wakers, under any executor, and blocks no thread. Dropped before it is
-    /// ready, it has opened nothing.
+    /// Like [`read`](Self::read), but for tasks: waits by wakers, under any executor, and blocks no thread.
+    /// If the future is dropped before it completes, nothing was opened.
     ///
     /// # Errors
-    /// As for `read`.
+    /// Like `read`.
     pub async fn read_async(&self) -> Result<HostView<'_>> {
         OpenView::open_when_free(self, Access::Read).await.map(|open| HostView { open })
     }
 
-    /// As [`write`](Self::write) for a task; see [`read_async`](Self::read_async).
+    /// Like [`write`](Self::write), but for tasks; see [`read_async`](Self::read_async).
     ///
     /// # Errors
-    /// As for `write`.
+    /// Like `write`.
     pub async fn write_async(&self) -> Result<HostViewMut<'_>> {
         OpenView::open_when_free(self, Access::Write).await.map(|open| HostViewMut { open })
     }
@@ -139,8 +140,8 @@ impl Deref for HostView<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the storage promises initialised memory of this length while the buffer lives, and the view's entry in
-        // the hazard table keeps every writer away until the view is dropped.
+        // SAFETY: the storage promises initialised memory of this length while the buffer lives, and the
+        // view's entry in the hazard table excludes every writer until the view is dropped.
         unsafe { slice::from_raw_parts(self.open.address.as_ptr(), self.open.buffer.len()) }
     }
 }
@@ -149,7 +150,7 @@ impl Deref for HostViewMut<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: as for `HostView`; a writable view keeps every other user away.
+        // SAFETY: as for `HostView`; a writable view excludes every other user.
         unsafe { slice::from_raw_parts(self.open.address.as_ptr(), self.open.buffer.len()) }
     }
 }

@@ -1,4 +1,5 @@
-//! Bytes lent to someone whose work their buffer does not see: another library, or another buffer over the same bytes.
+//! Loans: bytes lent to a user whose work is not tracked, such as another library, or another buffer over the
+//! same bytes.
 
 use std::fmt;
 
@@ -8,9 +9,9 @@ use crate::{
     submit::claim::follows_other_device,
 };
 
-/// A buffer's bytes in the hands of someone outside, until this is dropped. Meanwhile operations and host views in conflict
-/// with the loan's access answer [`Busy`](crate::ErrorKind::Busy), on all clones and slices of the allocation; beside a loan
-/// for reading, others read. The memory stays alive. May be dropped on any thread, and waits for nothing.
+/// Bytes of a buffer lent to an external user, until this is dropped. Meanwhile, conflicting operations and
+/// host views get [`Busy`](crate::ErrorKind::Busy), on all clones and slices of the allocation; reads are
+/// allowed during a loan for reading. Keeps the memory alive. May be dropped on any thread, and never waits.
 pub struct Loan {
     buffer: RawBuffer,
     /// Taken when the loan ends.
@@ -19,11 +20,11 @@ pub struct Loan {
 }
 
 impl RawBuffer {
-    /// Lends the buffer's bytes to someone outside. Does not wait for work in flight: see [`Loan::after`]. With
-    /// [`Access::Write`] nobody else uses them meanwhile, whether or not they may be [written](Self::is_writable).
+    /// Lends the buffer's bytes to an external user. Does not wait for work in flight: see [`Loan::after`].
+    /// With [`Access::Write`] the loan is exclusive, even if the memory is not [writable](Self::is_writable).
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another loan is open in conflict.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view or loan is open.
     pub fn lend(&self, access: Access) -> Result<Loan> {
         let (ticket, after) = Claims::acquire(&mut [(self, access)])?.into_loan();
         self.record_unknown_use();
@@ -32,29 +33,31 @@ impl RawBuffer {
 }
 
 impl Loan {
-    /// What was lent.
+    /// Returns the lent buffer.
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
         &self.buffer
     }
 
-    /// The work enqueued earlier that is in conflict with the loan: whoever uses the memory comes after it.
+    /// Returns the fences of earlier conflicting work: the borrower must wait for them before it uses the
+    /// memory.
     #[must_use]
     pub fn after(&self) -> &[Fence] {
         &self.after
     }
 
-    /// Blocks until the work before the loan is over. Its errors are told to who awaits it.
+    /// Blocks until the work before the loan is complete. Its errors are reported by its own transfers.
     pub fn wait_for_earlier_work(&self) {
         for fence in self.after.iter() {
             let _reported_by_the_transfer = fence.wait();
         }
     }
 
-    /// Ends the loan with work still in flight: later uses of the bytes come after `fence`, and the memory lives until then.
+    /// Ends the loan with work still in flight: later uses of the bytes wait for `fence`, and the memory
+    /// lives until then.
     ///
     /// # Safety
-    /// * `fence` is over only when everything that was done on the loan is over, and everything in [`after`](Self::after).
+    /// * `fence` completes only after everything done on the loan, and everything in [`after`](Self::after).
     pub unsafe fn end_after(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_unknown_use();
@@ -64,8 +67,8 @@ impl Loan {
         }
     }
 
-    /// Ends the loan with work still in flight that nothing else knows of: whoever uses the bytes next comes after the fences
-    /// besides what was there before the loan. Later calls do nothing.
+    /// Ends the loan with untracked work still in flight: later uses of the bytes wait for the fences, and
+    /// for the work before the loan. Later calls do nothing.
     pub fn return_after(&mut self, fences: &[Fence]) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_unknown_use();

@@ -1,4 +1,4 @@
-//! A range kept for the host, which looks at the bytes in another place: to everyone else it is an open host view.
+//! Range guards: exclude conflicting work from a range without an address that the host can use.
 
 use std::fmt;
 
@@ -8,29 +8,29 @@ use crate::{
     submit::unblocked::{Turns, Unblocked},
 };
 
-/// A range of a buffer that work in conflict is kept away from, as by an open [`HostView`](crate::HostView): who wants to
-/// enqueue such work is answered `Busy`. Unlike a view it needs no address that the host can use, and it owns its share of the
-/// buffer. For types that keep a copy for the host beside a device's memory.
+/// A guard that blocks conflicting work on a range, like an open [`HostView`](crate::HostView). Enqueueing
+/// such work returns `Busy`. Unlike a view, it needs no host address and owns its share of the buffer. For
+/// types that keep a copy for the host next to a device's memory.
 ///
-/// Ends when dropped, or becomes a use by work that was enqueued meanwhile: [`commit`](Self::commit). Forgotten, it keeps the
-/// range for good.
+/// Ends when dropped, or becomes a use by work enqueued meanwhile: [`commit`](Self::commit). A leaked guard
+/// blocks the range forever.
 #[must_use = "a hold ends when it is dropped"]
 pub struct RangeGuard {
     buffer: RawBuffer,
-    /// Taken when it ends in another way than by its drop.
+    /// Taken by `commit`.
     ticket: Option<Ticket>,
 }
 
-/// What came of [`RawBuffer::try_lock_range`].
+/// The result of [`RawBuffer::try_lock_range`].
 #[derive(Debug)]
 pub enum TryLockResult {
-    /// The range is held.
+    /// The range is locked.
     Locked(RangeGuard),
-    /// Something is in the way that will go by itself.
+    /// Conflicting work is in flight, or another thread has a claim.
     Blocked(PendingConflict),
 }
 
-/// Work in flight, or another thread's claim, in the way of a hold.
+/// Conflicting work in flight, or another thread's claim, that blocks a range guard.
 #[derive(Debug)]
 pub struct PendingConflict {
     buffer: RawBuffer,
@@ -38,11 +38,11 @@ pub struct PendingConflict {
 }
 
 impl RawBuffer {
-    /// Keeps work in conflict away from the range, where nothing is in the way. Never blocks, and asks no driver: it may be
-    /// called under a lock.
+    /// Blocks conflicting work on the range, if there is none now. Never blocks and does not query the
+    /// driver, so it may be called under a lock.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view or another hold in conflict is open.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a conflicting host view, loan or range guard is open.
     pub fn try_lock_range(&self, access: Access) -> Result<TryLockResult> {
         let range = self.range();
         Ok(match self.hazards().try_lock_range(&range, access)? {
@@ -59,8 +59,8 @@ impl RawBuffer {
 }
 
 impl PendingConflict {
-    /// Blocks the calling thread until it is gone. Something else may be in the way then. What failed is gone, too; who
-    /// awaits it is told.
+    /// Blocks the calling thread until the conflict is resolved. Another one may exist then. Failed work
+    /// counts as complete; its own transfer reports the error.
     ///
     /// # Errors
     /// None at present.
@@ -69,10 +69,10 @@ impl PendingConflict {
         self.forget()
     }
 
-    /// Asks the driver whether it is gone, without waiting.
+    /// Queries the driver whether the conflict is resolved, without waiting.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where it is not.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if it is not.
     pub fn check(self) -> Result<()> {
         if self.by.is_resolved() { self.forget() } else { Err(in_flight(&self.buffer.range())) }
     }
@@ -84,17 +84,17 @@ impl PendingConflict {
 }
 
 impl RangeGuard {
-    /// The range.
+    /// Returns the guarded range.
     #[must_use]
     pub fn buffer(&self) -> &RawBuffer {
         &self.buffer
     }
 
-    /// Ends the hold in favour of work that was enqueued on the range while it was held: later uses come after the fence, and
-    /// the memory lives until then.
+    /// Replaces the guard by a use: work that was enqueued on the range while it was guarded. Later uses wait
+    /// for the fence, and the memory lives until then.
     ///
     /// # Safety
-    /// * `fence` is over only when that work is.
+    /// * `fence` completes only after that work.
     pub unsafe fn commit(mut self, fence: &Fence) {
         if let Some(ticket) = self.ticket.take() {
             self.buffer.record_use_by_fence(fence);
@@ -107,7 +107,7 @@ impl RangeGuard {
 impl Drop for RangeGuard {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            // A device may have read beside it, and the host again behind that.
+            // A device may have read concurrently, after which the host used it again.
             self.buffer.record_use_by(DeviceId::Cpu);
             self.buffer.hazards().withdraw(&self.buffer.range(), ticket, &mut WakeList::default());
         }

@@ -1,4 +1,4 @@
-//! Owned, reference-counted bytes in one kind of memory on one device; a slice is a cheap view.
+//! Owned, reference-counted bytes of one kind of memory on one device; slices are cheap views.
 
 use std::{
     fmt,
@@ -13,8 +13,8 @@ use crate::{
     Recycler, Result, SpareBuffer, Storage, buffer::use_epoch::UseEpoch, hazard::Hazards,
 };
 
-/// Bytes somewhere. Clones and slices share the allocation; it is given back when the last of them is gone *and* no
-/// operation in flight touches it. Usable from any thread.
+/// Bytes in some memory. Clones and slices share the allocation, which is freed when the last of them was
+/// dropped *and* no operation in flight uses it. Can be used from any thread.
 #[derive(Clone)]
 pub struct RawBuffer {
     allocation: ManuallyDrop<Arc<Allocation>>,
@@ -22,31 +22,31 @@ pub struct RawBuffer {
     len: usize,
 }
 
-/// In this order, and from the beginning of a line of the processor's cache on, what a copy looks at fills three of them: a
-/// driver call leaves little of them in the nearest cache, so each counts. The storage's answers are kept, as they never
-/// change: the storage lies elsewhere.
+/// Field order and alignment matter: a copy reads the first three cache lines, and driver calls evict most of
+/// L1. The storage's properties are cached here, since they never change and the storage is elsewhere in
+/// memory.
 #[repr(C, align(64))]
 pub(crate) struct Allocation {
     id: BufferId,
     host_address: Option<NonNull<u8>>,
-    /// 0 where it has none.
+    /// 0 if it has none.
     device_address: u64,
     has_device_address: bool,
     writable: bool,
     place: Place,
     hazards: Hazards,
-    /// Takes the allocation when its last handle is dropped, for the next buffer.
+    /// Receives the allocation when its last handle is dropped, for the next buffer.
     recycler: Option<Arc<dyn Recycler>>,
     len: usize,
-    /// Empty only while the block is being dropped.
+    /// `None` only while this is dropped.
     storage: Option<Box<dyn Storage>>,
     reclaimer: Arc<Reclaimer>,
     use_epoch: UseEpoch,
 }
 
-// SAFETY: the addresses are only copies of what the storage, which is Send, answers.
+// SAFETY: the addresses are copies of those of the storage, which is Send.
 unsafe impl Send for Allocation {}
-// SAFETY: as above; access to the bytes is ordered by `hazards`.
+// SAFETY: as above; `hazards` orders access to the bytes.
 unsafe impl Sync for Allocation {}
 
 impl Drop for Allocation {
@@ -62,8 +62,8 @@ impl Drop for Allocation {
 }
 
 impl Allocation {
-    /// Ends what the previous buffer left, if nothing of it is in flight: the next one has an identity and a list of uses of
-    /// its own. Returns whether that is so.
+    /// Resets the allocation for the next buffer, with a new id and an empty table, if nothing is in flight.
+    /// Returns whether it did.
     #[inline]
     pub(crate) fn renew(&mut self) -> bool {
         if !self.hazards.renew() {
@@ -99,20 +99,22 @@ impl Drop for RawBuffer {
 }
 
 impl RawBuffer {
-    /// A buffer over a backend's memory; `reclaimer` takes the memory where it is dropped while in use.
+    /// Creates a buffer over a backend's memory. `reclaimer` receives the memory if it is dropped while in
+    /// use.
     #[must_use]
     pub fn new(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>) -> Self {
         Self::new_after(storage, reclaimer, &[])
     }
 
-    /// As [`new`](Self::new), over memory on which earlier work is still in flight: whoever uses the buffer comes after the
+    /// Like [`new`](Self::new), but over memory with earlier work in flight: users of the buffer wait for the
     /// fences, as if that work had written all of it.
     #[must_use]
     pub fn new_after(storage: Box<dyn Storage>, reclaimer: &Arc<Reclaimer>, behind: &[Fence]) -> Self {
         Self::make(storage, reclaimer, behind, None)
     }
 
-    /// Like [`new_after`](Self::new_after), but the last handle gives the whole allocation to `recycler`.
+    /// Like [`new_after`](Self::new_after), but when the last handle is dropped, `recycler` receives the
+    /// whole allocation.
     #[must_use]
     pub fn new_recycled(
         storage: Box<dyn Storage>,
@@ -147,68 +149,68 @@ impl RawBuffer {
         Self::whole(Arc::new(allocation))
     }
 
-    /// All of an allocation.
+    /// Returns a view of the whole allocation.
     #[inline]
     pub(crate) fn whole(allocation: Arc<Allocation>) -> Self {
         let len = allocation.len;
         Self { allocation: ManuallyDrop::new(allocation), offset: 0, len }
     }
 
-    /// Its allocation's identity.
+    /// Returns its allocation's id.
     #[must_use]
     #[inline]
     pub fn id(&self) -> BufferId {
         self.allocation.id
     }
 
-    /// Length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes from the beginning of the allocation.
+    /// Returns its offset in the allocation, in bytes.
     #[must_use]
     #[inline]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Where it is, and what kind of memory.
+    /// Returns its device and kind of memory.
     #[must_use]
     #[inline]
     pub fn place(&self) -> Place {
         self.allocation.place
     }
 
-    /// Whether bytes may be put there.
+    /// Returns whether the memory is writable.
     #[must_use]
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.allocation.writable
     }
 
-    /// The backend's memory behind the buffer, for that backend's own use.
+    /// Returns the backend's memory, for that backend's own use.
     #[must_use]
     pub fn storage(&self) -> Option<&dyn Storage> {
         self.allocation.storage.as_deref()
     }
 
-    /// Address as the device sees it. The buffer must be kept alive while the address is used.
+    /// Returns its address for the device. Keep the buffer alive while the address is used.
     #[must_use]
     #[inline]
     pub fn device_address(&self) -> Option<u64> {
         self.allocation.has_device_address.then(|| self.allocation.device_address + self.offset as u64)
     }
 
-    /// Address as the host sees it, for interop. Going through it bypasses the buffer's ordering.
+    /// Returns its address for the host, for interop. Access through it bypasses the buffer's ordering.
     #[must_use]
     #[inline]
     pub fn host_address(&self) -> Option<NonNull<u8>> {
@@ -216,16 +218,16 @@ impl RawBuffer {
         self.allocation.host_address.map(|address| unsafe { address.add(self.offset) })
     }
 
-    /// A view of a range of bytes; shares the allocation.
+    /// Returns a view of a range of bytes, which shares the allocation.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
+    /// [`ErrorKind::OutOfRange`] if the range is reversed or exceeds the buffer.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<Self> {
         let Range { start, end } = range_within(&range, self.len, "bytes")?;
         Ok(Self { allocation: self.allocation.clone(), offset: self.offset + start, len: end - start })
     }
 
-    /// A view of both where one begins at the byte at which the other ends, in one allocation; else `None`.
+    /// Returns a view of both ranges, if they are adjacent in one allocation; else `None`.
     #[must_use]
     pub fn joined(&self, other: &Self) -> Option<Self> {
         let (ours, theirs) = (self.range(), other.range());
@@ -234,7 +236,7 @@ impl RawBuffer {
             .then(|| self.of_allocation(ours.start.min(theirs.start), ours.end.max(theirs.end)))
     }
 
-    /// Whether both touch a common byte of one allocation.
+    /// Returns whether both share a byte of one allocation.
     #[must_use]
     #[inline]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -242,46 +244,46 @@ impl RawBuffer {
         self.id() == other.id() && ours.start.max(theirs.start) < ours.end.min(theirs.end)
     }
 
-    /// Reads from the host: blocks until operations that write the range are done.
+    /// Opens a host view for reading: blocks until operations that write the range are complete.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for memory that the host cannot address, [`ErrorKind::Busy`] where a writable view is
-    /// open on the range, [`ErrorKind::SourceFailed`] where an operation that wrote some of the bytes failed: they may be
-    /// damaged, until they are written again or [assumed](Self::assume_written) to be.
+    /// [`ErrorKind::Unsupported`] for memory that the host cannot address, [`ErrorKind::Busy`] if a writable
+    /// view is open on the range, [`ErrorKind::SourceFailed`] if an operation that wrote some of the bytes
+    /// failed: they may be damaged, until they are written again or [assumed](Self::assume_written) to be.
     pub fn read(&self) -> Result<HostView<'_>> {
         HostView::open(self, true)
     }
 
-    /// As [`read`](Self::read), but answers [`ErrorKind::Busy`] instead of waiting.
+    /// Like [`read`](Self::read), but returns [`ErrorKind::Busy`] instead of waiting.
     ///
     /// # Errors
-    /// As for `read`.
+    /// Like `read`.
     pub fn try_read(&self) -> Result<HostView<'_>> {
         HostView::open(self, false)
     }
 
-    /// Writes from the host: blocks until operations that use the range are done.
+    /// Opens a host view for writing: blocks until operations that use the range are complete.
     ///
     /// # Errors
-    /// As for [`read`](Self::read), [`ErrorKind::Busy`] for any open view; [`ErrorKind::InvalidArgument`] for memory that
-    /// may not be written.
+    /// Like [`read`](Self::read); [`ErrorKind::Busy`] for any open view; [`ErrorKind::InvalidArgument`] for
+    /// memory that is not writable.
     pub fn write(&self) -> Result<HostViewMut<'_>> {
         HostViewMut::open(self, true)
     }
 
-    /// As [`write`](Self::write), but answers [`ErrorKind::Busy`] instead of waiting.
+    /// Like [`write`](Self::write), but returns [`ErrorKind::Busy`] instead of waiting.
     ///
     /// # Errors
-    /// As for `write`.
+    /// Like `write`.
     pub fn try_write(&self) -> Result<HostViewMut<'_>> {
         HostViewMut::open(self, false)
     }
 
-    /// Like [`write`](Self::write), for callers that replace every byte: damage by earlier work that failed is no error, and
-    /// is [assumed](Self::assume_written) to be repaired.
+    /// Like [`write`](Self::write), but for callers that replace every byte: damage by earlier failed work is
+    /// no error, and is [assumed](Self::assume_written) to be repaired.
     ///
     /// # Errors
-    /// As for `write`, but for [`ErrorKind::SourceFailed`].
+    /// Like `write`, except [`ErrorKind::SourceFailed`].
     pub fn overwrite(&self) -> Result<HostViewMut<'_>> {
         loop {
             match self.write() {
@@ -291,22 +293,23 @@ impl RawBuffer {
         }
     }
 
-    /// Says that the bytes of a range are as they should be, although an operation that wrote them failed: they were written
-    /// around this library, or do not matter. Reading them is no error from here on. Waits for nothing; says nothing of work
-    /// in flight.
+    /// Declares the bytes of a range valid although an operation that wrote them failed: they were written
+    /// outside of this library, or do not matter. Reading them is no error from now on. Does not wait, and
+    /// has no effect on work in flight.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] where the range is reversed or leaves the buffer.
+    /// [`ErrorKind::OutOfRange`] if the range is reversed or exceeds the buffer.
     pub fn assume_written(&self, range: impl RangeBounds<usize>) -> Result<()> {
         let part = self.slice(range)?;
         part.hazards().assume_written(&part.range());
         Ok(())
     }
 
-    /// Blocks until no operation enqueued so far on the allocation is in flight: on the whole of it, also for a slice.
+    /// Blocks until all operations enqueued so far on the allocation are complete; on the whole allocation,
+    /// even for a slice.
     ///
     /// # Errors
-    /// The first error of one that failed; all are over by then.
+    /// The first error of a failed operation; all are complete by then.
     pub fn wait_idle(&self) -> Result<()> {
         let mut outcome = Ok(());
         for fence in self.allocation.hazards.outstanding() {
@@ -315,40 +318,42 @@ impl RawBuffer {
         outcome
     }
 
-    /// The fences of what was enqueued so far on these bytes and is not known to be over; does not wait. `None` while another
-    /// thread just enqueues something. Host views and loans do not count.
+    /// Returns the fences of operations on these bytes that are not known to be complete; does not wait.
+    /// `None` while another thread is enqueueing one. Host views and loans do not count.
     #[must_use]
     pub fn in_flight(&self) -> Option<Vec<Fence>> {
         Some(self.hazards().in_flight(&self.range())?.into_vec())
     }
 
-    /// How often the allocation was used so far: by operations that were claimed, and by host views. Where it is unchanged
-    /// nobody used the allocation in between, except around this library.
+    /// Returns how often the allocation was used so far, by claimed operations and by host views. An
+    /// unchanged number means no use in between, except outside this library.
     #[must_use]
     pub fn uses(&self) -> u64 {
         self.hazards().uses()
     }
 
-    /// How often unified memory went from one user to another, the next use by `device` counted: where the number is as it was
-    /// at an earlier use by that device, nobody elsewhere used the allocation in between, or had it prefetched, except around
-    /// this library. Host views and loans count as uses elsewhere, as they begin and as they end: devices may read meanwhile.
-    /// Takes no lock; of memory of other kinds it says nothing.
+    /// Returns the number of user changes of unified memory, counting a use by `device` now. If equal to the
+    /// value at its last use, neither the host nor another device used or prefetched the allocation since,
+    /// except outside this library. Host views and loans count as uses by the host or an unknown user, both
+    /// at their beginning and at their end, since devices may read meanwhile. Takes no lock; meaningless for
+    /// other kinds of memory.
     ///
-    /// What others are about to enqueue meanwhile may be counted or not: decide by it what costs time at most.
+    /// Work that other threads are enqueueing may or may not be counted, so use this only for decisions that
+    /// affect performance.
     #[must_use]
     #[inline]
     pub fn use_epoch_for(&self, device: DeviceId) -> u64 {
         self.allocation.use_epoch.use_epoch_for(device)
     }
 
-    /// Tells of a use by a device, or by the host, that is enqueued around this library: a launch through a raw handle, say. It
-    /// counts for [`use_epoch_for`](Self::use_epoch_for), and orders nothing.
+    /// Records a use by a device, or by the host, that is enqueued outside this library, such as a launch
+    /// through a raw handle. It counts for [`use_epoch_for`](Self::use_epoch_for), and orders nothing.
     #[inline]
     pub fn record_external_use(&self, device: DeviceId) {
         self.record_use_by(device);
     }
 
-    /// Work of a device, or of the host, uses it.
+    /// Records a use by a device, or by the host.
     #[inline]
     pub(crate) fn record_use_by(&self, device: DeviceId) {
         if self.allocation.place.kind == MemoryKind::Unified {
@@ -356,7 +361,8 @@ impl RawBuffer {
         }
     }
 
-    /// As [`record_use_by`](Self::record_use_by) the device of a fence's timeline, which is asked for unified memory only.
+    /// Like [`record_use_by`](Self::record_use_by) for the device of a fence's timeline. Only unified memory
+    /// queries the timeline.
     #[inline]
     pub(crate) fn record_use_by_fence(&self, fence: &Fence) {
         if self.allocation.place.kind == MemoryKind::Unified {
@@ -364,32 +370,32 @@ impl RawBuffer {
         }
     }
 
-    /// Somebody uses it who may do so anywhere.
+    /// Records a use by an unknown user.
     pub(crate) fn record_unknown_use(&self) {
         if self.allocation.place.kind == MemoryKind::Unified {
             self.allocation.use_epoch.record_unknown_use();
         }
     }
 
-    /// Who takes the allocation where it is dropped while in use.
+    /// Returns the receiver of the memory if it is dropped while in use.
     pub(crate) fn reclaimer(&self) -> &Arc<Reclaimer> {
         &self.allocation.reclaimer
     }
 
-    /// How many of those [`uses`](Self::uses) were for writing, on whatever range. Where it is unchanged the bytes are, too,
-    /// except for what was enqueued before.
+    /// Returns how many of the [`uses`](Self::uses) were for writing, on any range. An unchanged number means
+    /// unchanged bytes, except by operations enqueued before.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.hazards().writes()
     }
 
-    /// The allocation's length, which for a slice is more than its own.
+    /// Returns the allocation's length in bytes, which may be more than that of this slice.
     #[must_use]
     pub fn allocation_len(&self) -> usize {
         self.allocation.len
     }
 
-    /// A handle that does not keep the allocation alive.
+    /// Returns a handle that does not keep the allocation alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakBuffer {
         WeakBuffer { allocation: Arc::downgrade(&self.allocation) }
@@ -405,12 +411,12 @@ impl RawBuffer {
         self.offset..self.offset + self.len
     }
 
-    /// The allocation's bytes `from..to`, which some view of it reaches.
+    /// Returns a view of the allocation's bytes `from..to`, which must be in range.
     pub(crate) fn of_allocation(&self, from: usize, to: usize) -> Self {
         Self { allocation: self.allocation.clone(), offset: from, len: to - from }
     }
 
-    /// Where a view would find the bytes.
+    /// Returns the host address for a view with this access.
     pub(crate) fn view_address(&self, access: Access) -> Result<NonNull<u8>> {
         let Some(address) = self.host_address() else {
             return Err(Error::new(
@@ -428,10 +434,10 @@ impl RawBuffer {
     }
 }
 
-/// Returns a range as start and end, for types that offer ranges of `len` units such as `bytes`.
+/// Converts a range to start and end, for types with ranges of `len` units such as `bytes`.
 ///
 /// # Errors
-/// [`ErrorKind::OutOfRange`] where it is reversed or leaves `0..len`.
+/// [`ErrorKind::OutOfRange`] if it is reversed or exceeds `0..len`.
 pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> Result<Range<usize>> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -446,7 +452,7 @@ pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> 
     if start <= end && end <= len {
         return Ok(start..end);
     }
-    // As it would be written in Rust.
+    // Format it as written in Rust.
     let from = match range.start_bound() {
         Bound::Excluded(before) => format!("(after {before})"),
         Bound::Included(start) => start.to_string(),
@@ -462,14 +468,14 @@ pub fn range_within(range: &impl RangeBounds<usize>, len: usize, unit: &str) -> 
     Err(Error::new(ErrorKind::OutOfRange, text))
 }
 
-/// An allocation that lives as long as somebody else has a [`RawBuffer`] of it.
+/// A weak handle of an allocation; see [`RawBuffer::downgrade`].
 #[derive(Clone)]
 pub struct WeakBuffer {
     allocation: Weak<Allocation>,
 }
 
 impl WeakBuffer {
-    /// The whole allocation, where it is still alive.
+    /// Returns a view of the whole allocation, if it is still alive.
     #[must_use]
     pub fn upgrade(&self) -> Option<RawBuffer> {
         self.allocation.upgrade().map(RawBuffer::whole)

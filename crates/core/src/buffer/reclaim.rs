@@ -1,4 +1,4 @@
-//! Memory that was dropped while an operation still used it waits here for the operation's end.
+//! Keeps memory that was dropped while operations still used it, until they are complete.
 
 use std::{
     fmt,
@@ -11,26 +11,27 @@ use smallvec::SmallVec;
 
 use crate::{Error, Fence, Result, Storage};
 
-/// The fences that a parked allocation waits for. Inline up to eight.
+/// The fences that a parked allocation waits for. Up to eight are stored inline.
 type Until = SmallVec<[Fence; 8]>;
 
-/// Keeps what was dropped early, each with the fences of the work that still touches it.
+/// Keeps memory that was dropped in use, with the fences of the work that still uses it.
 ///
-/// A backend has one, sweeps it when it allocates or is idle, and drains it when it is asked to. Dropping a buffer
-/// never waits.
+/// Each backend has one, which it sweeps on allocation and when idle, and drains on request. Dropping a
+/// buffer never waits.
 #[derive(Default)]
 pub struct Reclaimer {
     list: Mutex<List>,
-    /// Signalled when somebody has put back what was in hand.
+    /// Notified when a batch is returned to the list.
     returned: Condvar,
-    /// How many are in the list or in hand, to make sweeping an empty one a single load.
+    /// Number of allocations in the list and in batches, so that sweeping an empty list costs one load.
     count: AtomicUsize,
 }
 
 #[derive(Default)]
 struct List {
     parked: Vec<Parked>,
-    /// How many some thread has taken out to look at. They are neither gone nor free: `drain` waits for them.
+    /// Number of allocations that threads have taken out to poll. They may be returned, so `drain` waits for
+    /// them.
     in_batches: usize,
 }
 
@@ -40,7 +41,7 @@ struct Parked {
 }
 
 impl Parked {
-    /// Why its work does not end before the user does something.
+    /// Returns why its work does not complete until the user acts.
     fn held_by_user(&self) -> Option<Error> {
         let mut open = self.until.iter().filter(|fence| !fence.is_known_complete());
         open.find_map(|fence| fence.timeline().held_by_user(fence.point()))
@@ -52,7 +53,7 @@ impl Parked {
 }
 
 impl Reclaimer {
-    /// An empty one.
+    /// Creates an empty reclaimer.
     #[must_use]
     pub const fn new() -> Self {
         let list = List { parked: Vec::new(), in_batches: 0 };
@@ -65,19 +66,20 @@ impl Reclaimer {
         self.count.store(list.parked.len() + list.in_batches, Ordering::Release);
     }
 
-    /// How many allocations wait.
+    /// Returns the number of waiting allocations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no allocation waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Frees what is no longer in use; asks the driver but does not wait. Answers how many allocations were freed.
+    /// Frees memory that is no longer in use; queries the driver but does not wait. Returns the number of
+    /// freed allocations.
     pub fn sweep(&self) -> usize {
         sweep_orphans(self);
         if self.is_empty() {
@@ -91,12 +93,12 @@ impl Reclaimer {
         freed
     }
 
-    /// As [`drain`](Self::drain), of what is parked now and only behind fences that are over, or that `may_wait_for` allows and
-    /// the user need not end.
-    /// The rest stays. For whoever needs memory, and may be the one to end other work that memory is behind.
+    /// Like [`drain`](Self::drain), but frees only allocations parked now whose fences are complete or
+    /// selected by `may_wait_for` and not held by the user. Other entries stay. For callers short of memory
+    /// that may have to finish that work themselves.
     ///
     /// # Errors
-    /// As for `drain`.
+    /// Like `drain`.
     pub fn drain_where(&self, may_wait_for: impl Fn(&Fence) -> bool) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
@@ -116,19 +118,19 @@ impl Reclaimer {
         outcome
     }
 
-    /// Waits for everything that is parked, then frees it. What only the user can end, such as a capture, is not waited for
-    /// and stays parked.
+    /// Waits for all parked allocations and frees them. Does not wait for work that only the user can end,
+    /// such as a capture; its memory stays parked.
     ///
     /// # Errors
-    /// The first error of an operation that was waited for; its memory is freed all the same. [`Busy`](crate::ErrorKind::Busy)
-    /// if memory stays parked, with the reason.
+    /// The first error of an operation that was waited for; its memory is freed all the same.
+    /// [`Busy`](crate::ErrorKind::Busy) if memory stays parked, with the reason.
     pub fn drain(&self) -> Result<()> {
         let mut outcome = Ok(());
         sweep_orphans(self);
         loop {
             let mut list = self.list.lock();
             if list.in_batches > 0 && !crate::mutant!("core/drain-waits-for-sweep") {
-                // Another thread may put memory back that has to be waited for.
+                // Another thread may return memory that has to be waited for.
                 self.returned.wait(&mut list);
                 continue;
             }
@@ -159,7 +161,7 @@ impl Reclaimer {
     }
 }
 
-/// What one thread has taken out of the list. Dropped, it puts back what is left.
+/// Allocations that one thread has taken out of the list. On drop, returns those that are left.
 struct Batch<'a> {
     reclaimer: &'a Reclaimer,
     parked: Vec<Parked>,
@@ -188,10 +190,10 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// What was still in use when its own reclaimer went; every other one looks after it.
+/// Memory still in use when its reclaimer was dropped; every other reclaimer sweeps it.
 static ORPHANS: Reclaimer = Reclaimer::new();
 
-/// Frees what of the orphans is over, without waiting for any.
+/// Frees orphaned memory that is no longer in use, without waiting.
 fn sweep_orphans(asked_by: &Reclaimer) {
     if !std::ptr::eq(asked_by, &ORPHANS) {
         ORPHANS.sweep();
@@ -199,7 +201,7 @@ fn sweep_orphans(asked_by: &Reclaimer) {
 }
 
 impl Drop for Reclaimer {
-    /// Never waits: what is still in use is left to the process's other reclaimers.
+    /// Never waits: memory still in use is left to the other reclaimers of the process.
     fn drop(&mut self) {
         self.sweep();
         for Parked { until, storage } in self.list.get_mut().parked.drain(..) {

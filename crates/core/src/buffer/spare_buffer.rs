@@ -1,69 +1,72 @@
-//! An allocation whose last handle was dropped, kept whole for the next buffer: its host memory is used again, too.
+//! Allocations whose last handle was dropped, to be reused as a whole by the next buffer, including the
+//! buffer's own host memory.
 
 use std::{fmt, sync::Arc};
 
 use crate::{Fence, RawBuffer, buffer::raw_buffer::Allocation};
 
-/// Takes allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
+/// Receives allocations whose last [`RawBuffer`] was dropped; see [`RawBuffer::new_recycled`].
 ///
 /// # Safety
 /// The allocation holds a reference to its recycler, perhaps the last one. So:
 ///
-/// * [`recycle`](Self::recycle) does not use `self` after it made the buffer available to other threads, or dropped it.
-/// * The implementing type contains an `UnsafeCell`, as locks and atomics do: the reference may dangle by the time at which
-///   `recycle` returns.
+/// * [`recycle`](Self::recycle) does not use `self` after it made the buffer available to other threads, or
+///   dropped it.
+/// * The implementing type contains an `UnsafeCell`, as locks and atomics do: the reference may dangle by the
+///   time `recycle` returns.
 pub unsafe trait Recycler: Send + Sync + 'static {
-    /// Keeps the allocation for another buffer, or drops it, which ends it like any other. `is_idle` says that everything on it
-    /// is known to be complete, as by [`SpareBuffer::renew`]. Called on the thread that dropped the last handle; must not
-    /// block on the device.
+    /// Keeps the allocation for another buffer, or drops it like any other. `is_idle` tells that all work on
+    /// it is known to be complete, so that [`SpareBuffer::renew`] is not needed. Called on the thread that
+    /// dropped the last handle; must not block on the device.
     fn recycle(&self, spare: SpareBuffer, is_idle: bool);
 }
 
-/// An allocation without a buffer. Work on it may still be in flight: dropped, it ends like a buffer.
+/// An allocation without a buffer. Work on it may still be in flight; dropping it is like dropping a buffer.
 pub struct SpareBuffer {
     /// The only reference.
     allocation: Arc<Allocation>,
 }
 
 impl SpareBuffer {
-    /// Gives the allocation to its recycler if this was the last handle, a weak one included.
+    /// Gives the allocation to its recycler if this was the last handle, including weak ones.
     #[inline]
     pub(crate) fn recycle(mut allocation: Arc<Allocation>) {
         let Some(last) = Arc::get_mut(&mut allocation) else { return };
         let is_idle = last.renew();
         let Some(recycler) = last.recycler().map(Arc::as_ptr) else { return };
-        // SAFETY: the block has a reference to the recycler, which promises not to use itself once it gave the block away.
+        // SAFETY: the allocation has a reference to the recycler, which promises not to use itself after it
+        // gave the allocation away.
         unsafe { &*recycler }.recycle(Self { allocation }, is_idle);
     }
 
-    /// Length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.allocation.len()
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Makes it ready for another buffer, if everything on it is known to be complete, without querying the driver. Returns
-    /// whether it is. Drops fences, so the caller holds no lock.
+    /// Prepares it for another buffer, if all work on it is known to be complete, without querying the
+    /// driver. Returns whether it is. Drops fences, so call it without a lock.
     #[inline]
     pub fn renew(&mut self) -> bool {
         Arc::get_mut(&mut self.allocation).is_some_and(Allocation::renew)
     }
 
-    /// The fences of what is not known to be complete.
+    /// Returns the fences of work that is not known to be complete.
     #[must_use]
     pub fn in_flight(&self) -> Vec<Fence> {
         self.allocation.hazards().outstanding().into_vec()
     }
 
-    /// A buffer over all of it, for the same recycler. Without a [`renew`](Self::renew) that returned `true` it has the
-    /// identity of the previous one, and whatever uses it waits for what is in flight.
+    /// Creates a buffer over the whole allocation, for the same recycler. Unless [`renew`](Self::renew)
+    /// returned `true`, it has the id of the previous buffer, and its users wait for the work in flight.
     #[must_use]
     #[inline]
     pub fn into_buffer(self) -> RawBuffer {

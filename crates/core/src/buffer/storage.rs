@@ -1,52 +1,52 @@
-//! What a backend puts behind a buffer: memory with an owner.
+//! The memory of a buffer, implemented by backends.
 
 use std::{any::Any, ptr::NonNull};
 
 use crate::{Fence, Place};
 
-/// Memory of one kind on one device; dropping it gives the memory back.
+/// Memory of one kind on one device; freed on drop.
 ///
-/// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight touches it, or the
-/// storage [took the fences over](Self::adopt_fences). `drop` may run on any thread and must
-/// not block on the device.
+/// A [`RawBuffer`](crate::RawBuffer) drops its storage only when no operation in flight uses it, or if the
+/// storage [adopted the fences](Self::adopt_fences). `drop` may run on any thread and must not block on the
+/// device.
 ///
 /// # Safety
-/// * [`host_address`](Self::host_address), where given, must be readable (and writable if
-///   [`is_writable`](Self::is_writable)) for [`len`](Self::len) bytes, initialised, and aligned to 16 bytes unless the
-///   memory is foreign, until `self` is dropped.
-/// * [`device_address`](Self::device_address), where given, must be valid for `len` bytes on the devices that the
-///   place's kind promises, until `self` is dropped.
-/// * None of the answers may change.
-/// * [`adopt_fences`](Self::adopt_fences) may answer `true` only where the memory is neither given away nor used in another way
-///   before all the fences are over, except by work that comes after them on the device.
+/// * [`host_address`](Self::host_address), if any, is readable (and writable if
+///   [`is_writable`](Self::is_writable)) for [`len`](Self::len) bytes, initialised, and aligned to 16 bytes
+///   unless the memory is foreign, until `self` is dropped.
+/// * [`device_address`](Self::device_address), if any, is valid for `len` bytes on the devices that can reach
+///   this kind of memory, until `self` is dropped.
+/// * The methods always return the same values.
+/// * [`adopt_fences`](Self::adopt_fences) returns `true` only if the memory is neither freed nor reused
+///   before all the fences are complete, except by work that waits for them on the device.
 pub unsafe trait Storage: Send + Sync + 'static {
-    /// Whose memory, and of what kind.
+    /// Returns its device and kind of memory.
     fn place(&self) -> Place;
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     fn len(&self) -> usize;
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where the host sees it.
+    /// Returns its address for the host, if the host can address it.
     fn host_address(&self) -> Option<NonNull<u8>>;
 
-    /// Where the device sees it; by default it does not.
+    /// Returns its address for the device, if the device can address it; `None` by default.
     fn device_address(&self) -> Option<u64> {
         None
     }
 
-    /// Whether bytes may be put there.
+    /// Returns whether it may be written.
     fn is_writable(&self) -> bool {
         true
     }
 
-    /// Offers the memory back while work is in flight on it: what is over when the fences in `until` are. An allocator that
-    /// keeps them beside the memory, and lets nobody use it before, answers `true` and is dropped at once. By default it is
-    /// not taken over, and dropped when the work is over.
+    /// Offers the memory back while work is in flight on it, until the fences in `until` are complete. An
+    /// allocator that stores them with the memory, and lets nothing use it before, returns `true` and is
+    /// dropped at once. By default returns `false`, and the storage is dropped when the work is complete.
     ///
     /// Must not block on the device.
     fn adopt_fences(&mut self, until: &[Fence]) -> bool {
@@ -54,6 +54,6 @@ pub unsafe trait Storage: Send + Sync + 'static {
         false
     }
 
-    /// For the backend's own queues.
+    /// Returns `self`, for the backend's own queues.
     fn as_any(&self) -> &dyn Any;
 }

@@ -1,31 +1,31 @@
-//! Typed buffers of any kind of memory behind one object-safe trait.
+//! Typed buffers: one trait, usable as a trait object, for all kinds of memory.
 
 use crate::{DeviceId, Error, ErrorKind, MemoryKind, Pod, RawBuffer, Result};
 
-/// `len` elements of `T` somewhere. Generic code runs on host, device and unified buffers alike.
+/// `len` elements of `T` in some memory. Generic code works with host, device and unified buffers alike.
 ///
-/// The methods here block until their effect is in place, in the order of everything enqueued before on the buffer. For
-/// asynchronous work hand [`raw`](Self::raw) to the transfer manager or to [`submit`](crate::submit).
+/// The methods here block until they have taken effect, after everything enqueued before on the buffer. For
+/// asynchronous work pass [`raw`](Self::raw) to the transfer manager or to [`submit`](crate::submit).
 pub trait Buffer<T: Pod>: Send + Sync {
-    /// The bytes behind it, shared.
+    /// Returns the underlying bytes, shared.
     fn raw(&self) -> &RawBuffer;
 
-    /// Elements.
+    /// Returns the number of elements.
     fn len(&self) -> usize {
         self.raw().len().checked_div(size_of::<T>()).unwrap_or(0)
     }
 
-    /// Whether it has no elements.
+    /// Returns whether it has no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whose memory it is.
+    /// Returns its device.
     fn device(&self) -> DeviceId {
         self.raw().place().device
     }
 
-    /// What kind of memory it is.
+    /// Returns its kind of memory.
     fn kind(&self) -> MemoryKind {
         self.raw().place().kind
     }
@@ -33,26 +33,27 @@ pub trait Buffer<T: Pod>: Send + Sync {
     /// Sets every element.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open; the device's errors.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a host view is open; the device's errors.
     fn fill(&self, value: T) -> Result<()>;
 
     /// Copies from host memory; `source` must have exactly [`len`](Self::len) elements.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for another length, and as for `fill`.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for another length, and those of
+    /// `fill`.
     fn copy_from_host(&self, source: &[T]) -> Result<()>;
 
     /// Copies to host memory; `destination` must have exactly [`len`](Self::len) elements.
     ///
     /// # Errors
-    /// As for `copy_from_host`.
+    /// Like `copy_from_host`.
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()>;
 }
 
-/// The bytes of `len` elements of `T`.
+/// Returns the size of `len` elements of `T` in bytes.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] where that is 0 or overflows.
+/// [`ErrorKind::InvalidArgument`] if that is 0 or overflows.
 pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
     let size = size_of::<T>();
     size.checked_mul(len).filter(|bytes| *bytes > 0).ok_or_else(|| {
@@ -61,7 +62,7 @@ pub fn bytes_of_elements<T>(len: usize) -> Result<usize> {
     })
 }
 
-/// Refuses a host slice that has not as many elements as the buffer it is copied from or to.
+/// Checks that a host slice has as many elements as the buffer that it is copied from or to.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] naming both lengths.

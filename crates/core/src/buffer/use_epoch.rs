@@ -1,10 +1,10 @@
-//! Which device used unified memory last, and how often that changed.
+//! The last user of unified memory, and how often the user changed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::DeviceId;
 
-/// Both in one number: below, who used it last; above, how often that was another one than before.
+/// Packed: low 16 bits the last user, the rest a count of user changes.
 #[derive(Debug, Default)]
 pub(crate) struct UseEpoch(AtomicU64);
 
@@ -12,10 +12,10 @@ pub(crate) struct UseEpoch(AtomicU64);
 const WIDTH: u32 = 16;
 const USER: u64 = (1 << WIDTH) - 1;
 const MOVE: u64 = 1 << WIDTH;
-/// Somebody, it is not known where: the next user is always another one.
+/// Unknown user: the next use always counts as a change.
 const UNKNOWN: u64 = 0;
 
-/// 1 for the host, from 2 on CUDA's devices.
+/// Returns 1 for the host, and CUDA devices from 2 on.
 #[inline]
 fn number_of(device: DeviceId) -> u64 {
     match device {
@@ -33,7 +33,7 @@ impl UseEpoch {
         next(self.0.load(Ordering::Acquire), number_of(device)) >> WIDTH
     }
 
-    /// Where it is the same as before nothing is written: other processors keep what they know.
+    /// Writes nothing if the user is unchanged, so that the cache line stays shared.
     #[inline]
     pub(crate) fn record_use_by(&self, device: DeviceId) {
         let (now, user) = (self.0.load(Ordering::Relaxed), number_of(device));

@@ -1,4 +1,4 @@
-//! A family of devices: its memory, its queues, and what it knows of its paths.
+//! Backends: a family of devices with its memory, queues and path costs.
 
 use std::{fmt, sync::Arc};
 
@@ -7,30 +7,30 @@ use crate::{
     Recording, Result, StreamPriority, WorkloadType,
 };
 
-/// A device as a backend presents it.
+/// The description of a device by its backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Which.
+    /// Device identifier.
     pub id: DeviceId,
-    /// Its name for people.
+    /// Name for display.
     pub name: String,
-    /// Bytes of memory in all, where known.
+    /// Total bytes of memory, if known.
     pub total_memory: Option<u64>,
-    /// The kinds of memory that [`Backend::allocate`] gives for it.
+    /// The kinds of memory that [`Backend::allocate`] offers for it.
     pub kinds: Vec<MemoryKind>,
     /// Whether the host may use the device's unified memory while the device works.
     pub concurrent_managed_access: bool,
-    /// An identity that outlives the process, where there is one: part of a calibration's key.
+    /// Identity that outlives the process, if any: part of a calibration's key.
     pub uuid: Option<[u8; 16]>,
-    /// The driver's version and origin, for people.
+    /// Version and origin of the driver, for display.
     pub driver: String,
-    /// Whether a software driver plays the device.
+    /// Whether the device is simulated by a software driver.
     pub simulated: bool,
 }
 
 impl DeviceInfo {
-    /// A device with a name and nothing else known.
+    /// Creates a description with an id and a name; everything else is unset.
     #[must_use]
     pub fn new(id: DeviceId, name: impl Into<String>) -> Self {
         Self {
@@ -46,31 +46,31 @@ impl DeviceInfo {
     }
 }
 
-/// Bytes of a device's memory at one moment.
+/// A snapshot of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Free.
+    /// Free bytes.
     pub free: u64,
-    /// In all.
+    /// Total bytes.
     pub total: u64,
 }
 
-/// What a backend keeps alive. Empty after every handle was dropped and [`Backend::drain`] returned.
+/// What a backend keeps alive. All zero after every handle was dropped and [`Backend::drain`] returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceCounts {
-    /// Allocations that are alive, also those that wait for their last operation.
+    /// Live allocations, including parked ones.
     pub allocations: u64,
-    /// Their bytes.
+    /// Bytes of the live allocations.
     pub bytes: u64,
-    /// How many of them were dropped and wait.
+    /// Allocations that were dropped and wait for their last operation.
     pub parked: u64,
     /// Leased queues.
     pub leases: u64,
 }
 
 impl ResourceCounts {
-    /// Whether nothing is alive.
+    /// Returns whether nothing is alive.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -84,43 +84,43 @@ impl fmt::Display for ResourceCounts {
     }
 }
 
-/// Advice on where unified memory should be.
+/// Advice on the placement of unified memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryAdvice {
     /// Mostly read: readers may keep copies.
     SetReadMostly,
-    /// Takes [`SetReadMostly`](Self::SetReadMostly) back.
+    /// Undoes [`SetReadMostly`](Self::SetReadMostly).
     UnsetReadMostly,
     /// Should stay on the device.
     SetPreferredLocation(DeviceId),
-    /// Takes [`SetPreferredLocation`](Self::SetPreferredLocation) back.
+    /// Undoes [`SetPreferredLocation`](Self::SetPreferredLocation).
     UnsetPreferredLocation,
     /// The device will use it and should have it mapped.
     SetAccessedBy(DeviceId),
-    /// Takes [`SetAccessedBy`](Self::SetAccessedBy) back.
+    /// Undoes [`SetAccessedBy`](Self::SetAccessedBy).
     UnsetAccessedBy(DeviceId),
 }
 
-/// Whether one device reaches another's memory.
+/// Whether a device can access another's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerAccess {
-    /// It does not.
+    /// It cannot.
     Unavailable,
-    /// It could; not yet enabled.
+    /// It can once enabled.
     Available,
-    /// It does.
+    /// It can.
     Enabled,
 }
 
-/// A buffer that another device can use, and whether bytes had to be moved for it.
+/// A buffer that another device can use, and whether it is a copy.
 #[derive(Clone, Debug)]
 pub struct SharedBuffer {
     /// The buffer.
     pub buffer: RawBuffer,
-    /// Whether it is a copy.
+    /// Whether its bytes were copied.
     pub copied: bool,
-    /// The end of the copy, if it is under way. Whatever uses the buffer comes after it; wait for it to learn whether the
-    /// bytes arrived.
+    /// The fence of the copy, if it is in flight. Users of the buffer are ordered after it; wait for it to
+    /// learn whether the copy succeeded.
     pub arrival: Option<Fence>,
 }
 
@@ -138,27 +138,27 @@ fn unsupported<T>(backend: &(impl Backend + ?Sized), what: &str) -> Result<T> {
 
 /// A family of devices. All methods may be called from any thread.
 pub trait Backend: Send + Sync + 'static {
-    /// The family's name, for example `cuda`.
+    /// Returns the family's name, for example `cuda`.
     fn name(&self) -> &'static str;
 
-    /// The devices, in ordinal order.
+    /// Returns the devices, in ordinal order.
     fn devices(&self) -> Vec<DeviceInfo>;
 
-    /// Allocates `bytes` (at least 1) of a kind of memory for a device. Host memory that this backend makes for its
-    /// device (pinned, mapped) has the place of the host.
+    /// Allocates `bytes` (at least 1) of a kind of memory for a device. Host memory for the device (pinned,
+    /// mapped) has the host as its place.
     ///
     /// # Errors
-    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] for a kind it does not have, [`ErrorKind::InvalidArgument`]
-    /// for 0 bytes, [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::UnknownDevice`], [`ErrorKind::Unsupported`] for a kind it does not have,
+    /// [`ErrorKind::InvalidArgument`] for 0 bytes, [`ErrorKind::OutOfMemory`].
     fn allocate(&self, device: DeviceId, kind: MemoryKind, bytes: usize) -> Result<RawBuffer>;
 
-    /// Free and total bytes of a device's memory.
+    /// Returns free and total bytes of a device's memory.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], or the driver's.
     fn memory_info(&self, device: DeviceId) -> Result<MemoryInfo>;
 
-    /// Leases a queue of a device for work of a priority and kind.
+    /// Leases a queue of a device for work of a priority and type.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], or the driver's.
@@ -169,11 +169,12 @@ pub trait Backend: Send + Sync + 'static {
         workload: WorkloadType,
     ) -> Result<QueueLease>;
 
-    /// Like [`lease_queue`](Self::lease_queue), but a queue that [`lease_queue`](Self::lease_queue) never gives, for work that
-    /// must not wait for what a user enqueues by the queue's handle. A backend without such handles need not tell them apart.
+    /// Like [`lease_queue`](Self::lease_queue), but leases a queue that `lease_queue` never returns, for work
+    /// that must not wait for what users enqueue through a queue's raw handle. A backend without such handles
+    /// need not distinguish them.
     ///
     /// # Errors
-    /// As for `lease_queue`.
+    /// Like `lease_queue`.
     fn lease_reserved_queue(
         &self,
         device: DeviceId,
@@ -183,70 +184,72 @@ pub trait Backend: Send + Sync + 'static {
         self.lease_queue(device, priority, workload)
     }
 
-    /// The device whose queues copy directly from `src` to `dst`, if any do.
+    /// Returns the device whose queues copy directly from `src` to `dst`, if any.
     fn copier(&self, src: Place, dst: Place) -> Option<DeviceId>;
 
-    /// The device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from `src` to `dst`, if any.
-    /// Of the host's memory that is buffers with a [device address](RawBuffer::device_address); others are refused.
+    /// Returns the device whose queues do [`Operation::CopyInPlace`](crate::Operation::CopyInPlace) from
+    /// `src` to `dst`, if any. Host memory must have a [device address](RawBuffer::device_address); other
+    /// buffers are refused.
     fn in_place_copier(&self, src: Place, dst: Place) -> Option<DeviceId> {
         let _ = (src, dst);
         None
     }
 
-    /// Up to how many bytes [`copy_on_host`](crate::copy_on_host) is quicker than the backend's queue from `src` to `dst`, both of
-    /// which the host can address; 0 where it is not.
+    /// Returns the number of bytes up to which [`copy_on_host`](crate::copy_on_host) is faster than the
+    /// backend's queue from `src` to `dst`, both of which the host can address; 0 if it never is.
     fn host_copy_limit(&self, src: Place, dst: Place) -> usize {
         let _ = (src, dst);
         0
     }
 
-    /// Makes the device's queues ready for [`Operation::CopyInPlace`](crate::Operation::CopyInPlace): loads a kernel, say.
-    /// Called before each such copy, so it is quick once done.
+    /// Prepares the device's queues for [`Operation::CopyInPlace`](crate::Operation::CopyInPlace), by loading
+    /// a kernel for example. Called before each such copy, so it must be fast once prepared.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where they cannot do it after all; the driver's.
+    /// [`ErrorKind::Unsupported`] if they cannot do it after all; the driver's.
     fn prepare_in_place(&self, device: DeviceId) -> Result<()> {
         let _ = device;
         Ok(())
     }
 
-    /// Costs to choose by before anything was measured.
+    /// Returns the costs to use before anything was measured.
     fn default_costs(&self) -> Vec<PathCost>;
 
-    /// What is alive.
+    /// Returns the counts of what is alive.
     fn resource_counts(&self) -> ResourceCounts;
 
-    /// Waits for all work in flight and frees what was parked.
+    /// Waits for all work in flight and frees parked memory.
     ///
     /// # Errors
     /// The first error of work that failed.
     fn drain(&self) -> Result<()>;
 
-    /// Called by a thread of the library's own before it uses this backend's queues; the answer is kept while it does.
-    /// CUDA's backend sees to it here that such threads disturb nobody's graph capture.
+    /// Called by the library's own threads before they use this backend's queues; they keep the returned
+    /// value meanwhile. The CUDA backend sets the threads' capture mode here, so that their calls do not
+    /// invalidate stream captures.
     fn attach_thread(&self) -> Option<Box<dyn std::any::Any>> {
         None
     }
 
-    /// Pins host memory that exists, so that copy engines reach it.
+    /// Pins existing host memory for copy engines.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    /// [`ErrorKind::Unsupported`] if the backend cannot.
     fn register(&self, buffer: &RawBuffer) -> Result<RawBuffer> {
         let _ = buffer;
         unsupported(self, "registration of host memory")
     }
 
-    /// Advises on unified memory.
+    /// Advises on the placement of unified memory.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    /// [`ErrorKind::Unsupported`] if the backend cannot.
     fn advise(&self, buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
         let _ = (buffer, advice);
         unsupported(self, "memory advice")
     }
 
-    /// Whether `device` reaches the memory of `peer`.
+    /// Returns whether `device` can access the memory of `peer`.
     ///
     /// # Errors
     /// [`ErrorKind::UnknownDevice`], or the driver's.
@@ -255,21 +258,23 @@ pub trait Backend: Send + Sync + 'static {
         Ok(PeerAccess::Unavailable)
     }
 
-    /// Lets `device` reach the memory of `peer`.
+    /// Enables access of `device` to the memory of `peer`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where it cannot.
+    /// [`ErrorKind::Unsupported`] if it cannot.
     fn enable_peer_access(&self, device: DeviceId, peer: DeviceId) -> Result<()> {
         let _ = (device, peer);
         unsupported(self, "peer access")
     }
 
-    /// Prepares operations for being enqueued as a whole by [`Operation::Replay`](crate::Operation::Replay). Nothing is enqueued
-    /// and no data is touched. Operations in conflict are done in the order given, others in any.
+    /// Prepares operations to be enqueued as a whole by [`Operation::Replay`](crate::Operation::Replay).
+    /// Nothing is enqueued and no data is touched. Conflicting operations run in the order given, others in
+    /// any.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no such thing, or for an operation that cannot be recorded, with the reason;
-    /// [`ErrorKind::InvalidArgument`] for no operation at all; those of [`Operation::validate`](crate::Operation::validate).
+    /// [`ErrorKind::Unsupported`] if the backend cannot, or for an operation that cannot be recorded, with
+    /// the reason; [`ErrorKind::InvalidArgument`] for an empty list; those of
+    /// [`Operation::validate`](crate::Operation::validate).
     fn record(
         &self,
         device: DeviceId,
@@ -280,10 +285,10 @@ pub trait Backend: Send + Sync + 'static {
         unsupported(self, "recording of operations")
     }
 
-    /// A buffer with the bytes of `buffer` that `device` can use, without moving them if it can be done.
+    /// Returns a buffer with the bytes of `buffer` that `device` can use, without a copy if possible.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no such thing.
+    /// [`ErrorKind::Unsupported`] if the backend cannot.
     fn share(&self, buffer: &RawBuffer, device: DeviceId) -> Result<SharedBuffer> {
         let _ = (buffer, device);
         unsupported(self, "sharing")

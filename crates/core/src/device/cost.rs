@@ -1,10 +1,10 @@
-//! What a method costs on a path: a curve through measured points, or a latency and a bandwidth.
+//! Costs of a method on a path: a curve through measured points, or a latency and a bandwidth.
 
 use std::{fmt, time::Duration};
 
 use crate::{TransferMethod, TransferPath};
 
-/// Where a prediction comes from, the least reliable first; every report names it.
+/// The basis of a prediction, least reliable first; named in every report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CostBasis {
     /// The backend's default costs: not measured on this machine.
@@ -25,15 +25,15 @@ impl fmt::Display for CostBasis {
     }
 }
 
-/// Time as a function of size: linear between points of ascending size, and beyond the last in its slope.
+/// Time as a function of size: linear between points of ascending size, and extrapolated after the last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
-    /// Bytes and seconds, ascending in bytes, at least two.
+    /// Bytes and seconds, ascending in bytes; at least two points.
     points: Vec<(u64, f64)>,
 }
 
 impl CostModel {
-    /// A latency and a bandwidth in bytes per second.
+    /// Creates a model from a latency and a bandwidth in bytes per second.
     #[must_use]
     pub fn linear(latency: Duration, bytes_per_second: f64) -> Self {
         const FAR: u64 = 1 << 40;
@@ -42,8 +42,8 @@ impl CostModel {
         Self { points: vec![(0, latency), (FAR, latency + FAR as f64 / rate)] }
     }
 
-    /// Through measured points; `None` where there are fewer than two different sizes. Sorted, the faster time of a
-    /// size given twice is kept.
+    /// Creates a model from measured points, in any order; of equal sizes the fastest counts. `None` if there
+    /// are fewer than two different sizes.
     #[must_use]
     pub fn through(points: &[(u64, Duration)]) -> Option<Self> {
         let mut points: Vec<_> = points.iter().map(|(bytes, time)| (*bytes, time.as_secs_f64())).collect();
@@ -52,7 +52,7 @@ impl CostModel {
         (points.len() >= 2).then_some(Self { points })
     }
 
-    /// The time that `bytes` are predicted to take.
+    /// Returns the predicted time for `bytes`.
     #[must_use]
     pub fn predict(&self, bytes: u64) -> Duration {
         let right =
@@ -62,7 +62,7 @@ impl CostModel {
         };
         let slope = (right.1 - left.1) / (right.0 as f64 - left.0 as f64);
         let seconds = left.1 + slope * (bytes as f64 - left.0 as f64);
-        // What is beyond the range becomes its end.
+        // Saturates at the ends of the range.
         Duration::from_nanos((seconds * 1e9 + 0.5) as u64)
     }
 }
@@ -70,10 +70,10 @@ impl CostModel {
 /// A backend's default cost of one method on one path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathCost {
-    /// From where to where.
+    /// Source and destination.
     pub path: TransferPath,
-    /// How.
+    /// Transfer method.
     pub method: TransferMethod,
-    /// At what cost.
+    /// Time as a function of size.
     pub model: CostModel,
 }

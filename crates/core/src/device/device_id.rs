@@ -1,4 +1,4 @@
-//! Which device: `cpu`, `cuda:0`, `wgpu:1`, `metal:0`.
+//! Device ids: `cpu`, `cuda:0`, `wgpu:1`, `metal:0`.
 
 use std::{fmt, str::FromStr};
 
@@ -29,7 +29,7 @@ pub enum DeviceId {
 }
 
 impl DeviceId {
-    /// The family's name, as it stands before the colon.
+    /// Returns the family's name, the part before the colon.
     #[must_use]
     pub fn family(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl DeviceId {
         }
     }
 
-    /// The ordinal within the family; 0 for the host.
+    /// Returns the ordinal within the family; 0 for the host.
     #[must_use]
     pub fn ordinal(self) -> u32 {
         match self {
@@ -50,7 +50,7 @@ impl DeviceId {
         }
     }
 
-    /// Whether this is the host.
+    /// Returns whether this is the host.
     #[must_use]
     #[inline]
     pub fn is_cpu(self) -> bool {
@@ -67,11 +67,11 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A text that names no device.
+/// The error for a text that is not a device id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` names no device; valid are cpu, cuda:N, wgpu:N and metal:N, where N is 0 or more")]
 pub struct ParseDeviceError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
@@ -81,7 +81,7 @@ impl FromStr for DeviceId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = || ParseDeviceError { text: text.to_owned() };
         let (family, ordinal) = text.split_once(':').unwrap_or((text, "0"));
-        // `parse` would take "+1".
+        // `parse` would accept "+1".
         if ordinal.is_empty() || !ordinal.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(invalid());
         }

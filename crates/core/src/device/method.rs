@@ -1,32 +1,32 @@
-//! The five ways in which bytes move, and why one of them cannot be taken; and what moves none.
+//! The five transfer methods, fills, and the reasons for rejecting a method.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-/// How bytes move.
+/// The method that moves the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TransferMethod {
     /// One copy by the queue, from or to the caller's memory.
     DirectCopy,
-    /// Through pinned host memory, in chunks, on several threads and queues.
+    /// Through pinned host memory, in chunks, by several threads and queues.
     HostStaged,
-    /// One side is memory that migrates: prefetched to where it is needed.
+    /// One side is migrating memory, prefetched to where it is needed.
     UnifiedMemory,
     /// Between devices without the host, or over other devices' links.
     PeerToPeer,
-    /// The destination's device uses the bytes where they are.
+    /// The destination's device uses the bytes in place.
     ZeroCopy,
-    /// No bytes move: a queue writes a pattern. Only reports of a stream's own fills name it.
+    /// No transfer: a queue writes a pattern. Only in reports of a stream's own fills.
     Fill,
 }
 
 impl TransferMethod {
-    /// Every way in which bytes move from one place to another.
+    /// All methods of transfers.
     pub const ALL: [Self; 5] =
         [Self::DirectCopy, Self::HostStaged, Self::UnifiedMemory, Self::PeerToPeer, Self::ZeroCopy];
 
-    /// The name as it stands in reports.
+    /// Returns the name used in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,7 +39,7 @@ impl TransferMethod {
         }
     }
 
-    /// Position in [`ALL`](Self::ALL), which `Fill` lies behind.
+    /// Returns the index in [`ALL`](Self::ALL); `Fill` follows them.
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
@@ -52,7 +52,7 @@ impl fmt::Display for TransferMethod {
     }
 }
 
-/// Why a method cannot be taken for a transfer.
+/// Why a method cannot be used for a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
@@ -64,12 +64,12 @@ pub enum RejectReason {
     NoDevice,
     /// Neither side is unified memory.
     NotUnified,
-    /// The two devices do not reach each other's memory.
+    /// The two devices cannot access each other's memory.
     NoPeerAccess,
-    /// The devices reach each other's memory, but a pattern sent to and fro did not come back as it was.
+    /// The devices can access each other's memory, but a test pattern copied there and back was changed.
     PeerCorrupts,
-    /// The devices reach each other's memory, but an error kept them from being enabled or verified. Where it may pass,
-    /// such as a want of memory, a later transfer tries again.
+    /// The devices can access each other's memory, but enabling or verifying that failed. If the error may be
+    /// temporary, such as a lack of memory, a later transfer tries again.
     PeerUnverified,
     /// Peers copy between their own memory, and one side is another kind.
     NotDeviceMemory,
@@ -77,17 +77,18 @@ pub enum RejectReason {
     NoRelays,
     /// The host's side is not pageable: staging would only add a copy.
     AlreadyPinned,
-    /// The device's backend gives no pinned memory to stage in.
+    /// The device's backend offers no pinned memory for staging.
     NoStagingMemory,
     /// The device cannot use the memory in place: it is not mapped into its address space.
     NotMapped,
-    /// The device's driver does not take the kernel that would copy in place.
+    /// The device's driver rejects the kernel that would copy in place.
     NoKernel,
-    /// The device may not use managed memory while the host does.
+    /// The device cannot use managed memory concurrently with the host.
     NoConcurrentAccess,
-    /// It needs the host's threads or pageable memory, or moves pages: such work cannot be recorded and replayed.
+    /// It needs host threads or pageable memory, or migrates pages: such work cannot be recorded and
+    /// replayed.
     NotRecordable,
-    /// The caller forbade it, or asked for another one.
+    /// The caller excluded it, or chose another one.
     Forbidden,
 }
 
@@ -116,12 +117,12 @@ impl fmt::Display for RejectReason {
     }
 }
 
-/// A method that was not taken.
+/// A rejected method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// Which.
+    /// Transfer method.
     pub method: TransferMethod,
-    /// Why.
+    /// Reason of the rejection.
     pub reason: RejectReason,
 }
 
@@ -131,5 +132,5 @@ impl fmt::Display for Rejected {
     }
 }
 
-/// The methods that were not taken; inline, since there are five methods in all.
+/// The rejected methods; stored inline, since there are only five methods.
 pub type Rejections = SmallVec<[Rejected; 5]>;

@@ -1,17 +1,17 @@
-//! Where bytes are: a kind of memory on a device; and from where to where they go.
+//! Places: a kind of memory on a device; and paths from place to place.
 
 use std::fmt;
 
 use crate::DeviceId;
 
-/// What kind of memory, which decides who can reach it and how fast.
+/// The kind of memory, which decides who can reach it and how fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MemoryKind {
     /// Ordinary host memory.
     Pageable,
-    /// Host memory that stays where it is, so that a device's copy engine reaches it.
+    /// Page-locked host memory, which a device's copy engine can reach.
     Pinned,
-    /// Pinned host memory that the device also sees in its own address space.
+    /// Pinned host memory that is also in the device's address space.
     Mapped,
     /// The device's own memory.
     Device,
@@ -20,10 +20,10 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Pageable, Self::Pinned, Self::Mapped, Self::Device, Self::Unified];
 
-    /// Whether the host can address memory of this kind.
+    /// Returns whether the host can address memory of this kind.
     #[must_use]
     pub fn is_host_visible(self) -> bool {
         self != Self::Device
@@ -45,14 +45,14 @@ impl fmt::Display for MemoryKind {
 /// A kind of memory on a device. Pinned and mapped memory is the host's: its device is [`DeviceId::Cpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Whose memory it is.
+    /// Device that has the memory.
     pub device: DeviceId,
-    /// Of what kind.
+    /// Kind of memory.
     pub kind: MemoryKind,
 }
 
 impl Place {
-    /// A place.
+    /// Creates a place.
     #[must_use]
     pub const fn new(device: DeviceId, kind: MemoryKind) -> Self {
         Self { device, kind }
@@ -65,17 +65,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// From one place to another; statistics and costs are kept per path.
+/// Source and destination; statistics and costs are kept per path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferPath {
-    /// Where the bytes come from.
+    /// Source of the bytes.
     pub src: Place,
-    /// Where they go.
+    /// Destination of the bytes.
     pub dst: Place,
 }
 
 impl TransferPath {
-    /// A path.
+    /// Creates a path.
     #[must_use]
     pub const fn new(src: Place, dst: Place) -> Self {
         Self { src, dst }

@@ -1,50 +1,50 @@
-//! What a transfer did, and what it was predicted to do.
+//! Reports of transfers: what they did, and what was predicted.
 
 use std::{fmt, time::Duration};
 
 use crate::{CostBasis, DeviceId, Rejections, SizeClass, TransferMethod, TransferPath};
 
-/// How a transfer went. Allocates nothing.
+/// The report of a transfer. Needs no allocation.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TransferReport {
-    /// From where to where.
+    /// Source and destination.
     pub path: TransferPath,
-    /// How.
+    /// Method that moved the bytes.
     pub method: TransferMethod,
-    /// Whose queue did the work.
+    /// Device whose queue did the work.
     pub lane: DeviceId,
-    /// How many queues took part.
+    /// Number of queues that took part.
     pub lanes: u32,
     /// Bytes moved.
     pub bytes: u64,
-    /// Into how many pieces they were cut.
+    /// Number of chunks that the bytes were split into.
     pub chunks: u32,
-    /// Host time that submission took: waiting for room, calls into the driver, and what the first transfer on a path prepares.
-    /// `None` where no clock was read: times are those of measured transfers (see [`moving`](Self::moving)), and of all where an
-    /// observer listens; so is `elapsed` then.
+    /// Host time of the submission: waiting for room, driver calls, and what the first transfer on a path
+    /// prepares. `None` if no clock was read: only measured transfers have times (see
+    /// [`moving`](Self::moving)), or all if there is an observer. The same holds for `elapsed`.
     pub submitting: Option<Duration>,
-    /// Host time from the beginning of submission until the completion was observed. Where nobody looked for a while
-    /// after the end this includes that while: it is no measure of the transfer's speed.
+    /// Host time from the beginning of submission until the completion was observed. Includes the time from
+    /// the completion until the transfer was polled, so it does not measure the transfer's speed.
     pub elapsed: Option<Duration>,
-    /// Time of the movement by the lane's own clock, where this transfer was measured: a GPU's clock for its queues, the
-    /// host's for the host's.
+    /// Time of the movement by the lane's own clock, if the transfer was measured: a GPU's clock for its
+    /// queues, the host's for the host's.
     pub moving: Option<Duration>,
     /// The predicted time, on an idle device.
     pub predicted: Duration,
-    /// Bytes of other transfers that were queued before the copy engine when the method was chosen. Counted only for the
-    /// small transfers of high priority whose method depends on it, else 0.
+    /// Bytes of other transfers that were queued for the copy engine when the method was chosen. Counted only
+    /// for small transfers of high priority, whose method depends on it, else 0.
     pub queued: u64,
-    /// What the prediction rests on.
+    /// Basis of the prediction.
     pub basis: CostBasis,
-    /// What was not taken, and why.
+    /// Rejected methods and the reasons.
     pub rejected: Rejections,
-    /// Whether a software driver played the device.
+    /// Whether the device is simulated by a software driver.
     pub simulated: bool,
 }
 
 impl TransferReport {
-    /// A report of a transfer about to be submitted, with one lane and one chunk, and without times.
+    /// Creates a report of a transfer about to be submitted, with one lane and one chunk, and without times.
     #[must_use]
     #[inline]
     pub fn planned(path: TransferPath, method: TransferMethod, lane: DeviceId, bytes: u64) -> Self {
@@ -66,13 +66,13 @@ impl TransferReport {
         }
     }
 
-    /// The class that its size falls into.
+    /// Returns the class of its size.
     #[must_use]
     pub fn size_class(&self) -> SizeClass {
         SizeClass::of(self.bytes)
     }
 
-    /// Bytes per second by the lane's clock, where measured; see [`moving`](Self::moving).
+    /// Returns bytes per second by the lane's clock, if measured; see [`moving`](Self::moving).
     #[must_use]
     pub fn bytes_per_second(&self) -> Option<f64> {
         let seconds = self.moving?.as_secs_f64();
@@ -100,7 +100,7 @@ impl fmt::Display for TransferReport {
     }
 }
 
-/// Prints how many bytes are queued before a copy engine, as reports and plans say it.
+/// Formats the number of bytes queued for a copy engine, for reports and plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuedBefore(pub u64);
 

@@ -1,4 +1,4 @@
-//! Six classes of transfer sizes, for statistics and display. Decisions are never made by class.
+//! Six classes of transfer sizes, for statistics and display only; no decision depends on a class.
 
 use std::fmt;
 
@@ -27,11 +27,11 @@ pub enum SizeClass {
 }
 
 impl SizeClass {
-    /// Every class, smallest first.
+    /// All classes, smallest first.
     pub const ALL: [Self; 6] =
         [Self::UpTo4KiB, Self::UpTo64KiB, Self::UpTo1MiB, Self::UpTo16MiB, Self::UpTo128MiB, Self::Larger];
 
-    /// The class of `bytes`.
+    /// Returns the class of `bytes`.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         Self::ALL
@@ -40,7 +40,7 @@ impl SizeClass {
             .unwrap_or(Self::Larger)
     }
 
-    /// The largest size of the class in bytes; `None` for the last one.
+    /// Returns the largest size of the class in bytes; `None` for the last one.
     #[must_use]
     pub fn largest(self) -> Option<u64> {
         match self {
@@ -53,7 +53,7 @@ impl SizeClass {
         }
     }
 
-    /// Position in [`ALL`](Self::ALL).
+    /// Returns the index in [`ALL`](Self::ALL).
     #[must_use]
     pub fn index(self) -> usize {
         self as usize

@@ -1,12 +1,12 @@
-//! A hook through which the host's own accesses to buffers can be watched.
+//! A hook for observing the host's own accesses to buffers.
 //!
-//! Device work passes through a driver that can be watched or simulated; a host view of a buffer is plain memory access.
-//! Every view that this workspace hands out announces itself here, so that a race checker sees both sides. Without a
-//! hook it costs one relaxed load.
+//! Device work passes through a driver that can be observed or simulated; a host view of a buffer is plain
+//! memory access. All views of this workspace report themselves here, so that a race checker sees both sides.
+//! Without a hook this costs one atomic load.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What the host does with a range.
+/// The host's access to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HostAccess {
     /// The host may read the range from now on.
@@ -20,14 +20,14 @@ pub type Hook = fn(address: usize, bytes: usize, access: HostAccess);
 
 static HOOK: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Installs the hook for the process; the last one wins. A panic of the hook unwinds out of the call that accesses the memory: the
-/// opening of a view, say, or the submission of a transfer that the calling thread copies at once. Under an operation of a queue
-/// or a staged transfer it is that one's failure.
+/// Installs the hook for the process, replacing any other. A panic of the hook unwinds out of the call that
+/// accesses the memory: opening a view, or submitting a transfer that the calling thread copies itself. In a
+/// queue's operation or a staged transfer, it becomes that operation's failure.
 pub fn set_hook(hook: Hook) {
     HOOK.store(hook as *mut (), Ordering::Release);
 }
 
-/// The hook, if one is installed.
+/// Returns the installed hook, if any.
 #[inline]
 pub(crate) fn hook() -> Option<Hook> {
     let hook = HOOK.load(Ordering::Acquire);
@@ -35,8 +35,8 @@ pub(crate) fn hook() -> Option<Hook> {
     (!hook.is_null()).then(|| unsafe { std::mem::transmute::<*mut (), Hook>(hook) })
 }
 
-/// Announces an access of the host to memory that a device may know. Called by every host view of this workspace;
-/// frameworks that write through raw pointers may call it too.
+/// Reports an access by the host to memory that a device may use. Called by every host view of this
+/// workspace; frameworks that write through raw pointers may call it, too.
 #[inline]
 pub fn note(address: usize, bytes: usize, access: HostAccess) {
     if let Some(hook) = hook() {

@@ -1,23 +1,24 @@
-//! Hears what happens, without a cost where nobody listens.
+//! Observers of transfers; without one, no event costs anything.
 
 use crate::{Error, TransferReport};
 
-/// What an observer hears of a transfer.
+/// An event in the life of a transfer.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum TransferEvent<'a> {
-    /// Enqueued; times in the report are not yet known.
+    /// It was enqueued; the report has no times yet.
     Submitted(&'a TransferReport),
     /// Its bytes are in place.
     Completed(&'a TransferReport),
     /// It failed; the destination's bytes are undefined.
     Failed(&'a TransferReport, &'a Error),
-    /// Its handle was dropped before its end; it runs on.
+    /// Its handle was dropped before it was complete; the transfer goes on.
     Abandoned(&'a TransferReport),
 }
 
-/// Listens to transfers. Called on the thread that submits or observes the end; must be quick and must not submit.
+/// Receives events of transfers, on the thread that submits the transfer or observes its end. Must be quick
+/// and must not submit.
 pub trait Observer: Send + Sync + 'static {
-    /// Something happened to a transfer.
+    /// Called for each event of a transfer.
     fn transfer(&self, event: TransferEvent<'_>);
 }

@@ -1,4 +1,4 @@
-//! What an operation read from work that can fail: its fence tells that failure too.
+//! The fallible work whose bytes an operation read: the operation's fence reports those failures, too.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,21 +9,21 @@ use crate::{BufferId, Error, ErrorKind, Fence, Place, Result, TransferPath};
 /// Bytes that an operation read, and the fence of the operation that wrote them.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
-    /// Without sources of its own: they are listed beside it.
+    /// Without sources of its own: the list contains them separately.
     fence: Fence,
     buffer: BufferId,
     place: Place,
     range: Range<usize>,
 }
 
-/// Inline where there is one.
+/// One source is stored inline.
 pub(crate) type SourceList = SmallVec<[Source; 1]>;
 
-/// Everything that an operation read from work that can fail and that was not known to have succeeded.
+/// All fallible work whose bytes an operation read and that was not known to have succeeded.
 #[derive(Debug)]
 pub(crate) struct Sources {
     list: SourceList,
-    /// From where to where the operation moves bytes, where it does.
+    /// Source and destination of the operation, if it is a transfer.
     path: Option<TransferPath>,
 }
 
@@ -40,8 +40,8 @@ impl Sources {
         self.list.iter()
     }
 
-    /// Returns the first failure among the sources. Asks their timelines, and waits for nothing: what is not complete has
-    /// not failed.
+    /// Returns the first failure among the sources. Queries their timelines without waiting: incomplete work
+    /// has not failed.
     ///
     /// # Errors
     /// [`ErrorKind::SourceFailed`].
@@ -64,8 +64,8 @@ impl Sources {
     }
 }
 
-/// Adds what a reader of `range` gets from the write that `fence` belongs to: the write itself if it can fail, and what it
-/// read in turn. What is known to have succeeded is left out, which keeps lists as short as what is in flight.
+/// Adds the sources of a reader of `range` that `fence`'s operation wrote: that operation if it can fail, and
+/// its own sources. Leaves out work known to have succeeded, so lists are as short as what is in flight.
 pub(crate) fn add_sources(
     list: &mut SourceList,
     fence: &Fence,
@@ -82,7 +82,7 @@ pub(crate) fn add_sources(
     list.extend(unknown.cloned());
 }
 
-/// An error of kind [`ErrorKind::SourceFailed`] whose cause is the first one: not another of its kind.
+/// Returns an [`ErrorKind::SourceFailed`] whose cause is the original error, not another `SourceFailed`.
 pub(crate) fn source_failed(text: String, error: &Error) -> Error {
     let mut first = error;
     while first.kind() == ErrorKind::SourceFailed

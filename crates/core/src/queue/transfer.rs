@@ -1,4 +1,4 @@
-//! A submitted movement of bytes: runs by itself, is awaited or waited for, and may be dropped at any time.
+//! A submitted movement of bytes: runs on its own, is awaited or waited for, and may be dropped at any time.
 
 use std::{
     fmt,
@@ -14,10 +14,10 @@ use std::{
 
 use crate::{CostBasis, Error, Fence, Place, Result, TransferMethod, TransferPath, TransferReport};
 
-/// What is noted of a transfer when it is submitted: of this and what its [`CompletionHandler`] knows its report is made.
+/// What is recorded of a transfer at submission. Its [`CompletionHandler`] makes the report from it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Submission {
-    /// How many bytes move.
+    /// Bytes to move.
     pub bytes: u64,
     /// See [`TransferReport::predicted`].
     pub predicted: Duration,
@@ -25,36 +25,38 @@ pub struct Submission {
     pub queued: u64,
     /// See [`TransferReport::chunks`].
     pub chunks: u32,
-    /// For the completion's own use.
+    /// For the completion handler's own use.
     pub tag: u32,
-    /// When the submission began, where its times are wanted; else no clock is read and no timeline is asked for a duration.
+    /// When the submission began, if its times are wanted; otherwise no clock is read and no timeline is
+    /// queried for a duration.
     pub begun: Option<Instant>,
-    /// See [`TransferReport::submitting`]; of no meaning without `begun`.
+    /// See [`TransferReport::submitting`]; meaningless without `begun`.
     pub submitting: Duration,
 }
 
-/// Makes a transfer's report, and is told once about its end.
+/// Makes a transfer's report, and is called once at its end.
 pub trait CompletionHandler: Send + Sync + 'static {
-    /// Returns the report of a transfer that is under way.
+    /// Returns the report of a transfer in progress.
     fn report(&self, submission: &Submission) -> TransferReport;
 
-    /// Its bytes are in place, or it failed.
+    /// Called when the transfer is complete or has failed.
     fn ended(&self, report: &TransferReport, outcome: Result<(), &Error>);
 
-    /// Called when the handle is dropped before the end was observed. The work goes on; `fence` tells its end, and with
-    /// which error, to callers that keep it and poll it later.
+    /// Called when the handle is dropped before the end was observed. The work goes on; poll `fence` later
+    /// for its end and its error.
     fn abandoned(&self, submission: &Submission, fence: Fence);
 }
 
-/// Is told about refusals that nobody saw.
+/// Receives errors of refused transfers that no caller saw.
 pub trait RefusalHandler: Send + Sync + 'static {
-    /// Called when a transfer that was [refused](Transfer::refused_with) is dropped before its error was taken, by awaiting
-    /// it, or seen by [`Transfer::refusal`].
+    /// Called when a [refused](Transfer::refused_with) transfer is dropped before its error was taken by
+    /// awaiting it, or seen by [`Transfer::refusal`].
     fn refusal_dropped(&self, error: &Error);
 }
 
-/// A transfer under way. It was enqueued when this was made: two transfers run side by side whatever the order in which
-/// they are awaited. Dropping it neither cancels the transfer nor waits for it; the memory stays owned until it is done.
+/// A transfer in progress. It was enqueued when this was created: two transfers run concurrently, in whatever
+/// order they are awaited. Dropping it neither cancels the transfer nor waits for it; the memory stays alive
+/// until it is complete.
 ///
 /// Works with any async runtime, or none: [`wait`](Self::wait) blocks instead.
 #[must_use = "the outcome of a transfer is only known to who awaits it"]
@@ -62,21 +64,21 @@ pub struct Transfer {
     state: State,
 }
 
-// Boxing the larger variant would allocate on every transfer. With a tag of a whole word: a narrower one shares a word with
-// what a variant begins with, and then variants are copied in pieces that do not fit each other, which stalls a processor.
+// Boxing the larger variant would allocate for every transfer. A word-sized tag: a narrower one shares a word
+// with the payload and causes store-forwarding stalls.
 #[allow(clippy::large_enum_variant)]
 #[repr(u64)]
 enum State {
     Direct(Direct),
     Running(Running),
-    /// Refused, until the error is taken.
+    /// Refused; the error is not taken yet.
     Refused(Refused),
     /// The outcome was taken.
     Taken,
 }
 
-/// What is known of a transfer that a user enqueued: little, so that making and dropping it takes no time. Its report is
-/// made when somebody wants it.
+/// A transfer enqueued by the user. Small, so that creating and dropping it is cheap; its report is made on
+/// demand.
 struct Direct {
     fence: Fence,
     method: TransferMethod,
@@ -87,7 +89,7 @@ struct Direct {
 
 struct Refused {
     error: Error,
-    /// Called where the error is neither taken nor looked at.
+    /// Called if the error is dropped unseen.
     handler: Option<Arc<dyn RefusalHandler>>,
     seen: AtomicBool,
 }
@@ -98,43 +100,45 @@ struct Running {
     completion: Arc<dyn CompletionHandler>,
 }
 
-/// How work was submitted.
+/// The end of submitted work.
 #[derive(Debug)]
 pub enum Submitted {
-    /// It is complete when this fence is.
+    /// Complete when this fence is.
     Until(Fence),
-    /// It is complete, after so long if it was measured.
+    /// Complete; with the measured duration, if any.
     Complete(Option<Duration>),
 }
 
 impl Transfer {
-    /// Returns a transfer that was submitted. `completion` is told when it is awaited, waited for or dropped.
+    /// Creates a submitted transfer. `completion` is called when it is awaited, waited for or dropped.
     #[inline]
     pub fn submitted(end: Submitted, submission: Submission, completion: Arc<dyn CompletionHandler>) -> Self {
         Self { state: State::Running(Running { end, submission, completion }) }
     }
 
-    /// A transfer of `bytes` by one operation that a user enqueued on the queue of the fence's timeline. No clock is read
-    /// for it: its report's [`submitting`](TransferReport::submitting) and [`elapsed`](TransferReport::elapsed) are `None`.
+    /// Creates a transfer of `bytes` by one operation that the user enqueued on the fence's queue. No clock
+    /// is read: its report's [`submitting`](TransferReport::submitting) and
+    /// [`elapsed`](TransferReport::elapsed) are `None`.
     #[inline]
     pub fn direct(fence: Fence, method: TransferMethod, from: Place, to: Place, bytes: usize) -> Self {
         let bytes = bytes as u64;
         Self { state: State::Direct(Direct { fence, method, from, to, bytes }) }
     }
 
-    /// A transfer that was not enqueued.
+    /// Creates a transfer that was not enqueued.
     pub fn refused(error: Error) -> Self {
         Self { state: State::Refused(Refused { error, handler: None, seen: AtomicBool::new(false) }) }
     }
 
-    /// Like [`refused`](Self::refused), but `handler` gets the error if the transfer is dropped before it was seen.
+    /// Like [`refused`](Self::refused), but `handler` gets the error if the transfer is dropped before it was
+    /// seen.
     pub fn refused_with(error: Error, handler: Arc<dyn RefusalHandler>) -> Self {
         Self {
             state: State::Refused(Refused { error, handler: Some(handler), seen: AtomicBool::new(false) }),
         }
     }
 
-    /// The error with which the transfer was refused, if it was never enqueued.
+    /// Returns the error with which the transfer was refused, if it was never enqueued.
     #[must_use]
     pub fn refusal(&self) -> Option<&Error> {
         match &self.state {
@@ -146,8 +150,9 @@ impl Transfer {
         }
     }
 
-    /// The fence of the whole transfer, for other queues to wait for. `None` where nothing is left to wait for: it was refused,
-    /// its outcome was taken, or it was complete when its submission returned, as small copies from host to host are.
+    /// Returns the fence of the whole transfer, for other queues to wait for. `None` if there is nothing to
+    /// wait for: it was refused, its outcome was taken, or it was complete when its submission returned, like
+    /// small copies from host to host.
     #[must_use]
     pub fn fence(&self) -> Option<&Fence> {
         match &self.state {
@@ -157,13 +162,13 @@ impl Transfer {
         }
     }
 
-    /// Whether it is over, for better or worse; never blocks.
+    /// Returns whether it is complete, successfully or not; never blocks.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.fence().is_none_or(Fence::is_complete)
     }
 
-    /// Blocks the calling thread until the bytes are in place.
+    /// Blocks the calling thread until the transfer is complete.
     ///
     /// # Errors
     /// The error with which the transfer was refused or failed.

@@ -1,4 +1,5 @@
-//! The right to use ranges of buffers, held from before work is enqueued until its fence is known.
+//! Claims: exclusive or shared access to ranges of buffers, from before work is enqueued until its fence is
+//! known.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -14,9 +15,9 @@ use crate::{
 /// What an operation does to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// It reads; other readers may run beside it.
+    /// It reads; other readers may run concurrently.
     Read,
-    /// It writes, or moves: nobody else may use the range meanwhile.
+    /// It writes or migrates: no other user of the range meanwhile.
     Write,
 }
 
@@ -26,14 +27,15 @@ impl Access {
     }
 }
 
-/// Claims on buffers for work about to be enqueued. Until they are committed, whoever wants to use the ranges in conflict
-/// waits; so nothing slow may happen in between. Dropped without a commit they are withdrawn: the work did not happen.
+/// Claims on buffers for work about to be enqueued. Until they are committed, conflicting users wait, so do
+/// nothing slow in between. Claims dropped without a commit are withdrawn: the work did not happen.
 ///
-/// [`submit`](crate::submit) does all this for one operation of one queue. Work of several operations, or of host threads,
-/// claims everything it will touch, commits the fence of its own timeline, and then enqueues in that order.
+/// [`submit`](crate::submit) does all this for one operation of one queue. For several operations, or work of
+/// host threads: claim everything that it will touch, commit the fence of its timeline, then enqueue in that
+/// order.
 pub struct Claims<'a> {
     held: SmallVec<[Claimed<'a>; 4]>,
-    /// Present once any was looked for: it is large.
+    /// Present only if earlier work was searched for: it is large.
     earlier: Option<EarlierWork>,
     write_mode: WriteMode,
 }
@@ -41,11 +43,11 @@ pub struct Claims<'a> {
 /// What happens to bytes that are claimed for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteMode {
-    /// All are written, and none is read.
+    /// All are written, none is read.
     Replace,
-    /// They may be read before.
+    /// They may be read before they are written.
     Update,
-    /// Some stay as they are.
+    /// Some may stay unchanged.
     Keep,
 }
 
@@ -56,7 +58,7 @@ impl WriteMode {
     }
 }
 
-/// A range of a buffer, and the claim in its table once it is made. Uses that touch or overlap are one.
+/// A range of a buffer, and its claim once that is made. Uses that touch or overlap are merged.
 pub(crate) struct Claimed<'a> {
     pub(crate) buffer: &'a RawBuffer,
     pub(crate) range: Range<usize>,
@@ -65,36 +67,39 @@ pub(crate) struct Claimed<'a> {
 }
 
 impl<'a> Claims<'a> {
-    /// Claims each range, and collects the fences of the work that must be over before. Sorts `uses`.
+    /// Claims each range, and collects the fences of the work that must complete first. Sorts `uses`. The
+    /// caller must not pass two conflicting uses of one range: they would wait for each other forever.
     ///
     /// # Errors
-    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) where a host view is open on a range in conflict,
-    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) where bytes to be read may be damaged; nothing is claimed then. Two conflicting uses of one range in one call would wait for each other forever: the caller excludes them.
+    /// [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a host view is open on a conflicting range,
+    /// [`SourceFailed`](crate::ErrorKind::SourceFailed) if bytes to be read may be damaged; nothing is
+    /// claimed then.
     pub fn acquire(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
         let mut claims = Self::none(WriteMode::Replace);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// Like [`acquire`](Self::acquire), for work that may read what it is to write, as a kernel may: it inherits the failure also of work
-    /// that wrote those bytes and is in flight.
+    /// Like [`acquire`](Self::acquire), for work that may read the bytes that it writes, as a kernel may: it
+    /// also inherits failures of work in flight that writes these bytes.
     ///
     /// # Errors
-    /// As for `of`.
+    /// Like `acquire`.
     pub fn updating(uses: &mut [(&'a RawBuffer, Access)]) -> Result<Self> {
         let mut claims = Self::none(WriteMode::Update);
         claims.add(uses, None)?;
         Ok(claims)
     }
 
-    /// No claims yet.
+    /// Creates empty claims.
     #[inline]
     pub(crate) fn none(write_mode: WriteMode) -> Self {
         Self { held: SmallVec::new(), earlier: None, write_mode }
     }
 
-    /// Like [`acquire`](Self::acquire), for work that will be enqueued on the timeline `own`, where one is given: earlier work of it
-    /// is not in [`after`](Self::after), since a queue does what is enqueued later after it. There are no claims before.
+    /// Like [`acquire`](Self::acquire), for work that will be enqueued on the timeline `own`, if given:
+    /// earlier work of that timeline is not in [`after`](Self::after), since a queue runs in order. Call only
+    /// on empty claims.
     #[inline]
     pub(crate) fn add(
         &mut self,
@@ -124,7 +129,7 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// Claims all ranges, or none where one is blocked for those who hold `turns`.
+    /// Claims all ranges, or none if one is blocked for the holder of `turns`.
     #[inline]
     pub(crate) fn attempt(
         &mut self,
@@ -132,7 +137,7 @@ impl<'a> Claims<'a> {
         own: Option<&Arc<dyn Timeline>>,
         turns: Option<&Turns>,
     ) -> Result<(), TrySubmitError> {
-        // The uses of one buffer become neighbours, by offset.
+        // Sort by buffer and offset.
         match uses {
             [first, second] if sort_key(first.0) <= sort_key(second.0) => {}
             [first, second] => std::mem::swap(first, second),
@@ -167,7 +172,7 @@ impl<'a> Claims<'a> {
         Ok(())
     }
 
-    /// Withdraws what was claimed before a range that is blocked.
+    /// Withdraws the claims made before the blocked range.
     #[cold]
     fn blocked(&mut self, before: Blocker, turns: Option<&Turns>) -> TrySubmitError {
         let blocked = self.held.iter().find(|one| one.ticket.is_none());
@@ -190,47 +195,47 @@ impl<'a> Claims<'a> {
         self.earlier = None;
     }
 
-    /// Like [`acquire`](Self::acquire), but never blocks: where another thread is between its claim and its commit on a range in
-    /// conflict, that is answered, and nothing is claimed. Who tries again passes the same `turns`.
+    /// Like [`acquire`](Self::acquire), but never blocks: if another thread is between claim and commit on a
+    /// conflicting range, returns that and claims nothing. Pass the same `turns` to each retry.
     ///
     /// # Errors
-    /// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] as for `of`.
+    /// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `acquire`.
     pub fn try_acquire(uses: &mut [(&'a RawBuffer, Access)], turns: &Turns) -> Result<Self, TrySubmitError> {
         let mut claims = Self::none(WriteMode::Replace);
         claims.attempt(uses, None, Some(turns))?;
         Ok(claims)
     }
 
-    /// Makes the one claim a loan: conflicting work is refused from then on, and does not wait.
+    /// Turns the only claim into a loan: conflicting work then gets `Busy` and does not wait.
     pub(crate) fn into_loan(mut self) -> (Option<Ticket>, Dependencies) {
         let one = self.held.pop();
         let lend = |one: Claimed<'_>| Some(one.buffer.hazards().lend(&one.range, one.ticket?));
         (one.and_then(lend), self.earlier.take().unwrap_or_default().after)
     }
 
-    /// The fences that the work must come after: of each timeline the last.
+    /// Returns the fences that the work must wait for: the last of each timeline.
     #[must_use]
     #[inline]
     pub fn after(&self) -> &[Fence] {
         self.earlier.as_ref().map_or(&[], |earlier| &earlier.after)
     }
 
-    /// Waits on the host for what the queue cannot wait for by itself, and forgets what is over.
+    /// Waits on the host for the fences that the queue cannot wait for, and removes complete ones.
     pub fn wait_for_foreign_fences<Q: Queue + ?Sized>(&mut self, queue: &Q) {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return };
         for fence in after.iter() {
             if !queue.can_wait_for(fence) {
-                // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+                // The failed transfer reports its error itself; either way its work is complete.
                 let _over = fence.wait();
             }
         }
         after.retain(|fence| !fence.is_known_complete());
     }
 
-    /// What of the work before this is not over and is not for the queue to wait for. Forgets what is over.
+    /// Checks that the queue can wait for all earlier work. Removes complete fences.
     ///
     /// # Errors
-    /// [`TrySubmitError::WouldBlock`] by those fences.
+    /// [`TrySubmitError::WouldBlock`] with the other fences.
     pub(crate) fn require_queue_can_wait(
         &mut self,
         for_queue: impl Fn(&Fence) -> bool,
@@ -238,18 +243,19 @@ impl<'a> Claims<'a> {
         let Some(EarlierWork { after, .. }) = &mut self.earlier else { return Ok(()) };
         after.retain(|fence| !fence.is_known_complete());
         let for_host = after.iter().filter(|fence| !for_queue(fence));
-        // Allocates only where there is something.
+        // Allocates only if there is any.
         let open: Vec<Fence> = for_host.filter(|fence| !fence.is_complete()).cloned().collect();
         if !open.is_empty() {
             return Err(Unblocked::fences(open).into());
         }
-        // Over also where a timeline does not say so of itself.
+        // The others are complete, even if their timelines do not report it.
         after.retain(|fence| for_queue(fence));
         Ok(())
     }
 
-    /// Returns the fence of the claimed work, so that it also tells the failure of work that wrote what the claimed work
-    /// reads: see [`Fence::wait`]. It is the one to hand out; [`commit`](Self::commit) does likewise by itself.
+    /// Returns the fence of the claimed work, extended to report failures of the work that wrote what the
+    /// claimed work reads: see [`Fence::wait`]. Use it as the fence for callers; [`commit`](Self::commit)
+    /// extends its own.
     #[must_use]
     #[inline]
     pub fn inherit(&self, fence: Fence) -> Fence {
@@ -268,18 +274,19 @@ impl<'a> Claims<'a> {
         fence.with_sources(Sources::new(sources.clone(), path))
     }
 
-    /// The work is over when `fence` is. Later uses of the ranges come after it, and the memory lives until then.
+    /// Commits the claims: the work is complete when `fence` is. Later uses of the ranges wait for it, and
+    /// the memory lives until then.
     ///
     /// # Safety
-    /// * `fence` is over only when the work on the claimed ranges is over and everything in [`after`](Self::after) is:
-    ///   what the ranges were used for before is forgotten in favour of it.
+    /// * `fence` completes only after the work on the claimed ranges and everything in
+    ///   [`after`](Self::after): it replaces the earlier uses of the ranges.
     #[inline]
     pub unsafe fn commit(mut self, fence: &Fence) {
         self.commit_all(fence);
     }
 
-    /// Enqueues the claimed operation behind [`after`](Self::after), and commits its fence. Not by value: the claims are many
-    /// words, and a short copy notices that.
+    /// Enqueues the claimed operation after [`after`](Self::after), and commits its fence. By reference,
+    /// since moving the large claims would slow down a short copy.
     #[inline]
     pub(crate) fn enqueue<Q: Queue + ?Sized>(
         &mut self,
@@ -287,11 +294,12 @@ impl<'a> Claims<'a> {
         operation: &Operation<'_>,
         timing: Timing,
     ) -> Result<Fence> {
-        // SAFETY: the claims keep every conflicting use away until the fence is committed, and the fence keeps them away and
-        // the memory alive from then on.
+        // SAFETY: the claims block every conflicting use until the fence is committed; from then on the fence
+        // does, and keeps the memory alive.
         let fence = self.inherit(unsafe { queue.enqueue(operation, self.after(), timing) }?);
         operation.record_prefetch_target();
-        // A queue's fence is over after the operation, which it puts behind `after`; what was taken out of that was over.
+        // A queue's fence completes after the operation, which waits for `after`; fences removed from that
+        // were complete.
         self.commit_all(&fence);
         Ok(fence)
     }
@@ -320,20 +328,21 @@ impl<'a> Claims<'a> {
             let claims = group.iter().filter_map(|one| Some((&one.range, one.ticket.as_ref()?)));
             buffer.hazards().commit(claims, fence, retained, &mut wake_list);
         }
-        // They are no claims any more.
+        // Committed, so no claims any more.
         self.held.clear();
         wake_list.wake();
     }
 }
 
 impl Claims<'_> {
-    /// Returns whether there is no earlier work to wait for, nor any of which it is not known how it ended.
+    /// Returns whether no earlier work is in flight or has an unknown outcome.
     #[inline]
     pub(crate) fn have_no_predecessors(&self) -> bool {
         self.earlier.as_ref().is_none_or(|earlier| earlier.after.is_empty() && earlier.sources.is_empty())
     }
 
-    /// Ends the claims of work that is complete already, and followed nothing: later uses of the ranges need not wait for it.
+    /// Ends the claims of work that is complete and had no predecessors: later uses of the ranges need not
+    /// wait for it.
     #[inline]
     pub(crate) fn complete(&mut self) {
         let mut wake_list = WakeList::default();
@@ -372,8 +381,9 @@ fn same_buffer(one: &Claimed<'_>, other: &Claimed<'_>) -> bool {
     one.buffer.id() == other.buffer.id()
 }
 
-/// Whether any of the work that `fence` comes after is of another device. With its device lost every fence counts as over, though
-/// that work goes on; those that can fail by themselves are of no device that can be lost.
+/// Returns whether any work before `fence` is on another device. If the fence's device is lost, all its
+/// fences count as complete, but that work goes on. Fences that can fail on their own belong to the host,
+/// which cannot be lost.
 #[inline]
 pub(crate) fn follows_other_device(after: &[Fence], fence: &Fence) -> bool {
     let device = |fence: &Fence| fence.timeline().device();

@@ -1,4 +1,4 @@
-//! A buffer filled with an element of any size: by a pattern where one does, else by copies of what is there already.
+//! Fills a buffer with an element of any size: by a pattern if possible, else by repeated copies.
 
 use std::{any::Any, ptr::NonNull};
 
@@ -9,17 +9,17 @@ use crate::{
     submit,
 };
 
-/// Sets every element of `dst` to the bytes of `element`, by a queue. Does not wait: all of it is done when the fence is
-/// over, which orders it with other work as every [`submit`] does. No buffer but `dst` need be kept.
+/// Sets every element of `dst` to the bytes of `element`, on a queue. Does not wait: the fill is complete
+/// when the fence is, and is ordered with other work like by any [`submit`]. Only `dst` need be kept.
 ///
-/// An element whose bytes repeat after 1, 2, 4, 8 or 16 of them is one [`Operation::Fill`], if `dst` begins at a multiple of
-/// that in its allocation. Any other is written once, and what is there is copied behind itself until the buffer is full:
-/// that is several operations, between which others that use `dst` at the same time may come.
+/// An element whose bytes repeat after 1, 2, 4, 8 or 16 of them is one [`Operation::Fill`], if `dst` begins
+/// at a multiple of that in its allocation. Any other element is written once and then copied repeatedly
+/// until the buffer is full. Those are several operations; other operations on `dst` may run between them.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] for an element of no bytes, and where `dst` is no whole number of elements;
-/// [`ErrorKind::Unsupported`] where the queue does not fill such memory; those of [`submit`]. After an error of the queue's
-/// own, or where a host view was opened between two operations, `dst` may be filled in part.
+/// [`ErrorKind::InvalidArgument`] for an empty element, or if `dst` is not a whole number of elements;
+/// [`ErrorKind::Unsupported`] if the queue does not fill such memory; those of [`submit`]. After an error of
+/// the queue, or if a host view is opened between two operations, `dst` may be partly filled.
 pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
     if element.is_empty() || !dst.len().is_multiple_of(element.len()) {
         let text = format!(
@@ -38,9 +38,9 @@ pub fn fill(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence>
     }
 }
 
-/// Writes the element once and copies what is there behind itself until the buffer is full.
+/// Writes the element once and doubles the filled part until the buffer is full.
 fn fill_by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Result<Fence> {
-    // Dropped while the first copy is in flight it waits beside the destination's memory, which its backend drains.
+    // If it is dropped while the first copy is in flight, the backend of `dst` frees it.
     let source = RawBuffer::new(Box::new(Element::new(element)), dst.reclaimer());
     let mut done = element.len();
     let copy = Operation::Copy { src: &source, dst: &dst.slice(..done)? };
@@ -49,7 +49,8 @@ fn fill_by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Resul
     while done < dst.len() {
         let next = done.min(dst.len() - done);
         let copy = Operation::Copy { src: &dst.slice(..next)?, dst: &dst.slice(done..done + next)? };
-        // The last copy may read less than was written: without this its fence would not tell every failure.
+        // The last copy may read less than was written: without this, its fence would not report every
+        // failure.
         add_sources(&mut earlier, &last, (dst.id(), dst.place()), dst.range());
         last = submit(queue, &copy, Timing::Off)?;
         done += next;
@@ -61,9 +62,9 @@ fn fill_by_doubling(queue: &dyn Queue, dst: &RawBuffer, element: &[u8]) -> Resul
     Ok(last.with_sources(Sources::new(earlier, None)))
 }
 
-/// An element's bytes, owned: the caller's may be gone before a queue reads them.
+/// An owned copy of an element, since a queue reads it after the caller returned.
 struct Element {
-    /// In words, so that it is aligned.
+    /// Words, for their alignment.
     words: Box<[u128]>,
     bytes: usize,
 }
@@ -79,8 +80,8 @@ impl Element {
     }
 }
 
-// SAFETY: the words are initialised, have at least as many bytes, are aligned to 16, and neither move nor change until they
-// are dropped.
+// SAFETY: the words are initialised, have at least as many bytes, are aligned to 16, and neither move nor
+// change until they are dropped.
 unsafe impl Storage for Element {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pageable)

@@ -1,4 +1,4 @@
-//! What a queue can be asked to do, and the one way of asking: claim, enqueue, commit.
+//! The operations of a queue, and [`submit`], which claims, enqueues and commits them.
 
 use smallvec::SmallVec;
 
@@ -10,13 +10,13 @@ use crate::{
 /// Rows of equal length at regular distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pitched {
-    /// Bytes of a row.
+    /// Bytes in a row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub height: usize,
-    /// Bytes from one row's beginning to the next in the source; at least `width`.
+    /// Bytes from the start of one row to the next in the source; at least `width`.
     pub src_pitch: usize,
-    /// Likewise in the destination.
+    /// Bytes from the start of one row to the next in the destination; at least `width`.
     pub dst_pitch: usize,
 }
 
@@ -24,77 +24,78 @@ pub struct Pitched {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Operation<'a> {
-    /// Copies all of `src` over all of `dst`; both of one length.
+    /// Copies all of `src` to `dst`, which has the same length.
     Copy {
-        /// From here.
+        /// Source.
         src: &'a RawBuffer,
-        /// To here.
+        /// Destination.
         dst: &'a RawBuffer,
     },
     /// Copies rows.
     CopyPitched {
-        /// From here.
+        /// Source.
         src: &'a RawBuffer,
-        /// To here.
+        /// Destination.
         dst: &'a RawBuffer,
-        /// Which rows.
+        /// Size and distance of the rows.
         rows: Pitched,
     },
-    /// Copies each pair's first over its second; the order among them is not defined. Gathers and scatters are batches.
+    /// Copies the first of each pair to the second, in no defined order. Gathers and scatters are batches.
     CopyBatch {
-        /// Sources and destinations, each pair of one length.
+        /// Sources and destinations; both of a pair have the same length.
         pairs: &'a [(RawBuffer, RawBuffer)],
     },
-    /// Copies from one device's memory to another's, without the host; both of one length. The queue belongs to one of
-    /// the two, and access between them is enabled.
+    /// Copies from one device's memory to another's, without the host; both have the same length. The queue
+    /// belongs to one of the two devices, and peer access between them is enabled.
     CopyPeer {
-        /// From here.
+        /// Source.
         src: &'a RawBuffer,
-        /// To here.
+        /// Destination.
         dst: &'a RawBuffer,
     },
-    /// Copies by the device's processors, which read or write host memory in place: no copy engine takes part, so a queue
-    /// of copies does not hold it up. Both of one length.
+    /// Copies by a kernel that reads or writes host memory in place: no copy engine takes part, so queued
+    /// copies do not delay it. Both have the same length.
     CopyInPlace {
-        /// From here.
+        /// Source.
         src: &'a RawBuffer,
-        /// To here.
+        /// Destination.
         dst: &'a RawBuffer,
     },
     /// Fills memory with a pattern.
     Fill {
-        /// What to fill.
+        /// Destination.
         dst: &'a RawBuffer,
-        /// With what.
+        /// The pattern to repeat.
         pattern: Pattern,
     },
-    /// Moves unified memory to where it will be used; its content stays.
+    /// Migrates unified memory to the device that will use it; the content is preserved.
     Prefetch {
-        /// What to move.
+        /// Memory to migrate.
         buffer: &'a RawBuffer,
-        /// Where to.
+        /// Target device.
         to: DeviceId,
     },
-    /// Moves unified memory to the memory of one NUMA node of the host; its content stays.
+    /// Migrates unified memory to one NUMA node of the host; the content is preserved.
     PrefetchToNode {
-        /// What to move.
+        /// Memory to migrate.
         buffer: &'a RawBuffer,
-        /// The node's number; `None` is the one nearest to the thread that submits.
+        /// The node's number; `None` for the node nearest to the submitting thread.
         node: Option<u32>,
     },
-    /// Does again everything that was recorded; see [`Backend::record`](crate::Backend::record).
+    /// Repeats all operations of a recording; see [`Backend::record`](crate::Backend::record).
     Replay {
-        /// What.
+        /// The recording.
         recorded: &'a dyn Recording,
     },
 }
 
-/// The buffers of an operation and what it does to each.
+/// The buffers of an operation and its access to each.
 pub type Uses<'a> = SmallVec<[(&'a RawBuffer, Access); 4]>;
 
 impl<'a> Operation<'a> {
-    /// Unified memory that is sent somewhere counts as used there, whosever queue sends it. To be called between the work's
-    /// being enqueued and the commit of its claims: nobody else's use of the ranges in conflict comes in between.
+    /// Records the target device as a user of prefetched unified memory, whichever queue prefetches. Called
+    /// after the operation is enqueued and before its claims are committed, so that no conflicting use comes
+    /// in between.
     #[inline]
     pub(crate) fn record_prefetch_target(&self) {
         match *self {
@@ -107,18 +108,18 @@ impl<'a> Operation<'a> {
         }
     }
 
-    /// Returns what happens to the bytes that it claims for writing.
+    /// Returns what happens to the bytes that the operation claims for writing.
     #[inline]
     pub(crate) fn write_mode(&self) -> WriteMode {
         match self {
             Self::Prefetch { .. } | Self::PrefetchToNode { .. } | Self::CopyPitched { .. } => WriteMode::Keep,
-            // What one operation of a recording wrote another one may read.
+            // An operation of a recording may read what another one wrote.
             Self::Replay { .. } => WriteMode::Update,
             _ => WriteMode::Replace,
         }
     }
 
-    /// Its buffers, and what it does to each.
+    /// Returns the operation's buffers and its access to each.
     #[must_use]
     pub fn uses(&self) -> Uses<'a> {
         let mut uses = Uses::new();
@@ -137,7 +138,7 @@ impl<'a> Operation<'a> {
                 }
             }
             Self::Fill { dst, .. } => uses.push((dst, Access::Write)),
-            // Migration must not run beside another user of the pages.
+            // Migration must not run concurrently with another user of the pages.
             Self::Prefetch { buffer, .. } | Self::PrefetchToNode { buffer, .. } => {
                 uses.push((buffer, Access::Write));
             }
@@ -148,7 +149,7 @@ impl<'a> Operation<'a> {
         uses
     }
 
-    /// Checks what holds for any queue: equal lengths, no overlap, a writable destination, whole patterns.
+    /// Checks what any queue requires: equal lengths, no overlap, a writable destination, whole patterns.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`], [`ErrorKind::OutOfRange`] or [`ErrorKind::Overlap`].
@@ -232,7 +233,8 @@ fn overlapping(src: &RawBuffer, dst: &RawBuffer) -> Error {
     Error::new(ErrorKind::Overlap, text)
 }
 
-/// No destination of a batch may touch any other range of it, since the order among the pairs is not defined.
+/// Checks that no destination overlaps any other range of the batch, since the order of the pairs is not
+/// defined.
 fn check_batch(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
     let mut ranges: Vec<_> = pairs
         .iter()
@@ -242,7 +244,7 @@ fn check_batch(pairs: &[(RawBuffer, RawBuffer)]) -> Result<()> {
     ranges.sort_by_key(|(id, range, _)| (*id, range.start, range.end));
     let mut furthest: Option<(crate::BufferId, usize, usize)> = None;
     for (id, range, write_mode) in ranges {
-        // Ends of all ranges so far, and of the written ones among them.
+        // The largest end of all ranges so far, and of the written ones among them.
         let (any, by_write) = match furthest {
             Some((last, any, by_write)) if last == id => (any, by_write),
             _ => (0, 0),
@@ -276,30 +278,33 @@ fn check_rows(which: &str, len: usize, pitch: usize, rows: Pitched) -> Result<()
     }
 }
 
-/// Enqueues an operation in the order that its buffers ask for: after every conflicting use enqueued before, before
-/// every one enqueued later, whatever queues those are on. The buffers' memory stays alive until it is done.
+/// Enqueues an operation in the order that its buffers require: after all conflicting uses enqueued before
+/// it, on whatever queue, and before all enqueued later. Keeps the buffers' memory alive until it is
+/// complete.
 ///
-/// Does not wait for the operation. It waits for earlier work only where the queue cannot do so itself: when that work
-/// belongs to another backend; and after it has overtaken a waiter for one of the ranges 16 times, until that waiter had its
-/// turn.
+/// Does not wait for the operation. Waits for earlier work only if the queue cannot, since the work belongs
+/// to another backend; and, after overtaking a waiter for one of the ranges 16 times, until that waiter had
+/// its turn.
 ///
 /// # Errors
-/// Those of [`Operation::validate`]; [`ErrorKind::Busy`] where a host view is open on a range; [`ErrorKind::SourceFailed`]
-/// where bytes that it would read may be damaged; the queue's own. On an error nothing was enqueued.
+/// Those of [`Operation::validate`]; [`ErrorKind::Busy`] if a host view is open on a range;
+/// [`ErrorKind::SourceFailed`] if bytes that it would read may be damaged; the queue's own. On an error
+/// nothing was enqueued.
 pub fn submit(queue: &dyn Queue, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     submit_on(queue, operation, timing)
 }
 
-/// As [`submit`], with the queue's own type where that is known: it saves the calls by table, which a short copy notices.
+/// Like [`submit`], but generic over the queue's type, which saves virtual calls; short copies are noticeably
+/// faster.
 ///
 /// # Errors
-/// As for `submit`.
+/// Like `submit`.
 #[inline]
 pub fn submit_on<Q: Queue + ?Sized>(queue: &Q, operation: &Operation<'_>, timing: Timing) -> Result<Fence> {
     operation.validate()?;
     let mut claims = Claims::none(operation.write_mode());
     match *operation {
-        // Without the list of uses, whose length the compiler does not know.
+        // An array instead of `uses()`, so that the compiler knows the length.
         Operation::Copy { src, dst } => {
             claims.add(&mut [(src, Access::Read), (dst, Access::Write)], Some(queue.timeline()))
         }

@@ -1,6 +1,6 @@
-//! What memory is filled with: 1, 2, 4, 8 or 16 bytes over and over.
+//! Fill patterns: 1, 2, 4, 8 or 16 bytes to be repeated.
 
-/// A pattern that memory is filled with. Its bytes are those of the number in this machine's order.
+/// A fill pattern. Its bytes are those of the number in native byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// One byte.
@@ -16,7 +16,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// The widest pattern's bytes.
+    /// Bytes in the widest pattern.
     const MOST: usize = 16;
 
     /// The shortest pattern that, over and over, gives elements of these bytes behind one another: one of 4 bytes for
@@ -45,7 +45,7 @@ impl Pattern {
         })
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     #[inline]
     pub fn width(self) -> usize {
@@ -58,7 +58,7 @@ impl Pattern {
         }
     }
 
-    /// The first 16 bytes of memory that is filled with it.
+    /// Returns the first 16 bytes of memory filled with it.
     #[must_use]
     pub fn repeated(self) -> [u8; 16] {
         let number = match self {
@@ -71,14 +71,14 @@ impl Pattern {
         number.to_ne_bytes()
     }
 
-    /// The shortest pattern that leaves the same bytes.
+    /// Returns the shortest pattern with the same repetition.
     #[must_use]
     pub fn shortest(self) -> Self {
         Self::from_bytes(&self.repeated()).unwrap_or(self)
     }
 }
 
-/// Whether the bytes are the first `width` of them over and over, whole.
+/// Returns whether the bytes are whole repetitions of the first `width` of them.
 fn repeats(bytes: &[u8], width: usize) -> bool {
     let (first, rest) = (bytes.get(..bytes.len().saturating_sub(width)), bytes.get(width..));
     bytes.len() >= width && bytes.len().is_multiple_of(width) && first == rest

@@ -1,46 +1,48 @@
-//! Work that was prepared once and is enqueued as a whole, as often as wanted: a recording.
+//! Recordings: operations that are prepared once and enqueued as a whole, any number of times.
 
 use std::{any::Any, collections::BTreeMap, fmt};
 
 use crate::{Access, BufferId, DeviceId, Operation, RawBuffer};
 
-/// A set of operations that a backend has prepared. It keeps its buffers alive. Recording enqueues nothing and touches no
-/// data; [`Operation::Replay`] enqueues all of it, in the order that the buffers ask for like any other operation.
+/// A set of operations prepared by a backend. It keeps its buffers alive. Recording enqueues nothing and
+/// touches no data; [`Operation::Replay`] enqueues all of it, ordered by its buffers like any other
+/// operation.
 ///
-/// Each replay works on what the buffers hold when its turn comes. May be used from any thread; replays of one recording
-/// run one after the other.
+/// Each replay uses the buffers' contents at the time it runs. Can be used from any thread; replays of one
+/// recording run one after another.
 ///
 /// # Safety
-/// * [`uses`](Self::uses) lists every range that the recorded work touches, disjoint for each allocation, with
-///   [`Access::Write`] for every range that it writes. The answer does not change while the recording is borrowed.
-/// * [`as_any`](Self::as_any) answers `self`, not some other recording.
+/// * [`uses`](Self::uses) lists every range that the recorded work touches, disjoint for each allocation,
+///   with [`Access::Write`] for every range that it writes. It returns the same list while the recording is
+///   borrowed.
+/// * [`as_any`](Self::as_any) returns `self`, not some other recording.
 pub unsafe trait Recording: fmt::Debug + Send + Sync + 'static {
-    /// The device whose queues replay it.
+    /// Returns the device whose queues replay it.
     fn device(&self) -> DeviceId;
 
-    /// What a replay reads and writes.
+    /// Returns the ranges that a replay uses.
     fn uses(&self) -> &[(RawBuffer, Access)];
 
-    /// Whether nothing but the device itself touches the memory: no function of the host's, no other device. Otherwise unified
-    /// memory counts as used elsewhere at each replay.
+    /// Returns whether only the device itself touches the memory: no host function, no other device.
+    /// Otherwise each replay counts as a use of unified memory by unknown devices.
     fn stays_on_device(&self) -> bool {
         false
     }
 
-    /// For the backend's own queues.
+    /// Returns `self`, for the backend's own queues.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// What a set of operations uses, with no two ranges of one allocation overlapping: where one operation reads what another
-/// one writes, the range is written. So the whole can be claimed at once.
+/// Returns the ranges that a set of operations uses, disjoint within each allocation, so that they can be
+/// claimed together. A range that one operation reads and another one writes is listed as written.
 ///
-/// For who implements [`Recording`]; the order among the operations themselves is the implementation's to keep.
+/// For implementations of [`Recording`]. The order among the operations themselves is theirs to keep.
 #[must_use]
 pub fn merged_uses(operations: &[Operation<'_>]) -> Vec<(RawBuffer, Access)> {
     merge(operations.iter().flat_map(|operation| operation.uses()))
 }
 
-/// As [`merged_uses`], of uses that are known otherwise.
+/// Like [`merged_uses`], but of a list of uses.
 #[must_use]
 pub fn merge_uses(uses: &[(&RawBuffer, Access)]) -> Vec<(RawBuffer, Access)> {
     merge(uses.iter().copied())
@@ -54,9 +56,9 @@ fn merge<'a>(uses: impl Iterator<Item = (&'a RawBuffer, Access)>) -> Vec<(RawBuf
     of_allocation.values().flat_map(|uses| disjoint_ranges(uses)).collect()
 }
 
-/// The ranges of one allocation, cut where a use begins or ends, neighbours of the same access put together again.
+/// Returns the disjoint ranges of one allocation's uses; adjacent ranges of the same access are merged.
 fn disjoint_ranges(uses: &[(&RawBuffer, Access)]) -> Vec<(RawBuffer, Access)> {
-    // Where coverage changes: by how many uses, and by how many of those that write.
+    // Changes by address: in the number of uses, and of uses that write.
     let mut changes: BTreeMap<usize, (isize, isize)> = BTreeMap::new();
     for (buffer, access) in uses {
         let writes = isize::from(*access == Access::Write);

@@ -1,4 +1,4 @@
-//! Submission for tasks: what would block the thread is answered, or awaited, instead.
+//! Non-blocking submission, for tasks: returns or awaits what would block the thread.
 
 use std::{
     ptr,
@@ -12,18 +12,19 @@ use crate::{
     submit::unblocked::{TrySubmitError, Turns},
 };
 
-/// As [`submit`](crate::submit), but never blocks on work in flight: where the host would have to wait, that is answered.
-/// The host would have to wait
-/// * while another thread is between its claim and its commit on a range in conflict,
+/// Like [`submit`](crate::submit), but returns an error if the host would have to wait for work in flight:
+/// * while another thread is between claim and commit on a conflicting range,
 /// * while a waiter for such a range that was overtaken 16 times has its turn,
-/// * for conflicting work that the queue cannot wait for by itself,
-/// * for any conflicting work where a device's queue copies pageable memory, since its driver may do so during the call.
+/// * for conflicting work that the queue cannot wait for,
+/// * for any conflicting work if a device's queue copies pageable memory, since its driver may do so during
+///   the call.
 ///
-/// The call itself still takes the time of the driver's own: to copy pageable memory, or to find room in a queue that
-/// has some thousand operations in flight.
+/// The driver itself may still take time during the call: to copy pageable memory, or if some thousand
+/// operations are in flight on the queue.
 ///
 /// # Errors
-/// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Nothing was enqueued then.
+/// [`TrySubmitError::WouldBlock`]; [`TrySubmitError::Failed`] with the errors of `submit`. Nothing was
+/// enqueued then.
 pub fn try_submit(
     queue: &dyn Queue,
     operation: &Operation<'_>,
@@ -47,14 +48,14 @@ pub fn try_submit(
     claims.enqueue(queue, operation, timing).map_err(TrySubmitError::Failed)
 }
 
-/// Up to how many bytes of pageable memory are copied under the locks of their tables. Of each buffer the system may have to
-/// bring in two pages meanwhile; who needs a lock then lets others run.
+/// Up to this many bytes of pageable memory are copied under the tables' locks. The copy may fault on two
+/// pages of each buffer; threads that spin on a lock yield meanwhile.
 const UNDER_LOCK: usize = 4096;
 
-/// Copies all of `src` over all of `dst` at once on the calling thread and without a queue, in the order of all other work on the
-/// two buffers. Returns how long that took, by the host's clock if it is measured and else zero; `None` where it did nothing,
-/// since it would have to wait or the host cannot address both. For memory of which a backend says that this is
-/// [quicker than a queue](crate::Backend::host_copy_limit).
+/// Copies all of `src` to `dst` immediately, on the calling thread and without a queue, in order with all
+/// other work on the two buffers. Returns how long that took, by the host's clock if `timing` is measured and
+/// else zero; `None` if nothing was copied, since it would have to wait or the host cannot address both. For
+/// memory of which a backend says that this is [faster than a queue](crate::Backend::host_copy_limit).
 ///
 /// # Errors
 /// Those of `submit`; then nothing was copied.
@@ -63,8 +64,9 @@ pub fn copy_on_host(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<
     let (Some(from), Some(to)) = (src.host_address(), dst.host_address()) else { return Ok(None) };
     let copy = || {
         let begun = (timing == Timing::Measured).then(Instant::now);
-        // SAFETY: the lengths agree, and `dst` may be written. It is called where nothing in conflict is in flight, and both locks,
-        // or claims, keep conflicting work away. Two buffers may wrap the same foreign bytes, so the ranges may overlap.
+        // SAFETY: the lengths agree, and `dst` is writable. Called only if nothing conflicting is in flight,
+        // while both locks or claims block conflicting work. Two buffers may wrap the same foreign bytes, so
+        // the ranges may overlap.
         unsafe { ptr::copy(from.as_ptr(), to.as_ptr(), src.len()) };
         begun.map_or(Duration::ZERO, |begun| begun.elapsed())
     };
@@ -91,8 +93,8 @@ pub fn copy_on_host(src: &RawBuffer, dst: &RawBuffer, timing: Timing) -> Result<
     Ok(Some(took))
 }
 
-/// As [`submit`](crate::submit) for a task: waits by wakers, under any executor, where `submit` would block the thread.
-/// Answers once the operation is enqueued. Dropped before that, nothing was enqueued.
+/// Like [`submit`](crate::submit), but for tasks: waits by wakers, under any executor, where `submit` blocks.
+/// Completes when the operation is enqueued. If the future is dropped before, nothing was enqueued.
 ///
 /// # Errors
 /// Those of `submit`.

@@ -1,4 +1,5 @@
-//! What keeps work from being submitted just now, as a future: a task waits for it where a thread would block.
+//! The future that a task awaits if work cannot be submitted without blocking, and turns, which prevent
+//! starvation.
 
 use std::{
     fmt,
@@ -19,46 +20,47 @@ use crate::{
     sync::spin_lock::SpinLock,
 };
 
-/// Why nothing was submitted by a call that does not wait.
+/// Why a call that does not wait submitted nothing.
 #[derive(Debug)]
 pub enum TrySubmitError {
-    /// Something is in the way that will go by itself: await it, then try again.
+    /// Blocked by other work or another thread: await it, then try again.
     WouldBlock(Unblocked),
-    /// It will not be submitted.
+    /// Submission failed; retrying is of no use unless the error says so.
     Failed(Error),
 }
 
-/// Work in flight, or another thread's claim, that submission must come after. Ready when it is worth trying again, which
-/// may find another one. Holds no claim: dropping it at any time changes nothing.
+/// Completes when submitting is worth retrying. The retry may be blocked again, by other work. Holds no
+/// claim, so it may be dropped at any time.
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct Unblocked {
     cause: Cause,
 }
 
 enum Cause {
-    /// Some thread is between its claim and its commit, or a waiter comes first.
+    /// Another thread is between claim and commit, or a waiter goes first.
     Claim(Box<ClaimedRange>),
-    /// These are not over yet; each goes when it is. On the heap, so that an answer of success stays small.
+    /// Fences to wait for; each is removed when it is complete. A `Vec`, to keep results small.
     Fences(Vec<Fence>),
-    /// A waiter comes first, which waits for these.
+    /// A waiter goes first, which waits for these fences.
     Turn(Vec<Fence>),
 }
 
-/// A range that is claimed. On the heap, as an answer of success should stay small.
+/// A claimed range. Boxed, to keep results small.
 struct ClaimedRange {
     buffer: RawBuffer,
     range: Range<usize>,
     access: Access,
-    /// The turn of who waits for it.
+    /// The turn of the waiting caller.
     turn: Option<TurnId>,
 }
 
-/// How long a thread lets a waiter go first that waits for work in flight. It cannot know whether that work ends before the
-/// thread itself goes on.
+/// How long a thread lets another waiter go first if that one waits for work in flight. That work may depend
+/// on what this thread does next.
 const MAX_TURN_WAIT: Duration = Duration::from_millis(10);
 
 impl Unblocked {
-    /// What blocks a use of a range of the buffer's allocation. Who tries again with `turns` has a turn from now on.
+    /// Creates it for a blocked use of a range of the buffer's allocation. With `turns`, the caller has a
+    /// turn from now on.
     pub(crate) fn before(
         buffer: &RawBuffer,
         range: Range<usize>,
@@ -85,7 +87,7 @@ impl Unblocked {
         Self { cause: Cause::Fences(fences) }
     }
 
-    /// Blocks the calling thread until it is worth trying again with these turns.
+    /// Blocks the calling thread until a retry with these turns is worthwhile.
     pub(crate) fn block(&self, turns: &Turns) {
         match &self.cause {
             Cause::Claim(claimed) => {
@@ -93,7 +95,7 @@ impl Unblocked {
             }
             Cause::Fences(fences) => {
                 for fence in fences {
-                    // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+                    // The failed transfer reports its error itself; either way its work is complete.
                     let _over = fence.wait();
                 }
             }
@@ -105,7 +107,7 @@ impl Unblocked {
         }
     }
 
-    /// Returns the fences of the work that it is; none where it is a claim, or a waiter.
+    /// Returns the fences to wait for; none if a claim or a waiter blocks.
     pub(crate) fn until(&self) -> &[Fence] {
         match &self.cause {
             Cause::Fences(fences) => fences,
@@ -113,13 +115,14 @@ impl Unblocked {
         }
     }
 
-    /// Returns whether it has gone, asking the driver, but without waiting.
+    /// Queries the driver whether the use is unblocked, without waiting.
     pub(crate) fn is_resolved(&self) -> bool {
         matches!(&self.cause, Cause::Fences(fences) if fences.iter().all(Fence::is_complete))
     }
 }
 
-/// Blocks the calling thread until all are complete, or for a limited time. Returns whether they are.
+/// Blocks the calling thread until all fences are complete, or until the limit. Returns whether all are
+/// complete.
 fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
     struct Unparks(Thread);
 
@@ -141,28 +144,29 @@ fn wait_timeout(limit: Duration, fences: &[Fence]) -> bool {
     })
 }
 
-/// The turns of a caller that tries again until it is not blocked: after 16 conflicting uses have overtaken it, later ones
-/// queue behind it. For [`try_submit`](crate::try_submit) and [`Claims::try_acquire`](crate::Claims::try_acquire), which take a turn
-/// where they answer what blocks them. Ends when dropped; an attempt that is not made within 1 ms after it could succeed loses
-/// its turn until the next one.
+/// The turns of a caller that retries until it is not blocked: after 16 conflicting uses have overtaken it,
+/// later ones queue behind it. Pass the same value to each attempt of [`try_submit`](crate::try_submit) or
+/// [`Claims::try_acquire`](crate::Claims::try_acquire); a blocked attempt takes a turn. A caller that does
+/// not retry within 1 ms after it could succeed loses its turn until its next attempt. Dropping this ends its
+/// turns.
 #[derive(Debug, Default)]
 pub struct Turns(SpinLock<Taken>);
 
 #[derive(Debug, Default)]
 struct Taken {
     turns: SmallVec<[(RawBuffer, TurnId); 1]>,
-    /// Whether it has waited for other waiters as long as it should.
+    /// Whether the caller has waited for other waiters long enough.
     skips_turns: bool,
 }
 
 impl Turns {
-    /// Returns the turn to ask with on a buffer's allocation.
+    /// Returns the turn to use for a buffer's allocation.
     pub(crate) fn of(&self, buffer: &RawBuffer) -> Option<TurnId> {
         let taken = self.0.lock();
         if taken.skips_turns { Some(TurnId::FIRST) } else { taken.of(buffer) }
     }
 
-    /// Takes or keeps a turn on each range, of a waiter that waits for the fences.
+    /// Takes or keeps a turn on each range, while waiting for the fences.
     pub(crate) fn keep_all(&self, uses: &[(&RawBuffer, Access)], until: &[Fence]) {
         for (buffer, access) in uses {
             self.keep(buffer, &buffer.range(), *access, until);
@@ -208,7 +212,7 @@ impl Future for Unblocked {
             }
             Cause::Fences(fences) | Cause::Turn(fences) => {
                 while let Some(fence) = fences.last() {
-                    // A failed predecessor is reported by its own transfer; the bytes are at rest either way.
+                    // The failed transfer reports its error itself; either way its work is complete.
                     let Poll::Ready(_over) = fence.poll_done(context) else { return Poll::Pending };
                     fences.pop();
                 }
@@ -247,10 +251,11 @@ impl From<Error> for TrySubmitError {
 }
 
 impl RawBuffer {
-    /// As [`wait_idle`](Self::wait_idle) for a task: waits by wakers, under any executor, and blocks no thread.
+    /// Like [`wait_idle`](Self::wait_idle), but for tasks: waits by wakers, under any executor, and blocks no
+    /// thread.
     ///
     /// # Errors
-    /// As for `wait_idle`.
+    /// Like `wait_idle`.
     pub async fn wait_idle_async(&self) -> Result<()> {
         let mut outcome = Ok(());
         let outstanding: Vec<Fence> = self.hazards().outstanding().into_iter().collect();

@@ -1,9 +1,9 @@
-//! What the control groups of this process leave it, of both versions.
+//! The memory limits of the process's control groups, of both versions.
 
 use super::mounts::{Mount, Version};
 use crate::MemoryInfo;
 
-/// The limit of every group that the process is in, from its own outwards, as far as there are any.
+/// Returns the limit of each group that the process is in, from its own outwards, as far as limits are set.
 pub(super) fn limits<'a>(
     read: &'a impl Fn(&str) -> Option<String>,
     groups: &'a str,
@@ -15,7 +15,7 @@ pub(super) fn limits<'a>(
     })
 }
 
-/// The group of the process in the lines of `/proc/self/cgroup`, each `number:controllers:path`.
+/// Returns the process's group from the lines of `/proc/self/cgroup`, each `number:controllers:path`.
 fn group_of(groups: &str, version: Version) -> Option<&str> {
     groups.lines().find_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -24,16 +24,17 @@ fn group_of(groups: &str, version: Version) -> Option<&str> {
             Version::One => controllers.split(',').any(|controller| controller == "memory"),
             Version::Two => number == "0" && controllers.is_empty(),
         };
-        // A group outside of what a container sees cannot be looked at.
+        // Groups outside of the container's view cannot be read.
         (is_it && path.starts_with('/') && !path.split('/').any(|part| part == "..")).then_some(path)
     })
 }
 
-/// Where the files of a group and of those around it are, as far as they are mounted.
+/// Returns the folders of a group and of its parents, as far as they are mounted.
 fn folders(mount: &Mount, group: &str) -> Vec<String> {
     let root = mount.root.trim_end_matches('/');
     let below = group.strip_prefix(root).filter(|below| below.is_empty() || below.starts_with('/'));
-    // A name that does not fit is one of outside; what is mounted is the container's own.
+    // A group's name that does not fit is from outside the container; what is mounted is the container's own
+    // group.
     let mut below = below.unwrap_or_default().trim_end_matches('/');
     let point = mount.point.trim_end_matches('/');
     let mut folders = vec![format!("{point}{below}")];
@@ -44,9 +45,9 @@ fn folders(mount: &Mount, group: &str) -> Vec<String> {
     folders
 }
 
-/// `None` where a group has no limit.
+/// Returns the limit of a group, or `None` if it has none.
 fn limit(read: &impl Fn(&str) -> Option<String>, folder: &str, version: Version) -> Option<MemoryInfo> {
-    /// The first version says by a number near the largest that there is none.
+    /// Version 1 writes "no limit" as a number near `i64::MAX`.
     const NONE: u64 = 1 << 60;
     let (limit, usage, prefix) = match version {
         Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -60,7 +61,7 @@ fn limit(read: &impl Fn(&str) -> Option<String>, folder: &str, version: Version)
     Some(MemoryInfo { free: total.saturating_sub(used - cached), total })
 }
 
-/// Bytes that the group is charged for and that the system gives up when it needs them.
+/// Returns the bytes charged to the group that the system reclaims on demand.
 fn cached(statistics: &str, prefix: &str) -> u64 {
     let of = |name: &str| {
         let value =

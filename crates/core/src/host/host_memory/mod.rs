@@ -1,4 +1,4 @@
-//! How much memory the host has for this process: what the system says, within the limits of its container.
+//! The memory available to this process: the system's, within the limits of its container.
 
 #[cfg(any(target_os = "linux", test))]
 mod cgroup;
@@ -9,15 +9,15 @@ mod windows;
 
 use crate::{MemoryInfo, Result};
 
-/// Bytes of main memory that this process can still have without swapping, and how many it can have in all: of the machine's,
-/// and of what the control groups (versions 1 and 2) of the process allow, whichever is less. File pages that the system keeps
-/// only as a cache count as free in both. Asks the system anew at each call, which takes some tens of microseconds.
+/// Returns the free and total bytes of main memory for this process, without swapping: of the machine, and of
+/// the process's control groups (versions 1 and 2), whichever is less. Page cache counts as free in both.
+/// Queries the system at each call, which takes some tens of microseconds.
 ///
-/// Memory that a driver pins counts as any other; the limit of locked memory (`RLIMIT_MEMLOCK`) is for `mlock`, which the
-/// CUDA driver does not use.
+/// Pinned memory counts as used like any other; the limit of locked memory (`RLIMIT_MEMLOCK`) applies to
+/// `mlock`, which the CUDA driver does not use.
 ///
 /// # Errors
-/// [`Unsupported`](crate::ErrorKind::Unsupported) where the system does not tell: on anything but Linux and Windows, or without
+/// [`Unsupported`](crate::ErrorKind::Unsupported) on systems other than Linux and Windows, or without
 /// `/proc`.
 pub fn host_memory() -> Result<MemoryInfo> {
     query().ok_or_else(|| {
@@ -31,13 +31,13 @@ pub fn host_memory() -> Result<MemoryInfo> {
 fn query() -> Option<MemoryInfo> {
     use std::sync::OnceLock;
 
-    /// Where control groups are mounted does not change while a process runs.
+    /// Mounts of control groups do not change while a process runs.
     static MOUNTS: OnceLock<Vec<mounts::Mount>> = OnceLock::new();
     let mounts = MOUNTS.get_or_init(|| mounts::of_memory(&text("/proc/self/mountinfo").unwrap_or_default()));
     memory_from(text, mounts)
 }
 
-/// Anyone may have mounted something under a name that is no text; the other lines hold all the same.
+/// A mount point may have a name that is not UTF-8; the other lines are still valid.
 #[cfg(target_os = "linux")]
 fn text(path: &str) -> Option<String> {
     std::fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -53,7 +53,7 @@ fn query() -> Option<MemoryInfo> {
     None
 }
 
-/// What files say, which `read` finds by their paths.
+/// Returns what the files say; `read` reads one by its path.
 #[cfg(any(target_os = "linux", test))]
 fn memory_from(read: impl Fn(&str) -> Option<String>, mounts: &[mounts::Mount]) -> Option<MemoryInfo> {
     let machine = machine_memory(&read("/proc/meminfo")?)?;

@@ -1,29 +1,29 @@
-//! Where the system shows control groups that limit memory.
+//! Mounted control groups that limit memory.
 
 /// A mounted hierarchy of control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) version: Version,
-    /// The group that is mounted: of a container its own, where it sees the whole hierarchy's names.
+    /// The mounted group: a container's own group, if the container sees the names of the whole hierarchy.
     pub(super) root: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub(super) point: String,
 }
 
-/// Of control groups.
+/// Version of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     One,
     Two,
 }
 
-/// The hierarchies among the lines of `/proc/self/mountinfo` that may limit memory.
+/// Returns the hierarchies that may limit memory, from the lines of `/proc/self/mountinfo`.
 pub(super) fn of_memory(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(of_line).collect()
 }
 
 fn of_line(line: &str) -> Option<Mount> {
-    // Between the two halves there is any number of optional fields.
+    // Any number of optional fields precedes the separator.
     let (mount, file_system) = line.split_once(" - ")?;
     let mut file_system = file_system.split(' ');
     let version = match file_system.next()? {
@@ -39,7 +39,7 @@ fn of_line(line: &str) -> Option<Mount> {
     Some(Mount { version, root: plain(fields.next()?), point: plain(fields.next()?) })
 }
 
-/// A path as it is: the kernel writes what would end a field as three octal digits.
+/// Decodes a path: the kernel writes characters that would end a field as three octal digits.
 fn plain(escaped: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()

@@ -1,8 +1,8 @@
-//! What Windows says of its memory.
+//! Available memory on Windows.
 
 use crate::MemoryInfo;
 
-/// As `MEMORYSTATUSEX` in the system's headers.
+/// `MEMORYSTATUSEX` of the Windows headers.
 #[repr(C)]
 #[derive(Default)]
 struct Status {
@@ -10,7 +10,7 @@ struct Status {
     load: u32,
     total: u64,
     available: u64,
-    // Of the page file and of addresses.
+    // Page file and address space.
     others: [u64; 5],
 }
 
@@ -19,10 +19,10 @@ unsafe extern "system" {
     fn GlobalMemoryStatusEx(status: *mut Status) -> i32;
 }
 
-/// Available and total bytes of main memory; `None` where the system does not say.
+/// Returns available and total bytes of main memory; `None` if the call fails.
 pub(crate) fn memory() -> Option<MemoryInfo> {
     let mut status = Status { length: size_of::<Status>() as u32, ..Status::default() };
-    // SAFETY: the structure is the system's, says its own size, and is valid for the call.
+    // SAFETY: the structure has the system's layout, contains its own size, and is valid for the call.
     let known = unsafe { GlobalMemoryStatusEx(&raw mut status) } != 0;
     known.then_some(MemoryInfo { free: status.available, total: status.total })
 }
