@@ -1,4 +1,4 @@
-//! What links and runs the programs of another platform: found, or named with the Debian package that has it.
+//! Finds the linker and emulator of another platform, or names their Debian packages.
 
 use std::{
     env,
@@ -13,27 +13,27 @@ use xshell::{Shell, cmd};
 use super::wine;
 use crate::artifacts;
 
-/// A way to run programs.
+/// An emulator for the programs of a target.
 pub(super) struct Emulator {
     pub(super) target: &'static str,
     pub(super) runner: PathBuf,
-    /// As it calls itself.
+    /// Version line that it prints.
     pub(super) version: String,
-    /// Programs of tests whose names begin so are left out, for this reason.
+    /// Prefix of test programs that are not run, and the reason.
     pub(super) left_out: Option<(&'static str, &'static str)>,
-    /// What cargo and the tests are told.
+    /// Environment variables of cargo and the tests.
     pub(super) environment: Vec<(String, OsString)>,
 }
 
 pub(super) enum Found {
     Ready(Emulator),
-    /// What is missing.
+    /// Reason that names the missing packages.
     Missing(String),
-    /// Nothing that could be installed runs these programs.
+    /// No emulator exists for the target.
     Nothing,
 }
 
-/// A program under the names it may have, and the package that brings it.
+/// A program's possible names and its Debian package.
 struct Tool {
     names: &'static [&'static str],
     package: &'static str,
@@ -46,11 +46,11 @@ const AARCH64: [Tool; 2] = [
 
 const WINDOWS: [Tool; 2] = [
     Tool { names: &["x86_64-w64-mingw32-gcc"], package: "gcc-mingw-w64-x86-64-win32" },
-    // Debian puts the program itself outside the PATH; another package has the name that is on it.
+    // Debian installs the program outside the PATH; the name on the PATH belongs to another package.
     Tool { names: &["/usr/lib/wine/wine64", "wine64", "wine"], package: "wine64" },
 ];
 
-/// What there is for a target.
+/// Finds the tools of a target.
 pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
     let tools = match target {
         "aarch64-unknown-linux-gnu" => &AARCH64,
@@ -58,15 +58,12 @@ pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
         _ => return Ok(Found::Nothing),
     };
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        return Ok(Found::Missing("its programs are run from Linux on x86-64 only".to_owned()));
+        return Ok(Found::Missing("tests of other platforms run only on Linux x86-64".to_owned()));
     }
     let (Some(linker), Some(runner)) = (tools[0].find(), tools[1].find()) else {
         let absent = tools.iter().filter(|tool| tool.find().is_none());
         let packages: Vec<_> = absent.map(|tool| tool.package).collect();
-        return Ok(Found::Missing(format!(
-            "no tests; missing are the Debian packages {}",
-            packages.join(" ")
-        )));
+        return Ok(Found::Missing(format!("no tests; missing Debian packages: {}", packages.join(" "))));
     };
     let upper = target.to_uppercase().replace('-', "_");
     let mut environment: Vec<(String, OsString)> = vec![
@@ -78,15 +75,15 @@ pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
         if target.contains("windows") { Some(artifacts::target_directory(sh)?.join("wine")) } else { None };
     let mut tell = |name: &str, value: OsString| environment.push((name.to_owned(), value));
     if let Some(folder) = &wine_folder {
-        // A folder of its own, so that the user's Wine stays as it is.
+        // A separate folder, so that the user's Wine is not changed.
         tell("WINEPREFIX", folder.into());
         tell("WINEDEBUG", "-all".into());
     } else {
         tell("QEMU_LD_PREFIX", "/usr/aarch64-linux-gnu".into());
-        // Linux starts no program of another processor by itself; tests that start programs are told who does.
+        // For tests that start programs.
         tell("TRANSLOAD_TEST_RUNNER", runner.clone().into());
         tell("TRANSLOAD_SIM_UNRESERVED", "1".into());
-        // A little optimisation pays where each instruction is translated; overflow checks and assertions stay.
+        // Emulation is slow, so optimise a little; overflow checks and assertions stay.
         tell("CARGO_PROFILE_DEV_OPT_LEVEL", "1".into());
         tell("CARGO_PROFILE_TEST_OPT_LEVEL", "1".into());
     }
@@ -98,12 +95,11 @@ pub(super) fn find(sh: &Shell, target: &'static str) -> Result<Found> {
         cmd!(sh, "{runner} --version").quiet().read()?
     };
     let version = version.lines().next().unwrap_or_default().to_owned();
-    let left_out =
-        wine_folder.map(|_| ("loom", "under Wine it aborts where it unwinds on stacks of its own"));
+    let left_out = wine_folder.map(|_| ("loom", "under Wine loom aborts when it unwinds on its own stacks"));
     Ok(Found::Ready(Emulator { target, runner, version, left_out, environment }))
 }
 
-/// Ends, when dropped, what an emulator keeps running beside the programs.
+/// Stops the emulator's background processes when dropped.
 pub(super) struct Session<'a>(&'a Emulator);
 
 impl Emulator {
@@ -117,7 +113,7 @@ impl Drop for Session<'_> {
         if self.0.target.contains("windows") {
             let environment = self.0.environment.iter().map(|(name, value)| (name, value));
             let mut end = Command::new(&self.0.runner);
-            // Left alone it ends by itself, a little later.
+            // Otherwise it ends by itself a little later.
             let _ended = end.args(["wineboot", "--kill"]).envs(environment).stdin(Stdio::null()).output();
         }
     }
@@ -127,7 +123,7 @@ impl Tool {
     fn find(&self) -> Option<PathBuf> {
         let path = env::var_os("PATH").unwrap_or_default();
         let folders: Vec<_> = env::split_paths(&path).collect();
-        // A name with a folder in it stays as it is.
+        // `join` keeps an absolute name unchanged.
         let places = self.names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
         places.into_iter().find(|place| Path::is_file(place))
     }

@@ -1,5 +1,5 @@
-//! The workspace on platforms other than this machine's: checked for each, and its tests run where something here can run
-//! the platform's programs. Nothing of it says anything about hardware.
+//! Checks the workspace for other platforms, and runs its tests if an emulator is installed. The results say nothing about
+//! hardware.
 
 mod emulator;
 mod exports;
@@ -14,9 +14,9 @@ use xshell::{Shell, cmd};
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// One platform; all of them where not given.
+    /// The platform; by default all.
     platform: Option<Platform>,
-    /// Check only: run no tests.
+    /// Check only; run no tests.
     #[arg(long)]
     check: bool,
     /// Further arguments for `cargo test`, such as `--package transload-core`.
@@ -24,14 +24,14 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// What every change is tested on elsewhere: the driver beneath cust, what stands on it, what is linked with it, and the floor.
-/// Emulated, the tests of streams alone take as long as all of these.
-const OFTEN: [&str; 6] = ["core", "cuda-sim", "cuda-sys", "memory", "cli", "probe"];
+/// Packages whose tests run under emulators for every change: core, the driver shims and their users, a program and a C
+/// library. The tests of `streams` alone take as long as all of these.
+const FOR_EVERY_CHANGE: [&str; 6] = ["core", "cuda-sim", "cuda-sys", "memory", "cli", "probe"];
 
 impl Options {
-    /// For every change: all platforms, and of the tests those that differ most between platforms.
+    /// For every change: all platforms, and the tests that depend most on the platform.
     pub(crate) fn for_every_change() -> Self {
-        let arguments = OFTEN.iter().map(|name| format!("--package=transload-{name}")).collect();
+        let arguments = FOR_EVERY_CHANGE.iter().map(|name| format!("--package=transload-{name}")).collect();
         Self { platform: None, check: false, arguments }
     }
 }
@@ -40,9 +40,9 @@ impl Options {
 pub(crate) enum Platform {
     /// Linux on aarch64; tests under qemu-user.
     Aarch64,
-    /// Windows on x86-64, of both kinds; tests of the GNU kind under Wine.
+    /// Windows on x86-64, GNU and MSVC; tests of the GNU build under Wine.
     Windows,
-    /// macOS on aarch64: checked, never run.
+    /// macOS on aarch64; checked only.
     Macos,
 }
 
@@ -56,7 +56,7 @@ impl Platform {
     }
 }
 
-/// What became of one part of the work.
+/// The result of one step.
 enum Outcome {
     Checked,
     Skipped(String),
@@ -83,9 +83,9 @@ impl Outcome {
     }
 }
 
-/// Does what can be done here for each platform, then says what was and what was not. What is missing is no failure.
+/// Checks and tests each platform as far as tools are installed, then prints what was done and what was skipped.
 ///
-/// Fails, after all of it, where something that was done found a fault.
+/// Fails at the end if a check or a test failed. A missing tool is not a failure.
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let platforms = options.platform.as_ref().map_or(Platform::value_variants(), std::slice::from_ref);
     let mut outcomes = Vec::new();
@@ -109,9 +109,9 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     }
 }
 
-/// Clippy, which has the compiler check everything that does not depend on a linker.
+/// Runs clippy, which checks everything that needs no linker.
 fn check(sh: &Shell, target: &'static str) -> Outcome {
-    if let Err(reason) = have(sh, target) {
+    if let Err(reason) = prepare(sh, target) {
         return Outcome::Skipped(format!("{reason:#}"));
     }
     println!("cross: {target}: clippy, every target, warnings denied");
@@ -122,8 +122,8 @@ fn check(sh: &Shell, target: &'static str) -> Outcome {
     }
 }
 
-/// Sees to it that the standard library for a platform is installed, and the sources of what only that platform needs.
-fn have(sh: &Shell, target: &str) -> Result<()> {
+/// Installs the standard library of a platform and downloads its dependencies, if missing.
+fn prepare(sh: &Shell, target: &str) -> Result<()> {
     let library = cmd!(sh, "rustc --print target-libdir --target {target}").quiet().read()?;
     if !std::path::Path::new(&library).is_dir() {
         let add = cmd!(sh, "rustup target add {target}").quiet();
@@ -133,14 +133,13 @@ fn have(sh: &Shell, target: &str) -> Result<()> {
     fetch.run().context("dependencies are missing and cannot be downloaded")
 }
 
-/// Every test that is a program of its own; `None` for platforms whose programs nothing here runs. Examples in the
-/// documentation are left to the machine's own platform.
+/// Runs every test program; `None` if no emulator exists for the platform. Doctests run on the machine's own platform only.
 fn test(sh: &Shell, target: &'static str, arguments: &[String]) -> Result<Option<Outcome>> {
     let emulator = match emulator::find(sh, target) {
         Ok(emulator::Found::Nothing) => return Ok(None),
         Ok(emulator::Found::Missing(what)) => return Ok(Some(Outcome::Skipped(what))),
         Ok(emulator::Found::Ready(emulator)) => emulator,
-        // As where Wine cannot set up its folder.
+        // For example, Wine cannot set up its folder.
         Err(error) => return Ok(Some(Outcome::Skipped(format!("no tests; {error:#}")))),
     };
     println!("cross: {target}: tests under {}", emulator.version);
@@ -148,7 +147,7 @@ fn test(sh: &Shell, target: &'static str, arguments: &[String]) -> Result<Option
     let mut all: Vec<&str> = vec!["--target", target];
     all.extend((!names_packages).then_some("--workspace"));
     all.extend(arguments.iter().map(String::as_str));
-    // For all that is built below.
+    // For the builds below.
     let _environment: Vec<_> =
         emulator.environment.iter().map(|(name, value)| sh.push_env(name, value)).collect();
     let Ok(tests) = programs::build(sh, &all) else {
@@ -166,7 +165,7 @@ fn test(sh: &Shell, target: &'static str, arguments: &[String]) -> Result<Option
     }
     if target.contains("windows") {
         match exports::check(sh, target) {
-            Ok(()) => println!("cross: {target}: a C library exports and needs nothing of the driver's"),
+            Ok(()) => println!("cross: {target}: a C library neither exports nor needs the driver's symbols"),
             Err(error) => return Ok(Some(Outcome::Failed(format!("a C library: {error:#}")))),
         }
     }

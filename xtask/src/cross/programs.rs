@@ -1,4 +1,4 @@
-//! Runs programs of tests one by one, each for a limited time, and counts what they say.
+//! Runs test programs one by one with a time limit and counts their results.
 
 use std::{
     env, fmt,
@@ -12,10 +12,10 @@ use xshell::Shell;
 use super::emulator::Emulator;
 use crate::artifacts::{self, Artifact};
 
-/// Longer than any of them takes on a slow machine. They have watchdogs of their own.
+/// Time limit in seconds, longer than any takes on a slow machine. The tests have their own watchdogs.
 const SECONDS: &str = "900";
 
-/// Tests counted over programs. One that skips itself and says so has passed, too.
+/// Test counts over programs. A skipped test also counts as passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) programs: u64,
@@ -44,7 +44,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Builds every program of tests that cargo's `arguments` name.
+/// Builds every test program selected by cargo's `arguments`.
 pub(super) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
     let arguments = [&["test", "--no-run", "--quiet", "--lib", "--bins", "--tests"], arguments].concat();
     let mut tests = artifacts::build(sh, &arguments)?;
@@ -53,14 +53,14 @@ pub(super) fn build(sh: &Shell, arguments: &[&str]) -> Result<Vec<Artifact>> {
     Ok(tests)
 }
 
-/// Runs one with `runner`, in its package's folder as cargo does, and prints what it said where that is of interest.
+/// Runs a test program in its package's folder, as cargo does, and prints its output if it failed.
 pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
     let mut command = Command::new("timeout");
     command.arg(SECONDS).arg(&emulator.runner).arg(&test.path).arg("--show-output");
     let output = command
         .current_dir(&test.folder)
         .envs(emulator.environment.iter().map(|(name, value)| (name, value)))
-        // What tests that build something build it with, and for what.
+        // For tests that build something.
         .env("CARGO", env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .env("CARGO_BUILD_TARGET", emulator.target)
         .stdin(Stdio::null())
@@ -77,8 +77,8 @@ pub(super) fn run(emulator: &Emulator, test: &Artifact) -> Result<Counts> {
     Ok(counts)
 }
 
-/// What a program says of its tests: the harness's line, and a line for each skipped one. A program without the harness
-/// counts as one test.
+/// Counts results from the harness's summary and the lines of skipped tests. A program without the harness counts as one
+/// test.
 fn count(text: &str) -> Counts {
     let skipped = text.lines().filter(|line| line.starts_with("skipped: ")).count() as u64;
     let Some(result) = text.lines().rev().find_map(|line| line.strip_prefix("test result: ")) else {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_harness_says_is_counted() {
+    fn harness_output_is_counted() {
         let text = "running 4 tests\ntest a ... ok\n\n---- a stdout ----\nskipped: no device\n\n\
                     test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.02s\n";
         assert_eq!(count(text), Counts { programs: 1, passed: 3, failed: 1, skipped: 1 });

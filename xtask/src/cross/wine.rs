@@ -1,14 +1,14 @@
-//! A folder of its own for Wine, with what Rust's programs need and Wine before version 8.17 lacks.
+//! Prepares a separate folder for Wine, with a library that Rust programs need and Wine before 8.17 lacks.
 
 use std::{ffi::OsString, fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use xshell::{Shell, cmd};
 
-/// Since Rust 1.78 every program takes its random numbers from this library.
+/// Source of random numbers for programs since Rust 1.78.
 const RANDOM: &str = "bcryptprimitives.dll";
 
-/// Says the same as the system's: random bytes from the function that has had them for longer.
+/// Implements it with the older function of the system.
 const SOURCE: &str = "
 unsigned char __stdcall SystemFunction036(void *bytes, unsigned long count);
 __declspec(dllexport) int __stdcall ProcessPrng(unsigned char *bytes, unsigned long long count) {
@@ -19,7 +19,7 @@ __declspec(dllexport) int __stdcall ProcessPrng(unsigned char *bytes, unsigned l
 }
 ";
 
-/// Makes the folder, or brings it up to date; the variable WINEPREFIX names it already.
+/// Creates or updates the folder, to which WINEPREFIX points.
 pub(super) fn prepare(sh: &Shell, folder: &Path, linker: &Path, wine: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let start = cmd!(sh, "{wine} wineboot --init").quiet().ignore_stdout().ignore_stderr();

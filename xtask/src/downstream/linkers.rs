@@ -1,11 +1,11 @@
-//! The linkers of this machine, and which of them linked a file.
+//! The linkers of this machine, and checks which one linked a file.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use xshell::{Shell, cmd};
 
-/// A way to link: its name and what rustc is told.
+/// A linker and its arguments for rustc.
 pub(super) struct Linker {
     pub(super) name: &'static str,
     pub(super) arguments: Vec<String>,
@@ -19,7 +19,7 @@ pub(super) fn linkers(sh: &Shell) -> Result<Vec<Linker>> {
     let has =
         |program: &str| cmd!(sh, "{program} --version").quiet().ignore_stdout().ignore_stderr().run().is_ok();
     let mut linkers = Vec::new();
-    // Rust brings one along; the compiler driver finds it in this folder.
+    // Rust ships one; the compiler driver finds it in this folder.
     let libraries = PathBuf::from(cmd!(sh, "rustc --print target-libdir").quiet().read()?);
     let own = libraries.with_file_name("bin").join("gcc-ld");
     if own.join("ld.lld").exists() {
@@ -39,10 +39,14 @@ pub(super) fn linkers(sh: &Shell) -> Result<Vec<Linker>> {
     Ok(linkers)
 }
 
-/// LLD leaves its name in a file, GNU ld does not.
+/// LLD writes its name into a file, GNU ld does not.
 pub(super) fn is_linked_by(sh: &Shell, file: &Path, linker: &str) -> Result<()> {
     let comment = cmd!(sh, "readelf --string-dump=.comment {file}").quiet().ignore_stderr().read()?;
     let by_lld = comment.contains("Linker: LLD");
-    ensure!(linker == "default" || by_lld == (linker == "lld"), "{} was linked by another", file.display());
+    ensure!(
+        linker == "default" || by_lld == (linker == "lld"),
+        "{} was linked by another linker",
+        file.display()
+    );
     Ok(())
 }

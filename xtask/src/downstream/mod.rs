@@ -1,8 +1,8 @@
-//! Builds small projects outside the tree that depend on the workspace's crates, as a user's project would.
+//! Builds small downstream projects that depend on the workspace's crates, as a user's project would.
 //!
-//! They lie in the system's folder for temporary files, where no setting of this workspace reaches them. They are linked
-//! with each linker at hand, with and without link-time optimisation, as a program and as a C library that another
-//! program loads; none may need libcuda to start, and none may export a `cu*` symbol.
+//! They are created in the system's temporary folder, where no setting of this workspace applies. They are linked with each
+//! available linker, with and without link-time optimisation, as a program and as a C library that another program loads.
+//! None may need libcuda to start, and none may export a `cu*` symbol.
 
 mod linkers;
 mod project;
@@ -21,11 +21,11 @@ use self::{
     project::{PROJECTS, Project},
 };
 
-/// Builds and runs every project in every way; fails at the first that does not hold.
+/// Builds and runs every project with every profile and linker; stops at the first failure.
 pub(crate) fn run(sh: &Shell) -> Result<()> {
     let root = sh.current_dir();
-    let base = outside_of(&root)?;
-    // Kept from run to run, so that only the projects themselves are built again.
+    let base = project_folder(&root)?;
+    // Kept between runs, so that only the projects themselves are rebuilt.
     let target = root.join("target").join("outside").join("target");
     let linkers = linkers(sh)?;
     let loader = loader(sh, &base)?;
@@ -47,9 +47,9 @@ pub(crate) fn run(sh: &Shell) -> Result<()> {
     fs::remove_dir_all(&base).with_context(|| format!("removing {}", base.display()))
 }
 
-/// An empty folder for the projects. The same at every run from one tree, since cargo would take projects elsewhere for
-/// others and keep what it built for each.
-fn outside_of(root: &Path) -> Result<PathBuf> {
+/// Creates an empty folder for the projects. Its path is the same for every run from one tree: cargo keeps build products by
+/// project path.
+fn project_folder(root: &Path) -> Result<PathBuf> {
     let name: String =
         root.display().to_string().chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect();
     let base = env::temp_dir().join(format!("transload-outside{name}"));
@@ -61,7 +61,7 @@ fn outside_of(root: &Path) -> Result<PathBuf> {
     Ok(base)
 }
 
-/// Loads a C library and calls its entry, as Python does.
+/// A program that loads a C library and calls its entry, as Python does.
 const LOADER: &str = r#"
 use std::{env, ffi::{CStr, CString, c_char, c_int, c_void}, mem, process};
 #[link(name = "dl")]
@@ -73,7 +73,7 @@ unsafe extern "C" {
 fn main() {
     let file = CString::new(env::args().nth(1).unwrap()).unwrap();
     unsafe {
-        // RTLD_NOW: a function that nobody defines is found here.
+        // RTLD_NOW: undefined symbols are reported here.
         let library = dlopen(file.as_ptr(), 2);
         assert!(!library.is_null(), "{:?}", CStr::from_ptr(dlerror()));
         let entry = dlsym(library, c"outside_entry".as_ptr());
@@ -83,7 +83,7 @@ fn main() {
 }
 "#;
 
-/// The program that loads C libraries.
+/// Builds `LOADER`.
 fn loader(sh: &Shell, base: &Path) -> Result<Option<PathBuf>> {
     if !cfg!(target_os = "linux") {
         println!("outside: skipped: C libraries are loaded on Linux only");
@@ -95,8 +95,8 @@ fn loader(sh: &Shell, base: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(program))
 }
 
-/// A command in a project, without the workspace's own setting: that has reached this process by way of cargo.
-fn alone<'a>(command: Cmd<'a>, folder: &Path, project: &Project) -> Cmd<'a> {
+/// Removes the workspace's setting of `CUDA_LIBRARY_PATH`, which cargo passed to this process.
+fn in_project<'a>(command: Cmd<'a>, folder: &Path, project: &Project) -> Cmd<'a> {
     let command = command.quiet().env_remove("CUDA_LIBRARY_PATH");
     if project.with_cust { command.env("CUDA_LIBRARY_PATH", folder.join("toolkit")) } else { command }
 }
@@ -113,12 +113,12 @@ fn check(
     let (here, link) = (sh.current_dir(), &linker.arguments);
     for what in [&["--bin", name.as_str()][..], &["--lib"]] {
         let build = cmd!(sh, "cargo rustc --quiet --profile {profile} {what...} -- {link...}");
-        alone(build, &here, project).run()?;
+        in_project(build, &here, project).run()?;
     }
     let folder = target.join(if profile == "dev" { "debug" } else { profile });
     let program = folder.join(&name);
-    says(cmd!(sh, "{program}"), project.program_prints)?;
-    let tree = alone(cmd!(sh, "cargo tree --quiet --prefix none"), &here, project).read()?;
+    expect_output(cmd!(sh, "{program}"), project.program_prints)?;
+    let tree = in_project(cmd!(sh, "cargo tree --quiet --prefix none"), &here, project).read()?;
     let has_cust = tree.lines().any(|line| line.starts_with("cust "));
     ensure!(has_cust == project.with_cust, "cust in the dependency tree: {has_cust}");
     if cfg!(target_os = "linux") {
@@ -128,19 +128,20 @@ fn check(
             is_linked_by(sh, file, linker.name)?;
         }
         if let Some(loader) = loader {
-            says(cmd!(sh, "{loader} {library}"), project.library_prints).context("loaded as a C library")?;
+            expect_output(cmd!(sh, "{loader} {library}"), project.library_prints)
+                .context("loaded as a C library")?;
         }
     }
     Ok(())
 }
 
-fn says(command: Cmd<'_>, expected: &str) -> Result<()> {
+fn expect_output(command: Cmd<'_>, expected: &str) -> Result<()> {
     let printed = command.quiet().read()?;
     ensure!(printed.contains(expected), "it printed {printed:?}, not {expected:?}");
     Ok(())
 }
 
-/// Fails where a file needs libcuda to start, or exports a symbol that could stand in for the driver's.
+/// Fails if a file needs libcuda to start or exports a symbol that could shadow the driver's.
 fn needs_no_driver(sh: &Shell, file: &Path) -> Result<()> {
     let needed = cmd!(sh, "ldd {file}").quiet().read()?;
     ensure!(!needed.contains("libcuda"), "{} needs libcuda to start", file.display());

@@ -1,14 +1,14 @@
-//! The projects and their sources.
+//! The downstream projects and their sources.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 
-/// A project: its dependency, its library, its program, and what the two print.
+/// A project: its dependency, library and program, and the text that both must print.
 pub(super) struct Project {
     pub(super) name: &'static str,
     dependency: &'static str,
-    /// Whether cust is in the dependency tree, which wants a directory that looks like a toolkit.
+    /// Whether cust is in the dependency tree; it needs a directory that looks like a toolkit.
     pub(super) with_cust: bool,
     library: &'static str,
     program: Program,
@@ -19,7 +19,7 @@ pub(super) struct Project {
 enum Program {
     /// Calls the library.
     Entry,
-    /// The example in the README, as it stands there.
+    /// The README's example, verbatim.
     Readme,
 }
 
@@ -96,13 +96,13 @@ pub(super) fn write(root: &Path, folder: &Path, project: &Project) -> Result<()>
     fs::write(folder.join("Cargo.toml"), manifest)?;
     fs::write(folder.join("src/lib.rs"), project.library)?;
     fs::write(folder.join("src/main.rs"), program)?;
-    // The versions that the workspace is tested with.
+    // The workspace's dependency versions.
     fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
     fs::copy(root.join("rust-toolchain.toml"), folder.join("rust-toolchain.toml"))?;
     Ok(())
 }
 
-/// The first block of Rust in a page.
+/// Returns the first block of Rust in a page.
 fn example(page: &str) -> Result<&str> {
     let block = page.split_once("\n```rust\n").and_then(|(_, rest)| rest.split_once("\n```"));
     block.map(|(example, _)| example).context("the page has no block of Rust")
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_is_the_first_block_of_rust() {
+    fn example_is_the_first_block_of_rust() {
         let page = "# A\n\n```console\n$ x\n```\n\n```rust\nfn main() {}\n// end\n```\n\n```rust\nno\n```\n";
         assert_eq!(example(page).unwrap(), "fn main() {}\n// end");
         assert!(example("# A\n").is_err());

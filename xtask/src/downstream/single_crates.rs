@@ -1,11 +1,11 @@
-//! Each published crate by itself: a project that depends on that one and uses it for what it is there for.
+//! Builds and runs a project for each published crate that depends on it alone.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result};
 use xshell::{Shell, cmd};
 
-/// A crate's folder, whether cust comes with it, and a program that uses it alone; it must print `alone: ok`.
+/// A crate's folder, whether it depends on cust, and a program that uses it and prints `alone: ok`.
 const CRATES: &[(&str, bool, &str)] = &[
     (
         "core",
@@ -110,8 +110,8 @@ fn main() {
     ),
 ];
 
-/// What else a program above names, beside the crate that it is about.
-fn beside(name: &str) -> &'static [&'static str] {
+/// Returns the other crates that a program above names.
+fn other_crates(name: &str) -> &'static [&'static str] {
     match name {
         "backend-cpu" => &["core"],
         "dlpack" => &["core", "backend-cpu"],
@@ -130,7 +130,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
         let root_text = root.display().to_string().replace('\\', "/");
         let depend = |name: &str| format!("transload-{name} = {{ path = \"{root_text}/crates/{name}\" }}\n");
         let dependencies: String =
-            std::iter::once(name).chain(beside(name)).map(|name| depend(name)).collect();
+            std::iter::once(name).chain(other_crates(name)).map(|name| depend(name)).collect();
         let manifest = format!(
             "[package]\nname = \"alone-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
              [dependencies]\n{dependencies}\n[workspace]\n"
@@ -144,7 +144,7 @@ pub(super) fn run(sh: &Shell, root: &Path, base: &Path, target: &Path) -> Result
         let command = cmd!(sh, "cargo run --quiet").quiet().env_remove("CUDA_LIBRARY_PATH");
         let command =
             if *with_cust { command.env("CUDA_LIBRARY_PATH", folder.join("toolkit")) } else { command };
-        super::says(command, "alone: ok").with_context(|| format!("transload-{name} alone"))?;
+        super::expect_output(command, "alone: ok").with_context(|| format!("transload-{name} alone"))?;
         println!("outside: transload-{name} alone builds and runs");
     }
     Ok(())

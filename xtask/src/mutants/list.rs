@@ -1,13 +1,13 @@
-//! The lists `crates/*/mutants.txt`, and whether they name what the code contains.
+//! The lists `crates/*/mutants.txt`, and a check that they match the code.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// A deliberate fault and the test that must find it.
+/// A deliberate fault and the test that must catch it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mutant {
-    /// `<crate>/<what-is-left-out>`, as in the code.
+    /// `<crate>/<omitted-step>`, as in the code.
     pub(crate) name: String,
     /// The package of the test.
     pub(crate) package: String,
@@ -15,16 +15,16 @@ pub(crate) struct Mutant {
     pub(crate) target: String,
     /// The test's full path within its target.
     pub(crate) test: String,
-    /// What the code does not do while the fault is active.
+    /// The step that the code omits while the fault is active.
     pub(crate) left_out: String,
 }
 
-/// A line that must change.
+/// A mismatch of list and code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// From the workspace's root, with `/`.
+    /// Path from the workspace's root, with `/`.
     pub(crate) path: String,
-    /// From 1; `None` for the whole file.
+    /// Line from 1; `None` for the whole file.
     pub(crate) line: Option<usize>,
     pub(crate) text: String,
 }
@@ -34,21 +34,21 @@ pub(crate) struct Fault {
 pub(crate) struct List {
     /// The folder's name under `crates`.
     pub(crate) folder: String,
-    /// Each with its line, from 1.
+    /// The mutants with their lines, from 1.
     pub(crate) mutants: Vec<(usize, Mutant)>,
 }
 
 impl List {
-    /// The file, from the workspace's root.
+    /// Returns the file's path from the workspace's root.
     pub(crate) fn path(&self) -> String {
         format!("crates/{}/mutants.txt", self.folder)
     }
 }
 
-/// Reads all lists, in the order of their folders.
+/// Reads all lists, ordered by folder.
 ///
 /// # Errors
-/// A file that cannot be read, or a line that is no entry.
+/// If a file cannot be read or a line is invalid.
 pub(crate) fn read(root: &Path) -> Result<Vec<List>> {
     let crates = root.join("crates");
     let mut lists = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) fn read(root: &Path) -> Result<Vec<List>> {
     Ok(lists)
 }
 
-/// The entries of a list, each with its line.
+/// Parses a list into entries with their lines.
 fn parse(text: &str) -> Result<Vec<(usize, Mutant)>> {
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     lines
@@ -108,7 +108,7 @@ pub(crate) fn check(lists: &[List], sources: &[(&str, String)]) -> Vec<Fault> {
         for (line, mutant) in &list.mutants {
             let mut report = |text| faults.push(Fault { path: list.path(), line: Some(*line), text });
             let Mutant { name, .. } = mutant;
-            // `cpu` for `backend-cpu`.
+            // `cpu` may stand for `backend-cpu`.
             let is_ours =
                 |prefix| prefix == list.folder || list.folder.strip_prefix("backend-") == Some(prefix);
             if name.split_once('/').is_none_or(|(prefix, rest)| !is_ours(prefix) || rest.is_empty()) {
@@ -158,14 +158,14 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_has_five_fields_and_the_last_may_contain_bars() {
+    fn last_of_five_fields_may_contain_bars() {
         let [(line, mutant)] = &parse(LIST).unwrap()[..] else { panic!("one entry") };
         assert_eq!((*line, mutant.name.as_str(), mutant.target.as_str()), (3, "core/a", "it"));
         assert_eq!((mutant.test.as_str(), mutant.left_out.as_str()), ("order::a", "what | or that"));
     }
 
     #[test]
-    fn a_line_that_is_no_entry_is_refused_with_its_number() {
+    fn invalid_line_is_refused_with_its_number() {
         for (line, said) in [
             ("core/a | transload-core | it | a", "got 4 fields"),
             ("core/a | transload-core | it | a b | c", "the test is `a b`"),
@@ -178,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn names_are_found_in_code_over_several_lines() {
+    fn names_are_found_in_multiline_code() {
         let code = "if mutant!(\"core/a\") || transload_core::mutant!(\n    \"core/b\"\n) { mutant!($name) }";
         assert_eq!(used(code), ["core/a", "core/b"]);
     }
 
     #[test]
-    fn lists_and_code_name_the_same() {
+    fn mismatch_of_list_and_code_is_reported() {
         assert_eq!(faults(LIST, "mutant!(\"core/a\")"), Vec::<String>::new());
         assert_eq!(faults(LIST, ""), ["`core/a` does not occur in the code"]);
         let other = faults(LIST, "mutant!(\"core/a\") mutant!(\"core/b\")");
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backends_names_may_leave_the_word_out() {
+    fn backend_prefix_may_be_omitted() {
         let cpu = |name: &str| {
             let mutants = parse(&format!("{name} | transload-backend-cpu | it | a | b")).unwrap();
             let sources = [("crates/backend-cpu/src/x.rs", format!("mutant!(\"{name}\")"))];
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_another_crates_list_is_not_listed() {
+    fn name_of_another_crates_list_is_reported() {
         let sources = [("crates/memory/src/x.rs", "mutant!(\"core/a\")".to_owned())];
         let texts: Vec<String> = check(&[list(LIST)], &sources).into_iter().map(|fault| fault.text).collect();
         assert_eq!(texts, ["`mutant!(\"core/a\")` is not in crates/memory/mutants.txt"]);

@@ -1,4 +1,4 @@
-//! Deliberate faults, each of which the test named for it must find.
+//! Deliberate faults, each of which its listed test must catch.
 
 pub(crate) mod list;
 mod process;
@@ -27,12 +27,12 @@ use table::Outcome;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only mutants whose name contains this; docs/mutants.md is then left as it is.
+    /// Run only mutants whose name contains this; does not write docs/mutants.md.
     filter: Option<String>,
     /// Seconds after which a test counts as hanging.
     #[arg(long, default_value_t = LIMIT, value_parser = clap::value_parser!(u64).range(1..=3600))]
     limit: u64,
-    /// Leave docs/mutants.md as it is.
+    /// Do not write docs/mutants.md.
     #[arg(long)]
     check: bool,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Options {
 const LIMIT: u64 = 60;
 
 impl Options {
-    /// What every change must pass: all mutants, and no file is written.
+    /// For every change: all mutants, without writing a file.
     pub(crate) fn for_every_change() -> Self {
         Self { filter: None, limit: LIMIT, check: true }
     }
@@ -53,10 +53,10 @@ fn test_of(mutant: &Mutant) -> Test<'_> {
     (&mutant.package, &mutant.target, &mutant.test)
 }
 
-/// Builds once, sees every named test pass, then fail with its mutant.
+/// Builds once, then checks that every listed test passes without its mutant and fails with it.
 ///
 /// # Errors
-/// A mutant that survives, a test that does not exist or does not pass without a mutant, a build that fails.
+/// If a mutant survives, a test is missing or fails without a mutant, or the build fails.
 pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     let root = sh.current_dir();
     let lists = list::read(&root)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
         let program = program(&built, package, target)?;
         process::run(program, path, None, limit).with_context(|| format!("{package}, {target}: {path}"))
     })?;
-    // A test that cannot pass catches nothing; the other mutants are looked at all the same.
+    // A test that fails without a mutant catches nothing; the other mutants still run.
     let mut broken: BTreeMap<Test<'_>, End> = BTreeMap::new();
     for (test, (end, output)) in tests.iter().zip(&sound).filter(|(_, (end, _))| *end != End::Passed) {
         let (package, target, path) = test;
@@ -106,7 +106,7 @@ pub(crate) fn run(sh: &Shell, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds the test programs that are named, with `--cfg mutants`, in a target folder of their own.
+/// Builds the listed test programs with `--cfg mutants` in a separate target folder.
 fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
     let target = artifacts::target_directory(sh)?.join("mutants");
     let flags = sh.var("RUSTFLAGS").unwrap_or_default();
@@ -114,7 +114,7 @@ fn build(sh: &Shell, mutants: &[Mutant]) -> Result<Vec<Artifact>> {
     let _target = sh.push_env("CARGO_TARGET_DIR", target);
     let packages: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.package.as_str()).collect();
     let targets: BTreeSet<&str> = mutants.iter().map(|mutant| mutant.target.as_str()).collect();
-    // As in a build of the whole workspace, where the programs want the features.
+    // As in a build of the whole workspace, where the programs enable the features.
     let mut arguments = vec!["test", "--no-run", "--all-features"];
     arguments.extend(packages.iter().flat_map(|package| ["--package", package]));
     for target in targets {
@@ -137,8 +137,8 @@ fn program<'a>(built: &'a [Artifact], package: &str, target: &str) -> Result<&'a
     built.iter().find(is_it).with_context(|| format!("package {package} has no test target `{target}`"))
 }
 
-/// Does something for each item on two threads a processor, since a test that hangs needs none, with a progress bar; the
-/// results are in the order of the items.
+/// Runs `work` for each item with a progress bar; returns the results in the order of the items. Uses two threads a
+/// processor, since hanging tests use none.
 fn each<T: Sync, R: Send>(items: &[T], what: &str, work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let bar = ProgressBar::new(items.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {

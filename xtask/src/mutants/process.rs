@@ -1,4 +1,4 @@
-//! One test in a process of its own, with a time limit.
+//! Runs one test in its own process with a time limit.
 
 use std::{
     io::{Read as _, pipe},
@@ -21,20 +21,20 @@ pub(crate) enum End {
     Passed,
     /// The test failed.
     Failed,
-    /// The process ended in another way: an abort, a signal, an exit.
+    /// The process ended otherwise: abort, signal or exit.
     Died,
-    /// It was ended at the time limit.
+    /// It was killed at the time limit.
     TimedOut,
-    /// There is no such test, or it is ignored.
+    /// The test does not exist or is ignored.
     NoTest,
-    /// It does not pass without a fault either.
+    /// The test fails without the fault, too.
     Broken,
 }
 
-/// Runs the test `path` of a test program, with the fault `mutant` if one is given; returns the end and all output.
+/// Runs the test `path` of a test program, with the fault `mutant` if given; returns how it ended and its output.
 ///
 /// # Errors
-/// A process that cannot be started.
+/// If the process cannot be started.
 pub(crate) fn run(
     program: &Artifact,
     path: &str,
@@ -48,7 +48,7 @@ pub(crate) fn run(
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("RUST_BACKTRACE", "0")
-        // A case that fails because of a fault is none to keep among the sources.
+        // Do not store cases that fail because of the fault.
         .env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "true")
         .env_remove("TRANSLOAD_MUTANT")
         .stdout(writer.try_clone()?)
@@ -57,14 +57,14 @@ pub(crate) fn run(
         command.env("TRANSLOAD_MUTANT", mutant);
     }
     let mut child = command.spawn().with_context(|| format!("starting {}", program.path.display()))?;
-    // Its ends of the pipe; the child has its own.
+    // Close this process's ends of the pipe.
     drop(command);
     // The output ends with the process. The thread is not joined: a grandchild could hold the pipe open.
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let read = reader.read_to_end(&mut bytes);
-        // No receiver is left after the time limit.
+        // The receiver is gone after the time limit.
         let _unsent = sender.send(read.map(|_| bytes));
     });
     match receiver.recv_timeout(limit) {
@@ -74,20 +74,20 @@ pub(crate) fn run(
         }
         Err(RecvTimeoutError::Timeout) => {
             child.kill().and_then(|()| child.wait())?;
-            Ok((End::TimedOut, format!("ended after {} s\n", limit.as_secs())))
+            Ok((End::TimedOut, format!("killed after {} s\n", limit.as_secs())))
         }
         Err(RecvTimeoutError::Disconnected) => bail!("the output of {path} could not be read"),
     }
 }
 
-/// What an exit code and the test runner's last words mean.
+/// Derives how a test ended from the exit code and the runner's summary.
 fn end(code: Option<i32>, output: &str) -> End {
-    /// The code of libtest for a failed test.
+    /// libtest's exit code for a failed test.
     const FAILED: i32 = 101;
     let summary = output.lines().rev().find(|line| line.starts_with("test result: ")).unwrap_or_default();
     match code {
         Some(0) if summary.contains(" 1 passed;") => End::Passed,
-        // A program that exits with success before the runner's summary ran no test to its end.
+        // Success without a summary: the process exited during the test.
         Some(0) if summary.is_empty() => End::Died,
         Some(0) => End::NoTest,
         Some(FAILED) if summary.contains(" 1 failed;") => End::Failed,
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_code_and_summary_tell_how_it_ended() {
+    fn exit_code_and_summary_give_the_end() {
         for (code, output, expected) in [
             (Some(0), summary(1, 0, 0), End::Passed),
             (Some(0), summary(0, 0, 0), End::NoTest),
@@ -122,7 +122,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_process_is_ended_at_the_time_limit() {
+    fn process_is_killed_at_the_time_limit() {
         let mut program = Artifact {
             package: "a".to_owned(),
             folder: "/".into(),
@@ -131,19 +131,19 @@ mod tests {
             is_test: true,
             path: "/bin/cat".into(),
         };
-        // It is no test runner, so it says nothing of a test.
+        // `cat` prints no test summary.
         assert_eq!(run(&program, "--help", None, Duration::from_secs(30)).unwrap().0, End::Died);
         program.path = std::env::current_exe().unwrap();
-        let endless = "mutants::process::tests::never_ends_when_it_is_asked_to";
+        let endless = "mutants::process::tests::runs_forever_if_told_to";
         let ended = run(&program, endless, Some("xtask/never-ends"), Duration::from_millis(300)).unwrap();
         assert_eq!(ended.0, End::TimedOut);
         assert_eq!(run(&program, endless, None, Duration::from_secs(30)).unwrap().0, End::Passed);
     }
 
-    /// The process that the test above ends.
+    /// Run as a process by the test above.
     #[cfg(unix)]
     #[test]
-    fn never_ends_when_it_is_asked_to() {
+    fn runs_forever_if_told_to() {
         while std::env::var("TRANSLOAD_MUTANT").is_ok_and(|name| name == "xtask/never-ends") {
             thread::park();
         }

@@ -1,4 +1,4 @@
-//! The results as a table: on the terminal, as JSON, and as docs/mutants.md.
+//! The results as a table: for the terminal, as JSON, and as docs/mutants.md.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::{list::Mutant, process::End};
 /// The page, from the workspace's root.
 pub(crate) const PAGE: &str = "docs/mutants.md";
 
-/// A mutant and what became of its test.
+/// A mutant and the result of its test.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     pub(crate) name: String,
@@ -27,12 +27,12 @@ impl Outcome {
         Self { name, left_out, package, target, test, end, seconds }
     }
 
-    /// Whether the test noticed.
+    /// Returns whether the test caught the mutant.
     pub(crate) fn is_caught(&self) -> bool {
         matches!(self.end, End::Failed | End::Died | End::TimedOut)
     }
 
-    /// How, for people.
+    /// Describes how it was caught.
     fn how(&self) -> &'static str {
         match self.end {
             End::Failed => "the test fails",
@@ -45,14 +45,14 @@ impl Outcome {
     }
 }
 
-/// The table for a terminal.
+/// Returns the table for a terminal.
 pub(crate) fn text(outcomes: &[Outcome]) -> String {
     let width = outcomes.iter().map(|outcome| outcome.name.len()).max().unwrap_or(0);
     let mut out = String::new();
     for outcome in outcomes {
         let Outcome { name, seconds, package, target, test, .. } = outcome;
         let how = outcome.how();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(out, "{name:width$}  {how:22} {seconds:6.1} s  {package}, {target}: {test}");
     }
     let caught = outcomes.iter().filter(|outcome| outcome.is_caught()).count();
@@ -65,27 +65,27 @@ const HEAD: &str = "\
 
 # Mutants
 
-Each line is a step that the code takes, left out on purpose, and the test that must notice. The steps are marked in the code by
+Each row is a step of the code, omitted deliberately, and the test that must fail. The steps are marked in the code by
 `transload_core::mutant!(\"name\")`, which is `false` in every ordinary build. `cargo xtask mutants` builds the tests once with
-`--cfg mutants`, sees each named test pass, and then runs it once for each mutant in a process of its own, with a time limit.
-The list names the test beforehand; another test that fails does not count.
+`--cfg mutants`, checks that each listed test passes, and then runs it once for each mutant in its own process with a time
+limit. The list names the test in advance; another failing test does not count.
 
 ";
 
 const TAIL: &str = "
-What this list cannot show:
+What this list does not show:
 
-- It contains the faults that somebody thought of. A step that no line names may lack a test.
-- A caught mutant shows that its test can fail, not that the code is right: an order of steps that no test reaches stays
-  unseen. For orders there are loom's models and the software driver's seeds.
-- Each mutant leaves out one step completely. A step that is done too late, on the wrong thread, or wrong once in a million
-  times is another fault.
-- A mutant that makes its test hang is caught by the time limit. That says that the test depends on the step, not that its own
-  message would tell which one.
-- The tests run on the software driver. What a real driver does differently is for the tests on hardware.
+- It contains only the faults that somebody thought of. A step that is not listed may lack a test.
+- A caught mutant shows that its test can fail, not that the code is correct: an interleaving that no test reaches stays
+  unseen. The loom models and the software driver's seeds cover interleavings.
+- Each mutant omits one step completely. A step that is done too late, on the wrong thread, or wrong once in a million
+  times is a different fault.
+- A mutant that makes its test hang is caught by the time limit. This shows that the test depends on the step, not that its
+  message names the step.
+- The tests run on the software driver. Differences of a real driver are covered by the tests on hardware.
 ";
 
-/// The page.
+/// Returns the page.
 pub(crate) fn page(outcomes: &[Outcome]) -> String {
     let mut out = HEAD.to_owned();
     out.push_str("| mutant | what is left out | test that must fail | caught how |\n|---|---|---|---|\n");
@@ -99,13 +99,13 @@ pub(crate) fn page(outcomes: &[Outcome]) -> String {
     out
 }
 
-/// What the page must contain of a mutant, whatever the run found.
-pub(crate) fn begin_of_row(mutant: &Mutant) -> String {
+/// Returns the beginning of a mutant's row, which does not depend on the run.
+pub(crate) fn row_prefix(mutant: &Mutant) -> String {
     let Mutant { name, package, target, test, left_out } = mutant;
     format!("| `{name}` | {} | {package}, {target}: `{test}` | ", left_out.replace('|', "\\|"))
 }
 
-/// Names on the page.
+/// Returns the mutants' names on the page.
 pub(crate) fn names(page: &str) -> Vec<&str> {
     page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect()
 }
@@ -127,15 +127,15 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_a_row_for_each_and_says_how_it_was_caught() {
+    fn page_says_how_each_mutant_was_caught() {
         let (mutant, outcome) = outcome(End::TimedOut);
         let page = page(&[outcome]);
-        assert!(page.contains(&(begin_of_row(&mutant) + "the test does not end |\n")), "{page}");
+        assert!(page.contains(&(row_prefix(&mutant) + "the test does not end |\n")), "{page}");
         assert_eq!(names(&page), ["core/a"]);
     }
 
     #[test]
-    fn only_a_test_that_ran_and_did_not_pass_catches() {
+    fn only_a_failing_test_catches() {
         for (end, is_caught) in [
             (End::Failed, true),
             (End::Died, true),

@@ -1,4 +1,4 @@
-//! Rules about packages: floors and arrows, who may use what, and a reason for each dependency.
+//! Rules about packages: layers, allowed dependencies, and a documented reason for each dependency.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Finding;
 
-/// The house: each package's layer. An arrow may only point to a lower one.
+/// Each package's layer. A package may depend on lower layers only.
 const LAYERS: [(&str, u8); 17] = [
     ("transload-core", 0),
     ("transload-cuda-sys", 0),
@@ -28,12 +28,12 @@ const LAYERS: [(&str, u8); 17] = [
     ("xtask", 5),
 ];
 
-/// Packages that know no device family.
+/// Packages that must not depend on a device family.
 const NEUTRAL: [&str; 4] =
     ["transload-core", "transload-executor", "transload-transfer", "transload-profiler"];
 
-/// What stands on, or is, CUDA.
-const OF_CUDA: [&str; 8] = [
+/// Packages that use CUDA.
+const CUDA: [&str; 8] = [
     "cust",
     "cust_raw",
     "cudarc",
@@ -62,7 +62,7 @@ struct Dependency {
     is_dev: bool,
 }
 
-/// Reads what `cargo metadata` answers.
+/// Parses the packages of `cargo metadata`.
 pub(super) fn packages(metadata: &Value) -> Result<Vec<Package>> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
@@ -86,7 +86,7 @@ pub(super) fn packages(metadata: &Value) -> Result<Vec<Package>> {
         .collect())
 }
 
-/// Every rule on packages and the arrows between them.
+/// Checks every rule about packages and their dependencies.
 pub(super) fn check(packages: &[Package]) -> Vec<Finding> {
     packages
         .iter()
@@ -116,19 +116,19 @@ fn layer(name: &str) -> Option<u8> {
     LAYERS.iter().find(|(package, _)| *package == name).map(|(_, layer)| *layer)
 }
 
-/// What is wrong with one dependency of a package.
+/// Returns the violation of one dependency, if any.
 fn dependency_fault(from: &str, from_layer: u8, to: &Dependency) -> Option<String> {
     let name = to.name.as_str();
-    // Tests may look sideways and at the software driver.
+    // Tests may depend on their own layer and on the software driver.
     if to.is_dev {
         let is_upward = layer(name).is_some_and(|layer| layer > from_layer);
-        return is_upward.then(|| format!("tests with {name}, of a higher layer"));
+        return is_upward.then(|| format!("dev-depends on {name}, which is in a higher layer"));
     }
     if layer(name).is_some_and(|layer| layer >= from_layer) {
-        return Some(format!("depends on {name}, which is not of a lower layer"));
+        return Some(format!("depends on {name}, which is not in a lower layer"));
     }
-    if NEUTRAL.contains(&from) && OF_CUDA.contains(&name) {
-        return Some(format!("depends on {name}, but must know core's traits only"));
+    if NEUTRAL.contains(&from) && CUDA.contains(&name) {
+        return Some(format!("depends on {name}, but may use core's traits only"));
     }
     if name == "transload-cuda-sim" && from_layer < 5 {
         return Some("depends on the software driver outside tests".to_owned());
@@ -139,7 +139,7 @@ fn dependency_fault(from: &str, from_layer: u8, to: &Dependency) -> Option<Strin
     None
 }
 
-/// Versions stand in the workspace's table only.
+/// Versions are in the workspace's table only.
 pub(super) fn check_versions(package: &str, manifest: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut in_dependencies = false;
@@ -152,15 +152,14 @@ pub(super) fn check_versions(package: &str, manifest: &str) -> Vec<Finding> {
             && !line.replace(' ', "").contains("workspace=true")
         {
             let name = line.split('=').next().unwrap_or(line).trim();
-            let text =
-                format!("line {} gives {name} a version of its own: use the workspace's table", index + 1);
+            let text = format!("line {} gives {name} its own version: use the workspace's table", index + 1);
             findings.push(Finding::new(package, None, text));
         }
     }
     findings
 }
 
-/// Each entry of the workspace's table has a line in the architecture's section on dependencies.
+/// Each entry of the workspace's table has a reason in the architecture's section on dependencies.
 pub(super) fn check_reasons(table: &str, architecture: &str) -> Vec<Finding> {
     let section = architecture.split("\n## Dependencies\n").nth(1).unwrap_or_default();
     let section = section.split("\n## ").next().unwrap_or_default();
@@ -235,16 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn versions_stand_in_one_table() {
+    fn version_outside_the_table_is_reported() {
         let manifest = "[package]\nversion = \"1\"\n[dependencies]\na = { workspace = true }\nb.workspace = true\n\
                         # c = \"1\"\n[target.'cfg(unix)'.dev-dependencies]\nd = \"1\"\n[lints]\nworkspace = true\n";
         let findings = check_versions("p", manifest);
         assert_eq!(findings.len(), 1);
-        assert!(findings[0].text.contains("gives d a version"), "{findings:?}");
+        assert!(findings[0].text.contains("gives d its own version"), "{findings:?}");
     }
 
     #[test]
-    fn every_entry_of_the_table_has_a_reason() {
+    fn dependency_without_a_reason_is_reported() {
         let table = "[workspace.dependencies]\ntransload-core = {}\na = \"1\"\nb = { version = \"1\" }\n\n[other]\nc = 1\n";
         let reasons = "# A\n`b`\n## Dependencies\n- `a`: good.\n## After\n`b`\n";
         let findings = check_reasons(table, reasons);

@@ -1,4 +1,4 @@
-//! Checks what people forget and compilers do not see.
+//! Checks project rules that the compiler does not.
 
 mod manifests;
 mod scan;
@@ -14,7 +14,7 @@ use xshell::{Shell, cmd};
 
 use crate::{codegen, mutants, record::render};
 
-/// A rule that is broken, and where.
+/// A violation of a rule and its location.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     /// A file, or a package.
@@ -30,14 +30,14 @@ impl Finding {
     }
 }
 
-/// Every check; without `check_only` the generated files are brought up to date first.
+/// Runs every check; without `check_only`, updates the generated files first.
 pub(crate) fn run(sh: &Shell, check_only: bool) -> Result<()> {
     codegen::run(sh, check_only)?;
     render::run(sh, check_only)?;
     check(sh)
 }
 
-/// The checks of sources and manifests.
+/// Checks sources and manifests.
 pub(crate) fn check(sh: &Shell) -> Result<()> {
     let root = sh.current_dir();
     let sources = read_sources(&root)?;
@@ -64,13 +64,13 @@ pub(crate) fn check(sh: &Shell) -> Result<()> {
         }
     }
     if !findings.is_empty() {
-        bail!("tidy found {} things to put right", findings.len());
+        bail!("tidy found {} violations", findings.len());
     }
     println!("tidy: {} files and {} packages are in order", sources.len(), packages.len());
     Ok(())
 }
 
-/// Whether the lists of mutants, the code and the page name the same ones.
+/// Checks that the mutants' lists, the code and the page agree.
 fn mutant_findings(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
     let lists = mutants::list::read(root)?;
     let in_library = sources
@@ -91,12 +91,12 @@ fn mutant_findings(root: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
     let of_page = mutants::table::names(&page).into_iter();
     let stale: Vec<&str> = listed
         .iter()
-        .filter(|mutant| !page.contains(&mutants::table::begin_of_row(mutant)))
+        .filter(|mutant| !page.contains(&mutants::table::row_prefix(mutant)))
         .map(|mutant| mutant.name.as_str())
         .chain(of_page.filter(|name| !listed.iter().any(|mutant| mutant.name == *name)))
         .collect();
     if !stale.is_empty() {
-        let text = format!("is not current, run `cargo xtask mutants`: {}", stale.join(", "));
+        let text = format!("is stale, run `cargo xtask mutants`: {}", stale.join(", "));
         findings.push(Finding::new(mutants::table::PAGE, None, text));
     }
     Ok(findings)

@@ -1,17 +1,17 @@
-//! Splits Rust source into what compiles and what does not, line by line: enough for rules about words.
+//! Separates code, comments and strings of Rust source, line by line.
 
 /// A line of source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SourceLine {
-    /// As written.
+    /// The line as written.
     pub(super) raw: String,
-    /// Without comments.
+    /// The line without comments.
     pub(super) code: String,
-    /// Without comments and without the contents of strings.
+    /// The line without comments and the contents of strings.
     pub(super) bare: String,
-    /// Inside an item that is compiled for tests only.
+    /// Whether it is inside an item compiled for tests only.
     pub(super) in_test: bool,
-    /// Inside an implementation of a trait.
+    /// Whether it is inside an implementation of a trait.
     pub(super) in_trait_impl: bool,
 }
 
@@ -20,7 +20,7 @@ enum State {
     Code,
     LineComment,
     BlockComment(usize),
-    /// An ordinary string; or a raw one with so many `#`.
+    /// A string: ordinary, or raw with this number of `#`.
     Text(Option<usize>),
 }
 
@@ -30,7 +30,7 @@ struct Block {
     is_trait_impl: bool,
 }
 
-/// Splits a file.
+/// Scans a file.
 pub(super) fn lines(text: &str) -> Vec<SourceLine> {
     let mut scanner = Scanner::default();
     text.lines().map(|line| scanner.line(line)).collect()
@@ -38,7 +38,7 @@ pub(super) fn lines(text: &str) -> Vec<SourceLine> {
 
 struct Scanner {
     state: State,
-    /// Code since the last `;`, `{` or `}`: what a block that opens now belongs to.
+    /// Code since the last `;`, `{` or `}`: the header of a block that opens next.
     header: String,
     blocks: Vec<Block>,
 }
@@ -63,7 +63,7 @@ impl Scanner {
             at += self.step(rest, &mut line);
         }
         self.header.push(' ');
-        // A line that opens and closes a block belongs to it too.
+        // A line that opens or closes a block belongs to it.
         self.note_blocks(&mut line);
         line
     }
@@ -73,7 +73,7 @@ impl Scanner {
         line.in_trait_impl |= self.blocks.iter().any(|block| block.is_trait_impl);
     }
 
-    /// Takes the next piece of a line; answers how many characters it was.
+    /// Consumes the next piece of a line; returns its length in characters.
     fn step(&mut self, rest: &[char], line: &mut SourceLine) -> usize {
         let starts = |text: &str| text.chars().eq(rest.iter().copied().take(text.len()));
         let first = rest.first().copied().unwrap_or(' ');
@@ -170,7 +170,7 @@ impl Scanner {
     }
 }
 
-/// What a block is, from the code before its brace.
+/// Classifies a block by its header.
 fn block(header: &str) -> Block {
     let is_test =
         header.contains("#[test]") || header.contains("#[cfg(test") || header.contains("#[cfg(all(test");
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_and_strings_are_told_from_code() {
+    fn comments_and_strings_are_separated_from_code() {
         let text = "let a = \"x // y\"; // z\n/* a\n /* b */ c */ let d = r#\"q\"w\"#;\nlet e = '\"'; let f = \"\\\"g\";";
         let lines = lines(text);
         assert_eq!(lines[0].code, "let a = \"x // y\"; ");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_over_several_lines_stays_a_string() {
+    fn multiline_string_stays_a_string() {
         let lines = lines("let a = \"b\n// c\nd\"; // e\nf();");
         assert_eq!(lines[1].code, "// c");
         assert_eq!(lines[2].bare, "\"; ");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn items_for_tests_and_trait_implementations_are_known() {
+    fn test_items_and_trait_impls_are_recognised() {
         let text = "fn a() {}\n#[cfg(test)]\nmod tests {\n  fn b() {}\n}\nunsafe impl<T> C for D<T> {\n  fn e() {}\n}\nimpl D {\n  fn f() {}\n}";
         let lines = lines(text);
         assert!(!lines[0].in_test && lines[3].in_test && !lines[6].in_test);

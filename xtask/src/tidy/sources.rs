@@ -5,19 +5,19 @@ use super::{
     scan::{self, SourceLine},
 };
 
-/// A file's length from which it should be two.
+/// Most lines of a file.
 const LONGEST: usize = 500;
 
-/// Files that may be longer, each with its reason.
+/// Longer files, each with the reason.
 const LONG_FILES: [(&str, &str); 0] = [];
 
-/// Written by a program.
+/// Generated files.
 const GENERATED: [&str; 1] = ["crates/cuda-sys/src/driver/generated.rs"];
 
-/// Crates that know core's traits only.
+/// Crates that may use core's traits only.
 const NEUTRAL: [&str; 2] = ["crates/transfer/", "crates/profiler/"];
 
-/// Every rule on one file.
+/// Checks every rule on one file.
 pub(super) fn check(source: &Source) -> Vec<Finding> {
     let Source { path, text } = source;
     let lines = scan::lines(text);
@@ -27,7 +27,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
         findings.push(Finding::new(
             path,
             Some(1),
-            "begins without a `//!` line that says the file's one idea",
+            "begins without a `//!` line that says what the file is for",
         ));
     }
     let length = lines.len();
@@ -52,7 +52,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
         }
         if NEUTRAL.iter().any(|folder| path.starts_with(folder)) && line.code.to_lowercase().contains("cuda")
         {
-            report("this crate knows core's traits only: CUDA is named in documentation and tests at most");
+            report("this crate may use core's traits only: name CUDA in documentation and tests at most");
         }
         if opens_driver(path, line) {
             report("the CUDA driver is opened in cuda-sys only");
@@ -61,7 +61,7 @@ pub(super) fn check(source: &Source) -> Vec<Finding> {
     findings
 }
 
-/// A listed exception that is none any more.
+/// Reports listed exceptions that are not needed.
 pub(super) fn check_exceptions(sources: &[Source]) -> Vec<Finding> {
     let is_long = |path: &str| {
         sources.iter().any(|source| source.path == path && source.text.lines().count() > LONGEST)
@@ -69,7 +69,7 @@ pub(super) fn check_exceptions(sources: &[Source]) -> Vec<Finding> {
     LONG_FILES
         .iter()
         .filter(|(path, _)| !is_long(path))
-        .map(|(path, _)| Finding::new(path, None, "is listed as a long file in xtask but is none"))
+        .map(|(path, _)| Finding::new(path, None, "is listed as a long file in xtask but is not long"))
         .collect()
 }
 
@@ -77,7 +77,7 @@ fn is_test_file(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
-/// `unsafe fn name` or `unsafe extern "C" fn name`; not a function's type.
+/// Matches `unsafe fn name` and `unsafe extern "C" fn name`, but not function types.
 fn declares_unsafe_fn(bare: &str) -> bool {
     let words: Vec<&str> = bare.split_whitespace().collect();
     let Some(at) = words.iter().position(|word| *word == "unsafe") else { return false };
@@ -85,7 +85,7 @@ fn declares_unsafe_fn(bare: &str) -> bool {
     after.next() == Some(&"fn") && after.next().is_some()
 }
 
-/// Whether the attributes and comments above a line hold a `# Safety`.
+/// Returns whether the attributes and comments above a line contain `# Safety`.
 fn has_safety_section(lines: &[SourceLine], index: usize) -> bool {
     lines
         .iter()
@@ -120,21 +120,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_its_idea_first() {
+    fn file_without_a_header_is_reported() {
         assert_eq!(findings("crates/core/src/a.rs", "//! An idea.\n"), Vec::<String>::new());
         assert_eq!(findings("crates/core/src/a.rs", "use a;\n//! Late.\n").len(), 1);
         assert_eq!(findings(GENERATED[0], "// Generated.\n"), Vec::<String>::new());
     }
 
     #[test]
-    fn a_long_file_is_found() {
+    fn long_file_is_reported() {
         let line = "fn a() {}\n";
         assert!(findings("benches/src/a.rs", &format!("//! A.\n{}", line.repeat(499))).is_empty());
         assert_eq!(findings("benches/src/a.rs", &format!("//! A.\n{}", line.repeat(500))).len(), 1);
     }
 
     #[test]
-    fn an_unsafe_function_says_what_it_demands() {
+    fn unsafe_fn_without_safety_section_is_reported() {
         let good =
             "//! A.\n/// B.\n///\n/// # Safety\n/// * C.\n#[inline]\npub unsafe extern \"C\" fn d() {}\n";
         assert!(findings("crates/core/src/a.rs", good).is_empty());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_stands_in_for_nothing_outside_the_simulator_and_tests() {
+    fn sleep_in_library_code_is_reported() {
         let text = "//! A.\nfn b() { std::thread::sleep(c) }\n";
         assert_eq!(findings("crates/transfer/src/a.rs", text).len(), 1);
         assert!(findings("crates/cuda-sim/src/a.rs", text).is_empty());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn neutral_crates_name_no_backend_in_code() {
+    fn cuda_in_code_of_neutral_crates_is_reported() {
         let code = "//! CUDA may be named here.\nfn a() { b(\"cuda\") } // CUDA\n";
         assert_eq!(findings("crates/transfer/src/a.rs", code).len(), 1);
         assert_eq!(findings("crates/profiler/src/a.rs", "//! A.\nuse b::Cuda;\n").len(), 1);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_crate_opens_the_driver() {
+    fn driver_name_outside_cuda_sys_is_reported() {
         let code = "//! Not libcuda.\nconst A: &str = \"libcuda.so.1\";\n";
         assert_eq!(findings("crates/memory/src/a.rs", code).len(), 1);
         assert!(findings("crates/cuda-sys/src/a.rs", code).is_empty());
