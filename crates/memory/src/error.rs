@@ -1,4 +1,4 @@
-//! The driver's errors in core's terms.
+//! The driver's errors in core's mode.
 
 use std::sync::Arc;
 

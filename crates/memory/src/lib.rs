@@ -30,6 +30,7 @@
 //! ```
 #![cfg(any(target_os = "linux", windows))]
 
+mod allocation_counts;
 mod device;
 mod error;
 mod feature;
@@ -41,7 +42,6 @@ mod ranges;
 mod resource;
 mod storage;
 mod sync;
-mod tally;
 mod unified;
 
 pub use device::CudaDevice;

@@ -17,10 +17,10 @@ use transload_cuda_sys::Context;
 
 use crate::{
     CudaDevice, CudaFeature,
+    allocation_counts::AllocationCounts,
     error::{check_usable, lift_allocation, memory_info, record_loss},
     lift,
-    storage::{DeviceSource, DriverMemory, Janitor},
-    tally::Tally,
+    storage::{DeviceSource, DriverMemory, FreeThread},
 };
 
 /// Memory of one device: allocation is thread-safe, freeing never waits for the device.
@@ -31,30 +31,30 @@ pub struct CudaMemoryManager {
     pools: bool,
     managed: bool,
     concurrent: bool,
-    janitor: Arc<Janitor>,
+    free_thread: Arc<FreeThread>,
     reclaimer: Arc<Reclaimer>,
-    tally: Arc<Tally>,
+    counts: Arc<AllocationCounts>,
     /// Whether a drain returned the loss of the context.
-    loss_told: AtomicBool,
+    loss_reported: AtomicBool,
 }
 
-/// On what terms memory is asked for.
+/// On what mode memory is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Terms {
+pub(crate) enum AllocMode {
     /// Those of [`CudaMemoryManager::allocate`].
-    Usual,
+    Default,
     /// Host memory that goes past the host's caches, and is only ever a source.
     WriteCombined,
     /// Managed memory beyond what the device has free.
     Oversubscribed,
 }
 
-/// See [`CudaMemoryManager::parts`].
-pub(crate) struct Parts<'a> {
+/// See [`CudaMemoryManager::alloc`].
+pub(crate) struct AllocContext<'a> {
     pub(crate) context: &'a Context,
-    pub(crate) janitor: &'a Arc<Janitor>,
+    pub(crate) free_thread: &'a Arc<FreeThread>,
     pub(crate) reclaimer: &'a Arc<Reclaimer>,
-    pub(crate) tally: &'a Arc<Tally>,
+    pub(crate) counts: &'a Arc<AllocationCounts>,
 }
 
 impl CudaMemoryManager {
@@ -70,10 +70,10 @@ impl CudaMemoryManager {
             pools: device.supports_feature(CudaFeature::MemoryPools)?,
             managed: device.supports_feature(CudaFeature::ManagedMemory)?,
             concurrent: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
-            janitor: Janitor::start()?,
+            free_thread: FreeThread::start()?,
             reclaimer: Arc::new(Reclaimer::new()),
-            tally: Tally::new(device.ordinal()),
-            loss_told: AtomicBool::new(false),
+            counts: AllocationCounts::new(device.ordinal()),
+            loss_reported: AtomicBool::new(false),
         })
     }
 
@@ -105,19 +105,19 @@ impl CudaMemoryManager {
     /// `InvalidArgument` for 0 bytes, `Unsupported` for a kind that the device does not have, `OutOfMemory` with the
     /// numbers, `DeviceLost` with the first cause, or the driver's.
     pub fn allocate(&self, kind: MemoryKind, bytes: usize) -> Result<RawBuffer> {
-        self.allocate_as(kind, bytes, Terms::Usual)
+        self.allocate_as(kind, bytes, AllocMode::Default)
     }
 
-    /// As [`allocate`](Self::allocate), on other terms than the usual.
-    pub(crate) fn allocate_as(&self, kind: MemoryKind, bytes: usize, terms: Terms) -> Result<RawBuffer> {
+    /// As [`allocate`](Self::allocate), on other mode than the usual.
+    pub(crate) fn allocate_as(&self, kind: MemoryKind, bytes: usize, mode: AllocMode) -> Result<RawBuffer> {
         if bytes == 0 {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
-        self.with_room(|| self.try_allocate(kind, bytes, terms))
+        self.with_retry(|| self.try_allocate(kind, bytes, mode))
     }
 
     /// Allocates; if memory is short, gives back what is kept without need and tries again.
-    pub(crate) fn with_room(&self, allocate: impl Fn() -> Result<RawBuffer>) -> Result<RawBuffer> {
+    pub(crate) fn with_retry(&self, allocate: impl Fn() -> Result<RawBuffer>) -> Result<RawBuffer> {
         check_usable(&self.context)?;
         self.reclaimer.sweep();
         match allocate().inspect_err(|error| record_loss(&self.context, error)) {
@@ -129,26 +129,26 @@ impl CudaMemoryManager {
         }
     }
 
-    fn try_allocate(&self, kind: MemoryKind, bytes: usize, terms: Terms) -> Result<RawBuffer> {
-        let parts = self.parts();
+    fn try_allocate(&self, kind: MemoryKind, bytes: usize, mode: AllocMode) -> Result<RawBuffer> {
+        let alloc = self.alloc_context();
         let memory = match kind {
-            MemoryKind::Device => DriverMemory::device(&parts, self.source()?, bytes),
+            MemoryKind::Device => DriverMemory::device(&alloc, self.source()?, bytes),
             MemoryKind::Pinned | MemoryKind::Mapped => {
-                DriverMemory::host(&parts, kind, terms == Terms::WriteCombined, bytes)
+                DriverMemory::host(&alloc, kind, mode == AllocMode::WriteCombined, bytes)
             }
             MemoryKind::Unified if self.managed => {
-                let counted = if terms == Terms::Oversubscribed {
-                    self.tally.enter_oversubscribed(bytes)
+                let counted = if mode == AllocMode::Oversubscribed {
+                    self.counts.add_oversubscribed(bytes)
                 } else {
                     let most = self.managed_limit(bytes)?;
-                    self.tally.enter_managed(bytes, most).map_err(|held| {
+                    self.counts.add_managed(bytes, most).map_err(|held| {
                         // What may still come beside the managed memory that there is, wherever its pages are.
                         self.managed_shortage(bytes, most.saturating_sub(held), most)
                     })?
                 };
-                DriverMemory::managed(&parts, self.concurrent, bytes, counted)
+                DriverMemory::managed(&alloc, self.concurrent, bytes, counted)
             }
-            MemoryKind::Unified | MemoryKind::Pageable => return Err(self.no_such_kind(kind)),
+            MemoryKind::Unified | MemoryKind::Pageable => return Err(self.unsupported_kind(kind)),
         };
         let is_hosts = matches!(kind, MemoryKind::Pinned | MemoryKind::Mapped);
         let place = Place::new(if is_hosts { DeviceId::Cpu } else { self.device.id() }, kind);
@@ -185,12 +185,12 @@ impl CudaMemoryManager {
     }
 
     /// What memory made elsewhere in this crate, in the manager's name, is made and given back with.
-    pub(crate) fn parts(&self) -> Parts<'_> {
-        let Self { context, janitor, reclaimer, tally, .. } = self;
-        Parts { context, janitor, reclaimer, tally }
+    pub(crate) fn alloc_context(&self) -> AllocContext<'_> {
+        let Self { context, free_thread, reclaimer, counts, .. } = self;
+        AllocContext { context, free_thread, reclaimer, counts }
     }
 
-    pub(crate) fn no_such_kind(&self, kind: MemoryKind) -> Error {
+    pub(crate) fn unsupported_kind(&self, kind: MemoryKind) -> Error {
         let valid: Vec<String> = self.kinds().iter().map(ToString::to_string).collect();
         Error::new(
             ErrorKind::Unsupported,
@@ -203,12 +203,14 @@ impl CudaMemoryManager {
     pub(crate) fn release_cached(&self) -> Result<()> {
         /// The calling thread may be the one that the device waits for.
         const LIMIT: Duration = Duration::from_secs(2);
-        self.give_back_all((!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT))
+        self.release_cached_within(
+            (!transload_core::mutant!("memory/shortage-wait-is-bounded")).then_some(LIMIT),
+        )
     }
 
-    fn give_back_all(&self, limit: Option<Duration>) -> Result<()> {
+    fn release_cached_within(&self, limit: Option<Duration>) -> Result<()> {
         self.reclaimer.sweep();
-        self.janitor.drain(limit);
+        self.free_thread.drain(limit);
         self.source.get().map_or(Ok(()), DeviceSource::trim).map_err(lift)
     }
 
@@ -224,8 +226,8 @@ impl CudaMemoryManager {
     #[must_use]
     pub fn resource_counts(&self) -> ResourceCounts {
         let mut ledger = ResourceCounts::default();
-        ledger.allocations = self.tally.allocations();
-        ledger.bytes = self.tally.bytes();
+        ledger.allocations = self.counts.allocations();
+        ledger.bytes = self.counts.bytes();
         ledger.parked = self.reclaimer.len() as u64;
         ledger
     }
@@ -239,10 +241,10 @@ impl CudaMemoryManager {
     /// `Busy` if memory stays parked because of someone's capture.
     pub fn drain(&self) -> Result<()> {
         let outcome = self.reclaimer.drain();
-        match outcome.and(self.give_back_all(None)) {
+        match outcome.and(self.release_cached_within(None)) {
             Err(error) if error.kind() == ErrorKind::DeviceLost => {
                 record_loss(&self.context, &error);
-                let told = self.loss_told.swap(true, Ordering::Relaxed);
+                let told = self.loss_reported.swap(true, Ordering::Relaxed);
                 if told { Ok(()) } else { Err(check_usable(&self.context).err().unwrap_or(error)) }
             }
             other => other,
@@ -253,14 +255,14 @@ impl CudaMemoryManager {
 impl CudaMemoryManager {
     /// As [`drain`](Self::drain), of what only devices still use: a caller that is short of memory may be the one that must end the rest. Frees
     /// that wait for the device are waited for as in [`allocate`](Self::allocate).
-    pub(crate) fn drain_of_devices(&self) -> Result<()> {
-        let outcome = self.reclaimer.drain_where(is_of_a_device);
+    pub(crate) fn drain_device_work(&self) -> Result<()> {
+        let outcome = self.reclaimer.drain_where(is_device_fence);
         outcome.and(self.release_cached())
     }
 }
 
 /// Whether the fence is of a device's work, not of another backend's on the host.
-pub(crate) fn is_of_a_device(fence: &Fence) -> bool {
+pub(crate) fn is_device_fence(fence: &Fence) -> bool {
     !fence.timeline().device().is_cpu()
 }
 

@@ -4,7 +4,7 @@ use transload_core::{DeviceId, MemoryAdvice, RawBuffer, Result};
 
 use super::{
     MemoryLocation,
-    calls::{Advice, context_for, give, range_of},
+    calls::{Advice, advise_range, context_for, range_of},
 };
 
 /// Advises the driver on a buffer, or a slice of one, of unified memory. The driver keeps it from then on; the call moves and
@@ -38,7 +38,7 @@ use super::{
 /// ```
 pub fn advise(buffer: &RawBuffer, advice: MemoryAdvice) -> Result<()> {
     let (advice, location) = split(advice)?;
-    give(range_of(buffer)?, advice, location, || context_for(buffer))
+    advise_range(range_of(buffer)?, advice, location, || context_for(buffer))
 }
 
 /// What is advised, and about which place; the host stands where advice looks at none.

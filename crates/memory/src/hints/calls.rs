@@ -9,7 +9,7 @@ use transload_cuda_sys::{
     relaxed, try_in_current,
 };
 
-use super::{MemoryLocation, prefetch_target::Named};
+use super::{MemoryLocation, prefetch_target::DriverLocation};
 use crate::{lift, storage::context_of_kind};
 
 /// `CUDA_SUCCESS`.
@@ -69,7 +69,7 @@ thread_local! {
 /// refuses. Advice is about addresses, which are the same in every context, so that any current one will do: to look for the memory's
 /// own and enter it takes as long as a tenth of the driver's call (H200).
 #[inline]
-pub(super) fn give(
+pub(super) fn advise_range(
     range: Range,
     advice: Advice,
     location: MemoryLocation,
@@ -81,42 +81,44 @@ pub(super) fn give(
         _ => None,
     };
     let answer = match at_once {
-        Some(to) if is_known_to_have_locations() => {
-            try_in_current(&CONTEXT_FALLBACK, || tell_newer(range, advice, to))
-        }
+        Some(to) if is_known_v2() => try_in_current(&CONTEXT_FALLBACK, || advise_v2(range, advice, to)),
         _ => None,
     };
-    if answer == Some(SUCCESS) { Ok(()) } else { give_in(range, advice, location, context, answer) }
+    if answer == Some(SUCCESS) {
+        Ok(())
+    } else {
+        advise_in_own_context(range, advice, location, context, answer)
+    }
 }
 
 /// In the memory's own context, unless it was there that the driver refused it.
 #[cold]
 #[inline(never)]
-fn give_in(
+fn advise_in_own_context(
     range: Range,
     advice: Advice,
     location: MemoryLocation,
     context: impl FnOnce() -> Result<Context>,
     refused: Option<u32>,
 ) -> Result<()> {
-    let to = Named::new(location)?;
+    let to = DriverLocation::new(location)?;
     let context = context()?;
     let bound = context.enter_fallback(&CONTEXT_FALLBACK).map_err(lift)?;
     let given = match (refused, to) {
         (Some(answer), _) if bound.was_current() => check("cuMemAdvise_v2", answer),
-        (_, Named::Newer(to)) => check("cuMemAdvise_v2", tell_newer(range, advice, to)),
-        (_, Named::Older(to)) => check("cuMemAdvise", tell_older(range, advice, to)),
+        (_, DriverLocation::V2(to)) => check("cuMemAdvise_v2", advise_v2(range, advice, to)),
+        (_, DriverLocation::V1(to)) => check("cuMemAdvise", advise_v1(range, advice, to)),
     };
     given.map_err(|error| explain_hint(error, range.0, range.1, location))
 }
 
 #[inline]
-fn tell_newer((address, bytes): Range, advice: Advice, to: MemLocation) -> u32 {
+fn advise_v2((address, bytes): Range, advice: Advice, to: MemLocation) -> u32 {
     // SAFETY: advice moves pages at most; the driver refuses a range that is not managed memory.
     relaxed(|| unsafe { ffi::cuMemAdvise_v2(address, bytes, advice as u32, to) })
 }
 
-fn tell_older((address, bytes): Range, advice: Advice, to: i32) -> u32 {
+fn advise_v1((address, bytes): Range, advice: Advice, to: i32) -> u32 {
     // SAFETY: as above.
     relaxed(|| unsafe { ffi::cuMemAdvise(address, bytes, advice as u32, to) })
 }
@@ -134,25 +136,25 @@ pub(super) fn check_range(address: u64, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// See [`has_locations`]; empty until someone asked.
-static HAS_LOCATIONS: OnceLock<bool> = OnceLock::new();
+/// See [`has_v2`]; empty until someone asked.
+static HAS_V2: OnceLock<bool> = OnceLock::new();
 
 /// Whether the driver is known to name places by type and number.
 #[inline]
-fn is_known_to_have_locations() -> bool {
-    HAS_LOCATIONS.get().is_some_and(|has| *has)
+fn is_known_v2() -> bool {
+    HAS_V2.get().is_some_and(|has| *has)
 }
 
 /// Whether the driver names places by type and number: CUDA 12.2 and newer.
-pub(super) fn has_locations() -> Result<bool> {
-    if let Some(has) = HAS_LOCATIONS.get() {
+pub(super) fn has_v2() -> Result<bool> {
+    if let Some(has) = HAS_V2.get() {
         return Ok(*has);
     }
     let driver = Driver::get().map_err(lift)?;
-    Ok(*HAS_LOCATIONS.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
+    Ok(*HAS_V2.get_or_init(|| driver.has(c"cuMemAdvise_v2") && driver.has(c"cuMemPrefetchAsync_v2")))
 }
 
-/// Why the driver refused a prefetch of, or advice on, a range, in core's terms: the device is unknown, it cannot share
+/// Why the driver refused a prefetch of, or advice on, a range, in core's mode: the device is unknown, it cannot share
 /// unified memory with the host, or the range is not managed memory. The driver is asked only after a refusal, so that hints
 /// that are right cost no questions.
 #[cold]

@@ -30,7 +30,7 @@ impl MemoryLocation {
 
     /// As `CUmemLocation`. Types: 1 device, 2 host, 3 host NUMA node, 4 the current one.
     #[inline]
-    pub(super) fn to_raw(self) -> Result<MemLocation> {
+    pub(super) fn to_v2(self) -> Result<MemLocation> {
         Ok(match self {
             Self::Device(ordinal) => {
                 MemLocation { kind: 1, id: i32::try_from(ordinal).map_err(|_| too_large(ordinal))? }
@@ -48,7 +48,7 @@ impl MemoryLocation {
     }
 
     /// As drivers before CUDA 12.2 number places, which know no NUMA nodes.
-    pub(super) fn to_older(self) -> Result<i32> {
+    pub(super) fn to_v1(self) -> Result<i32> {
         match self {
             Self::Device(ordinal) => i32::try_from(ordinal).map_err(|_| too_large(ordinal)),
             Self::Host => Ok(CPU),
@@ -75,13 +75,13 @@ impl TryFrom<DeviceId> for MemoryLocation {
         match device {
             DeviceId::Cpu => Ok(Self::Host),
             DeviceId::Cuda(ordinal) => Ok(Self::Device(ordinal)),
-            other => Err(elsewhere(other)),
+            other => Err(unsupported_location(other)),
         }
     }
 }
 
 #[cold]
-fn elsewhere(device: DeviceId) -> Error {
+fn unsupported_location(device: DeviceId) -> Error {
     let text = format!("unified memory cannot be at {device}; valid are cpu and cuda:N");
     Error::new(ErrorKind::Unsupported, text)
 }

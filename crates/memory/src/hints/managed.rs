@@ -8,8 +8,8 @@ use transload_cuda_sys::Context;
 
 use super::{
     MemoryLocation, MigrationPolicy, Residency, advise,
-    calls::{Advice, Range, check_range, context_for, give, range_of},
-    enqueue::Line,
+    calls::{Advice, Range, advise_range, check_range, context_for, range_of},
+    hint_stream::HintStream,
 };
 use crate::CudaDevice;
 
@@ -205,14 +205,14 @@ impl ManagedMemoryHints {
             }
             Memory::Raw(context) => {
                 let to = to.unwrap_or_else(|| MemoryLocation::Device(context.device().ordinal()));
-                let line = Line::of(stream, Some(context))?;
-                line.prefetch(self.range.0 + part.start as u64, part.len(), to)
+                let hint_stream = HintStream::of(stream, Some(context))?;
+                hint_stream.prefetch(self.range.0 + part.start as u64, part.len(), to)
             }
         }
     }
 
     fn advise(&self, advice: Advice, location: MemoryLocation) -> Result<()> {
-        give(self.range, advice, location, || self.context())
+        advise_range(self.range, advice, location, || self.context())
     }
 
     fn context(&self) -> Result<Context> {

@@ -4,7 +4,7 @@
 
 mod advise;
 mod calls;
-mod enqueue;
+mod hint_stream;
 mod location;
 mod managed;
 mod policy;

@@ -43,7 +43,10 @@ impl MigrationPolicy {
             Self::Reset => [MemoryAdvice::UnsetReadMostly, MemoryAdvice::UnsetPreferredLocation]
                 .into_iter()
                 .chain([MemoryAdvice::UnsetAccessedBy(DeviceId::Cpu)])
-                .chain(advisable().map(|ordinal| MemoryAdvice::UnsetAccessedBy(DeviceId::Cuda(ordinal))))
+                .chain(
+                    devices_with_hints()
+                        .map(|ordinal| MemoryAdvice::UnsetAccessedBy(DeviceId::Cuda(ordinal))),
+                )
                 .collect(),
         };
         let located = |advice| (advice, place_of(advice).and_then(|place| place.try_into().ok()));
@@ -59,7 +62,7 @@ impl MigrationPolicy {
 
 /// The devices that the driver takes advice about: no other can have been advised. Where a device does not say, the advice
 /// itself is what fails.
-fn advisable() -> impl Iterator<Item = u32> {
+fn devices_with_hints() -> impl Iterator<Item = u32> {
     let can = |ordinal: &u32| {
         Device::new(*ordinal).and_then(|device| device.attribute(attribute::CONCURRENT_MANAGED_ACCESS))
             != Ok(0)

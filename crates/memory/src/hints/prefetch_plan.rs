@@ -2,7 +2,7 @@
 
 use transload_core::{Error, ErrorKind, Queue, RawBuffer, Result};
 
-use super::{MemoryLocation, calls::check_range, enqueue::Line, managed::prefetch_buffer};
+use super::{MemoryLocation, calls::check_range, hint_stream::HintStream, managed::prefetch_buffer};
 
 /// What to prefetch, and where to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,21 +118,23 @@ impl PrefetchPlan {
     /// entries before it are enqueued; of those after it none is.
     pub fn execute(&self, stream: &dyn Queue) -> Result<()> {
         // Made for the first address, if there is one.
-        let mut line = None;
+        let mut hint_stream = None;
         let mut next = 0;
         while next < self.len() {
-            let mut run = self.piece(next)?;
+            let mut merged = self.piece(next)?;
             let mut end = next + 1;
             while end < self.len()
-                && let Some(longer) = self.piece(end).ok().and_then(|piece| run.joined(&piece))
+                && let Some(longer) = self.piece(end).ok().and_then(|piece| merged.joined(&piece))
             {
-                run = longer;
+                merged = longer;
                 end += 1;
             }
-            match run.enqueue(stream, &mut line) {
+            match merged.enqueue(stream, &mut hint_stream) {
                 // One by one, to find out which it is: two allocations may be neighbours. To enqueue again does no harm.
                 Err(_) if end - next > 1 => (next..end).try_for_each(|index| {
-                    self.piece(index)?.enqueue(stream, &mut line).map_err(|error| self.name(index, error))
+                    self.piece(index)?
+                        .enqueue(stream, &mut hint_stream)
+                        .map_err(|error| self.name(index, error))
                 })?,
                 outcome => outcome.map_err(|error| self.name(next, error))?,
             }
@@ -182,14 +184,14 @@ impl Piece {
         Some(Self { ptr: self.ptr.min(other.ptr), bytes, to: self.to, buffer })
     }
 
-    fn enqueue<'a>(&self, stream: &'a dyn Queue, line: &mut Option<Line<'a>>) -> Result<()> {
+    fn enqueue<'a>(&self, stream: &'a dyn Queue, hint_stream: &mut Option<HintStream<'a>>) -> Result<()> {
         if let Some(buffer) = &self.buffer {
             return prefetch_buffer(buffer, self.to, stream);
         }
-        let line = match line {
-            Some(line) => line,
-            None => line.insert(Line::of(stream, None)?),
+        let hint_stream = match hint_stream {
+            Some(hint_stream) => hint_stream,
+            None => hint_stream.insert(HintStream::of(stream, None)?),
         };
-        line.prefetch(self.ptr, self.bytes, self.to)
+        hint_stream.prefetch(self.ptr, self.bytes, self.to)
     }
 }

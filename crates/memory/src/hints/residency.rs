@@ -7,7 +7,7 @@ use transload_cuda_sys::{Context, Driver, DriverError, RelaxedCapture, check, ff
 
 use super::{
     MemoryLocation,
-    calls::{Range, context_for, explain_hint, has_locations, range_of},
+    calls::{Range, context_for, explain_hint, has_v2, range_of},
 };
 use crate::lift;
 
@@ -36,21 +36,21 @@ impl Residency {
     }
 
     pub(super) fn of_range(range: Range, context: &Context) -> Result<Self> {
-        let newer = has_locations()?;
+        let newer = has_v2()?;
         let devices = Driver::get().and_then(Driver::device_count).map_err(lift)?;
         let _bound = context.enter().map_err(lift)?;
         let _capture = RelaxedCapture::enter().map_err(lift)?;
-        let ask = || -> Result<Self, DriverError> {
+        let query_all = || -> Result<Self, DriverError> {
             let mut accessed = vec![INVALID; devices as usize + 1];
-            answer(range, ACCESSED_BY, &mut accessed)?;
+            query(range, ACCESSED_BY, &mut accessed)?;
             Ok(Self {
-                read_mostly: one(range, READ_MOSTLY)? != 0,
-                preferred: place(range, newer, PREFERRED, PREFERRED_TYPE)?,
-                accessed_by: accessed.into_iter().filter_map(from_older).collect(),
-                last_prefetch: place(range, newer, LAST_PREFETCH, LAST_PREFETCH_TYPE)?,
+                read_mostly: query_one(range, READ_MOSTLY)? != 0,
+                preferred: query_location(range, newer, PREFERRED, PREFERRED_TYPE)?,
+                accessed_by: accessed.into_iter().filter_map(from_v1).collect(),
+                last_prefetch: query_location(range, newer, LAST_PREFETCH, LAST_PREFETCH_TYPE)?,
             })
         };
-        ask().map_err(|error| explain_hint(error, range.0, range.1, MemoryLocation::Host))
+        query_all().map_err(|error| explain_hint(error, range.0, range.1, MemoryLocation::Host))
     }
 }
 
@@ -65,7 +65,7 @@ const LAST_PREFETCH_TYPE: u32 = 7;
 /// `CU_DEVICE_INVALID`: no place, or not the same one for all pages.
 const INVALID: c_int = -2;
 
-fn answer(range: Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
+fn query(range: Range, attribute: u32, into: &mut [c_int]) -> Result<(), DriverError> {
     let data = into.as_mut_ptr().cast::<c_void>();
     // SAFETY: the driver stores as many 32-bit numbers as the size says; it refuses a range that is not managed memory.
     check("cuMemRangeGetAttribute", unsafe {
@@ -73,21 +73,27 @@ fn answer(range: Range, attribute: u32, into: &mut [c_int]) -> Result<(), Driver
     })
 }
 
-fn one(range: Range, attribute: u32) -> Result<c_int, DriverError> {
+fn query_one(range: Range, attribute: u32) -> Result<c_int, DriverError> {
     let mut value = [INVALID];
-    answer(range, attribute, &mut value).map(|()| value[0])
+    query(range, attribute, &mut value).map(|()| value[0])
 }
 
 /// A place by type and number where the driver has these attributes, which came with the newer calls; else by the older number,
 /// which takes every NUMA node for the host.
-fn place(range: Range, newer: bool, older: u32, kind: u32) -> Result<Option<MemoryLocation>, DriverError> {
+fn query_location(
+    range: Range,
+    newer: bool,
+    older: u32,
+    kind: u32,
+) -> Result<Option<MemoryLocation>, DriverError> {
     if !newer {
-        return one(range, older).map(from_older);
+        return query_one(range, older).map(from_v1);
     }
-    let found = one(range, kind)?;
+    let found = query_one(range, kind)?;
     // The number of a place without one is not defined.
-    let numbered =
-        |of: fn(u32) -> MemoryLocation| one(range, kind + 1).map(|number| u32::try_from(number).ok().map(of));
+    let numbered = |of: fn(u32) -> MemoryLocation| {
+        query_one(range, kind + 1).map(|number| u32::try_from(number).ok().map(of))
+    };
     match found {
         1 => numbered(MemoryLocation::Device),
         2 => Ok(Some(MemoryLocation::Host)),
@@ -97,7 +103,7 @@ fn place(range: Range, newer: bool, older: u32, kind: u32) -> Result<Option<Memo
     }
 }
 
-fn from_older(number: c_int) -> Option<MemoryLocation> {
+fn from_v1(number: c_int) -> Option<MemoryLocation> {
     match number {
         -1 => Some(MemoryLocation::Host),
         number => u32::try_from(number).ok().map(MemoryLocation::Device),

@@ -125,12 +125,12 @@ impl Cupti {
 
     fn open(driver: Driver) -> Result<Self, String> {
         if let Some(source) = driver.installed() {
-            return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.known();
+            return Self::resolve(|name| source.tool_symbol(name), source.name().to_owned())?.check_version();
         }
         let resolve = |library: Library| {
             // Its functions are kept for good; and what was called once, to be refused, may have begun what outlasts the call.
             let library = ManuallyDrop::new(library);
-            Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.known()
+            Self::resolve(|name| library.symbol(name), library.origin().to_owned())?.check_version()
         };
         // SAFETY: the initialisers of NVIDIA's library make no demand on the caller.
         unsafe { Library::open_first(candidates(), resolve) }.map_err(|mut tried| {
@@ -140,7 +140,7 @@ impl Cupti {
     }
 
     /// Refuses versions whose records may be others.
-    fn known(self) -> Result<Self, String> {
+    fn check_version(self) -> Result<Self, String> {
         let mut version = 0;
         // SAFETY: the out pointer is valid for the call.
         let code = unsafe { (self.version)(&mut version) };

@@ -5,8 +5,8 @@
 
 mod counts;
 mod cupti;
-mod proof;
 mod regions;
+mod self_test;
 mod session;
 mod tracker;
 

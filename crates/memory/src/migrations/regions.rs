@@ -47,7 +47,7 @@ impl Regions {
         *self = Self::of(self.device);
     }
 
-    pub(super) fn lose(&mut self, records: u64) {
+    pub(super) fn add_lost(&mut self, records: u64) {
         self.total.lost = self.total.lost.saturating_add(records);
     }
 
@@ -79,10 +79,10 @@ impl Regions {
         if device != self.device {
             return;
         }
-        grow(&mut self.total, &happened);
+        add_counts(&mut self.total, &happened);
         let key = (address, bytes);
         if let Some(known) = self.found.get_mut(&key) {
-            grow(known, &happened);
+            add_counts(known, &happened);
         } else if self.found.len() < MOST {
             self.longest = self.longest.max(bytes);
             self.found.insert(key, happened);
@@ -110,7 +110,7 @@ impl Regions {
             if common == 0 {
                 continue;
             }
-            grow(
+            add_counts(
                 &mut sum,
                 &MigrationCounts {
                     bytes_to_device: common.saturating_mul(counts.to_device),
@@ -123,7 +123,7 @@ impl Regions {
     }
 }
 
-fn grow(sum: &mut MigrationCounts, more: &MigrationCounts) {
+fn add_counts(sum: &mut MigrationCounts, more: &MigrationCounts) {
     let pairs = [
         (&mut sum.to_device, more.to_device),
         (&mut sum.to_device_by_faults, more.to_device_by_faults),

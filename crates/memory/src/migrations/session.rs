@@ -14,8 +14,8 @@ use super::{
     regions::Regions,
 };
 
-/// What one tracker has heard.
-pub(super) type Heard = Arc<Mutex<Regions>>;
+/// What one tracker has regions.
+pub(super) type SharedRegions = Arc<Mutex<Regions>>;
 
 /// Bytes of a buffer for records: some ten thousand. Aligned to 8, as the library demands.
 const BUFFER: Layout = match Layout::from_size_align(1 << 20, 8) {
@@ -28,24 +28,24 @@ struct Running {
     subscriber: Option<Subscriber>,
     users: usize,
     /// Ordinals of devices whose migrations were seen to be counted.
-    proven: Vec<u32>,
+    verified: Vec<u32>,
 }
 
 /// Held while the counters are switched, by nobody else but starting and ending trackers. The callbacks do not take it.
-static RUNNING: Mutex<Running> = Mutex::new(Running { subscriber: None, users: 0, proven: Vec::new() });
+static RUNNING: Mutex<Running> = Mutex::new(Running { subscriber: None, users: 0, verified: Vec::new() });
 /// Who hears of records. Held for a moment only.
-static LISTENERS: Mutex<Vec<Heard>> = Mutex::new(Vec::new());
+static LISTENERS: Mutex<Vec<SharedRegions>> = Mutex::new(Vec::new());
 /// Addresses of the buffers that the library has of ours. Who used it before us without subscribing had callbacks of its own,
 /// and its buffers come back through ours.
 static LENT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 /// The library, for the callbacks.
 static CUPTI: OnceLock<&'static Cupti> = OnceLock::new();
 
-/// From here on `heard` hears of what happens; of what happened before, nothing.
+/// From here on `regions` hears of what happens; of what happened before, nothing.
 ///
 /// # Errors
 /// `Unsupported` with what was tried.
-pub(super) fn join(heard: &Heard) -> Result<()> {
+pub(super) fn add_listener(regions: &SharedRegions) -> Result<()> {
     let cupti = Cupti::get()?;
     let cupti = *CUPTI.get_or_init(|| cupti);
     let mut running = RUNNING.lock();
@@ -63,33 +63,33 @@ pub(super) fn join(heard: &Heard) -> Result<()> {
     running.users += 1;
     // What is older goes to those who were there.
     let flushed = cupti.flush();
-    LISTENERS.lock().push(Arc::clone(heard));
+    LISTENERS.lock().push(Arc::clone(regions));
     drop(running);
-    flushed.inspect_err(|_| leave(heard))
+    flushed.inspect_err(|_| remove_listener(regions))
 }
 
 /// Whether the device's migrations are known to be counted, since the counters were switched on.
-pub(super) fn is_proven(device: u32) -> bool {
-    RUNNING.lock().proven.contains(&device)
+pub(super) fn is_verified(device: u32) -> bool {
+    RUNNING.lock().verified.contains(&device)
 }
 
-pub(super) fn note_proven(device: u32) {
+pub(super) fn record_verified(device: u32) {
     let mut running = RUNNING.lock();
-    if running.users > 0 && !running.proven.contains(&device) {
-        running.proven.push(device);
+    if running.users > 0 && !running.verified.contains(&device) {
+        running.verified.push(device);
     }
 }
 
-/// `heard` hears of nothing more. Behind the last one the counters are off.
-pub(super) fn leave(heard: &Heard) {
-    LISTENERS.lock().retain(|other| !Arc::ptr_eq(other, heard));
+/// `regions` hears of nothing more. Behind the last one the counters are off.
+pub(super) fn remove_listener(regions: &SharedRegions) {
+    LISTENERS.lock().retain(|other| !Arc::ptr_eq(other, regions));
     let Some(cupti) = CUPTI.get() else { return };
     let mut running = RUNNING.lock();
     running.users = running.users.saturating_sub(1);
     if running.users > 0 {
         return;
     }
-    running.proven.clear();
+    running.verified.clear();
     if let Some(subscriber) = running.subscriber.take() {
         // A library that cannot be switched off costs what it costs: there is nobody to tell.
         let _stopped = cupti.stop().and(cupti.flush()).and(cupti.unsubscribe(subscriber));
@@ -125,13 +125,13 @@ extern "C" fn completed(context: *mut c_void, stream: u32, buffer: *mut u8, _byt
         // SAFETY: the library completed this buffer with so many valid bytes.
         let unknown = unsafe {
             cupti.read(buffer, valid, |record| {
-                listeners.iter().for_each(|heard| heard.lock().add(record));
+                listeners.iter().for_each(|regions| regions.lock().add(record));
             })
         };
         // SAFETY: the library completed a buffer with these.
         let lost = unknown.saturating_add(unsafe { cupti.dropped(context, stream) });
         if lost > 0 {
-            listeners.iter().for_each(|heard| heard.lock().lose(lost));
+            listeners.iter().for_each(|regions| regions.lock().add_lost(lost));
         }
     }
     if is_ours(buffer) {

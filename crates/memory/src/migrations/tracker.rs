@@ -6,9 +6,10 @@ use parking_lot::Mutex;
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use super::{
-    MigrationCounts, proof,
+    MigrationCounts,
     regions::Regions,
-    session::{self, Heard},
+    self_test,
+    session::{self, SharedRegions},
 };
 use crate::CudaDevice;
 
@@ -51,7 +52,7 @@ use crate::CudaDevice;
 /// Usable from any thread.
 pub struct MigrationTracker {
     device: DeviceId,
-    heard: Heard,
+    regions: SharedRegions,
 }
 
 impl MigrationTracker {
@@ -61,14 +62,14 @@ impl MigrationTracker {
     /// `Unsupported` ("unavailable", with what was tried) where CUPTI is not found, is of an unknown version, belongs to
     /// another tool, was opened too late, or has no such counters on this system; the driver's.
     pub fn start(device: &CudaDevice) -> Result<Self> {
-        let heard = Arc::new(Mutex::new(Regions::of(device.ordinal())));
+        let regions = Arc::new(Mutex::new(Regions::of(device.ordinal())));
         // Before the context is made, where it is not made yet: the library knows only contexts that it saw being made.
-        session::join(&heard)?;
-        let tracker = Self { device: device.id(), heard };
-        if !session::is_proven(device.ordinal()) {
-            proof::prove(device, &tracker.heard)?;
-            session::note_proven(device.ordinal());
-            tracker.heard.lock().clear();
+        session::add_listener(&regions)?;
+        let tracker = Self { device: device.id(), regions };
+        if !session::is_verified(device.ordinal()) {
+            self_test::run(device, &tracker.regions)?;
+            session::record_verified(device.ordinal());
+            tracker.regions.lock().clear();
         }
         Ok(tracker)
     }
@@ -93,7 +94,7 @@ impl MigrationTracker {
         };
         session::flush()?;
         let end = address.saturating_add(buffer.len() as u64);
-        Ok(self.heard.lock().within(&(address..end)))
+        Ok(self.regions.lock().within(&(address..end)))
     }
 
     /// All counts so far, of whatever memory of the process.
@@ -102,7 +103,7 @@ impl MigrationTracker {
     /// As for [`counts`](Self::counts).
     pub fn total(&self) -> Result<MigrationCounts> {
         session::flush()?;
-        Ok(self.heard.lock().total())
+        Ok(self.regions.lock().total())
     }
 
     /// Forgets what was counted so far.
@@ -111,14 +112,14 @@ impl MigrationTracker {
     /// As for [`counts`](Self::counts).
     pub fn reset(&self) -> Result<()> {
         session::flush()?;
-        self.heard.lock().clear();
+        self.regions.lock().clear();
         Ok(())
     }
 }
 
 impl Drop for MigrationTracker {
     fn drop(&mut self) {
-        session::leave(&self.heard);
+        session::remove_listener(&self.regions);
     }
 }
 

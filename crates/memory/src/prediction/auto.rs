@@ -17,13 +17,13 @@ use transload_core::{
 use transload_cuda_sys::Context;
 
 use super::{
-    AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, known::ByBuffer, residency::migrates,
-    room::Room,
+    AccessPredictor, DeclaredAccess, DeviceResidency, PredictedAccess, hashing::ByBuffer,
+    memory_budget::MemoryBudget, residency::migrates,
 };
 use crate::{CudaDevice, CudaFeature, error::memory_info};
 
 /// How many allocations are remembered; beyond that all are forgotten, and found again when they are used.
-const MOST_BUFFERS: usize = 1024;
+const MAX_BUFFERS: usize = 1024;
 
 /// How far an [`AutoPrefetcher`] reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub struct PredictionStatistics {
 /// Usable from any thread, but what several threads declare in turns hardly repeats itself: give each sequence of launches a
 /// prefetcher of its own. Dropping it cuts no prefetch short.
 pub struct AutoPrefetcher {
-    able: bool,
+    supported: bool,
     device: DeviceId,
     /// Launches in a row of nothing but memory that lay on the device, up to the depth: what was predicted before has been
     /// used by then.
@@ -93,14 +93,14 @@ pub struct AutoPrefetcher {
     queue: Arc<dyn Queue>,
     residency: Arc<DeviceResidency>,
     /// Whether the residency's owner notes the declared uses there.
-    noted: bool,
+    owns_declarations: bool,
     state: Mutex<State>,
 }
 
 struct State {
     predictor: AccessPredictor<BufferId>,
     buffers: ByBuffer<WeakBuffer>,
-    room: Room,
+    budget: MemoryBudget,
     statistics: PredictionStatistics,
 }
 
@@ -116,7 +116,7 @@ impl AutoPrefetcher {
     pub fn new(device: &CudaDevice, queue: Arc<dyn Queue>, limits: PredictionLimits) -> Result<Self> {
         let mut own =
             Self::with_residency(device, queue, limits, Arc::new(DeviceResidency::new(device.id())))?;
-        own.noted = false;
+        own.owns_declarations = false;
         Ok(own)
     }
 
@@ -143,16 +143,16 @@ impl AutoPrefetcher {
             device: device.id(),
             context: device.context()?.clone(),
             queue,
-            able: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
+            supported: device.supports_feature(CudaFeature::ConcurrentManagedAccess)?,
             in_a_row: AtomicUsize::new(0),
             depth: limits.depth,
             skipped: AtomicU64::new(0),
             residency,
-            noted: true,
+            owns_declarations: true,
             state: Mutex::new(State {
                 predictor: AccessPredictor::new(limits.depth, limits.bytes_ahead),
                 buffers: ByBuffer::default(),
-                room: Room::default(),
+                budget: MemoryBudget::default(),
                 statistics: PredictionStatistics::default(),
             }),
         })
@@ -164,7 +164,7 @@ impl AutoPrefetcher {
     /// What cannot be prefetched is left alone, and never an error: the launch works all the same.
     pub fn observe(&self, uses: &[&RawBuffer]) -> usize {
         let uses = uses.iter().copied();
-        let passes = !self.able || self.try_skip(self.residency.declare(uses.clone()));
+        let passes = !self.supported || self.try_skip(self.residency.declare(uses.clone()));
         if passes { 0 } else { self.predict_and_prefetch(uses) }
     }
 
@@ -191,17 +191,17 @@ impl AutoPrefetcher {
     pub fn predict_and_prefetch<'a>(&self, uses: impl IntoIterator<Item = &'a RawBuffer>) -> usize {
         let mut enqueued = 0;
         for (argument, buffer) in (0..).zip(uses) {
-            if !self.able || !migrates(buffer) {
+            if !self.supported || !migrates(buffer) {
                 continue;
             }
-            if !self.noted {
+            if !self.owns_declarations {
                 // Where it does not lie there it comes by page faults.
                 let _there = self.residency.mark_resident(buffer);
                 // Also where the launch goes through a raw handle: the host's next use is one elsewhere.
                 buffer.record_external_use(self.device);
             }
             for (predicted, range) in self.predict(buffer, argument) {
-                enqueued += usize::from(self.bring(&predicted, &range));
+                enqueued += usize::from(self.prefetch(&predicted, &range));
             }
         }
         enqueued
@@ -222,7 +222,7 @@ impl AutoPrefetcher {
         let mut state = self.state.lock();
         let State { predictor, buffers, statistics, .. } = &mut *state;
         statistics.observed += 1;
-        if buffers.len() >= MOST_BUFFERS && !buffers.contains_key(&buffer.id()) {
+        if buffers.len() >= MAX_BUFFERS && !buffers.contains_key(&buffer.id()) {
             buffers.clear();
         }
         buffers.entry(buffer.id()).or_insert_with(|| buffer.downgrade());
@@ -250,13 +250,13 @@ impl AutoPrefetcher {
     }
 
     /// Answers whether a prefetch was enqueued.
-    fn bring(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
+    fn prefetch(&self, predicted: &PredictedAccess<BufferId>, range: &RawBuffer) -> bool {
         if self.residency.mark_resident(range) {
             self.state.lock().statistics.resident += 1;
             return false;
         }
         let bytes = range.len() as u64;
-        let enqueued = self.has_room(bytes) && self.submit(range);
+        let enqueued = self.has_memory(bytes) && self.submit(range);
         let mut state = self.state.lock();
         if enqueued {
             state.statistics.prefetches += 1;
@@ -282,11 +282,11 @@ impl AutoPrefetcher {
         }
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        let mut room = std::mem::take(&mut self.state.lock().room);
+    fn has_memory(&self, bytes: u64) -> bool {
+        let mut budget = std::mem::take(&mut self.state.lock().budget);
         // The driver is asked outside of the lock: another thread that asks meanwhile asks for itself.
-        let has = room.take(bytes, || memory_info(&self.context).ok());
-        self.state.lock().room = room;
+        let has = budget.try_reserve(bytes, || memory_info(&self.context).ok());
+        self.state.lock().budget = budget;
         has
     }
 }
@@ -295,7 +295,7 @@ impl fmt::Debug for AutoPrefetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AutoPrefetcher")
             .field("device", &self.device)
-            .field("able", &self.able)
+            .field("supported", &self.supported)
             .field("statistics", &self.statistics())
             .finish_non_exhaustive()
     }

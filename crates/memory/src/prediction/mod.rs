@@ -1,13 +1,13 @@
 //! Unified memory prefetched before it is asked for: what comes next is predicted from what was declared so far.
 
 mod auto;
-mod known;
+mod backoff;
+mod hashing;
+mod memory_budget;
 mod predictor;
 mod repetition;
 mod residency;
-mod room;
 mod stride;
-mod trust;
 
 pub use auto::{AutoPrefetcher, PredictionLimits, PredictionStatistics};
 pub use predictor::{AccessPredictor, DeclaredAccess, PredictedAccess};

@@ -2,15 +2,15 @@
 
 use std::hash::Hash;
 
-use super::{known::mark_of, repetition::Repetition, stride::Strides, trust::Trust};
+use super::{backoff::Backoff, hashing::hash_of, repetition::Repetition, stride::Strides};
 
 /// A range that was declared to be used now, of the allocation `buffer`, which has `of` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeclaredAccess<K> {
     /// Which allocation.
     pub buffer: K,
-    /// Tells apart what runs beside each other through one allocation: the number of the launch's argument, say. Strides are
-    /// looked for per allocation and lane.
+    /// Tells apart what runs open each other through one allocation: the number of the launch's argument, say. Strides are
+    /// looked for per allocation and stream.
     pub argument: u32,
     /// The range's first byte, counted from the allocation's.
     pub start: usize,
@@ -42,13 +42,13 @@ impl<K: PartialEq> PredictedAccess<K> {
 
 /// Finds sequential, strided and repeated access, and predicts.
 ///
-/// * A *stride* (a sequential sweep is one, of the range's own length) is believed once it was seen twice in a row by one lane
+/// * A *stride* (a sequential sweep is one, of the range's own length) is believed once it was seen twice in a row by one stream
 ///   of one allocation: from the third access on. A range that is only used again and again is no stride and disturbs none.
 /// * A *repetition* is believed where what followed the last two accesses was the same twice: from the third step on, where
 ///   each step uses some ranges in the same order. It goes before strides, since it also knows what follows a sweep's end.
 ///
 /// Predictions begin with one range ahead and reach further as they come true, up to the depth (of each stride, if several run
-/// beside each other). One that does not come true
+/// open each other). One that does not come true
 /// silences the predictor for 8 accesses, the next for 16, and so on up to 4,096, until one comes true again; so what is
 /// predicted in vain of random accesses becomes less and less.
 ///
@@ -60,7 +60,7 @@ pub struct AccessPredictor<K> {
     bytes_ahead: usize,
     strides: Strides<K>,
     repetition: Repetition<K>,
-    trust: Trust,
+    backoff: Backoff,
     /// The number of the access that is observed.
     now: u64,
     /// Predicted and not yet used.
@@ -77,18 +77,18 @@ struct Ahead<K> {
     /// Where it is not used by the access of this number within the group, it was in vain.
     until: u64,
     /// Or by this one of all, should the group have no more.
-    at_last: u64,
+    expires: u64,
 }
 
 impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     /// The largest depth.
     pub const MAX_DEPTH: usize = 16;
     /// Predictions that may be open at once.
-    const MOST: usize = 64;
+    const MAX_OPEN: usize = 64;
     /// The group of what the repetition predicts.
     const REPEATED: u64 = 0;
     /// So many accesses of any group make a prediction old.
-    const OLD: u64 = 256;
+    const MAX_AGE: u64 = 256;
 
     /// A predictor that looks at most so many ranges ahead (1 to 16), and at most so many bytes in all.
     #[must_use]
@@ -98,9 +98,9 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
             bytes_ahead,
             strides: Strides::new(),
             repetition: Repetition::new(),
-            trust: Trust::default(),
+            backoff: Backoff::default(),
             now: 0,
-            ahead: Vec::with_capacity(Self::MOST),
+            ahead: Vec::with_capacity(Self::MAX_OPEN),
             fresh: Vec::with_capacity(Self::MAX_DEPTH),
             candidates: Vec::with_capacity(Self::MAX_DEPTH),
         }
@@ -116,10 +116,10 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
         }
         self.now += 1;
         let (stride, number) = self.strides.observe(&access);
-        let lane = mark_of(&(access.buffer, access.argument)) | 1;
-        self.judge(&access, lane, number);
+        let stream = hash_of(&(access.buffer, access.argument)) | 1;
+        self.judge(&access, stream, number);
         self.repetition.observe(&access);
-        let reach = self.trust.reach(self.now).min(self.depth);
+        let reach = self.backoff.reach(self.now).min(self.depth);
         self.candidates.clear();
         if reach > 0 {
             self.repetition.follow(reach, &mut self.candidates);
@@ -129,7 +129,7 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
                 && let Some(stride) = stride
             {
                 stride.follow(&access, reach, &mut self.candidates);
-                (group, from, patience) = (lane, number, 1);
+                (group, from, patience) = (stream, number, 1);
             }
             self.choose(&access, reach, group, |hop| from.saturating_add(hop * patience + 1));
         }
@@ -151,37 +151,37 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
     /// How many predictions came true, and how many did not.
     #[must_use]
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        self.trust.hits_and_misses()
+        self.backoff.hits_and_misses()
     }
 
     /// What of the predictions came true with this access, and what was in vain.
-    fn judge(&mut self, access: &DeclaredAccess<K>, lane: u64, number: u64) {
+    fn judge(&mut self, access: &DeclaredAccess<K>, stream: u64, number: u64) {
         if self.ahead.is_empty() {
             return;
         }
         let before = self.ahead.len();
         self.ahead.retain(|ahead| !ahead.predicted.covers(access));
         if self.ahead.len() < before {
-            self.trust.hit(before - self.ahead.len());
+            self.backoff.hit(before - self.ahead.len());
         }
         let (waited, now) = (self.ahead.len(), self.now);
         self.ahead.retain(|ahead| match ahead.group {
-            _ if ahead.at_last < now => false,
+            _ if ahead.expires < now => false,
             Self::REPEATED => ahead.until >= now,
-            group => group != lane || ahead.until >= number,
+            group => group != stream || ahead.until >= number,
         });
         if self.ahead.len() < waited {
-            self.trust.miss(now, waited - self.ahead.len());
+            self.backoff.miss(now, waited - self.ahead.len());
             // They came of the same belief.
             self.ahead.clear();
         }
     }
 
     fn choose(&mut self, access: &DeclaredAccess<K>, reach: usize, group: u64, until: impl Fn(u64) -> u64) {
-        let mut beside = self.ahead.iter().filter(|ahead| ahead.group == group).count();
+        let mut open = self.ahead.iter().filter(|ahead| ahead.group == group).count();
         let mut bytes = self.ahead.iter().fold(0_usize, |sum, ahead| sum.saturating_add(ahead.predicted.len));
         for (hop, candidate) in (1..).zip(&self.candidates) {
-            if beside >= reach || self.ahead.len() >= Self::MOST {
+            if open >= reach || self.ahead.len() >= Self::MAX_OPEN {
                 return;
             }
             let known = self.ahead.iter().any(|ahead| ahead.predicted == *candidate);
@@ -192,10 +192,10 @@ impl<K: Copy + Eq + Hash> AccessPredictor<K> {
             if bytes > self.bytes_ahead {
                 return;
             }
-            let at_last = self.now.saturating_add(Self::OLD);
-            self.ahead.push(Ahead { predicted: *candidate, group, until: until(hop), at_last });
+            let expires = self.now.saturating_add(Self::MAX_AGE);
+            self.ahead.push(Ahead { predicted: *candidate, group, until: until(hop), expires });
             self.fresh.push(*candidate);
-            beside += 1;
+            open += 1;
         }
     }
 }

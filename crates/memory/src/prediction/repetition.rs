@@ -4,7 +4,7 @@ use std::hash::Hash;
 
 use super::{
     DeclaredAccess, PredictedAccess,
-    known::{both, mark_of},
+    hashing::{hash_of, hash_pair},
 };
 
 const SETS: usize = 512;
@@ -20,7 +20,7 @@ struct Follower<K> {
     /// Of the pair.
     pair: u64,
     /// Of what followed.
-    mark: u64,
+    hash: u64,
     next: PredictedAccess<K>,
     seen: u8,
 }
@@ -43,9 +43,9 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
 
     pub(super) fn observe(&mut self, access: &DeclaredAccess<K>) {
         let now = PredictedAccess { buffer: access.buffer, start: access.start, len: access.len };
-        let mark = mark_of(&now);
-        self.note(both(self.last.0, self.last.1), mark, now);
-        self.last = (self.last.1, mark);
+        let hash = hash_of(&now);
+        self.note(hash_pair(self.last.0, self.last.1), hash, now);
+        self.last = (self.last.1, hash);
         self.latest = Some(now);
     }
 
@@ -62,14 +62,14 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         let (mut first, mut second) = self.last;
         // Some of what follows may be no news, such as an input that every launch reads.
         for _ in 0..most.saturating_mul(2) {
-            let Some(follower) = self.find(both(first, second)) else { return };
+            let Some(follower) = self.find(hash_pair(first, second)) else { return };
             if into.len() == most {
                 return;
             }
             if self.latest != Some(follower.next) && !into.contains(&follower.next) {
                 into.push(follower.next);
             }
-            (first, second) = (second, follower.mark);
+            (first, second) = (second, follower.hash);
         }
     }
 
@@ -78,7 +78,7 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         set.iter().flatten().find(|follower| follower.pair == pair && follower.seen >= CONFIRMED)
     }
 
-    fn note(&mut self, pair: u64, mark: u64, next: PredictedAccess<K>) {
+    fn note(&mut self, pair: u64, hash: u64, next: PredictedAccess<K>) {
         let Some(set) = self.sets.get_mut(pair as usize % SETS) else { return };
         if let Some(known) = set.iter_mut().flatten().find(|follower| follower.pair == pair) {
             if known.next == next {
@@ -86,7 +86,7 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
             } else if known.seen > 1 {
                 known.seen -= 1;
             } else {
-                (known.mark, known.next) = (mark, next);
+                (known.hash, known.next) = (hash, next);
             }
             return;
         }
@@ -95,7 +95,7 @@ impl<K: Copy + Eq + Hash> Repetition<K> {
         match slot {
             // What was confirmed makes room by and by.
             Some(follower) if follower.seen > 1 => follower.seen -= 1,
-            _ => *slot = Some(Follower { pair, mark, next, seen: 1 }),
+            _ => *slot = Some(Follower { pair, hash, next, seen: 1 }),
         }
     }
 }

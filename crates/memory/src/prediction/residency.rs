@@ -3,15 +3,15 @@
 use smallvec::SmallVec;
 use transload_core::{DeviceId, Fence, MemoryKind, RawBuffer, SpinLock};
 
-use super::known::ByBuffer;
+use super::hashing::ByBuffer;
 use crate::ranges::{Ranges, bytes_of};
 
 /// How many allocations are remembered; beyond that all are forgotten, which costs a prefetch each.
-const MOST: usize = 1024;
+const MAX_ALLOCATIONS: usize = 1024;
 /// How many ranges of an allocation are remembered, those that touch each other taken together.
-const MOST_RANGES: usize = 1024;
+const MAX_RANGES: usize = 1024;
 /// Launches after a prefetch until it is polled.
-const EVERY: u32 = 8;
+const POLL_INTERVAL: u32 = 8;
 
 /// Ranges of unified memory that prefetches and launches of one owner left on a device. As soon as the allocation is used
 /// elsewhere (by the host, another device, a prefetch to there) nothing of it is known any more. Work of the device itself takes
@@ -77,10 +77,10 @@ impl DeviceResidency {
         let mut due = SmallVec::<[Fence; 2]>::new();
         state.prefetches.retain(|(fence, launches)| {
             *launches += 1;
-            if *launches > EVERY {
+            if *launches > POLL_INTERVAL {
                 due.push(fence.clone());
             }
-            *launches <= EVERY
+            *launches <= POLL_INTERVAL
         });
         drop(state);
         for fence in due.into_iter().filter(|fence| !fence.is_complete()) {
@@ -98,11 +98,11 @@ impl DeviceResidency {
         let range = bytes_of(buffer);
         let moves = buffer.use_epoch_for(self.device);
         let mut state = self.state.lock();
-        if state.known.len() >= MOST && !state.known.contains_key(&buffer.id()) {
+        if state.known.len() >= MAX_ALLOCATIONS && !state.known.contains_key(&buffer.id()) {
             state.known.clear();
         }
         let known = state.known.entry(buffer.id()).or_default();
-        if known.moves != moves || known.ranges.len() >= MOST_RANGES {
+        if known.moves != moves || known.ranges.len() >= MAX_RANGES {
             *known = Known { moves, ..Known::default() };
         }
         let there = known.ranges.covers(&range);

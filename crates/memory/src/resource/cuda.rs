@@ -7,14 +7,14 @@ use std::sync::Arc;
 use transload_core::{DeviceId, Error, ErrorKind, MemoryInfo, MemoryKind, Place, RawBuffer, Result};
 
 use super::MemoryResource;
-use crate::{CudaMemoryManager, manager::Terms};
+use crate::{CudaMemoryManager, manager::AllocMode};
 
 /// Segments of one kind from a [`CudaMemoryManager`].
 #[derive(Clone, Debug)]
 pub struct CudaResource {
     manager: Arc<CudaMemoryManager>,
     kind: MemoryKind,
-    terms: Terms,
+    mode: AllocMode,
 }
 
 impl CudaResource {
@@ -23,7 +23,7 @@ impl CudaResource {
     /// # Errors
     /// `Unsupported` for a kind that the manager does not give.
     pub fn new(manager: &Arc<CudaMemoryManager>, kind: MemoryKind) -> Result<Self> {
-        Self::with_terms(manager, kind, Terms::Usual)
+        Self::with_mode(manager, kind, AllocMode::Default)
     }
 
     /// Managed memory beyond what the device has free, which is refused otherwise: the driver moves pages out to make room, which
@@ -32,7 +32,7 @@ impl CudaResource {
     /// # Errors
     /// `Unsupported` where the device has no managed memory.
     pub fn oversubscribed(manager: &Arc<CudaMemoryManager>) -> Result<Self> {
-        Self::with_terms(manager, MemoryKind::Unified, Terms::Oversubscribed)
+        Self::with_mode(manager, MemoryKind::Unified, AllocMode::Oversubscribed)
     }
 
     /// Pinned memory past the host's caches, so for uploads and nothing else. Nothing can be transferred into it, and no writable
@@ -41,14 +41,14 @@ impl CudaResource {
     /// read opens, for tests of what was written.
     #[must_use]
     pub fn write_combined(manager: &Arc<CudaMemoryManager>) -> Self {
-        Self { manager: Arc::clone(manager), kind: MemoryKind::Pinned, terms: Terms::WriteCombined }
+        Self { manager: Arc::clone(manager), kind: MemoryKind::Pinned, mode: AllocMode::WriteCombined }
     }
 
-    fn with_terms(manager: &Arc<CudaMemoryManager>, kind: MemoryKind, terms: Terms) -> Result<Self> {
+    fn with_mode(manager: &Arc<CudaMemoryManager>, kind: MemoryKind, mode: AllocMode) -> Result<Self> {
         if !manager.kinds().contains(&kind) {
-            return Err(manager.no_such_kind(kind));
+            return Err(manager.unsupported_kind(kind));
         }
-        Ok(Self { manager: Arc::clone(manager), kind, terms })
+        Ok(Self { manager: Arc::clone(manager), kind, mode })
     }
 
     fn is_hosts(&self) -> bool {
@@ -69,18 +69,18 @@ unsafe impl MemoryResource for CudaResource {
     }
 
     fn allocate_segment(&self, bytes: usize) -> Result<RawBuffer> {
-        self.manager.allocate_as(self.kind, bytes, self.terms)
+        self.manager.allocate_as(self.kind, bytes, self.mode)
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain_of_devices()
+        self.manager.drain_device_work()
     }
 
     fn info(&self) -> Result<MemoryInfo> {
         if self.is_hosts() {
             return transload_core::host_memory();
         }
-        if self.terms == Terms::Oversubscribed {
+        if self.mode == AllocMode::Oversubscribed {
             let text = "oversubscribed memory is bounded by the host's and the device's together, which nobody tells";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }

@@ -59,13 +59,13 @@ unsafe impl<R: MemoryResource> MemoryResource for LimitingResource<R> {
             let shortage = MemoryShortage { requested, free, total: Some(self.limit) };
             return Err(Error::out_of_memory(self.place(), shortage));
         }
-        let share = Share { used: Arc::clone(&self.used), bytes: requested };
+        let reservation = Reservation { used: Arc::clone(&self.used), bytes: requested };
         let segment = self.upstream.allocate_segment(bytes)?;
-        Ok(RawBuffer::new(Box::new(Limited { segment, _share: share }), &self.reclaimer))
+        Ok(RawBuffer::new(Box::new(LimitedSegment { segment, _reservation: reservation }), &self.reclaimer))
     }
 
     fn trim(&self) -> Result<()> {
-        self.reclaimer.drain_where(crate::manager::is_of_a_device).and(self.upstream.trim())
+        self.reclaimer.drain_where(crate::manager::is_device_fence).and(self.upstream.trim())
     }
 
     fn info(&self) -> Result<MemoryInfo> {
@@ -83,26 +83,26 @@ impl<R> std::fmt::Debug for LimitingResource<R> {
     }
 }
 
-/// A share of the limit; given back when dropped.
-struct Share {
+/// A reservation of the limit; given back when dropped.
+struct Reservation {
     used: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// A segment of the wrapped resource, which is given back before its share.
-struct Limited {
+/// A segment of the wrapped resource, which is given back before its reservation.
+struct LimitedSegment {
     segment: RawBuffer,
-    _share: Share,
+    _reservation: Reservation,
 }
 
 // SAFETY: every answer is that of a live segment, which is owned until drop.
-unsafe impl Storage for Limited {
+unsafe impl Storage for LimitedSegment {
     fn place(&self) -> Place {
         self.segment.place()
     }

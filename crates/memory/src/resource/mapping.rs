@@ -31,7 +31,7 @@ unsafe impl Sync for Mapping {}
 
 /// How pages are to be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct MappingOptions {
     pub(super) huge: bool,
     pub(super) node: Option<u32>,
 }
@@ -42,7 +42,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `OutOfMemory` where the system has not so much available: asked before, since it would rather kill a process later.
-    pub(super) fn new(bytes: usize, wanted: Wanted) -> Result<Self> {
+    pub(super) fn new(bytes: usize, options: MappingOptions) -> Result<Self> {
         let shortage = || {
             let now = host_memory().ok();
             let shortage = MemoryShortage {
@@ -52,7 +52,7 @@ impl Mapping {
             };
             Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
         };
-        let alignment = if wanted.huge { HUGE.max(page()) } else { page() };
+        let alignment = if options.huge { HUGE.max(page()) } else { page() };
         let len = bytes.checked_next_multiple_of(page()).ok_or_else(shortage)?;
         if host_memory().is_ok_and(|memory| len as u64 > memory.free) {
             return Err(shortage());
@@ -63,10 +63,10 @@ impl Mapping {
             let start = mapping.start.as_ptr();
             // A child's copy of a pinned page would be another page.
             libc::madvise(start.cast(), len, libc::MADV_DONTFORK);
-            if wanted.huge {
+            if options.huge {
                 libc::madvise(start.cast(), len, libc::MADV_HUGEPAGE);
             }
-            if let Some(node) = wanted.node {
+            if let Some(node) = options.node {
                 numa::prefer(start, len, node);
             }
         }

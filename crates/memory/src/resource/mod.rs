@@ -5,12 +5,12 @@
 
 mod cuda;
 mod edges;
+mod host_registration;
 mod limiting;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod numa;
 mod pinned;
-mod pins;
 mod registration;
 mod upload;
 
@@ -20,10 +20,10 @@ use transload_core::{DeviceId, MemoryInfo, Place, RawBuffer, Result};
 
 pub use cuda::CudaResource;
 pub use edges::registration_edges;
+pub(crate) use host_registration::{HostRegistration, Owner};
 pub use limiting::LimitingResource;
 pub use numa::NumaBinding;
 pub use pinned::{HostPages, PinnedResource};
-pub(crate) use pins::{Owner, Pins};
 pub use registration::{RegistrationCache, RegistrationStatistics};
 pub use upload::UploadBuffer;
 

@@ -12,8 +12,8 @@ use transload_core::{DeviceId, Error, MemoryInfo, MemoryKind, Place, RawBuffer, 
 use super::{MemoryResource, NumaBinding};
 #[cfg(target_os = "linux")]
 use super::{
-    mapping::{Mapping, Wanted},
-    pins::{DEVICE_MAP, Pins},
+    host_registration::{DEVICE_MAP, HostRegistration},
+    mapping::{Mapping, MappingOptions},
 };
 use crate::CudaMemoryManager;
 #[cfg(target_os = "linux")]
@@ -67,30 +67,32 @@ impl PinnedResource {
         self
     }
 
-    fn of_driver(&self, bytes: usize) -> Result<RawBuffer> {
+    fn allocate_from_driver(&self, bytes: usize) -> Result<RawBuffer> {
         self.manager.allocate(MemoryKind::Pinned, bytes)
     }
 
     /// Ours, registered with the driver.
     #[cfg(target_os = "linux")]
-    fn mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
-        self.manager.with_room(|| self.try_mapped(bytes, wanted))
+    fn allocate_pages(&self, bytes: usize, options: MappingOptions) -> Result<RawBuffer> {
+        self.manager.with_retry(|| self.try_allocate_pages(bytes, options))
     }
 
     #[cfg(target_os = "linux")]
-    fn try_mapped(&self, bytes: usize, wanted: Wanted) -> Result<RawBuffer> {
-        let parts = self.manager.parts();
-        let counted = parts.tally.enter(bytes);
-        let mapping = Mapping::new(bytes, wanted)?;
+    fn try_allocate_pages(&self, bytes: usize, options: MappingOptions) -> Result<RawBuffer> {
+        let alloc = self.manager.alloc_context();
+        let counted = alloc.counts.add(bytes);
+        let mapping = Mapping::new(bytes, options)?;
         let (address, len) = (mapping.start(), mapping.len());
         let start = address.as_ptr().expose_provenance();
         // SAFETY: the mapping is its own owner.
-        let pins = unsafe { Pins::new(parts.context, start, len, DEVICE_MAP, Box::new(mapping)) };
-        let pins = pins.map_err(|error| lift_allocation(error, parts.context, self.place(), bytes))?;
-        let addresses = (Some(address), pins.device_address());
-        let held = (Origin::Freed(Address::Registered(pins)), counted);
-        let memory = DriverMemory::new(&parts, MemoryKind::Pinned, bytes, addresses, held);
-        Ok(RawBuffer::new(Box::new(memory), parts.reclaimer))
+        let registration =
+            unsafe { HostRegistration::new(alloc.context, start, len, DEVICE_MAP, Box::new(mapping)) };
+        let registration =
+            registration.map_err(|error| lift_allocation(error, alloc.context, self.place(), bytes))?;
+        let addresses = (Some(address), registration.device_address());
+        let held = (Origin::Freed(Address::Registered(registration)), counted);
+        let memory = DriverMemory::new(&alloc, MemoryKind::Pinned, bytes, addresses, held);
+        Ok(RawBuffer::new(Box::new(memory), alloc.reclaimer))
     }
 
     #[cfg(target_os = "linux")]
@@ -101,20 +103,20 @@ impl PinnedResource {
             return Err(Error::new(ErrorKind::InvalidArgument, "an allocation needs at least 1 byte"));
         }
         if self.pages == HostPages::Driver {
-            return self.of_driver(bytes);
+            return self.allocate_from_driver(bytes);
         }
         let node = self.numa.node(self.manager.device().driver());
         match self.pages {
-            HostPages::Ordinary => self.mapped(bytes, Wanted { huge: false, node }),
-            HostPages::Huge => self.mapped(bytes, Wanted { huge: true, node }),
+            HostPages::Ordinary => self.allocate_pages(bytes, MappingOptions { huge: false, node }),
+            HostPages::Huge => self.allocate_pages(bytes, MappingOptions { huge: true, node }),
             _ => {
                 let huge = bytes >= HUGE_FROM && has_huge_pages();
                 if !huge && node.is_none() {
-                    return self.of_driver(bytes);
+                    return self.allocate_from_driver(bytes);
                 }
-                match self.mapped(bytes, Wanted { huge, node }) {
+                match self.allocate_pages(bytes, MappingOptions { huge, node }) {
                     Err(error) if !matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::DeviceLost) => {
-                        self.of_driver(bytes)
+                        self.allocate_from_driver(bytes)
                     }
                     other => other,
                 }
@@ -125,7 +127,7 @@ impl PinnedResource {
     #[cfg(not(target_os = "linux"))]
     fn allocate(&self, bytes: usize) -> Result<RawBuffer> {
         if bytes == 0 || matches!(self.pages, HostPages::Auto | HostPages::Driver) {
-            return self.of_driver(bytes);
+            return self.allocate_from_driver(bytes);
         }
         let text = "pages can be chosen on Linux only; valid here are Auto and Driver";
         Err(Error::new(transload_core::ErrorKind::Unsupported, text))
@@ -154,7 +156,7 @@ unsafe impl MemoryResource for PinnedResource {
     }
 
     fn trim(&self) -> Result<()> {
-        self.manager.drain_of_devices()
+        self.manager.drain_device_work()
     }
 
     /// The host's memory; `Unsupported` where the system does not tell.

@@ -8,7 +8,7 @@ use transload_cuda_sys::{
     ffi, record_drop_error,
 };
 
-use super::{driver_memory::Origin, janitor::Address};
+use super::{driver_memory::Origin, free_thread::Address};
 
 /// Where device memory comes from.
 pub(crate) enum DeviceSource {

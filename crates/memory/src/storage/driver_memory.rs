@@ -7,9 +7,9 @@ use transload_cuda_sys::{Context, DriverError, ffi, record_drop_error};
 
 use super::{
     device_memory::{DeviceSource, Pool},
-    janitor::{Address, Janitor},
+    free_thread::{Address, FreeThread},
 };
-use crate::{error::record_loss, lift, manager::Parts, tally::Counted};
+use crate::{allocation_counts::CountGuard, error::record_loss, lift, manager::AllocContext};
 
 /// One allocation, or registered pages of ours.
 pub(crate) struct DriverMemory {
@@ -20,9 +20,9 @@ pub(crate) struct DriverMemory {
     device_address: Option<u64>,
     write_combined: bool,
     context: Context,
-    janitor: Arc<Janitor>,
+    free_thread: Arc<FreeThread>,
     /// Taken when the memory goes back.
-    held: Option<(Origin, Counted)>,
+    held: Option<(Origin, CountGuard)>,
 }
 
 /// Where memory goes back to.
@@ -53,15 +53,15 @@ pub(crate) fn context_of_kind(buffer: &RawBuffer, kind: MemoryKind) -> Option<&C
 
 impl DriverMemory {
     pub(crate) fn new(
-        parts: &Parts<'_>,
+        alloc: &AllocContext<'_>,
         kind: MemoryKind,
         bytes: usize,
         (host_address, device_address): (Option<NonNull<u8>>, Option<u64>),
-        held: (Origin, Counted),
+        held: (Origin, CountGuard),
     ) -> Self {
         let owner = match kind {
             MemoryKind::Pinned | MemoryKind::Mapped => DeviceId::Cpu,
-            _ => DeviceId::Cuda(parts.context.device().ordinal()),
+            _ => DeviceId::Cuda(alloc.context.device().ordinal()),
         };
         Self {
             place: Place::new(owner, kind),
@@ -69,26 +69,26 @@ impl DriverMemory {
             host_address,
             device_address,
             write_combined: false,
-            context: parts.context.clone(),
-            janitor: Arc::clone(parts.janitor),
+            context: alloc.context.clone(),
+            free_thread: Arc::clone(alloc.free_thread),
             held: Some(held),
         }
     }
 
     /// The device's own memory.
     pub(crate) fn device(
-        parts: &Parts<'_>,
+        alloc: &AllocContext<'_>,
         source: &DeviceSource,
         bytes: usize,
     ) -> Result<Self, DriverError> {
-        let (address, origin) = source.allocate(parts.context, bytes)?;
-        let held = (origin, parts.tally.enter(bytes));
-        Ok(Self::new(parts, MemoryKind::Device, bytes, (None, Some(address)), held))
+        let (address, origin) = source.allocate(alloc.context, bytes)?;
+        let held = (origin, alloc.counts.add(bytes));
+        Ok(Self::new(alloc, MemoryKind::Device, bytes, (None, Some(address)), held))
     }
 
     /// Pinned or mapped memory of the host.
     pub(crate) fn host(
-        parts: &Parts<'_>,
+        alloc: &AllocContext<'_>,
         kind: MemoryKind,
         write_combined: bool,
         bytes: usize,
@@ -106,7 +106,7 @@ impl DriverMemory {
         let mut pointer = ptr::null_mut();
         // SAFETY: the out pointer is valid and a context is current.
         let allocate = || unsafe { ffi::cuMemHostAlloc(&mut pointer, bytes, flags) };
-        parts.context.call("cuMemHostAlloc", allocate)?;
+        alloc.context.call("cuMemHostAlloc", allocate)?;
         let Some(address) = NonNull::new(pointer.cast::<u8>()) else {
             return Err(DriverError::Call {
                 call: "cuMemHostAlloc",
@@ -114,12 +114,12 @@ impl DriverMemory {
                 name: "success without an address".to_owned(),
             });
         };
-        let held = (Origin::Freed(Address::Host(pointer.expose_provenance())), parts.tally.enter(bytes));
-        let mut memory = Self::new(parts, kind, bytes, (Some(address), None), held);
+        let held = (Origin::Freed(Address::Host(pointer.expose_provenance())), alloc.counts.add(bytes));
+        let mut memory = Self::new(alloc, kind, bytes, (Some(address), None), held);
         memory.write_combined = write_combined;
         let mut device_address = 0;
         // SAFETY: the pointer is the beginning of a live allocation, and a context is current.
-        let found = parts.context.call("cuMemHostGetDevicePointer_v2", || unsafe {
+        let found = alloc.context.call("cuMemHostGetDevicePointer_v2", || unsafe {
             ffi::cuMemHostGetDevicePointer_v2(&mut device_address, pointer, 0)
         });
         match found {
@@ -133,23 +133,23 @@ impl DriverMemory {
 
     /// Managed memory. The host gets the address where it may look while the device works.
     pub(crate) fn managed(
-        parts: &Parts<'_>,
+        alloc: &AllocContext<'_>,
         concurrent: bool,
         bytes: usize,
-        counted: Counted,
+        counted: CountGuard,
     ) -> Result<Self, DriverError> {
         /// `CU_MEM_ATTACH_GLOBAL`: any stream of any device may use it.
         const GLOBAL: u32 = 1;
         let mut address = 0;
         // SAFETY: the out pointer is valid and a context is current.
         let allocate = || unsafe { ffi::cuMemAllocManaged(&mut address, bytes, GLOBAL) };
-        parts.context.call("cuMemAllocManaged", allocate)?;
+        alloc.context.call("cuMemAllocManaged", allocate)?;
         let host_address = usize::try_from(address)
             .ok()
             .filter(|_| concurrent)
             .and_then(|address| NonNull::new(ptr::with_exposed_provenance_mut(address)));
         let held = (Origin::Freed(Address::Device(address)), counted);
-        Ok(Self::new(parts, MemoryKind::Unified, bytes, (host_address, Some(address)), held))
+        Ok(Self::new(alloc, MemoryKind::Unified, bytes, (host_address, Some(address)), held))
     }
 
     pub(crate) fn is_write_combined(&self) -> bool {
@@ -190,10 +190,10 @@ impl Drop for DriverMemory {
     fn drop(&mut self) {
         match (self.held.take(), self.device_address) {
             (Some((Origin::Pool(pool), counted)), Some(address)) => {
-                settle(pool.free(address), &self.context, counted);
+                finish_free(pool.free(address), &self.context, counted);
             }
             (Some((Origin::Freed(address), counted)), _) => {
-                self.janitor.free(self.context.clone(), address, counted);
+                self.free_thread.free(self.context.clone(), address, counted);
             }
             _ => {}
         }
@@ -202,7 +202,7 @@ impl Drop for DriverMemory {
 
 /// Ends an allocation after the driver was asked to free it. What could not be freed is still there and stays in the ledger;
 /// memory of a lost context is gone with it.
-pub(crate) fn settle(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
+pub(crate) fn finish_free(freed: Result<(), DriverError>, context: &Context, counted: impl Sized) {
     let is_gone = match &freed {
         Ok(()) => true,
         Err(error) if error.is_sticky() && !mutant!("memory/lost-memory-is-gone") => {

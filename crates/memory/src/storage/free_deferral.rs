@@ -5,7 +5,7 @@ use parking_lot::{Condvar, Mutex};
 /// While a value of this type lives, memory that the driver frees only by waiting for the device is kept: pinned, mapped and
 /// unified memory, registrations, and device memory where there are no pools. It is freed when the last value is dropped.
 ///
-/// RangeGuard one while a stream waits for something that the host has still to do, for example a host function or a word in memory.
+/// Hold one while a stream waits for something that the host has still to do, for example a host function or a word in memory.
 /// Without it, a buffer that any thread drops meanwhile can stop the program: the driver's call that frees it waits for the
 /// stream, other driver calls may wait for that call, and the thread that should let the stream go on may be making one.
 ///

@@ -4,8 +4,8 @@ mod borrowed;
 mod device_memory;
 mod driver_memory;
 mod free_deferral;
+mod free_thread;
 mod in_context;
-mod janitor;
 
 pub use borrowed::{Borrowed, borrow, borrow_mut};
 pub(crate) use device_memory::DeviceSource;
@@ -13,5 +13,5 @@ pub use driver_memory::context_of;
 pub(crate) use driver_memory::{DriverMemory, Origin, context_of_kind};
 pub use free_deferral::FreeDeferral;
 pub(crate) use free_deferral::Running;
+pub(crate) use free_thread::{Address, FreeThread, PendingUpload};
 pub use in_context::InContext;
-pub(crate) use janitor::{Address, Janitor, Unsent};

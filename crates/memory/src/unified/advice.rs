@@ -14,11 +14,11 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// `UnknownDevice` naming the valid ordinals, `Unsupported` for a device that cannot have unified memory; the driver's.
     pub fn advise(&self, advice: MemoryAdvice) -> Result<()> {
         // The next role gives its own again.
-        self.body.state.lock().place.advised = None;
+        self.inner.state.lock().place.advised = None;
         match (self.mode(), place_of(advice)) {
-            (UnifiedMode::Managed, _) => advise(&self.body.raw, advice),
+            (UnifiedMode::Managed, _) => advise(&self.inner.raw, advice),
             (UnifiedMode::Explicit, Some(DeviceId::Cuda(ordinal))) => CudaDevice::new(ordinal).map(|_| ()),
-            (UnifiedMode::Explicit, Some(place)) => self.body.check_place(place),
+            (UnifiedMode::Explicit, Some(place)) => self.inner.check_place(place),
             (UnifiedMode::Explicit, None) => Ok(()),
         }
     }
@@ -28,7 +28,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// `Unsupported` where the mode is [`Explicit`](UnifiedMode::Explicit).
     pub fn hints(&self) -> Result<ManagedMemoryHints> {
-        ManagedMemoryHints::from_unified(&self.body.raw)
+        ManagedMemoryHints::from_unified(&self.inner.raw)
     }
 
     /// The device with this ordinal will use it and should have it mapped.

@@ -7,7 +7,7 @@ use transload_core::{
     bytes_of_elements, check_same_len,
 };
 
-use super::{DeviceAccess, Role, UnifiedMode, UnifiedSlice, UnifiedSliceMut, body::Body};
+use super::{DeviceAccess, Role, UnifiedMode, UnifiedSlice, UnifiedSliceMut, inner::Inner};
 use crate::CudaMemoryManager;
 
 /// `len` elements of `T` that the host and a device use in turn, all bytes zero at first.
@@ -41,7 +41,7 @@ use crate::CudaMemoryManager;
 /// # }
 /// ```
 pub struct UnifiedBuffer<T> {
-    pub(crate) body: Body,
+    pub(crate) inner: Inner,
     elements: PhantomData<fn() -> T>,
 }
 
@@ -69,7 +69,7 @@ impl<T: Pod> UnifiedBuffer<T> {
         mode: UnifiedMode,
     ) -> Result<Self> {
         let bytes = bytes_of_elements::<T>(len)?;
-        Self::over(Body::allocate(memory, queue, bytes, mode)?)
+        Self::over(Inner::allocate(memory, queue, bytes, mode)?)
     }
 
     /// Elements over managed memory that exists, or a slice of it, a pool's block say; nothing is copied, and it is not made
@@ -80,7 +80,7 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// `Unsupported` for other memory; `InvalidArgument` where its length is no whole number of elements, the address is not
     /// aligned for them, `T` has no size, or memory and queue are not of the manager's device.
     pub fn from_raw(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer) -> Result<Self> {
-        Self::over(Body::wrap(memory, queue, raw)?)
+        Self::over(Inner::wrap(memory, queue, raw)?)
     }
 
     /// The bytes as devices use them, without a copy: managed memory, or device memory where the mode is
@@ -90,19 +90,19 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// The driver's, where what the host wrote last cannot be sent to the device. It is tried once more then, as where a buffer
     /// is dropped, for whoever has a clone of [`raw`](Buffer::raw).
     pub fn into_raw(self) -> Result<RawBuffer> {
-        self.body.send_what_failed()?;
-        Ok(self.body.raw.clone())
+        self.inner.retry_failed_uploads()?;
+        Ok(self.inner.raw.clone())
     }
 
-    fn over(body: Body) -> Result<Self> {
+    fn over(inner: Inner) -> Result<Self> {
         let (size, alignment) = (size_of::<T>(), align_of::<T>());
         let aligned = |raw: &RawBuffer| {
             raw.host_address().is_none_or(|address| address.as_ptr().addr().is_multiple_of(alignment))
         };
-        let bytes = body.raw.len();
+        let bytes = inner.raw.len();
         let whole = size > 0 && bytes.is_multiple_of(size);
-        if whole && aligned(&body.raw) && body.host.as_ref().is_none_or(aligned) {
-            return Ok(Self { body, elements: PhantomData });
+        if whole && aligned(&inner.raw) && inner.host.as_ref().is_none_or(aligned) {
+            return Ok(Self { inner, elements: PhantomData });
         }
         let text =
             format!("{bytes} bytes are no whole number of elements of {size} bytes aligned to {alignment}");
@@ -112,14 +112,14 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// How host and device share it.
     #[must_use]
     pub fn mode(&self) -> UnifiedMode {
-        self.body.mode()
+        self.inner.mode()
     }
 
     /// The address of the first element as devices use it. The buffer must be kept alive while the address is used, and what goes
     /// through it is not ordered by the buffer: prefer [`acquire_for_device`](Self::acquire_for_device).
     #[must_use]
     pub fn as_ptr(&self) -> *const T {
-        let address = self.body.raw.device_address().and_then(|address| usize::try_from(address).ok());
+        let address = self.inner.raw.device_address().and_then(|address| usize::try_from(address).ok());
         std::ptr::with_exposed_provenance(address.unwrap_or(0))
     }
 
@@ -136,8 +136,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// As for `read`, and `OutOfRange`.
     pub fn read_range(&self, range: impl RangeBounds<usize>) -> Result<UnifiedSlice<'_, T>> {
-        let range = self.body.bytes(range, size_of::<T>())?;
-        self.body.open(range, Access::Read, true).map(UnifiedSlice::new)
+        let range = self.inner.bytes(range, size_of::<T>())?;
+        self.inner.open(range, Access::Read, true).map(UnifiedSlice::new)
     }
 
     /// As [`read_range`](Self::read_range), but answers `Busy` instead of waiting for work of others.
@@ -145,11 +145,11 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// As for `read_range`.
     pub fn try_read(&self, range: impl RangeBounds<usize>) -> Result<UnifiedSlice<'_, T>> {
-        let range = self.body.bytes(range, size_of::<T>())?;
-        self.body.open(range, Access::Read, false).map(UnifiedSlice::new)
+        let range = self.inner.bytes(range, size_of::<T>())?;
+        self.inner.open(range, Access::Read, false).map(UnifiedSlice::new)
     }
 
-    /// Writes all of it from the host: blocks until devices' work that uses it is done. The slice holds what was there. Open one
+    /// Writes all of it from the host: blocks until devices' work that uses it is done. The slice holds what was there. HostAccessGuard one
     /// for much at a time: in the explicit mode each is a copy when it closes.
     ///
     /// # Errors
@@ -163,8 +163,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// As for `write`, and `OutOfRange`.
     pub fn write_range(&self, range: impl RangeBounds<usize>) -> Result<UnifiedSliceMut<'_, T>> {
-        let range = self.body.bytes(range, size_of::<T>())?;
-        self.body.open(range, Access::Write, true).map(UnifiedSliceMut::new)
+        let range = self.inner.bytes(range, size_of::<T>())?;
+        self.inner.open(range, Access::Write, true).map(UnifiedSliceMut::new)
     }
 
     /// As [`write_range`](Self::write_range), but answers `Busy` instead of waiting for work of others.
@@ -172,8 +172,8 @@ impl<T: Pod> UnifiedBuffer<T> {
     /// # Errors
     /// As for `write_range`.
     pub fn try_write(&self, range: impl RangeBounds<usize>) -> Result<UnifiedSliceMut<'_, T>> {
-        let range = self.body.bytes(range, size_of::<T>())?;
-        self.body.open(range, Access::Write, false).map(UnifiedSliceMut::new)
+        let range = self.inner.bytes(range, size_of::<T>())?;
+        self.inner.open(range, Access::Write, false).map(UnifiedSliceMut::new)
     }
 
     /// Gives all of it to the queue's device for a role: with the advice and the prefetch that go with it, on that queue, where
@@ -197,8 +197,8 @@ impl<T: Pod> UnifiedBuffer<T> {
         role: Role,
         access: Access,
     ) -> Result<DeviceAccess<'_, T>> {
-        let range = self.body.bytes(range, size_of::<T>())?;
-        DeviceAccess::acquire(&self.body, queue, range, role, access)
+        let range = self.inner.bytes(range, size_of::<T>())?;
+        DeviceAccess::acquire(&self.inner, queue, range, role, access)
     }
 }
 
@@ -206,11 +206,11 @@ impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
     /// What devices use. Where the mode is [`Explicit`](UnifiedMode::Explicit) it is device memory, and up to date for whoever
     /// comes after the last slice in the order of the buffer.
     fn raw(&self) -> &RawBuffer {
-        &self.body.raw
+        &self.inner.raw
     }
 
     fn device(&self) -> DeviceId {
-        self.body.device.id()
+        self.inner.device.id()
     }
 
     fn kind(&self) -> MemoryKind {
@@ -218,23 +218,23 @@ impl<T: Pod> Buffer<T> for UnifiedBuffer<T> {
     }
 
     fn fill(&self, value: T) -> Result<()> {
-        self.body.fill(bytemuck::bytes_of(&value))
+        self.inner.fill(bytemuck::bytes_of(&value))
     }
 
     fn copy_from_host(&self, source: &[T]) -> Result<()> {
         check_same_len(self.len(), source.len())?;
-        self.body.copy_from_host(bytemuck::cast_slice(source))
+        self.inner.copy_from_host(bytemuck::cast_slice(source))
     }
 
     fn copy_to_host(&self, destination: &mut [T]) -> Result<()> {
         check_same_len(self.len(), destination.len())?;
-        self.body.copy_to_host(bytemuck::cast_slice_mut(destination))
+        self.inner.copy_to_host(bytemuck::cast_slice_mut(destination))
     }
 }
 
 impl<T> fmt::Debug for UnifiedBuffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let element = std::any::type_name::<T>();
-        write!(f, "UnifiedBuffer<{element}>({:?}, {})", self.body.raw, self.body.mode())
+        write!(f, "UnifiedBuffer<{element}>({:?}, {})", self.inner.raw, self.inner.mode())
     }
 }

@@ -9,18 +9,18 @@ use transload_core::{
     Access, Claims, Error, ErrorKind, Fence, Operation, Queue, RangeGuard, RawBuffer, Result, Timing,
 };
 
-use super::{body::Body, holders::HolderId};
+use super::{inner::Inner, range_locks::RangeLockId};
 use crate::ranges::bytes_of;
 
-impl Body {
+impl Inner {
     /// Sends what the host wrote to the device, in the place of the hold. Does not wait. Where the driver refuses, the hold
     /// stays, so that nobody sees what the device's memory has instead, and the next use of the buffer tries again.
-    pub(crate) fn bring_up(&self, hold: RangeGuard) {
+    pub(crate) fn upload(&self, hold: RangeGuard) {
         let Some(host) = &self.host else { return };
-        if let Err((hold, _told_by_the_next_use)) = self.send(host, hold)
+        if let Err((hold, _told_by_the_next_use)) = self.enqueue_held_upload(host, hold)
             && !transload_core::mutant!("memory/unsent-writes-are-kept")
         {
-            self.state.lock().copy.keep_unsent(hold);
+            self.state.lock().copy.keep_failed_upload(hold);
         }
     }
 
@@ -28,21 +28,21 @@ impl Body {
     ///
     /// # Errors
     /// The driver's; nothing is lost then.
-    pub(crate) fn send_what_failed(&self) -> Result<()> {
+    pub(crate) fn retry_failed_uploads(&self) -> Result<()> {
         let Some(host) = &self.host else { return Ok(()) };
         let mut outcome = Ok(());
-        let unsent = self.state.lock().copy.take_unsent();
-        for hold in unsent {
-            if let Err((hold, error)) = self.send(host, hold) {
-                self.state.lock().copy.keep_unsent(hold);
+        let failed_uploads = self.state.lock().copy.take_failed_uploads();
+        for hold in failed_uploads {
+            if let Err((hold, error)) = self.enqueue_held_upload(host, hold) {
+                self.state.lock().copy.keep_failed_upload(hold);
                 outcome = outcome.and(Err(error));
             }
         }
         outcome
     }
 
-    fn send(&self, host: &RawBuffer, hold: RangeGuard) -> Result<(), (RangeGuard, Error)> {
-        match self.enqueue_up(host, hold.buffer()) {
+    fn enqueue_held_upload(&self, host: &RawBuffer, hold: RangeGuard) -> Result<(), (RangeGuard, Error)> {
+        match self.enqueue_upload(host, hold.buffer()) {
             Ok(Some(fence)) => {
                 // SAFETY: the fence is over when the copy is, which is the only use since the hold began.
                 unsafe { hold.commit(&fence) };
@@ -54,7 +54,7 @@ impl Body {
     }
 
     /// `dst` is held for writing.
-    fn enqueue_up(&self, host: &RawBuffer, dst: &RawBuffer) -> Result<Option<Fence>> {
+    fn enqueue_upload(&self, host: &RawBuffer, dst: &RawBuffer) -> Result<Option<Fence>> {
         if dst.is_empty() {
             return Ok(None);
         }
@@ -65,38 +65,38 @@ impl Body {
         unsafe { enqueue_claimed(&*self.queue, &Operation::Copy { src: &src, dst }, claims) }.map(Some)
     }
 
-    /// Makes the host's copy of a range the newest, where it is not, for the holder of the range.
+    /// Makes the host's copy of a range the newest, where it is not, for the lock of the range.
     ///
     /// # Errors
     /// With `wait` false `Busy` where copies that were begun before are under way; the driver's.
-    pub(crate) fn bring_down(&self, id: HolderId, range: &Range<usize>, wait: bool) -> Result<()> {
+    pub(crate) fn download(&self, id: RangeLockId, range: &Range<usize>, wait: bool) -> Result<()> {
         let Some(host) = &self.host else { return Ok(()) };
         loop {
             // What was written before the range was held was noticed then, and since then nobody writes it.
-            let (missing, arriving) = {
+            let (missing, downloads) = {
                 let state = self.state.lock();
-                (state.copy.missing(range), state.copy.arriving(range))
+                (state.copy.missing(range), state.copy.downloads(range))
             };
             let mut again = false;
-            for arrival in arriving {
-                if !wait && !arrival.1.is_complete() {
-                    return Err(still_arriving(&arrival.0));
+            for download in downloads {
+                if !wait && !download.1.is_complete() {
+                    return Err(download_in_progress(&download.0));
                 }
-                let well = arrival.1.wait().is_ok();
-                self.state.lock().arrived(&arrival, well);
+                let well = download.1.wait().is_ok();
+                self.state.lock().download_finished(&download, well);
                 again |= !well;
             }
             for part in missing {
-                again |= !self.fetch(host, part)?;
+                again |= !self.download_part(host, part)?;
             }
             if !again {
                 let mut state = self.state.lock();
-                state.copy.is_valid(range.clone());
-                state.holders.set_ready(id);
+                state.copy.set_valid(range.clone());
+                state.locks.set_ready(id);
                 return Ok(());
             }
             if !wait {
-                return Err(still_arriving(range));
+                return Err(download_in_progress(range));
             }
             thread::yield_now();
         }
@@ -104,7 +104,7 @@ impl Body {
 
     /// Copies a held range down and waits for it. Answers `false` where another slice looks at a part of the host's copy: it
     /// brought that down itself.
-    fn fetch(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
+    fn download_part(&self, host: &RawBuffer, range: Range<usize>) -> Result<bool> {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range)?);
         let claims = match Claims::acquire(&mut [(&dst, Access::Write)]) {
             Ok(claims) => claims,
@@ -122,7 +122,7 @@ impl Body {
     ///
     /// # Errors
     /// `Busy` where a slice in conflict is open; the queue's.
-    pub(crate) fn begin_down(
+    pub(crate) fn start_download(
         &self,
         host: &RawBuffer,
         queue: &dyn Queue,
@@ -131,7 +131,7 @@ impl Body {
         let (src, dst) = (self.raw.slice(range.clone())?, host.slice(range.clone())?);
         let operation = Operation::Copy { src: &src, dst: &dst };
         operation.validate()?;
-        self.settle_what_is_over();
+        self.collect_finished_downloads();
         let mut claims = Claims::acquire(&mut operation.uses())?;
         claims.wait_for_foreign_fences(queue);
         let guards = self.state.lock().copy.guards();
@@ -139,9 +139,9 @@ impl Body {
         let fence = claims.inherit(unsafe { queue.enqueue(&operation, claims.after(), Timing::Off) }?);
         let mut state = self.state.lock();
         // While the claims are held nobody writes the range, except through the address that a guard gave.
-        state.notice(self.raw.writes(), 0);
+        state.refresh(self.raw.writes(), 0);
         let unchanged = state.copy.guards() == guards;
-        let replaced = unchanged.then(|| state.copy.arrives(range, fence.clone()));
+        let replaced = unchanged.then(|| state.copy.add_download(range, fence.clone()));
         drop(state);
         drop(replaced);
         // SAFETY: a queue's fence is over after the operation, which it puts behind `after`.
@@ -150,12 +150,12 @@ impl Body {
     }
 
     /// Takes note of copies to the host that are over, so that those which no slice ever asks for are not kept.
-    fn settle_what_is_over(&self) {
-        let over = self.state.lock().copy.over();
-        for arrival in over {
+    fn collect_finished_downloads(&self) {
+        let over = self.state.lock().copy.finished_downloads();
+        for download in over {
             // Known to be over: nothing is waited for.
-            let well = arrival.1.wait().is_ok();
-            self.state.lock().arrived(&arrival, well);
+            let well = download.1.wait().is_ok();
+            self.state.lock().download_finished(&download, well);
         }
     }
 
@@ -163,7 +163,12 @@ impl Body {
     ///
     /// # Errors
     /// The queue's.
-    pub(crate) fn behind(&self, host: &RawBuffer, queue: &dyn Queue, range: Range<usize>) -> Result<Fence> {
+    pub(crate) fn order_after_writes(
+        &self,
+        host: &RawBuffer,
+        queue: &dyn Queue,
+        range: Range<usize>,
+    ) -> Result<Fence> {
         let src = self.raw.slice(range.clone())?;
         let claims = Claims::acquire(&mut [(&src, Access::Read)])?;
         let (nothing, nowhere) = (self.raw.slice(range.start..range.start)?, host.slice(..0)?);
@@ -189,7 +194,7 @@ unsafe fn enqueue_claimed(
     Ok(fence)
 }
 
-fn still_arriving(range: &Range<usize>) -> Error {
+fn download_in_progress(range: &Range<usize>) -> Error {
     let text =
         format!("bytes {} to {} are on their way to the host; wait for that first", range.start, range.end);
     Error::new(ErrorKind::Busy, text)

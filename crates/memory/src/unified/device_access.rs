@@ -6,8 +6,8 @@ use transload_core::{Access, Error, ErrorKind, Pod, Queue, RawBuffer, Result};
 
 use super::{
     Role, UnifiedMode,
-    body::Body,
-    holders::{HolderId, Side},
+    inner::Inner,
+    range_locks::{RangeLockId, Side},
 };
 
 /// A range of a unified buffer while a device uses it. Made by
@@ -22,18 +22,18 @@ use super::{
 /// A guard for writing that is dropped leaves the device's side as the newest. Usable from, and dropped on, any thread.
 #[must_use = "a guard ends when it is dropped"]
 pub struct DeviceAccess<'a, T> {
-    body: &'a Body,
+    inner: &'a Inner,
     part: RawBuffer,
     range: Range<usize>,
     role: Role,
     access: Access,
-    id: HolderId,
+    id: RangeLockId,
     elements: PhantomData<fn() -> T>,
 }
 
 impl<'a, T: Pod> DeviceAccess<'a, T> {
     pub(crate) fn acquire(
-        body: &'a Body,
+        inner: &'a Inner,
         queue: &dyn Queue,
         range: Range<usize>,
         role: Role,
@@ -43,23 +43,23 @@ impl<'a, T: Pod> DeviceAccess<'a, T> {
             let text = "an input is not written; valid roles for writing are Resident, Output and InOut";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        body.check_place(queue.device())?;
+        inner.check_place(queue.device())?;
         if queue.device().is_cpu() {
             let text =
                 "a queue of the host's acquires nothing for a device; valid is a queue of a CUDA device";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        body.send_what_failed()?;
-        let part = body.raw.slice(range.clone())?;
+        inner.retry_failed_uploads()?;
+        let part = inner.raw.slice(range.clone())?;
         let id = {
-            let mut state = body.state.lock();
-            state.holders.check(&range, Side::Device, access)?;
-            state.holders.add(range.clone(), Side::Device, access)
+            let mut state = inner.state.lock();
+            state.locks.check(&range, Side::Device, access)?;
+            state.locks.add(range.clone(), Side::Device, access)
         };
-        // From here on the guard's drop takes the holder out.
-        let guard = Self { body, part, range, role, access, id, elements: PhantomData };
-        if body.mode() == UnifiedMode::Managed {
-            body.take_role(queue, &guard.range, role)?;
+        // From here on the guard's drop takes the lock out.
+        let guard = Self { inner, part, range, role, access, id, elements: PhantomData };
+        if inner.mode() == UnifiedMode::Managed {
+            inner.apply_role(queue, &guard.range, role)?;
         }
         Ok(guard)
     }
@@ -107,12 +107,12 @@ impl<T: Pod> DeviceAccess<'_, T> {
 
 impl<T> Drop for DeviceAccess<'_, T> {
     fn drop(&mut self) {
-        let mut state = self.body.state.lock();
+        let mut state = self.inner.state.lock();
         if self.access == Access::Write {
             // Also where nothing was submitted: the address may have been used.
-            state.copy.is_stale(&self.range);
+            state.copy.set_stale(&self.range);
         }
-        state.holders.remove(self.id);
+        state.locks.remove(self.id);
     }
 }
 

@@ -8,14 +8,14 @@ use transload_core::{
 };
 
 use super::{
-    body::Body,
-    holders::{HolderId, Side},
+    inner::Inner,
+    range_locks::{RangeLockId, Side},
 };
 
 /// Bytes that the host may look at, or write, until this is dropped.
-pub(crate) struct Open<'a> {
-    body: &'a Body,
-    id: HolderId,
+pub(crate) struct HostAccessGuard<'a> {
+    inner: &'a Inner,
+    id: RangeLockId,
     range: Range<usize>,
     access: Access,
     address: NonNull<u8>,
@@ -28,34 +28,48 @@ pub(crate) struct Open<'a> {
 }
 
 // SAFETY: it stands for a reference to bytes of buffers that are Sync; the holds keep others out.
-unsafe impl Send for Open<'_> {}
+unsafe impl Send for HostAccessGuard<'_> {}
 // SAFETY: as above; writing needs `&mut`.
-unsafe impl Sync for Open<'_> {}
+unsafe impl Sync for HostAccessGuard<'_> {}
 
-impl Body {
+impl Inner {
     /// Opens a range for the host. Waits for devices' work in conflict, or with `wait` false answers Busy; what devices wrote
     /// is brought to the host in either case.
     ///
     /// # Errors
     /// `Busy` where a slice or guard in conflict is open; the driver's.
-    pub(crate) fn open(&self, range: Range<usize>, access: Access, wait: bool) -> Result<Open<'_>> {
-        self.send_what_failed()?;
+    pub(crate) fn open(
+        &self,
+        range: Range<usize>,
+        access: Access,
+        wait: bool,
+    ) -> Result<HostAccessGuard<'_>> {
+        self.retry_failed_uploads()?;
         let theirs = self.raw.slice(range.clone())?;
         let mut open = loop {
             let mut state = self.state.lock();
-            state.holders.check(&range, Side::Host, access)?;
-            state.place.notice(&self.raw);
+            state.locks.check(&range, Side::Host, access)?;
+            state.place.refresh(&self.raw);
             match theirs.try_lock_range(access)? {
                 TryLockResult::Locked(hold) => {
                     if self.host.is_some() {
                         // Both under the lock: what was written besides is somebody else's.
-                        state.notice(self.raw.writes(), u64::from(access == Access::Write));
+                        state.refresh(self.raw.writes(), u64::from(access == Access::Write));
                     }
-                    let id = state.holders.add(range.clone(), Side::Host, access);
-                    state.place.touched_by_host(&self.raw, &range);
+                    let id = state.locks.add(range.clone(), Side::Host, access);
+                    state.place.host_accessed(&self.raw, &range);
                     let address = NonNull::dangling();
                     let hold = Some(hold);
-                    break Open { body: self, id, range, access, address, ready: false, hold, copy: None };
+                    break HostAccessGuard {
+                        inner: self,
+                        id,
+                        range,
+                        access,
+                        address,
+                        ready: false,
+                        hold,
+                        copy: None,
+                    };
                 }
                 TryLockResult::Blocked(blocked) => {
                     drop(state);
@@ -66,8 +80,8 @@ impl Body {
         let ours = match &self.host {
             Some(host) => {
                 let copy = host.slice(open.range.clone())?;
-                self.bring_down(open.id, &open.range, wait)?;
-                open.copy = Some(held(&copy, access, wait)?);
+                self.download(open.id, &open.range, wait)?;
+                open.copy = Some(hold_range(&copy, access, wait)?);
                 copy
             }
             None => theirs,
@@ -85,7 +99,7 @@ impl Body {
     }
 }
 
-fn held(buffer: &RawBuffer, access: Access, wait: bool) -> Result<RangeGuard> {
+fn hold_range(buffer: &RawBuffer, access: Access, wait: bool) -> Result<RangeGuard> {
     loop {
         match buffer.try_lock_range(access)? {
             TryLockResult::Locked(hold) => return Ok(hold),
@@ -95,7 +109,7 @@ fn held(buffer: &RawBuffer, access: Access, wait: bool) -> Result<RangeGuard> {
     }
 }
 
-impl Open<'_> {
+impl HostAccessGuard<'_> {
     /// The first byte: readable for [`len`](Self::len) bytes while this lives, and writable where it was opened for that.
     pub(crate) fn address(&self) -> NonNull<u8> {
         self.address
@@ -107,23 +121,23 @@ impl Open<'_> {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for HostAccessGuard<'_> {
     fn drop(&mut self) {
         // First of all: from the end of the hold on a device may write what this protected.
-        self.body.state.lock().holders.remove(self.id);
+        self.inner.state.lock().locks.remove(self.id);
         drop(self.copy.take());
         if let Some(hold) = self.hold.take()
             && self.ready
             && self.access == Access::Write
         {
-            self.body.bring_up(hold);
+            self.inner.upload(hold);
         }
     }
 }
 
-impl fmt::Debug for Open<'_> {
+impl fmt::Debug for HostAccessGuard<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Open")
+        f.debug_struct("HostAccessGuard")
             .field("bytes", &self.range)
             .field("access", &self.access)
             .finish_non_exhaustive()

@@ -5,22 +5,22 @@
 //! |---|---|
 //! | `buffer` | [`UnifiedBuffer`], what users have |
 //! | `mode` | which of two ways a buffer works in |
-//! | `body` | a buffer without its element type |
+//! | `inner` | a buffer without its element type |
 //! | `host`, `slices` | the host's access: holds, and slices over them |
 //! | `device_access`, `role` | a device's access, and the advice that goes with its purpose |
 //! | `copies` | without shared memory: what is copied up when a slice closes, and down when one opens |
 //! | `movement`, `advice` | prefetch and advice |
-//! | `state`, `holders` | who has which range, and where its newest bytes are; nothing here calls the driver |
+//! | `state`, `locks` | who has which range, and where its newest bytes are; nothing here calls the driver |
 
 mod advice;
-mod body;
 mod buffer;
 mod copies;
 mod device_access;
-mod holders;
 mod host;
+mod inner;
 mod mode;
-mod movement;
+mod prefetch;
+mod range_locks;
 mod role;
 mod slices;
 mod state;

@@ -7,7 +7,7 @@ use transload_core::{
     submit,
 };
 
-use super::{body::Body, state::Placing};
+use super::{inner::Inner, state::Placement};
 use crate::advise;
 
 /// What a device uses unified memory for. The advice that goes with it changes where pages are, never what is in them.
@@ -90,7 +90,7 @@ fn give(buffer: &RawBuffer, advice: Vec<MemoryAdvice>) -> Result<()> {
     advice.into_iter().try_for_each(|advice| advise(buffer, advice))
 }
 
-impl Placing {
+impl Placement {
     /// Of memory that had other users: a block of a pool, say, whose pages keep what those advised. The first role takes that
     /// back.
     pub(crate) fn inherited(device: DeviceId) -> Self {
@@ -98,7 +98,12 @@ impl Placing {
     }
 
     /// The advice that is to be given for a role, or nothing where it was given last.
-    fn turn_to(&mut self, role: Role, device: DeviceId, range: &Range<usize>) -> Option<Vec<MemoryAdvice>> {
+    fn advice_for(
+        &mut self,
+        role: Role,
+        device: DeviceId,
+        range: &Range<usize>,
+    ) -> Option<Vec<MemoryAdvice>> {
         let new = (role, device, range.clone());
         let same = |(known, at, of): &(Role, DeviceId, Range<usize>)| {
             *known == role && (*at == device || !role.names_device()) && of == range
@@ -123,20 +128,20 @@ impl Placing {
     }
 }
 
-impl Body {
+impl Inner {
     /// Gives the advice for a role, and brings the range to the queue's device where it is not known to be there.
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn take_role(&self, queue: &dyn Queue, range: &Range<usize>, role: Role) -> Result<()> {
+    pub(crate) fn apply_role(&self, queue: &dyn Queue, range: &Range<usize>, role: Role) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
         let (device, part) = (queue.device(), self.raw.slice(range.clone())?);
         let (advice, there) = {
             let place = &mut self.state.lock().place;
-            place.notice(&self.raw);
-            (place.turn_to(role, device, range), place.is_there(device, range))
+            place.refresh(&self.raw);
+            (place.advice_for(role, device, range), place.is_prefetched(device, range))
         };
         if let Some(advice) = advice
             && let Err(error) = give(&part, advice)
@@ -149,7 +154,7 @@ impl Body {
         }
         match submit(queue, &Operation::Prefetch { buffer: &part, to: device }, Timing::Off) {
             Ok(_brought) => {
-                self.state.lock().place.brought_to(&self.raw, device, range.clone());
+                self.state.lock().place.prefetched_to(&self.raw, device, range.clone());
                 Ok(())
             }
             // The host reads it at the same time. The device then finds its pages by itself.

@@ -8,13 +8,13 @@ use std::{
 
 use transload_core::Pod;
 
-use super::host::Open;
+use super::host::HostAccessGuard;
 
 /// Readable elements. While it is open, work of devices that would write them answers `Busy`, as does a guard for that. Usable
 /// from, and dropped on, any thread.
 #[derive(Debug)]
 pub struct UnifiedSlice<'a, T> {
-    open: Open<'a>,
+    open: HostAccessGuard<'a>,
     elements: PhantomData<&'a [T]>,
 }
 
@@ -22,20 +22,20 @@ pub struct UnifiedSlice<'a, T> {
 /// it is dropped is what devices see from then on. Usable from, and dropped on, any thread.
 #[derive(Debug)]
 pub struct UnifiedSliceMut<'a, T> {
-    open: Open<'a>,
+    open: HostAccessGuard<'a>,
     elements: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T: Pod> UnifiedSlice<'a, T> {
     /// Over whole elements, aligned for them.
-    pub(crate) fn new(open: Open<'a>) -> Self {
+    pub(crate) fn new(open: HostAccessGuard<'a>) -> Self {
         Self { open, elements: PhantomData }
     }
 }
 
 impl<'a, T: Pod> UnifiedSliceMut<'a, T> {
     /// Over whole elements, aligned for them, opened for writing.
-    pub(crate) fn new(open: Open<'a>) -> Self {
+    pub(crate) fn new(open: HostAccessGuard<'a>) -> Self {
         Self { open, elements: PhantomData }
     }
 }

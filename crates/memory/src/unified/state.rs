@@ -6,14 +6,14 @@ use std::ops::Range;
 
 use transload_core::{DeviceId, Fence, RangeGuard, RawBuffer};
 
-use super::{Role, holders::Holders};
+use super::{Role, range_locks::RangeLocks};
 use crate::ranges::{Ranges, bytes_of};
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    pub(crate) holders: Holders,
+    pub(crate) locks: RangeLocks,
     pub(crate) copy: HostCopy,
-    pub(crate) place: Placing,
+    pub(crate) place: Placement,
 }
 
 /// The host's copy beside a device's memory.
@@ -27,22 +27,22 @@ pub(crate) struct HostCopy {
     /// Where the copy is as new as the device's memory.
     valid: Ranges,
     /// Copies to the host that are on their way: part of what is valid, as long as they do not fail.
-    arriving: Vec<Arrival>,
+    downloads: Vec<Download>,
     /// How many guards for writing have ended.
     guards: u64,
     /// What the host wrote and could not be sent: newer than the device's memory, which nobody can use meanwhile.
-    unsent: Vec<RangeGuard>,
+    failed_uploads: Vec<RangeGuard>,
 }
 
 /// A range's copy on its way to the host, and when it is there.
-pub(crate) type Arrival = (Range<usize>, Fence);
+pub(crate) type Download = (Range<usize>, Fence);
 
 /// What the driver was told about where managed memory should be.
 #[derive(Debug, Default)]
-pub(crate) struct Placing {
-    /// What was brought to a device and not touched by the host since, as far as is known: at worst a prefetch is made that
+pub(crate) struct Placement {
+    /// What was prefetched to a device and not touched by the host since, as far as is known: at worst a prefetch is made that
     /// was not needed, or left out where it was.
-    pub(crate) brought: Option<(DeviceId, Ranges)>,
+    pub(crate) prefetched: Option<(DeviceId, Ranges)>,
     /// The memory's moves up to which that holds, the device's next use among them.
     pub(crate) moves: u64,
     /// The last role and range that advice was given for.
@@ -54,29 +54,29 @@ pub(crate) struct Placing {
 impl State {
     /// Takes notice of how often the device's memory was written so far; `own` of those were slices of this buffer that were
     /// opened under the same lock since the last look.
-    pub(crate) fn notice(&mut self, writes: u64, own: u64) {
+    pub(crate) fn refresh(&mut self, writes: u64, own: u64) {
         if writes != self.copy.seen.wrapping_add(own) {
             self.copy.valid.clear();
-            self.keep_what_is_held();
+            self.revalidate_locked_ranges();
         }
         self.copy.seen = writes;
     }
 
-    /// What was on its way has arrived, or failed. Whoever calls this drops his own copy of the fence without the lock: it may
+    /// What was on its way has download_finished, or failed. Whoever calls this drops his own copy of the fence without the lock: it may
     /// be the last handle of its stream.
-    pub(crate) fn arrived(&mut self, (range, fence): &Arrival, well: bool) {
+    pub(crate) fn download_finished(&mut self, (range, fence): &Download, well: bool) {
         let same =
             |other: &Fence| other.point() == fence.point() && other.timeline().id() == fence.timeline().id();
-        self.copy.arriving.retain(|(_, other)| !same(other));
+        self.copy.downloads.retain(|(_, other)| !same(other));
         if !well {
             self.copy.valid.remove(range);
-            self.keep_what_is_held();
+            self.revalidate_locked_ranges();
         }
     }
 
-    fn keep_what_is_held(&mut self) {
-        let unsent = self.copy.unsent.iter().map(|hold| bytes_of(hold.buffer()));
-        for range in unsent.chain(self.holders.ready().cloned()) {
+    fn revalidate_locked_ranges(&mut self) {
+        let failed_uploads = self.copy.failed_uploads.iter().map(|hold| bytes_of(hold.buffer()));
+        for range in failed_uploads.chain(self.locks.ready().cloned()) {
             self.copy.valid.insert(range);
         }
     }
@@ -88,12 +88,12 @@ impl HostCopy {
     }
 
     /// The range's copy is the newest. To be called while a hold or claim keeps writers away from the device's memory.
-    pub(crate) fn is_valid(&mut self, range: Range<usize>) {
+    pub(crate) fn set_valid(&mut self, range: Range<usize>) {
         self.valid.insert(range);
     }
 
     /// A guard for writing ended: a device may have written the range, also around the buffer's order.
-    pub(crate) fn is_stale(&mut self, range: &Range<usize>) {
+    pub(crate) fn set_stale(&mut self, range: &Range<usize>) {
         self.guards += 1;
         self.valid.remove(range);
     }
@@ -104,62 +104,62 @@ impl HostCopy {
     }
 
     /// The range's copy is on its way. Answers what it replaces, to be dropped without the lock.
-    pub(crate) fn arrives(&mut self, range: Range<usize>, fence: Fence) -> Vec<Arrival> {
+    pub(crate) fn add_download(&mut self, range: Range<usize>, fence: Fence) -> Vec<Download> {
         // It comes after those, and over all of their bytes.
-        let covered = |(older, _): &mut Arrival| range.start <= older.start && older.end <= range.end;
-        let replaced = self.arriving.extract_if(.., covered).collect();
-        self.arriving.push((range.clone(), fence));
+        let covered = |(older, _): &mut Download| range.start <= older.start && older.end <= range.end;
+        let replaced = self.downloads.extract_if(.., covered).collect();
+        self.downloads.push((range.clone(), fence));
         self.valid.insert(range);
         replaced
     }
 
     /// What is known to be over of what was on its way: nobody may have looked at it yet.
-    pub(crate) fn over(&self) -> Vec<Arrival> {
-        self.arriving.iter().filter(|(_, fence)| fence.is_known_complete()).cloned().collect()
+    pub(crate) fn finished_downloads(&self) -> Vec<Download> {
+        self.downloads.iter().filter(|(_, fence)| fence.is_known_complete()).cloned().collect()
     }
 
     /// What of the range is on its way, or was when somebody looked.
-    pub(crate) fn arriving(&self, range: &Range<usize>) -> Vec<Arrival> {
+    pub(crate) fn downloads(&self, range: &Range<usize>) -> Vec<Download> {
         let meets = |other: &Range<usize>| other.start.max(range.start) < other.end.min(range.end);
-        self.arriving.iter().filter(|(other, _)| meets(other)).cloned().collect()
+        self.downloads.iter().filter(|(other, _)| meets(other)).cloned().collect()
     }
 
-    pub(crate) fn keep_unsent(&mut self, hold: RangeGuard) {
+    pub(crate) fn keep_failed_upload(&mut self, hold: RangeGuard) {
         self.valid.insert(bytes_of(hold.buffer()));
-        self.unsent.push(hold);
+        self.failed_uploads.push(hold);
     }
 
-    pub(crate) fn take_unsent(&mut self) -> Vec<RangeGuard> {
-        std::mem::take(&mut self.unsent)
+    pub(crate) fn take_failed_uploads(&mut self) -> Vec<RangeGuard> {
+        std::mem::take(&mut self.failed_uploads)
     }
 }
 
-impl Placing {
+impl Placement {
     /// Takes notice of who used the memory since the last look: where it was somebody elsewhere, nothing is known any more.
-    pub(crate) fn notice(&mut self, raw: &RawBuffer) {
-        if self.brought.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.moves) {
-            self.brought = None;
+    pub(crate) fn refresh(&mut self, raw: &RawBuffer) {
+        if self.prefetched.as_ref().is_some_and(|(device, _)| raw.use_epoch_for(*device) != self.moves) {
+            self.prefetched = None;
         }
     }
 
     /// What happened since the last look was the buffer's own doing.
-    fn is_up_to_date(&mut self, raw: &RawBuffer) {
-        if let Some((device, _)) = &self.brought {
+    fn record_current(&mut self, raw: &RawBuffer) {
+        if let Some((device, _)) = &self.prefetched {
             self.moves = raw.use_epoch_for(*device);
         }
     }
 
     /// The host touches the range: pages of it move.
-    pub(crate) fn touched_by_host(&mut self, raw: &RawBuffer, range: &Range<usize>) {
-        if let Some((_, ranges)) = &mut self.brought {
+    pub(crate) fn host_accessed(&mut self, raw: &RawBuffer, range: &Range<usize>) {
+        if let Some((_, ranges)) = &mut self.prefetched {
             ranges.remove(range);
         }
-        self.is_up_to_date(raw);
+        self.record_current(raw);
     }
 
-    /// The range is brought to a place.
-    pub(crate) fn brought_to(&mut self, raw: &RawBuffer, place: DeviceId, range: Range<usize>) {
-        match &mut self.brought {
+    /// The range is prefetched to a place.
+    pub(crate) fn prefetched_to(&mut self, raw: &RawBuffer, place: DeviceId, range: Range<usize>) {
+        match &mut self.prefetched {
             Some((device, ranges)) if *device == place => ranges.insert(range),
             Some((_, ranges)) if place.is_cpu() => ranges.remove(&range),
             None if place.is_cpu() => {}
@@ -169,10 +169,10 @@ impl Placing {
                 *other = Some((place, ranges));
             }
         }
-        self.is_up_to_date(raw);
+        self.record_current(raw);
     }
 
-    pub(crate) fn is_there(&self, place: DeviceId, range: &Range<usize>) -> bool {
-        self.brought.as_ref().is_some_and(|(device, ranges)| *device == place && ranges.covers(range))
+    pub(crate) fn is_prefetched(&self, place: DeviceId, range: &Range<usize>) -> bool {
+        self.prefetched.as_ref().is_some_and(|(device, ranges)| *device == place && ranges.covers(range))
     }
 }

@@ -161,17 +161,17 @@ fn what_overlaps_becomes_one_registration_unless_it_is_in_use() {
 fn bytes_beside_each_other_in_one_page_are_registered_and_forgotten_by_themselves() {
     let all = cache(u64::MAX);
     let (buffer, _) = heap(PAGE, true);
-    let parts: Vec<RawBuffer> =
+    let alloc: Vec<RawBuffer> =
         (0..8).map(|index| buffer.slice(index * 100..(index + 1) * 100).unwrap()).collect();
-    let pinned: Vec<RawBuffer> = parts.iter().map(|part| all.2.register(part).unwrap()).collect();
+    let pinned: Vec<RawBuffer> = alloc.iter().map(|part| all.2.register(part).unwrap()).collect();
     assert_eq!((all.2.statistics().registrations, all.2.statistics().bytes), (8, 800));
     for (index, part) in pinned.iter().enumerate() {
         part.write().unwrap().fill(index as u8 + 1);
     }
     drop(pinned);
-    all.2.forget(&parts[3]).unwrap();
+    all.2.forget(&alloc[3]).unwrap();
     assert_eq!(all.2.statistics().registrations, 7);
-    drop(parts);
+    drop(alloc);
     let seen = buffer.read().unwrap();
     assert!((0..800).all(|at| usize::from(seen[at]) == at / 100 + 1));
     drop(seen);

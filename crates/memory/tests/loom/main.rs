@@ -19,7 +19,7 @@ use loom::{
     sync::{Arc, Mutex},
     thread,
 };
-use table::{Asked, Evicted, Plan, Table};
+use table::{Evicted, Plan, Request, Table};
 
 /// Whether it is registered. loom finds any use beside the end of one.
 type Registration = UnsafeCell<bool>;
@@ -34,7 +34,7 @@ fn model(work: impl Fn() + Send + Sync + 'static) {
 /// Uses a range; answers `false` where somebody has it in hand, or it is in use.
 fn use_range(shared: &Shared, range: std::ops::Range<usize>) -> bool {
     loop {
-        let plan = shared.lock().unwrap().plan(&Asked { range: range.clone(), writable: true }, &[]);
+        let plan = shared.lock().unwrap().plan(&Request { range: range.clone(), writable: true }, &[]);
         match plan {
             Plan::Covered(registration) => {
                 // SAFETY: registrations in use are not ended, which is what this checks.
@@ -51,7 +51,7 @@ fn use_range(shared: &Shared, range: std::ops::Range<usize>) -> bool {
             Plan::Evict { joined, others } => {
                 joined.into_iter().chain(others).for_each(|evicted| end(shared, &evicted));
             }
-            Plan::Wait | Plan::InUse(_) | Plan::Short(_) => return false,
+            Plan::Wait | Plan::InUse(_) | Plan::LimitExceeded(_) => return false,
         }
     }
 }
@@ -59,7 +59,7 @@ fn use_range(shared: &Shared, range: std::ops::Range<usize>) -> bool {
 fn end(shared: &Shared, evicted: &Evicted<Registration>) {
     // SAFETY: what is in hand is nobody else's, which is what this checks.
     evicted.payload.with_mut(|live| unsafe { *live = false });
-    shared.lock().unwrap().gone(evicted.range.start);
+    shared.lock().unwrap().remove(evicted.range.start);
 }
 
 #[test]

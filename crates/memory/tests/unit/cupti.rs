@@ -86,7 +86,7 @@ fn versions_whose_records_may_be_others_are_refused() {
         (0, false),
     ] {
         VERSION.store(number, Ordering::SeqCst);
-        let outcome = library().unwrap().known().map(drop);
+        let outcome = library().unwrap().check_version().map(drop);
         assert_eq!(outcome.is_ok(), known, "{number}");
         assert!(known || outcome.unwrap_err().contains(&format!("has version {number}")));
     }

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn pages_are_zeroed_aligned_and_no_more_than_asked_for_but_the_last_one() {
     for (bytes, huge, alignment) in [(1, false, page()), (1, true, HUGE), ((5 << 20) + 3, true, HUGE)] {
-        let mapping = Mapping::new(bytes, Wanted { huge, node: Some(0) }).unwrap();
+        let mapping = Mapping::new(bytes, MappingOptions { huge, node: Some(0) }).unwrap();
         assert!(mapping.start().addr().get().is_multiple_of(alignment), "{bytes}");
         assert_eq!(mapping.len(), bytes.next_multiple_of(page()));
         // SAFETY: the mapping has so many initialised bytes.
@@ -25,20 +25,20 @@ fn is_present(mapping: &Mapping) -> bool {
 
 #[test]
 fn several_threads_leave_no_page_out() {
-    if !is_present(&Mapping::new(1, Wanted { huge: false, node: None }).unwrap()) {
+    if !is_present(&Mapping::new(1, MappingOptions { huge: false, node: None }).unwrap()) {
         println!(
             "skipped: this system takes the advice to have pages present and does nothing, as qemu-user does"
         );
         return;
     }
-    let mapping = Mapping::new((67 << 20) + 1, Wanted { huge: true, node: None }).unwrap();
+    let mapping = Mapping::new((67 << 20) + 1, MappingOptions { huge: true, node: None }).unwrap();
     assert!(is_present(&mapping));
 }
 
 #[test]
 fn more_than_there_is_is_refused_before_a_page_is_touched() {
     for bytes in [usize::MAX, isize::MAX as usize, 1 << 50, usize::MAX - 4095] {
-        let error = Mapping::new(bytes, Wanted { huge: true, node: None }).err().unwrap();
+        let error = Mapping::new(bytes, MappingOptions { huge: true, node: None }).err().unwrap();
         assert_eq!(error.kind(), transload_core::ErrorKind::OutOfMemory, "{bytes}");
         assert_eq!(error.memory_shortage().unwrap().requested, bytes as u64);
     }

@@ -1,7 +1,7 @@
 //! Lists of nodes, and what the system makes of a wish for one.
 
 use super::{
-    super::mapping::{Mapping, Wanted},
+    super::mapping::{Mapping, MappingOptions},
     count,
 };
 
@@ -25,7 +25,7 @@ fn a_wish_is_what_the_system_then_says_of_the_pages() {
     /// `MPOL_F_ADDR`: of the page at an address, not of the thread.
     const OF_ADDRESS: usize = 2;
     const NODES: usize = 1024;
-    let wanted = Wanted { huge: false, node: Some(0) };
+    let wanted = MappingOptions { huge: false, node: Some(0) };
     let mapping = Mapping::new(100_000, wanted).unwrap();
     let (mut mode, mut mask) = (-1_i32, [0_u64; NODES / 64]);
     // SAFETY: both out pointers are valid, the mask for as many bits as said; the address is mapped.

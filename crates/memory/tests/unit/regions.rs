@@ -56,7 +56,7 @@ fn memory_stays_bounded_and_says_that_ranges_are_lower_bounds_then() {
     assert_eq!((regions.total().to_device, regions.total().lost), (MOST as u64 + 5, 0));
     assert_eq!(regions.within(&(0..10)).lost, 5);
     assert!(!regions.within(&(0..10)).is_without_faults());
-    regions.lose(2);
+    regions.add_lost(2);
     assert_eq!((regions.total().lost, regions.within(&(0..10)).lost), (2, 7));
     regions.clear();
     assert_eq!(regions.total(), MigrationCounts::default());

@@ -1,14 +1,14 @@
-//! Registered memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
+//! RegisteredStorage memory of the user's: ordinary host memory made reachable for copy engines, and kept so for the next time.
 //!
 //! Every method may be called from any thread. Registering may wait for work in flight on the buffer, and takes some 40 µs for
 //! each MiB; what is registered already costs a look into a table. Where a registration ends (to make room, or in `forget` and
 //! `trim`) the driver waits for everything in flight on the device (driver 580). No lock is held while the driver is called.
 
-mod anchor;
-mod hand;
-mod pending;
-mod refusal;
-mod registered;
+mod entry_guard;
+mod errors;
+mod pending_uses;
+mod range;
+mod storage;
 mod table;
 #[cfg(test)]
 #[path = "../../../tests/unit/registration_table.rs"]
@@ -20,13 +20,13 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Access, Error, ErrorKind, MemoryKind, RawBuffer, Result};
 
 use self::{
-    anchor::Registration,
-    hand::{Hand, LetGo},
-    refusal::{addresses, in_use, refused, short},
-    registered::Registered,
-    table::{Asked, Plan, Table},
+    entry_guard::{DropLater, EntryGuard},
+    errors::{addresses, in_use, limit_exceeded, refused},
+    range::Registration,
+    storage::RegisteredStorage,
+    table::{Plan, Request, Table},
 };
-use super::pins::{Pins, READ_ONLY};
+use super::host_registration::{HostRegistration, READ_ONLY};
 use crate::{CudaFeature, CudaMemoryManager, lift};
 
 /// Registers host memory and keeps the registrations, up to so many bytes; the ones used longest ago go first. Memory that is no
@@ -44,12 +44,12 @@ pub struct RegistrationCache {
     manager: Arc<CudaMemoryManager>,
     can_register: bool,
     can_register_read_only: bool,
-    desk: Mutex<Desk>,
+    state: Mutex<CacheState>,
     /// Signalled when a range is no longer in some thread's hand.
-    settled: Condvar,
+    entry_settled: Condvar,
 }
 
-struct Desk {
+struct CacheState {
     table: Table<Registration>,
     hits: u64,
     registered: u64,
@@ -83,8 +83,8 @@ impl RegistrationCache {
             manager: Arc::clone(manager),
             can_register: device.supports_feature(CudaFeature::HostRegister)?,
             can_register_read_only: device.supports_feature(CudaFeature::ReadOnlyHostRegister)?,
-            desk: Mutex::new(Desk { table: Table::new(limit), hits: 0, registered: 0, evicted: 0 }),
-            settled: Condvar::new(),
+            state: Mutex::new(CacheState { table: Table::new(limit), hits: 0, registered: 0, evicted: 0 }),
+            entry_settled: Condvar::new(),
         })
     }
 
@@ -119,14 +119,14 @@ impl RegistrationCache {
     pub fn forget(&self, buffer: &RawBuffer) -> Result<()> {
         let Some(address) = buffer.host_address() else { return Ok(()) };
         let range = addresses(address, buffer.len())?;
-        self.manager.parts().reclaimer.sweep();
-        let taken = self.desk.lock().table.take_touching(&range).map_err(|range| in_use(&range))?;
-        let (mut outcome, mut let_go) = (Ok(()), LetGo::default());
-        for evicted in Hand::all(self, taken) {
+        self.manager.alloc_context().reclaimer.sweep();
+        let taken = self.state.lock().table.take_touching(&range).map_err(|range| in_use(&range))?;
+        let (mut outcome, mut drop_later) = (Ok(()), DropLater::default());
+        for evicted in EntryGuard::all(self, taken) {
             let range = evicted.range.clone();
             let ended = match evicted.end() {
                 Ok(Some(ended)) => {
-                    let_go.push(ended);
+                    drop_later.push(ended);
                     Ok(())
                 }
                 Ok(None) => Err(in_use(&range)),
@@ -134,7 +134,7 @@ impl RegistrationCache {
             };
             outcome = outcome.and(ended);
         }
-        drop(let_go);
+        drop(drop_later);
         outcome
     }
 
@@ -144,28 +144,28 @@ impl RegistrationCache {
     /// The driver's first; the others are ended all the same.
     pub fn trim(&self) -> Result<u64> {
         // Buffers that wait for the end of their work hold registrations.
-        self.manager.parts().reclaimer.sweep();
-        let taken = self.desk.lock().table.take_idle();
-        let (mut bytes, mut outcome, mut let_go) = (0, Ok(()), LetGo::default());
-        for evicted in Hand::all(self, taken) {
+        self.manager.alloc_context().reclaimer.sweep();
+        let taken = self.state.lock().table.take_idle();
+        let (mut bytes, mut outcome, mut drop_later) = (0, Ok(()), DropLater::default());
+        for evicted in EntryGuard::all(self, taken) {
             let len = (evicted.range.end - evicted.range.start) as u64;
             match evicted.end() {
                 Ok(Some(ended)) => {
                     bytes += len;
-                    let_go.push(ended);
+                    drop_later.push(ended);
                 }
                 Ok(None) => {}
                 Err(error) => outcome = outcome.and(Err(lift(error))),
             }
         }
-        drop(let_go);
+        drop(drop_later);
         outcome.map(|()| bytes)
     }
 
     /// The numbers of this moment.
     #[must_use]
     pub fn statistics(&self) -> RegistrationStatistics {
-        let Desk { table, hits, registered, evicted } = &*self.desk.lock();
+        let CacheState { table, hits, registered, evicted } = &*self.state.lock();
         RegistrationStatistics {
             registrations: table.len() as u64,
             bytes: table.bytes(),
@@ -192,54 +192,55 @@ impl RegistrationCache {
             let text = format!("{} cannot register host memory", self.manager.device().id());
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        self.manager.parts().reclaimer.sweep();
-        let asked = Asked { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
+        self.manager.alloc_context().reclaimer.sweep();
+        let request = Request { range: addresses(address, buffer.len())?, writable: buffer.is_writable() };
         let loan = buffer.lend(access)?;
         if !transload_core::mutant!("memory/register-waits-for-work") {
             loan.wait_for_earlier_work();
         }
-        let registration = self.cover(asked, buffer)?;
-        let storage = Registered::new(loan, registration, access == Access::Write && buffer.is_writable());
-        Ok(RawBuffer::new(Box::new(storage), self.manager.parts().reclaimer))
+        let registration = self.find_or_register(request, buffer)?;
+        let storage =
+            RegisteredStorage::new(loan, registration, access == Access::Write && buffer.is_writable());
+        Ok(RawBuffer::new(Box::new(storage), self.manager.alloc_context().reclaimer))
     }
 
-    /// A registration of at least the bytes asked for.
-    fn cover(&self, mut asked: Asked, buffer: &RawBuffer) -> Result<Arc<Registration>> {
+    /// A registration of at least the bytes request for.
+    fn find_or_register(&self, mut request: Request, buffer: &RawBuffer) -> Result<Arc<Registration>> {
         let mut owners = vec![buffer.clone()];
-        let mut at_work = Vec::new();
+        let mut in_use_starts = Vec::new();
         loop {
             let (joined, others) = {
-                let mut desk = self.desk.lock();
-                match desk.table.plan(&asked, &at_work) {
+                let mut state = self.state.lock();
+                match state.table.plan(&request, &in_use_starts) {
                     Plan::Covered(registration) => {
-                        desk.hits += 1;
+                        state.hits += 1;
                         return Ok(registration);
                     }
                     Plan::Wait => {
-                        self.settled.wait(&mut desk);
+                        self.entry_settled.wait(&mut state);
                         continue;
                     }
                     Plan::InUse(range) => return Err(in_use(&range)),
-                    Plan::Short(held) => {
-                        let limit = desk.table.limit();
-                        drop(desk);
-                        return Err(short(&asked.range, held, limit));
+                    Plan::LimitExceeded(held) => {
+                        let limit = state.table.limit();
+                        drop(state);
+                        return Err(limit_exceeded(&request.range, held, limit));
                     }
                     Plan::Register => {
-                        drop(desk);
-                        return self.make(asked, owners);
+                        drop(state);
+                        return self.register_range(request, owners);
                     }
                     Plan::Evict { joined, others } => (joined, others),
                 }
             };
             // Dropped behind the hands, also after an error.
-            let mut let_go = LetGo::default();
-            let (joined, others) = (Hand::all(self, joined), Hand::all(self, others));
+            let mut drop_later = DropLater::default();
+            let (joined, others) = (EntryGuard::all(self, joined), EntryGuard::all(self, others));
             for evicted in others {
                 let start = evicted.range.start;
                 match evicted.end().map_err(lift)? {
-                    Some(ended) => let_go.push(ended),
-                    None => at_work.push(start),
+                    Some(ended) => drop_later.push(ended),
+                    None => in_use_starts.push(start),
                 }
             }
             for evicted in joined {
@@ -247,18 +248,18 @@ impl RegistrationCache {
                 let theirs =
                     evicted.registration.iter().flat_map(|old| old.owners().to_vec()).collect::<Vec<_>>();
                 match evicted.end().map_err(lift)? {
-                    Some(ended) => let_go.push(ended),
+                    Some(ended) => drop_later.push(ended),
                     None => {
-                        at_work.push(range.start);
+                        in_use_starts.push(range.start);
                         continue;
                     }
                 }
-                let both = asked.range.start.min(range.start)..asked.range.end.max(range.end);
+                let both = request.range.start.min(range.start)..request.range.end.max(range.end);
                 // Only where one that may be read alone stays so, and where there is room for both.
-                if writable == asked.writable
-                    && (both.end - both.start) as u64 <= self.desk.lock().table.limit()
+                if writable == request.writable
+                    && (both.end - both.start) as u64 <= self.state.lock().table.limit()
                 {
-                    asked.range = both;
+                    request.range = both;
                     owners.extend(theirs);
                 }
             }
@@ -266,20 +267,21 @@ impl RegistrationCache {
     }
 
     /// Registers a range that is in this thread's hand.
-    fn make(&self, asked: Asked, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
-        let mut hand = Hand::new(self, &asked);
-        let parts = self.manager.parts();
-        let bytes = asked.range.end - asked.range.start;
-        let flags = if asked.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
-        let counted = parts.tally.enter(bytes);
+    fn register_range(&self, request: Request, owners: Vec<RawBuffer>) -> Result<Arc<Registration>> {
+        let mut guard = EntryGuard::new(self, &request);
+        let alloc = self.manager.alloc_context();
+        let bytes = request.range.end - request.range.start;
+        let flags = if request.writable || !self.can_register_read_only { 0 } else { READ_ONLY };
+        let counted = alloc.counts.add(bytes);
         // SAFETY: every byte of the range is one of the owners', who are kept along.
-        let pins =
-            unsafe { Pins::new(parts.context, asked.range.start, bytes, flags, Box::new(owners.clone())) };
-        let pins = pins.map_err(|error| refused(error, &parts, bytes))?;
-        let made = Registration::new(&asked.range, &parts, pins, counted, owners);
+        let registration = unsafe {
+            HostRegistration::new(alloc.context, request.range.start, bytes, flags, Box::new(owners.clone()))
+        };
+        let registration = registration.map_err(|error| refused(error, &alloc, bytes))?;
+        let made = Registration::new(&request.range, &alloc, registration, counted, owners);
         let made = Arc::new(made.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no memory is at 0"))?);
-        hand.registration = Some(Arc::clone(&made));
-        self.desk.lock().registered += 1;
+        guard.registration = Some(Arc::clone(&made));
+        self.state.lock().registered += 1;
         Ok(made)
     }
 }

@@ -1,6 +1,6 @@
 //! Which ranges of host memory are registered, and what has to go before another one can be.
 //!
-//! Pure bookkeeping behind the cache's lock: it calls nobody. What is to be asked of the driver is marked here first, done with
+//! Pure bookkeeping behind the cache's lock: it calls nobody. What is to be request of the driver is marked here first, done with
 //! the lock open, and entered afterwards; meanwhile nobody else gets at the range.
 
 use std::{collections::BTreeMap, ops::Range};
@@ -11,27 +11,27 @@ use crate::sync::Arc;
 struct Entry<P> {
     end: usize,
     writable: bool,
-    /// When it was last asked for.
+    /// When it was last request for.
     used: u64,
     state: State<P>,
 }
 
 enum State<P> {
     /// Some thread is just registering it, or just ending it.
-    InHand,
+    Busy,
     Ready(Arc<P>),
 }
 
 impl<P> State<P> {
     fn is_idle(&mut self) -> bool {
         match self {
-            Self::InHand => false,
+            Self::Busy => false,
             Self::Ready(payload) => is_idle(payload),
         }
     }
 }
 
-/// Registered ranges, which never overlap. `P` stands for a registration; it is in use while anybody but the table has it.
+/// RegisteredStorage ranges, which never overlap. `P` stands for a registration; it is in use while anybody but the table has it.
 pub(crate) struct Table<P> {
     by_start: BTreeMap<usize, Entry<P>>,
     bytes: u64,
@@ -39,9 +39,9 @@ pub(crate) struct Table<P> {
     limit: u64,
 }
 
-/// What is asked for.
+/// What is request for.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     pub(crate) range: Range<usize>,
     pub(crate) writable: bool,
 }
@@ -59,7 +59,7 @@ pub(crate) enum Plan<P> {
     /// A registration that overlaps the range, and does not do for it, is in use.
     InUse(Range<usize>),
     /// The limit leaves no room; so many bytes cannot go.
-    Short(u64),
+    LimitExceeded(u64),
 }
 
 /// A registration that has to go.
@@ -88,18 +88,18 @@ impl<P> Table<P> {
     }
 
     /// What to do about a range. Registrations that begin at one of `busy` are in use by work in flight.
-    pub(crate) fn plan(&mut self, asked: &Asked, busy: &[usize]) -> Plan<P> {
+    pub(crate) fn plan(&mut self, request: &Request, busy: &[usize]) -> Plan<P> {
         self.clock += 1;
         let clock = self.clock;
-        let wanted = (asked.range.end - asked.range.start) as u64;
+        let wanted = (request.range.end - request.range.start) as u64;
         let mut overlapping = Vec::new();
-        for (start, entry) in self.by_start.range_mut(..asked.range.end).rev() {
-            if entry.end <= asked.range.start {
+        for (start, entry) in self.by_start.range_mut(..request.range.end).rev() {
+            if entry.end <= request.range.start {
                 break;
             }
             let State::Ready(payload) = &mut entry.state else { return Plan::Wait };
-            let covers = *start <= asked.range.start && asked.range.end <= entry.end;
-            if covers && (entry.writable || !asked.writable) {
+            let covers = *start <= request.range.start && request.range.end <= entry.end;
+            if covers && (entry.writable || !request.writable) {
                 entry.used = clock;
                 return Plan::Covered(Arc::clone(payload));
             }
@@ -124,14 +124,14 @@ impl<P> Table<P> {
             }
             if left.saturating_add(wanted) > self.limit {
                 // What another thread is just ending may leave room.
-                let in_hand = self.by_start.values().any(|entry| matches!(entry.state, State::InHand));
-                return if in_hand && wanted <= self.limit { Plan::Wait } else { Plan::Short(left) };
+                let any_busy = self.by_start.values().any(|entry| matches!(entry.state, State::Busy));
+                return if any_busy && wanted <= self.limit { Plan::Wait } else { Plan::LimitExceeded(left) };
             }
         }
         if overlapping.is_empty() && others.is_empty() {
             let entry =
-                Entry { end: asked.range.end, writable: asked.writable, used: clock, state: State::InHand };
-            self.by_start.insert(asked.range.start, entry);
+                Entry { end: request.range.end, writable: request.writable, used: clock, state: State::Busy };
+            self.by_start.insert(request.range.start, entry);
             self.bytes += wanted;
             return Plan::Register;
         }
@@ -167,7 +167,7 @@ impl<P> Table<P> {
     }
 
     /// What was in hand is not registered.
-    pub(crate) fn gone(&mut self, start: usize) {
+    pub(crate) fn remove(&mut self, start: usize) {
         if let Some(entry) = self.by_start.remove(&start) {
             self.bytes -= (entry.end - start) as u64;
         }
@@ -175,11 +175,11 @@ impl<P> Table<P> {
 
     fn take(&mut self, start: usize) -> Option<Evicted<P>> {
         let entry = self.by_start.get_mut(&start)?;
-        match std::mem::replace(&mut entry.state, State::InHand) {
+        match std::mem::replace(&mut entry.state, State::Busy) {
             State::Ready(payload) => {
                 Some(Evicted { range: start..entry.end, writable: entry.writable, payload })
             }
-            State::InHand => None,
+            State::Busy => None,
         }
     }
 

@@ -12,10 +12,10 @@ use parking_lot::{Condvar, Mutex};
 use transload_core::{Error, ErrorKind, RangeGuard, RawBuffer, Result};
 use transload_cuda_sys::{AsStream, Context, DriverError, Stream, StreamOptions, ffi, record_drop_error};
 
-use super::{driver_memory::settle, free_deferral::Running};
+use super::{driver_memory::finish_free, free_deferral::Running};
 use crate::{
-    resource::{Owner, Pins},
-    tally::Counted,
+    allocation_counts::CountGuard,
+    resource::{HostRegistration, Owner},
 };
 
 /// Memory to be freed.
@@ -26,28 +26,28 @@ pub(crate) enum Address {
     /// Made by `cuMemHostAlloc`.
     Host(usize),
     /// Registered with the driver; with what owns the memory.
-    Registered(Pins),
+    Registered(HostRegistration),
 }
 
-enum Job {
+enum FreeRequest {
     Free {
         context: Context,
         address: Address,
         /// Kept until the memory is really free, so that an empty ledger means what it says.
-        counted: Counted,
+        counted: CountGuard,
     },
-    Send(Context, Unsent),
+    Upload(Context, PendingUpload),
 }
 
 /// Bytes of pinned memory that are to be where the hold is, and the hold, which keeps others from what is there now.
-pub(crate) struct Unsent {
+pub(crate) struct PendingUpload {
     pub(crate) from: RawBuffer,
     pub(crate) hold: RangeGuard,
 }
 
 #[derive(Default)]
-struct Desk {
-    jobs: Vec<Job>,
+struct FreeQueue {
+    requests: Vec<FreeRequest>,
     /// The thread that is freeing just now.
     busy: Option<ThreadId>,
     closed: bool,
@@ -55,17 +55,17 @@ struct Desk {
 
 #[derive(Default)]
 struct Shared {
-    desk: Mutex<Desk>,
+    queue: Mutex<FreeQueue>,
     work: Condvar,
     idle: Condvar,
 }
 
 /// Handle of the thread; the thread ends once the last handle is gone and everything is freed.
-pub(crate) struct Janitor {
+pub(crate) struct FreeThread {
     shared: Arc<Shared>,
 }
 
-impl Janitor {
+impl FreeThread {
     pub(crate) fn start() -> Result<Arc<Self>> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
@@ -76,18 +76,18 @@ impl Janitor {
     }
 
     /// Leaves memory to be freed; does not wait.
-    pub(crate) fn free(&self, context: Context, address: Address, counted: Counted) {
-        self.post(Job::Free { context, address, counted });
+    pub(crate) fn free(&self, context: Context, address: Address, counted: CountGuard) {
+        self.push(FreeRequest::Free { context, address, counted });
     }
 
     /// Leaves bytes to be copied to device memory on a stream of the thread's own; does not wait. Failures are recorded as errors of
     /// a drop, and end the hold.
-    pub(crate) fn send(&self, context: Context, unsent: Unsent) {
-        self.post(Job::Send(context, unsent));
+    pub(crate) fn upload(&self, context: Context, pending: PendingUpload) {
+        self.push(FreeRequest::Upload(context, pending));
     }
 
-    fn post(&self, job: Job) {
-        self.shared.desk.lock().jobs.push(job);
+    fn push(&self, request: FreeRequest) {
+        self.shared.queue.lock().requests.push(request);
         self.shared.work.notify_one();
     }
 
@@ -95,43 +95,43 @@ impl Janitor {
     /// registered memory of the user's, it does nothing: what it would wait for is itself.
     pub(crate) fn drain(&self, limit: Option<Duration>) {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut desk = self.shared.desk.lock();
-        let on_itself = desk.busy == Some(thread::current().id());
+        let mut queue = self.shared.queue.lock();
+        let on_itself = queue.busy == Some(thread::current().id());
         if on_itself || transload_core::mutant!("memory/drain-waits-for-frees") {
             return;
         }
-        while desk.busy.is_some() || !desk.jobs.is_empty() {
+        while queue.busy.is_some() || !queue.requests.is_empty() {
             match end {
-                Some(end) if self.shared.idle.wait_until(&mut desk, end).timed_out() => return,
+                Some(end) if self.shared.idle.wait_until(&mut queue, end).timed_out() => return,
                 Some(_) => {}
-                None => self.shared.idle.wait(&mut desk),
+                None => self.shared.idle.wait(&mut queue),
             }
         }
     }
 }
 
-impl Drop for Janitor {
+impl Drop for FreeThread {
     fn drop(&mut self) {
-        self.shared.desk.lock().closed = true;
+        self.shared.queue.lock().closed = true;
         self.shared.work.notify_one();
     }
 }
 
 fn run(shared: &Shared) {
     loop {
-        let mut desk = shared.desk.lock();
-        while desk.jobs.is_empty() {
-            if desk.closed {
+        let mut queue = shared.queue.lock();
+        while queue.requests.is_empty() {
+            if queue.closed {
                 return;
             }
-            shared.work.wait(&mut desk);
+            shared.work.wait(&mut queue);
         }
-        let jobs = std::mem::take(&mut desk.jobs);
-        desk.busy = Some(thread::current().id());
-        drop(desk);
-        for job in jobs {
-            match job {
-                Job::Free { context, address, counted } => {
+        let requests = std::mem::take(&mut queue.requests);
+        queue.busy = Some(thread::current().id());
+        drop(queue);
+        for request in requests {
+            match request {
+                FreeRequest::Free { context, address, counted } => {
                     let running = Running::begin();
                     let released = release(&context, address);
                     drop(running);
@@ -139,33 +139,33 @@ fn run(shared: &Shared) {
                         Ok(owner) => (Ok(()), Some(owner)),
                         Err(error) => (Err(error), None),
                     };
-                    settle(freed, &context, counted);
-                    drop_users(owner);
+                    finish_free(freed, &context, counted);
+                    drop_user_values(owner);
                 }
-                Job::Send(context, unsent) => {
-                    record_drop_error(send(&context, &unsent));
-                    drop_users(unsent);
+                FreeRequest::Upload(context, pending) => {
+                    record_drop_error(upload(&context, &pending));
+                    drop_user_values(pending);
                 }
             }
         }
-        shared.desk.lock().busy = None;
+        shared.queue.lock().busy = None;
         shared.idle.notify_all();
     }
 }
 
 /// Drops what may run code of the user's, which may panic: the owner of registered memory, or wakers of tasks behind a hold.
-fn drop_users<T>(dropped: T) {
+fn drop_user_values<T>(dropped: T) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(dropped))) {
         std::mem::forget(payload);
     }
 }
 
-fn send(context: &Context, unsent: &Unsent) -> Result<(), DriverError> {
-    let to = unsent.hold.buffer();
-    let (Some(from), Some(address)) = (unsent.from.host_address(), to.device_address()) else {
+fn upload(context: &Context, pending: &PendingUpload) -> Result<(), DriverError> {
+    let to = pending.hold.buffer();
+    let (Some(from), Some(address)) = (pending.from.host_address(), to.device_address()) else {
         return Ok(());
     };
-    let bytes = unsent.from.len().min(to.len());
+    let bytes = pending.from.len().min(to.len());
     let stream = Stream::new(context, StreamOptions::default())?;
     // SAFETY: both sides are alive and have so many bytes. The hold keeps every other use from the destination, all earlier ones
     // are over, and nobody writes the source any more.
@@ -185,7 +185,7 @@ fn release(context: &Context, address: Address) -> Result<Option<Owner>, DriverE
             // SAFETY: as above.
             context.call("cuMemFreeHost", || unsafe { ffi::cuMemFreeHost(pointer) })
         }
-        Address::Registered(mut pins) => return pins.end(),
+        Address::Registered(mut registration) => return registration.end(),
     }
     .map(|()| None)
 }

@@ -1,4 +1,4 @@
-//! Room on the device between two queries of the driver.
+//! MemoryBudget on the device between two queries of the driver.
 
 use super::*;
 
@@ -6,16 +6,16 @@ const INFO: MemoryInfo = MemoryInfo { free: 1000, total: 3200 };
 
 #[test]
 fn what_is_sent_counts_until_the_driver_is_asked_again() {
-    let (mut room, mut asked) = (Room::default(), 0);
+    let (mut room, mut asked) = (MemoryBudget::default(), 0);
     let mut take = |bytes| {
-        room.take(bytes, || {
+        room.try_reserve(bytes, || {
             asked += 1;
             Some(INFO)
         })
     };
     assert!(!take(901), "100 are kept back");
     assert!(take(500) && take(400) && !take(1));
-    for _ in 4..ASKED_EVERY {
+    for _ in 4..QUERY_INTERVAL {
         assert!(!take(1));
     }
     assert!(take(900));
@@ -24,5 +24,5 @@ fn what_is_sent_counts_until_the_driver_is_asked_again() {
 
 #[test]
 fn where_the_driver_does_not_answer_nothing_is_sent() {
-    assert!(!Room::default().take(1, || None));
+    assert!(!MemoryBudget::default().try_reserve(1, || None));
 }

@@ -1,4 +1,4 @@
-//! A range that one thread has in hand, until it is registered or gone; whatever happens, it is let go and others are told.
+//! A range that one thread has in guard, until it is registered or gone; whatever happens, it is let go and others are told.
 
 use std::{
     ops::Range,
@@ -10,40 +10,40 @@ use transload_cuda_sys::DriverError;
 
 use super::{
     RegistrationCache,
-    anchor::Registration,
-    table::{Asked, Evicted},
+    range::Registration,
+    table::{Evicted, Request},
 };
-use crate::{resource::pins::Owner, storage::Running};
+use crate::{resource::host_registration::Owner, storage::Running};
 
-/// A range in this thread's hand: when dropped it is what `registration` says, or nothing.
-pub(super) struct Hand<'a> {
+/// A range in this thread's guard: when dropped it is what `registration` says, or nothing.
+pub(super) struct EntryGuard<'a> {
     cache: &'a RegistrationCache,
     pub(super) range: Range<usize>,
     pub(super) writable: bool,
     pub(super) registration: Option<Arc<Registration>>,
 }
 
-impl<'a> Hand<'a> {
-    /// Of ranges to be ended; all at once, so that none stays in hand whatever happens to another.
+impl<'a> EntryGuard<'a> {
+    /// Of ranges to be ended; all at once, so that none stays in guard whatever happens to another.
     pub(super) fn all(cache: &'a RegistrationCache, evicted: Vec<Evicted<Registration>>) -> Vec<Self> {
-        let hand = |Evicted { range, writable, payload }| Self {
+        let guard = |Evicted { range, writable, payload }| Self {
             cache,
             range,
             writable,
             registration: Some(payload),
         };
-        evicted.into_iter().map(hand).collect()
+        evicted.into_iter().map(guard).collect()
     }
 
     /// Of a range to be registered.
-    pub(super) fn new(cache: &'a RegistrationCache, asked: &Asked) -> Self {
-        Self { cache, range: asked.range.clone(), writable: asked.writable, registration: None }
+    pub(super) fn new(cache: &'a RegistrationCache, request: &Request) -> Self {
+        Self { cache, range: request.range.clone(), writable: request.writable, registration: None }
     }
 
     /// Ends it; answers `None` where work is in flight on it or frees are put off, and leaves it as it was.
     pub(super) fn end(mut self) -> Result<Option<Ended>, DriverError> {
-        let is_at_work = self.registration.as_ref().is_some_and(|registration| registration.is_at_work());
-        if is_at_work && !transload_core::mutant!("memory/registration-at-work") {
+        let is_in_flight = self.registration.as_ref().is_some_and(|registration| registration.is_in_flight());
+        if is_in_flight && !transload_core::mutant!("memory/registration-at-work") {
             return Ok(None);
         }
         let Some(running) = Running::try_begin() else { return Ok(None) };
@@ -51,26 +51,26 @@ impl<'a> Hand<'a> {
         let Some(registration) = self.registration.take() else { return Ok(None) };
         let owner = registration.end()?;
         drop(running);
-        self.cache.desk.lock().evicted += 1;
+        self.cache.state.lock().evicted += 1;
         Ok(Some(Ended { _registration: registration, _owner: owner }))
     }
 }
 
-impl Drop for Hand<'_> {
+impl Drop for EntryGuard<'_> {
     fn drop(&mut self) {
         {
-            let mut desk = self.cache.desk.lock();
+            let mut state = self.cache.state.lock();
             match &self.registration {
-                Some(registration) => desk.table.ready(self.range.start, registration),
-                None => desk.table.gone(self.range.start),
+                Some(registration) => state.table.ready(self.range.start, registration),
+                None => state.table.remove(self.range.start),
             }
         }
-        self.cache.settled.notify_all();
+        self.cache.entry_settled.notify_all();
     }
 }
 
 /// What kept the memory of an ended registration. To drop it may run the user's code, which may use the cache or wait for a
-/// thread that does: so it is dropped once this thread has nothing in hand.
+/// thread that does: so it is dropped once this thread has nothing in guard.
 pub(super) struct Ended {
     _registration: Arc<Registration>,
     _owner: Option<Owner>,
@@ -78,15 +78,15 @@ pub(super) struct Ended {
 
 /// Ended registrations, let go together. The first destructor that panics does so once all have run.
 #[derive(Default)]
-pub(super) struct LetGo(Vec<Ended>);
+pub(super) struct DropLater(Vec<Ended>);
 
-impl LetGo {
+impl DropLater {
     pub(super) fn push(&mut self, ended: Ended) {
         self.0.push(ended);
     }
 }
 
-impl Drop for LetGo {
+impl Drop for DropLater {
     fn drop(&mut self) {
         let mut first = None;
         for ended in self.0.drain(..) {

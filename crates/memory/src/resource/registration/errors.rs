@@ -5,7 +5,7 @@ use std::{ops::Range, ptr::NonNull};
 use transload_core::{DeviceId, Error, ErrorKind, MemoryKind, MemoryShortage, Place, Result};
 use transload_cuda_sys::DriverError;
 
-use crate::{error::lift_allocation, manager::Parts};
+use crate::{error::lift_allocation, manager::AllocContext};
 
 /// A range of bytes by its addresses. Two of them may share a page: the driver knows registrations by their bytes.
 pub(super) fn addresses(address: NonNull<u8>, bytes: usize) -> Result<Range<usize>> {
@@ -22,14 +22,14 @@ pub(super) fn in_use(range: &Range<usize>) -> Error {
     Error::new(ErrorKind::Busy, text)
 }
 
-pub(super) fn short(range: &Range<usize>, held: u64, limit: u64) -> Error {
+pub(super) fn limit_exceeded(range: &Range<usize>, held: u64, limit: u64) -> Error {
     let requested = (range.end - range.start) as u64;
     let shortage = MemoryShortage { requested, free: Some(limit.saturating_sub(held)), total: Some(limit) };
     Error::out_of_memory(Place::new(DeviceId::Cpu, MemoryKind::Pinned), shortage)
 }
 
 /// Why the driver does not register a range.
-pub(super) fn refused(error: DriverError, parts: &Parts<'_>, bytes: usize) -> Error {
+pub(super) fn refused(error: DriverError, alloc: &AllocContext<'_>, bytes: usize) -> Error {
     const INVALID_VALUE: u32 = 1;
     const OPERATING_SYSTEM: u32 = 304;
     const ALREADY_REGISTERED: u32 = 712;
@@ -44,6 +44,6 @@ pub(super) fn refused(error: DriverError, parts: &Parts<'_>, bytes: usize) -> Er
             let text = "the driver cannot pin this memory, which may be read-only or a device's registers";
             Error::caused_by(ErrorKind::Unsupported, text, error)
         }
-        _ => lift_allocation(error, parts.context, Place::new(DeviceId::Cpu, MemoryKind::Pinned), bytes),
+        _ => lift_allocation(error, alloc.context, Place::new(DeviceId::Cpu, MemoryKind::Pinned), bytes),
     }
 }

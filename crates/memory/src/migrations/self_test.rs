@@ -7,7 +7,7 @@ use transload_cuda_sys::{AsStream, Stream, StreamOptions};
 
 use super::{
     cupti::unavailable,
-    session::{self, Heard},
+    session::{self, SharedRegions},
 };
 use crate::{CudaDevice, CudaFeature, CudaMemoryManager, MemoryLocation, PrefetchTarget, lift};
 
@@ -16,7 +16,7 @@ const BYTES: usize = 64 << 10;
 
 /// # Errors
 /// `Unsupported` where no record comes; the driver's.
-pub(super) fn prove(device: &CudaDevice, heard: &Heard) -> Result<()> {
+pub(super) fn run(device: &CudaDevice, regions: &SharedRegions) -> Result<()> {
     if !device.supports_feature(CudaFeature::ConcurrentManagedAccess)? {
         let text =
             format!("on {} the driver moves unified memory as a whole, and nothing faults", device.id());
@@ -38,7 +38,7 @@ pub(super) fn prove(device: &CudaDevice, heard: &Heard) -> Result<()> {
     };
     send().map_err(lift)?;
     session::flush()?;
-    let counted = heard.lock().within(&(address..address + BYTES as u64));
+    let counted = regions.lock().within(&(address..address + BYTES as u64));
     drop(page);
     memory.drain()?;
     if counted.bytes_to_device > 0 {

@@ -7,7 +7,7 @@ use transload_core::{
     Transfer, TransferMethod, submit,
 };
 
-use super::{UnifiedBuffer, UnifiedMode, body::Body, holders::Side};
+use super::{UnifiedBuffer, UnifiedMode, inner::Inner, range_locks::Side};
 use crate::{CudaDevice, CudaFeature};
 
 /// Every method answers when the prefetch is enqueued, behind all work on the range so far. It never changes content. Where the
@@ -20,22 +20,22 @@ use crate::{CudaDevice, CudaFeature};
 impl<T: Pod> UnifiedBuffer<T> {
     /// Moves all of it to a device; `None` means the buffer's own.
     pub fn prefetch_to_device(&self, ordinal: Option<u32>) -> Transfer {
-        self.prefetch_to_device_on(&*self.body.queue, .., ordinal)
+        self.prefetch_to_device_on(&*self.inner.queue, .., ordinal)
     }
 
     /// Moves all of it to the host.
     pub fn prefetch_to_host(&self) -> Transfer {
-        self.prefetch_to_host_on(&*self.body.queue, ..)
+        self.prefetch_to_host_on(&*self.inner.queue, ..)
     }
 
     /// Moves a range of elements to a device; `None` means the buffer's own.
     pub fn prefetch_range_to_device(&self, range: impl RangeBounds<usize>, ordinal: Option<u32>) -> Transfer {
-        self.prefetch_to_device_on(&*self.body.queue, range, ordinal)
+        self.prefetch_to_device_on(&*self.inner.queue, range, ordinal)
     }
 
     /// Moves a range of elements to the host.
     pub fn prefetch_range_to_host(&self, range: impl RangeBounds<usize>) -> Transfer {
-        self.prefetch_to_host_on(&*self.body.queue, range)
+        self.prefetch_to_host_on(&*self.inner.queue, range)
     }
 
     /// Moves a range of elements to a device, on a queue of the caller's; `None` means the buffer's own device, whatever the
@@ -46,18 +46,18 @@ impl<T: Pod> UnifiedBuffer<T> {
         range: impl RangeBounds<usize>,
         ordinal: Option<u32>,
     ) -> Transfer {
-        let to = ordinal.map_or(self.body.device.id(), DeviceId::Cuda);
-        self.body.start(queue, self.body.bytes(range, size_of::<T>()), to)
+        let to = ordinal.map_or(self.inner.device.id(), DeviceId::Cuda);
+        self.inner.prefetch_transfer(queue, self.inner.bytes(range, size_of::<T>()), to)
     }
 
     /// Moves a range of elements to the host, on a queue of the caller's.
     pub fn prefetch_to_host_on(&self, queue: &dyn Queue, range: impl RangeBounds<usize>) -> Transfer {
-        self.body.start(queue, self.body.bytes(range, size_of::<T>()), DeviceId::Cpu)
+        self.inner.prefetch_transfer(queue, self.inner.bytes(range, size_of::<T>()), DeviceId::Cpu)
     }
 }
 
-impl Body {
-    fn start(&self, queue: &dyn Queue, range: Result<Range<usize>>, to: DeviceId) -> Transfer {
+impl Inner {
+    fn prefetch_transfer(&self, queue: &dyn Queue, range: Result<Range<usize>>, to: DeviceId) -> Transfer {
         let started = range.and_then(|range| {
             let part = self.raw.slice(range.clone())?;
             let (from, there) = (part.place(), Place::new(to, part.place().kind));
@@ -75,21 +75,25 @@ impl Body {
         to: DeviceId,
     ) -> Result<Fence> {
         self.check_place(to)?;
-        self.send_what_failed()?;
+        self.retry_failed_uploads()?;
         let operation = Operation::Prefetch { buffer: part, to };
         operation.validate()?;
         // Pages do not move under a slice; and what is observed is the same where there are none.
         {
             let mut state = self.state.lock();
-            state.holders.check(&range, Side::Device, Access::Write)?;
-            state.place.notice(&self.raw);
+            state.locks.check(&range, Side::Device, Access::Write)?;
+            state.place.refresh(&self.raw);
         }
         let Some(host) = &self.host else {
             let fence = submit(queue, &operation, Timing::Off)?;
-            self.state.lock().place.brought_to(&self.raw, to, range);
+            self.state.lock().place.prefetched_to(&self.raw, to, range);
             return Ok(fence);
         };
-        if to.is_cpu() { self.begin_down(host, queue, range) } else { self.behind(host, queue, range) }
+        if to.is_cpu() {
+            self.start_download(host, queue, range)
+        } else {
+            self.order_after_writes(host, queue, range)
+        }
     }
 
     /// Whether the memory can be there at all.

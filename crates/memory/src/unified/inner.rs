@@ -14,28 +14,28 @@ use transload_cuda_sys::Context;
 
 use super::{
     UnifiedMode,
-    state::{Placing, State},
+    state::{Placement, State},
 };
 use crate::{
     CudaDevice, CudaMemoryManager,
     ranges::bytes_of,
-    storage::{Janitor, Unsent},
+    storage::{FreeThread, PendingUpload},
 };
 
-pub(crate) struct Body {
+pub(crate) struct Inner {
     pub(crate) device: CudaDevice,
     /// What devices use: managed memory, or device memory.
     pub(crate) raw: RawBuffer,
     /// What the host looks at where that is not managed memory: pinned, and never given to anybody.
     pub(crate) host: Option<RawBuffer>,
     /// Who sends what the queue refused when the buffer is dropped.
-    janitor: Arc<Janitor>,
+    free_thread: Arc<FreeThread>,
     context: Context,
     pub(crate) queue: QueueLease,
     pub(crate) state: Mutex<State>,
 }
 
-impl Body {
+impl Inner {
     pub(crate) fn allocate(
         memory: &CudaMemoryManager,
         queue: QueueLease,
@@ -83,15 +83,15 @@ impl Body {
                 format!("the memory is {}'s, the buffer would be one of {}", place.device, device.id());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let body = Self::over(memory, queue, raw, None);
-        body.state.lock().place = Placing::inherited(device.id());
-        Ok(body)
+        let inner = Self::over(memory, queue, raw, None);
+        inner.state.lock().place = Placement::inherited(device.id());
+        Ok(inner)
     }
 
     fn over(memory: &CudaMemoryManager, queue: QueueLease, raw: RawBuffer, host: Option<RawBuffer>) -> Self {
-        let (device, parts) = (memory.device().clone(), memory.parts());
-        let (janitor, context) = (Arc::clone(parts.janitor), parts.context.clone());
-        Self { device, raw, host, janitor, context, queue, state: Mutex::default() }
+        let (device, alloc) = (memory.device().clone(), memory.alloc_context());
+        let (free_thread, context) = (Arc::clone(alloc.free_thread), alloc.context.clone());
+        Self { device, raw, host, free_thread, context, queue, state: Mutex::default() }
     }
 
     pub(crate) fn mode(&self) -> UnifiedMode {
@@ -104,19 +104,19 @@ impl Body {
 
     /// Sets every element, whatever its size.
     pub(crate) fn fill(&self, element: &[u8]) -> Result<()> {
-        self.send_what_failed()?;
+        self.retry_failed_uploads()?;
         fill(&*self.queue, &self.raw, element)?.wait()
     }
 
     pub(crate) fn copy_from_host(&self, source: &[u8]) -> Result<()> {
-        self.send_what_failed()?;
+        self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let source = unsafe { crate::borrow(source) };
         self.run(&Operation::Copy { src: &source, dst: &self.raw })
     }
 
     pub(crate) fn copy_to_host(&self, destination: &mut [u8]) -> Result<()> {
-        self.send_what_failed()?;
+        self.retry_failed_uploads()?;
         // SAFETY: the value is dropped at the end of this function and never cloned.
         let destination = unsafe { crate::borrow_mut(destination) };
         self.run(&Operation::Copy { src: &self.raw, dst: &destination })
@@ -133,17 +133,17 @@ impl Body {
     }
 }
 
-impl Drop for Body {
+impl Drop for Inner {
     /// Another handle of the memory that devices use is to find there what the host wrote. What the queue refuses, for example
     /// because its stream is being captured, goes by a stream of another thread's.
     fn drop(&mut self) {
         let Some(host) = &self.host else { return };
-        let _sent_below = self.send_what_failed();
-        for hold in self.state.get_mut().copy.take_unsent() {
+        let _sent_below = self.retry_failed_uploads();
+        for hold in self.state.get_mut().copy.take_failed_uploads() {
             if let Ok(from) = host.slice(bytes_of(hold.buffer()))
                 && !transload_core::mutant!("memory/dropped-writes-are-sent")
             {
-                self.janitor.send(self.context.clone(), Unsent { from, hold });
+                self.free_thread.upload(self.context.clone(), PendingUpload { from, hold });
             }
         }
     }

@@ -19,7 +19,7 @@ pub(crate) const DEVICE_MAP: u32 = 2;
 pub(crate) const READ_ONLY: u32 = 8;
 
 /// Page-locked pages of somebody's.
-pub(crate) struct Pins {
+pub(crate) struct HostRegistration {
     context: Context,
     start: usize,
     /// Of the registration, among all.
@@ -28,7 +28,7 @@ pub(crate) struct Pins {
     owner: Option<Owner>,
 }
 
-impl Pins {
+impl HostRegistration {
     /// Registers `bytes` bytes from `start` for every context. `more` are further flags.
     ///
     /// # Errors
@@ -85,15 +85,15 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
+impl Drop for HostRegistration {
     /// Who drops it without releasing it leaves memory and registration behind, which harms nobody.
     fn drop(&mut self) {
         std::mem::forget(self.owner.take());
     }
 }
 
-impl std::fmt::Debug for Pins {
+impl std::fmt::Debug for HostRegistration {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pins({:#x})", self.start)
+        write!(f, "HostRegistration({:#x})", self.start)
     }
 }

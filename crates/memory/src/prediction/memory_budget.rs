@@ -3,27 +3,27 @@
 use transload_core::MemoryInfo;
 
 /// So many prefetches, or tries without room, share one question to the driver.
-const ASKED_EVERY: u32 = 32;
+const QUERY_INTERVAL: u32 = 32;
 /// This part of the device's memory stays free.
-const RESERVE: u64 = 32;
+const RESERVE_DIVISOR: u64 = 32;
 
 /// An answer of the driver's, less what was sent since.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct MemoryBudget {
     left: u64,
     /// Takings until the driver is asked again.
-    fresh: u32,
+    until_query: u32,
 }
 
-impl Room {
+impl MemoryBudget {
     /// Takes room for so many bytes, and answers whether there was.
-    pub(super) fn take(&mut self, bytes: u64, ask: impl FnOnce() -> Option<MemoryInfo>) -> bool {
-        if self.fresh == 0 {
+    pub(super) fn try_reserve(&mut self, bytes: u64, query: impl FnOnce() -> Option<MemoryInfo>) -> bool {
+        if self.until_query == 0 {
             // A device that does not answer has no room.
-            let free = ask().map_or(0, |info| info.free.saturating_sub(info.total / RESERVE));
-            *self = Self { left: free, fresh: ASKED_EVERY };
+            let free = query().map_or(0, |info| info.free.saturating_sub(info.total / RESERVE_DIVISOR));
+            *self = Self { left: free, until_query: QUERY_INTERVAL };
         }
-        self.fresh -= 1;
+        self.until_query -= 1;
         match self.left.checked_sub(bytes) {
             Some(left) => {
                 self.left = left;
@@ -35,5 +35,5 @@ impl Room {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/room.rs"]
+#[path = "../../tests/unit/memory_budget.rs"]
 mod tests;

@@ -6,54 +6,54 @@ use parking_lot::Mutex;
 use transload_core::{Access, Claims, DeviceId, Fence, MemoryKind, Place, RawBuffer, Storage};
 use transload_cuda_sys::{Context, DriverError};
 
-use super::pending::end_of_uses;
+use super::pending_uses::end_of_uses;
 use crate::{
-    manager::Parts,
-    resource::pins::{Owner, Pins},
-    storage::{Address, Janitor},
-    tally::Counted,
+    allocation_counts::CountGuard,
+    manager::AllocContext,
+    resource::host_registration::{HostRegistration, Owner},
+    storage::{Address, FreeThread},
 };
 
 /// A registered range and the buffers that keep it mapped.
 pub(super) struct Registration {
-    /// The pins have them, too; dropped first here, so that the last handle goes where the pins are given back.
+    /// The registration have them, too; dropped first here, so that the last handle goes where the registration are given back.
     owners: Vec<RawBuffer>,
     /// Nobody uses it but for its fences.
     whole: RawBuffer,
 }
 
 /// The memory behind `whole`.
-struct Anchor {
+struct RegisteredRange {
     address: NonNull<u8>,
     bytes: usize,
     context: Context,
-    janitor: Arc<Janitor>,
+    free_thread: Arc<FreeThread>,
     /// Taken when the registration ends.
-    held: Mutex<Option<(Pins, Counted)>>,
+    held: Mutex<Option<(HostRegistration, CountGuard)>>,
 }
 
-// SAFETY: the address is only a name here; pins may be given back on any thread.
-unsafe impl Send for Anchor {}
+// SAFETY: the address is only a name here; registration may be given back on any thread.
+unsafe impl Send for RegisteredRange {}
 // SAFETY: as above.
-unsafe impl Sync for Anchor {}
+unsafe impl Sync for RegisteredRange {}
 
 impl Registration {
     /// Of a range that `owners` keep mapped.
     pub(super) fn new(
         range: &Range<usize>,
-        parts: &Parts<'_>,
-        pins: Pins,
-        counted: Counted,
+        alloc: &AllocContext<'_>,
+        registration: HostRegistration,
+        counted: CountGuard,
         owners: Vec<RawBuffer>,
     ) -> Option<Self> {
-        let anchor = Anchor {
+        let registered = RegisteredRange {
             address: NonNull::new(std::ptr::with_exposed_provenance_mut(range.start))?,
             bytes: range.end - range.start,
-            context: parts.context.clone(),
-            janitor: Arc::clone(parts.janitor),
-            held: Mutex::new(Some((pins, counted))),
+            context: alloc.context.clone(),
+            free_thread: Arc::clone(alloc.free_thread),
+            held: Mutex::new(Some((registration, counted))),
         };
-        Some(Self { owners, whole: RawBuffer::new(Box::new(anchor), parts.reclaimer) })
+        Some(Self { owners, whole: RawBuffer::new(Box::new(registered), alloc.reclaimer) })
     }
 
     pub(super) fn owners(&self) -> &[RawBuffer] {
@@ -71,7 +71,7 @@ impl Registration {
 
     /// Whether work is in flight on it, also through the buffers whose bytes they are: copy engines use those in place while
     /// they are registered. Asks the driver.
-    pub(super) fn is_at_work(&self) -> bool {
+    pub(super) fn is_in_flight(&self) -> bool {
         let is_complete =
             |owner: &RawBuffer| owner.in_flight().is_some_and(|own| own.iter().all(Fence::is_complete));
         if !self.owners.iter().all(is_complete) {
@@ -85,11 +85,14 @@ impl Registration {
 
     /// Ends it now, and leaves what kept the memory mapped to the caller. Nothing may use it any more.
     pub(super) fn end(&self) -> Result<Option<Owner>, DriverError> {
-        let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
-        let Some((mut pins, counted)) = anchor.and_then(|anchor| anchor.held.lock().take()) else {
+        let registered =
+            self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
+        let Some((mut registration, counted)) =
+            registered.and_then(|registered| registered.held.lock().take())
+        else {
             return Ok(None);
         };
-        let ended = pins.end();
+        let ended = registration.end();
         // What could not be ended stays in the ledger: it is still there.
         if ended.is_ok() {
             drop(counted)
@@ -103,8 +106,9 @@ impl Registration {
 impl Drop for Registration {
     /// What is in flight through the owners is in flight on the registration, which ends behind it.
     fn drop(&mut self) {
-        let anchor = self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<Anchor>());
-        let is_held = anchor.is_some_and(|anchor| anchor.held.lock().is_some());
+        let registered =
+            self.whole.storage().and_then(|storage| storage.as_any().downcast_ref::<RegisteredRange>());
+        let is_held = registered.is_some_and(|registered| registered.held.lock().is_some());
         if is_held && !transload_core::mutant!("memory/registration-ends-after-owners-work") {
             for owner in &self.owners {
                 // A submission under way counts as in use.
@@ -119,9 +123,9 @@ impl Drop for Registration {
     }
 }
 
-// SAFETY: the owners, which the pins keep, have these bytes mapped; the range is named by its address and never read through
+// SAFETY: the owners, which the registration keep, have these bytes mapped; the range is named by its address and never read through
 // this storage.
-unsafe impl Storage for Anchor {
+unsafe impl Storage for RegisteredRange {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pinned)
     }
@@ -139,10 +143,10 @@ unsafe impl Storage for Anchor {
     }
 }
 
-impl Drop for Anchor {
+impl Drop for RegisteredRange {
     fn drop(&mut self) {
-        if let Some((pins, counted)) = self.held.get_mut().take() {
-            self.janitor.free(self.context.clone(), Address::Registered(pins), counted);
+        if let Some((registration, counted)) = self.held.get_mut().take() {
+            self.free_thread.free(self.context.clone(), Address::Registered(registration), counted);
         }
     }
 }

@@ -4,24 +4,24 @@ use std::{any::Any, ptr::NonNull, sync::Arc};
 
 use transload_core::{DeviceId, Fence, Loan, MemoryKind, Place, Storage};
 
-use super::anchor::Registration;
+use super::range::Registration;
 
-/// Registered bytes of somebody's buffer.
-pub(super) struct Registered {
+/// RegisteredStorage bytes of somebody's buffer.
+pub(super) struct RegisteredStorage {
     /// Given back before the registration is.
     loan: Loan,
     registration: Arc<Registration>,
     writable: bool,
 }
 
-impl Registered {
+impl RegisteredStorage {
     pub(super) fn new(loan: Loan, registration: Arc<Registration>, writable: bool) -> Self {
         Self { loan, registration, writable }
     }
 }
 
 // SAFETY: the lent buffer keeps its bytes alive and its other users away until drop, the registration keeps them pinned.
-unsafe impl Storage for Registered {
+unsafe impl Storage for RegisteredStorage {
     fn place(&self) -> Place {
         Place::new(DeviceId::Cpu, MemoryKind::Pinned)
     }

@@ -8,19 +8,19 @@ use std::{
 use transload_core::BufferId;
 
 /// A table of allocations. Their identities are the process's own: nobody chooses them so that they collide.
-pub(super) type ByBuffer<V> = HashMap<BufferId, V, BuildHasherDefault<Mixer>>;
+pub(super) type ByBuffer<V> = HashMap<BufferId, V, BuildHasherDefault<FastHasher>>;
 
 /// Multiplies and rotates: as good as a table of predictions needs, and the same in every run.
 #[derive(Default)]
-pub(super) struct Mixer(u64);
+pub(super) struct FastHasher(u64);
 
-impl Mixer {
+impl FastHasher {
     fn mix(&mut self, word: u64) {
         self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }
 
-impl Hasher for Mixer {
+impl Hasher for FastHasher {
     fn write(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
@@ -46,20 +46,20 @@ impl Hasher for Mixer {
 }
 
 /// A number that is most likely another one for another value.
-pub(super) fn mark_of(value: &impl Hash) -> u64 {
-    let mut mixer = Mixer::default();
-    value.hash(&mut mixer);
-    mixer.finish()
+pub(super) fn hash_of(value: &impl Hash) -> u64 {
+    let mut hasher = FastHasher::default();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A mark of two things in this order.
-pub(super) fn both(first: u64, second: u64) -> u64 {
-    let mut mixer = Mixer(first);
-    mixer.mix(second);
-    mixer.finish()
+pub(super) fn hash_pair(first: u64, second: u64) -> u64 {
+    let mut hasher = FastHasher(first);
+    hasher.mix(second);
+    hasher.finish()
 }
 
 /// One of `slots`, at least 1.
 pub(super) fn slot_of(value: &impl Hash, slots: usize) -> usize {
-    (mark_of(value) % slots.max(1) as u64) as usize
+    (hash_of(value) % slots.max(1) as u64) as usize
 }

@@ -7,12 +7,12 @@ use super::{MemoryLocation, PrefetchTarget, explain_hint};
 use crate::lift;
 
 /// A queue as the driver's stream, with the context in which it is spoken of.
-pub(super) struct Line<'a> {
+pub(super) struct HintStream<'a> {
     queue: &'a dyn Queue,
     context: Context,
 }
 
-impl<'a> Line<'a> {
+impl<'a> HintStream<'a> {
     /// `known` is a context at hand, which is taken if it is the stream's device's.
     pub(super) fn of(queue: &'a dyn Queue, known: Option<&Context>) -> Result<Self> {
         let DeviceId::Cuda(ordinal) = queue.device() else {

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use transload_core::{Access, Error, ErrorKind, Result};
 
-/// Identifies a holder until it is removed.
+/// Identifies a lock until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HolderId(u64);
+pub(crate) struct RangeLockId(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -17,8 +17,8 @@ pub(crate) enum Side {
 }
 
 #[derive(Debug)]
-struct Holder {
-    id: HolderId,
+struct RangeLock {
+    id: RangeLockId,
     range: Range<usize>,
     side: Side,
     access: Access,
@@ -27,12 +27,12 @@ struct Holder {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Holders {
+pub(crate) struct RangeLocks {
     last: u64,
-    open: Vec<Holder>,
+    open: Vec<RangeLock>,
 }
 
-impl Holders {
+impl RangeLocks {
     /// Whether the other side leaves the range to this one. Readers of both sides may be there at the same time.
     ///
     /// # Errors
@@ -55,25 +55,25 @@ impl Holders {
         Err(Error::new(ErrorKind::Busy, text))
     }
 
-    pub(crate) fn add(&mut self, range: Range<usize>, side: Side, access: Access) -> HolderId {
+    pub(crate) fn add(&mut self, range: Range<usize>, side: Side, access: Access) -> RangeLockId {
         self.last += 1;
-        let id = HolderId(self.last);
-        self.open.push(Holder { id, range, side, access, ready: false });
+        let id = RangeLockId(self.last);
+        self.open.push(RangeLock { id, range, side, access, ready: false });
         id
     }
 
-    pub(crate) fn set_ready(&mut self, id: HolderId) {
-        if let Some(holder) = self.open.iter_mut().find(|holder| holder.id == id) {
-            holder.ready = true;
+    pub(crate) fn set_ready(&mut self, id: RangeLockId) {
+        if let Some(lock) = self.open.iter_mut().find(|lock| lock.id == id) {
+            lock.ready = true;
         }
     }
 
-    pub(crate) fn remove(&mut self, id: HolderId) {
-        self.open.retain(|holder| holder.id != id);
+    pub(crate) fn remove(&mut self, id: RangeLockId) {
+        self.open.retain(|lock| lock.id != id);
     }
 
     /// The ranges whose copy for the host open slices look at.
     pub(crate) fn ready(&self) -> impl Iterator<Item = &Range<usize>> {
-        self.open.iter().filter(|holder| holder.ready).map(|holder| &holder.range)
+        self.open.iter().filter(|lock| lock.ready).map(|lock| &lock.range)
     }
 }
